@@ -87,7 +87,7 @@ impl ConnectionRequests {
             request.headers_mut().insert(header::HOST, host);
         }
         let Some(stream) = self.open() else {
-            self.common.metrics.turned_away();
+            self.common.metrics.connection_rejected();
             return Ok(busy(self.common.limits.connections));
         };
         let answered = service.oneshot(request).await;

@@ -26,7 +26,7 @@ use tokio::time::{sleep, timeout};
 use super::FleetApi;
 use super::admission::SEC_FETCH_SITE;
 use super::last_verdict::note_forwarded;
-use super::problem::{MISDIRECTED, NO_DECIDER, ProblemDetails, UNKNOWN_OUTCOME};
+use super::problem::{MISDIRECTED, NO_LEADER, ProblemDetails, UNKNOWN_OUTCOME};
 
 /// Header of a request from another server, with the decider it is meant for: `LINEAGE/TERM`.
 const FORWARDED: HeaderName = HeaderName::from_static("chancery-forwarded");
@@ -92,7 +92,7 @@ pub(super) fn check(app: &FleetApi, headers: &HeaderMap) -> Result<(), ProblemDe
 /// Returns the problem for a fleet without a known leader.
 pub(super) fn no_leader() -> ProblemDetails {
     ProblemDetails::new(
-        NO_DECIDER,
+        NO_LEADER,
         "cannot process request: the fleet has no leader now; nothing was recorded",
     )
 }
@@ -113,7 +113,7 @@ pub(super) async fn send(
     }
     let unreachable = |why: String| {
         let detail = format!("cannot reach leader at {there}: {why}; nothing was recorded");
-        ProblemDetails::new(NO_DECIDER, detail)
+        ProblemDetails::new(NO_LEADER, detail)
     };
     // The address is known from a record, so the journal has one.
     let head = app.source.head().ok_or_else(no_leader)?;

@@ -1,7 +1,7 @@
 //! Headers with attributes of an intent.
 
 use axum::http::{HeaderMap, HeaderName, header};
-use chancery_events::cloud;
+use chancery_events::cloudevent;
 use chancery_events::name::{Actor, IntentId, SourceName};
 use chancery_events::time::Time;
 
@@ -46,7 +46,7 @@ impl IntentHeaders {
     /// Reads the headers of a write.
     pub(super) fn read(headers: &HeaderMap) -> Result<IntentHeaders, ProblemDetails> {
         let traceparent = one(headers, &HeaderName::from_static("traceparent"))?;
-        let traceparent = traceparent.map(cloud::traceparent).transpose();
+        let traceparent = traceparent.map(cloudevent::traceparent).transpose();
         let key = one(headers, &HeaderName::from_static("idempotency-key"))?.map(|text| {
             // The draft of the header's standard writes the key as a quoted string; most clients do not.
             let bare = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
@@ -104,7 +104,7 @@ pub(super) fn media(headers: &HeaderMap, allowed: &[BodyFormat]) -> Result<BodyF
         "application/cloudevents-batch+json" => Some(BodyFormat::Batch),
         _ => None,
     };
-    let is_utf8 = parameters.is_empty() || cloud::is_json(&format!("application/json;{parameters}"));
+    let is_utf8 = parameters.is_empty() || cloudevent::is_json(&format!("application/json;{parameters}"));
     match found.filter(|media| allowed.contains(media) && is_utf8) {
         Some(media) => Ok(media),
         None => Err(unsupported(text, allowed)),

@@ -13,16 +13,16 @@ use std::task::Poll;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, Response};
 use chancery_decider::{DeciderHandle, Verdict, VerdictError};
-use chancery_events::cloud::{CloudEventAttributes, InvalidAttribute, InvalidCloudEvent};
+use chancery_events::cloudevent::{CloudEventAttributes, InvalidAttribute, InvalidCloudEvent};
 use chancery_events::intent::IntentRequest;
 use percent_encoding::percent_decode_str;
 use serde_json::value::RawValue;
 
 use super::FleetApi;
-use super::edge::{RoutedRequest, json};
 use super::headers::{BodyFormat, IntentHeaders, media};
 use super::json::check;
-use super::problem::{BAD_PARAMETER, INVALID, ProblemDetails, RequestPart, TOO_LARGE, pointer_to};
+use super::middleware::{RoutedRequest, json};
+use super::problem::{INVALID, INVALID_PARAMETER, ProblemDetails, RequestPart, TOO_LARGE, pointer_to};
 use super::rate::RequestPrincipal;
 use super::typed::{self, JsonPart};
 use super::write::{AnswerContext, ask, response};
@@ -49,7 +49,7 @@ pub(super) async fn take(
     let (request, was_if_match) = match (media, is_binary) {
         (BodyFormat::CloudEvent, true) => {
             let detail = "invalid headers: the body is a whole CloudEvent, so ce- headers must be absent";
-            return Err(ProblemDetails::new(BAD_PARAMETER, detail));
+            return Err(ProblemDetails::new(INVALID_PARAMETER, detail));
         }
         (_, true) => binary(headers, &meta, text)?,
         (_, false) => structured(&meta, JsonPart { whole: text, part: text })?,
@@ -66,7 +66,7 @@ fn fault(part: RequestPart, bad: InvalidAttribute) -> ProblemDetails {
         RequestPart::Header => format!("ce-{}", bad.name),
         _ => bad.name,
     };
-    let kind = if part == RequestPart::Header { BAD_PARAMETER } else { INVALID };
+    let kind = if part == RequestPart::Header { INVALID_PARAMETER } else { INVALID };
     ProblemDetails::new(kind, format!("invalid attribute {name:?}: {}", bad.reason)).at(
         part,
         pointer_to(&name),
@@ -164,7 +164,7 @@ async fn batch(
 ) -> Result<Response<Body>, ProblemDetails> {
     if meta.id.is_some() || meta.expect.is_some() {
         let detail = "invalid headers: each event of a batch has its own id and expect";
-        return Err(ProblemDetails::new(BAD_PARAMETER, detail));
+        return Err(ProblemDetails::new(INVALID_PARAMETER, detail));
     }
     let items: Vec<&RawValue> = read_items(text)?;
     if items.len() > app.common.limits.batch {

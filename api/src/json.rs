@@ -179,15 +179,15 @@ mod tests {
     #[test]
     fn what_has_the_wrong_form_is_told_with_its_place() {
         for (text, at, place) in [
-            (r#"{"spec":{"domain":"d1","total":{"cpu":"x"}}}"#, "/spec/total/cpu", "column 41"),
-            (r#"{"spec":{"domain":"d1","total":{},"zones":1}}"#, "/spec/zones", "column 41"),
-            (r#"{"spec":{"total":{}}}"#, "/spec/domain", "column 20"),
-            (r#"{"spec":{"domain":"D 1","total":{}}}"#, "/spec/domain", "column 23"),
+            (r#"{"spec":{"domain":"d1","resources":{"cpu":"x"}}}"#, "/spec/resources/cpu", "column 45"),
+            (r#"{"spec":{"domain":"d1","resources":{},"zones":1}}"#, "/spec/zones", "column 45"),
+            (r#"{"spec":{"resources":{}}}"#, "/spec/domain", "column 24"),
+            (r#"{"spec":{"domain":"D 1","resources":{}}}"#, "/spec/domain", "column 23"),
             ("\n {\n\"spec\":{\"domain\":1}}", "/spec/domain", "line 3, column 18"),
             (
-                r#"{"spec":{"domain":"d1","total":{},"storage":[{"class":"a","capacity":-1}]}}"#,
+                r#"{"spec":{"domain":"d1","resources":{},"storage":[{"class":"a","capacity":-1}]}}"#,
                 "/spec/storage/0/capacity",
-                "column 71",
+                "column 75",
             ),
             ("{}", "/spec", "column 2"),
         ] {
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn what_the_path_says_is_put_in_and_not_said_again() {
-        let text = r#" {"spec":{"domain":"d1","total":{}}}"#;
+        let text = r#" {"spec":{"domain":"d1","resources":{}}}"#;
         let splice = SplicedJson::new(text, &[("name", "node-1")]).expect("an object");
         assert_eq!(splice.read::<NodeApply>().expect("a body").name.as_str(), "node-1");
         let twice = SplicedJson::new(r#"{"name":"node-2"}"#, &[("name", "node-1")]).expect("an object");

@@ -1,7 +1,7 @@
 //! HTTP API: lets people and programs read fleets and submit intents.
 //!
 //! ```text
-//! connection ─► [serve] ─► [edge] ─► [routes]: one table ─► [read] rows · [write] intents · [stream] events · [logs] · [links]
+//! connection ─► [serve] ─► [middleware] ─► [routes]: one table ─► [read] rows · [write] intents · [stream] events · [logs] · [channels]
 //!                limits     request id, limits, [admission],     every answer other than the requested one
 //!                           [rate] limits, timeouts, metrics     is a [problem]
 //! ```
@@ -12,19 +12,20 @@
 mod admission;
 mod budget;
 mod catalogue;
+pub mod channels;
 mod connection;
-mod edge;
+mod event_filter;
+mod follower;
 mod forward;
 mod headers;
 mod intents;
 mod json;
 mod last_verdict;
 pub mod limits;
-pub mod links;
 pub mod logs;
 pub mod metrics;
+mod middleware;
 mod openapi;
-mod place;
 mod positions;
 pub mod problem;
 mod query;
@@ -36,14 +37,13 @@ mod serve;
 mod slots;
 mod stream;
 mod typed;
-mod wanted;
 mod write;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chancery_decider::EventHub;
-use chancery_decider::desk::LeaderRouter;
+use chancery_decider::leader_router::LeaderRouter;
 use chancery_decider::troubles::FleetPart;
 use chancery_events::name::FleetName;
 use chancery_journal::JournalReader;
@@ -53,14 +53,14 @@ use tokio::sync::Semaphore;
 pub use admission::{AllowedHosts, host_of};
 pub use budget::ByteBudget;
 pub use catalogue::error_entries;
-pub use edge::router;
+pub use channels::ExecutorChannels;
 use forward::DeciderClient;
 pub use forward::LAST_OUTCOMES;
 pub use last_verdict::LastVerdict;
 pub use limits::HttpLimits;
-pub use links::ExecutorChannels;
 pub use logs::ClusterLogSource;
 pub use metrics::{FleetMetrics, ServerMetrics};
+pub use middleware::router;
 pub use openapi::openapi;
 pub use rate::RateLimiter;
 pub use serve::serve;
@@ -121,7 +121,7 @@ pub struct FleetApi {
     /// State shared with the other fleets of the server.
     pub common: Arc<ApiShared>,
     /// Routes intents to the leader.
-    pub desk: LeaderRouter,
+    pub router: LeaderRouter,
     /// Reader of rows.
     pub reader: RowReader,
     /// Position of the last verdict that this server has given; later reads are at least as new.
@@ -135,14 +135,14 @@ pub struct FleetApi {
     /// Finds the output of processes.
     pub logs: Arc<dyn ClusterLogSource>,
     /// Channels of executors outside this process.
-    pub links: Arc<ExecutorChannels>,
+    pub channels: Arc<ExecutorChannels>,
 }
 
 impl FleetApi {
     /// Returns the stalled parts of the fleet on this server, each with its reason.
     fn troubles(&self) -> Vec<(FleetPart, String)> {
         let journal = self.source.trouble().map(|trouble| (FleetPart::Journal, trouble));
-        journal.into_iter().chain(self.desk.troubles.all()).collect()
+        journal.into_iter().chain(self.router.troubles.all()).collect()
     }
 }
 

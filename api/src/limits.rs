@@ -9,7 +9,7 @@ use std::time::Duration;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HttpLimits {
     /// Maximum size of a body, in bytes.
-    pub body: usize,
+    pub body_bytes: usize,
     /// Maximum size of the messages of one executor request, and of one message, in bytes.
     pub messages: usize,
     /// Maximum bytes of executor messages in memory, of all executors, beyond the allowance of each.
@@ -49,7 +49,7 @@ pub struct HttpLimits {
     /// Time for a body to arrive.
     pub body_read: Duration,
     /// Time for a request to be answered, and for a stream to start.
-    pub request: Duration,
+    pub request_timeout: Duration,
     /// Maximum time that a read waits for its `min_position`.
     pub min_position: Duration,
     /// Time without accepted data until a connection is closed.
@@ -64,7 +64,7 @@ impl Default for HttpLimits {
     /// Returns the limits without settings.
     fn default() -> HttpLimits {
         HttpLimits {
-            body: 1 << 20,
+            body_bytes: 1 << 20,
             messages: 16 << 20,
             uploads: 64 << 20,
             bodies: 32 << 20,
@@ -84,7 +84,7 @@ impl Default for HttpLimits {
             streams_per_second: 1000,
             header_read: Duration::from_secs(10),
             body_read: Duration::from_secs(10),
-            request: Duration::from_secs(30),
+            request_timeout: Duration::from_secs(30),
             min_position: Duration::from_secs(5),
             stall: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),

@@ -22,7 +22,7 @@ use chancery_projector::rows::{ClusterRow, IncarnationRow, IncarnationStatus, Re
 
 use super::FleetApi;
 use super::budget::SMALL;
-use super::edge::RoutedRequest;
+use super::middleware::RoutedRequest;
 use super::problem::{BUSY, GONE, NOT_FOUND, ProblemDetails, RequestPart};
 use super::query::QueryParams;
 use super::read::{in_turn, missing};
@@ -460,9 +460,9 @@ mod tests {
         serde_json::from_value(json!({
             "id": id, "replica": "web-0001", "plan": "web", "deployment": "d1", "node": "n1", "cluster": "edge",
             "state": state, "ready": false, "reachability": reachability,
-            "amounts": {"cpu": 1, "memory": 1, "disk": 0}, "volumes": {}, "mounts": [], "processes": [], "revision": 1,
-            "operation": "00000000-0008-8802-8000-000000000007", "follows": null, "strained": null, "unready_at": null, "message": "",
-            "version": 1, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 1,
+            "resources": {"cpu": 1, "memory": 1, "disk": 0}, "reserved_storage": {}, "mounts": [], "processes": [], "revision": 1,
+            "operation": "00000000-0008-8802-8000-000000000007", "starts_after": null, "affinity_violated": null, "unready_at": null, "message": "",
+            "version": 1, "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:00Z", "position": 1,
         }))
         .expect("a row")
     }
@@ -470,14 +470,14 @@ mod tests {
     fn cluster(runtime: &str) -> ClusterRow {
         serde_json::from_value(json!({
             "name": "edge", "runtime": runtime, "activity": "active", "executor": "e1", "session": null, "nodes": 1,
-            "version": 1, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 1,
+            "version": 1, "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:00Z", "position": 1,
         }))
         .expect("a row")
     }
 
-    fn output(folder: &std::path::Path, index: u16, stream: LogStream) -> Box<dyn LogOutput> {
+    fn output(directory: &std::path::Path, index: u16, stream: LogStream) -> Box<dyn LogOutput> {
         let name = OutputName { payload: "web".parse().expect("a name"), index, stream };
-        let base = folder.join(name.to_string());
+        let base = directory.join(name.to_string());
         Box::new(OutputFile { name, base })
     }
 
@@ -490,11 +490,11 @@ mod tests {
 
     #[test]
     fn a_mark_stands_on_each_line_and_a_line_without_an_end_waits_while_it_is_followed() {
-        let folder = tempfile::tempdir().expect("a directory");
-        let file = |stream| output(folder.path(), 0, stream);
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = |stream| output(directory.path(), 0, stream);
         let files = [file(LogStream::Out), file(LogStream::Err)];
-        std::fs::write(folder.path().join("web-0.out.1"), "one\n\nthree").expect("a file");
-        std::fs::write(folder.path().join("web-0.err.1"), "oh\n").expect("a file");
+        std::fs::write(directory.path().join("web-0.out.1"), "one\n\nthree").expect("a file");
+        std::fs::write(directory.path().join("web-0.err.1"), "oh\n").expect("a file");
         for (last, wanted) in [
             (OpenLine::Waits, "err | oh\nout | one\nout | \n"),
             (OpenLine::Ends, "err | oh\nout | one\nout | \nout | three\n"),
@@ -509,16 +509,16 @@ mod tests {
             lines.sort_by_key(|line| line.starts_with("out"));
             assert_eq!(lines.concat(), wanted);
         }
-        let two = [0, 1].map(|index| output(folder.path(), index, LogStream::Out));
+        let two = [0, 1].map(|index| output(directory.path(), index, LogStream::Out));
         assert_eq!(labels(&two, LogMarks::Lines), ["web-0 out | ", "web-1 out | "]);
     }
 
     #[test]
     fn an_output_that_cannot_be_read_says_so_in_its_place_and_hides_no_other() {
-        let folder = tempfile::tempdir().expect("a directory");
-        let file = |stream| output(folder.path(), 0, stream);
-        std::fs::write(folder.path().join("web-0.out.1"), "one\n").expect("a file");
-        std::fs::create_dir(folder.path().join("web-0.err.1")).expect("a directory in place of a file");
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = |stream| output(directory.path(), 0, stream);
+        std::fs::write(directory.path().join("web-0.out.1"), "one\n").expect("a file");
+        std::fs::create_dir(directory.path().join("web-0.err.1")).expect("a directory in place of a file");
         let mut open = outputs(&[file(LogStream::Out), file(LogStream::Err)], OpenLine::Ends);
         assert!(open.nothing_can_be_read().is_none());
         let mut lines = String::new();

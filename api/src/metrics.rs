@@ -56,26 +56,26 @@ struct CodeLabels {
 pub struct ServerMetrics {
     registry: Mutex<Registry>,
     requests: Family<RequestLabels, Counter>,
-    seconds: Family<RouteLabels, Histogram, fn() -> Histogram>,
+    request_duration: Family<RouteLabels, Histogram, fn() -> Histogram>,
     pub(super) connections: Gauge,
     debts: Gauge,
-    turned_away: Counter,
+    connections_rejected: Counter,
     fleets: FleetMetricFamilies,
 }
 
 /// Metric families with one series for each fleet.
 #[derive(Default)]
 struct FleetMetricFamilies {
-    verdicts: Family<CodeLabels, Counter>,
+    intent_verdicts: Family<CodeLabels, Counter>,
     bypassed: Family<FleetLabels, Counter>,
-    skipped: Family<FleetLabels, Counter>,
+    records_skipped: Family<FleetLabels, Counter>,
     journal: Family<FleetLabels, Gauge>,
-    applied: Family<FleetLabels, Gauge>,
-    lag: Family<FleetLabels, Gauge>,
-    backlog: Family<FleetLabels, Gauge>,
-    decides: Family<FleetLabels, Gauge>,
-    followers: Family<FleetLabels, Gauge>,
-    links: Family<FleetLabels, Gauge>,
+    read_model_position: Family<FleetLabels, Gauge>,
+    read_model_lag: Family<FleetLabels, Gauge>,
+    decider_queue_length: Family<FleetLabels, Gauge>,
+    is_leader: Family<FleetLabels, Gauge>,
+    open_streams: Family<FleetLabels, Gauge>,
+    executor_channels: Family<FleetLabels, Gauge>,
     stalled: Family<FleetLabels, Gauge>,
     troubles: Family<PartLabels, Gauge>,
 }
@@ -84,16 +84,16 @@ struct FleetMetricFamilies {
 #[derive(Debug)]
 pub struct FleetMetrics {
     fleet: String,
-    verdicts: Family<CodeLabels, Counter>,
+    intent_verdicts: Family<CodeLabels, Counter>,
     bypassed: Counter,
-    skipped: Counter,
+    records_skipped: Counter,
     journal: Gauge,
-    applied: Gauge,
-    lag: Gauge,
-    backlog: Gauge,
-    decides: Gauge,
-    followers: Gauge,
-    links: Gauge,
+    read_model_position: Gauge,
+    read_model_lag: Gauge,
+    decider_queue_length: Gauge,
+    is_leader: Gauge,
+    open_streams: Gauge,
+    executor_channels: Gauge,
     stalled: Gauge,
     troubles: Family<PartLabels, Gauge>,
 }
@@ -122,37 +122,61 @@ impl ServerMetrics {
         let metrics = ServerMetrics {
             registry: Mutex::new(Registry::with_prefix("chancery")),
             requests: Family::default(),
-            seconds: Family::new_with_constructor(buckets),
+            request_duration: Family::new_with_constructor(buckets),
             connections: Gauge::default(),
             debts: Gauge::default(),
-            turned_away: Counter::default(),
+            connections_rejected: Counter::default(),
             fleets: FleetMetricFamilies::default(),
         };
         metrics.register(|to| {
             to.register("http_requests", "Requests by route, method and status", metrics.requests.clone());
-            to.register("http_request_seconds", "Time until the answer starts", metrics.seconds.clone());
+            to.register(
+                "http_request_duration_seconds",
+                "Time until the answer starts",
+                metrics.request_duration.clone(),
+            );
             to.register("http_connections", "Open connections", metrics.connections.clone());
             to.register(
-                "http_connections_turned_away",
+                "http_connections_rejected",
                 "Connections rejected over the limit",
-                metrics.turned_away.clone(),
+                metrics.connections_rejected.clone(),
             );
             let debts = "Directories that an executor of this server must remove and cannot";
             to.register("executor_debts", debts, metrics.debts.clone());
             let fleets = &metrics.fleets;
             let verdicts = "Verdicts of the decider: outcomes, and codes of refusals";
-            to.register("verdicts", verdicts, fleets.verdicts.clone());
+            to.register("intent_verdicts", verdicts, fleets.intent_verdicts.clone());
             let bypassed = "Expunges by break-glass, without the approval that policies require";
             to.register("approvals_bypassed", bypassed, fleets.bypassed.clone());
-            to.register("journal_skipped", "Journal records skipped as invalid", fleets.skipped.clone());
+            to.register(
+                "journal_records_skipped",
+                "Journal records skipped as invalid",
+                fleets.records_skipped.clone(),
+            );
             to.register("journal_position", "Last durable position", fleets.journal.clone());
-            to.register("applied_position", "Last position in the rows", fleets.applied.clone());
-            to.register("applied_lag", "Durable positions that are not in the rows", fleets.lag.clone());
+            to.register(
+                "read_model_position",
+                "Last position in the rows",
+                fleets.read_model_position.clone(),
+            );
+            to.register(
+                "read_model_lag_events",
+                "Durable positions that are not in the rows",
+                fleets.read_model_lag.clone(),
+            );
             let decides = "Whether this server is the leader: 1, or 0";
-            to.register("decides", decides, fleets.decides.clone());
-            to.register("decider_backlog", "Inputs that wait for the decider", fleets.backlog.clone());
-            to.register("stream_followers", "Open streams", fleets.followers.clone());
-            to.register("executor_links", "Executors connected over HTTP", fleets.links.clone());
+            to.register("is_leader", decides, fleets.is_leader.clone());
+            to.register(
+                "decider_queue_length",
+                "Inputs that wait for the decider",
+                fleets.decider_queue_length.clone(),
+            );
+            to.register("open_streams", "Open streams", fleets.open_streams.clone());
+            to.register(
+                "executor_channels",
+                "Executors connected over HTTP",
+                fleets.executor_channels.clone(),
+            );
             let stalled = "Deployments without progress for their progress deadline, at most 1000";
             to.register("deployments_stalled", stalled, fleets.stalled.clone());
             let troubles = "Whether a part of the fleet does not work on this server: 1, or 0";
@@ -168,16 +192,16 @@ impl ServerMetrics {
         let fleets = &self.fleets;
         FleetMetrics {
             fleet: fleet.to_string(),
-            verdicts: fleets.verdicts.clone(),
+            intent_verdicts: fleets.intent_verdicts.clone(),
             bypassed: fleets.bypassed.get_or_create_owned(&labels),
-            skipped: fleets.skipped.get_or_create_owned(&labels),
+            records_skipped: fleets.records_skipped.get_or_create_owned(&labels),
             journal: gauge(&fleets.journal),
-            applied: gauge(&fleets.applied),
-            lag: gauge(&fleets.lag),
-            backlog: gauge(&fleets.backlog),
-            decides: gauge(&fleets.decides),
-            followers: gauge(&fleets.followers),
-            links: gauge(&fleets.links),
+            read_model_position: gauge(&fleets.read_model_position),
+            read_model_lag: gauge(&fleets.read_model_lag),
+            decider_queue_length: gauge(&fleets.decider_queue_length),
+            is_leader: gauge(&fleets.is_leader),
+            open_streams: gauge(&fleets.open_streams),
+            executor_channels: gauge(&fleets.executor_channels),
             stalled: gauge(&fleets.stalled),
             troubles: fleets.troubles.clone(),
         }
@@ -188,8 +212,8 @@ impl ServerMetrics {
         put(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    pub(super) fn turned_away(&self) {
-        self.turned_away.inc();
+    pub(super) fn connection_rejected(&self) {
+        self.connections_rejected.inc();
     }
 
     pub(super) fn request(&self, route: &'static str, method: &Method, status: u16, taken: Duration) {
@@ -206,14 +230,14 @@ impl ServerMetrics {
         let words = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
         let method = known.iter().position(|known| known == method).map_or("other", |at| words[at]);
         self.requests.get_or_create(&RequestLabels { route, method, status }).inc();
-        self.seconds.get_or_create(&RouteLabels { route }).observe(taken.as_secs_f64());
+        self.request_duration.get_or_create(&RouteLabels { route }).observe(taken.as_secs_f64());
     }
 }
 
 impl FleetMetrics {
     /// Counts a record that the journal skipped.
-    pub fn skipped(&self) {
-        self.skipped.inc();
+    pub fn record_skipped(&self) {
+        self.records_skipped.inc();
     }
 
     /// Counts an expunge by break-glass.
@@ -222,20 +246,20 @@ impl FleetMetrics {
     }
 
     pub(super) fn verdict(&self, code: &'static str) {
-        self.verdicts.get_or_create(&CodeLabels { fleet: self.fleet.clone(), code }).inc();
+        self.intent_verdicts.get_or_create(&CodeLabels { fleet: self.fleet.clone(), code }).inc();
     }
 
     fn look(&self, app: &FleetApi) {
         let tail = app.source.head().map_or(0, |head| head.position.get());
         let applied = app.reader.applied().position.get();
-        let here = app.desk.here();
+        let here = app.router.here();
         self.journal.set(tail as i64);
-        self.applied.set(applied as i64);
-        self.lag.set(tail.saturating_sub(applied) as i64);
-        self.backlog.set(here.as_ref().map_or(0, DeciderHandle::backlog) as i64);
-        self.decides.set(i64::from(here.is_some()));
-        self.followers.set(app.hub.followers() as i64);
-        self.links.set(app.links.count() as i64);
+        self.read_model_position.set(applied as i64);
+        self.read_model_lag.set(tail.saturating_sub(applied) as i64);
+        self.decider_queue_length.set(here.as_ref().map_or(0, DeciderHandle::backlog) as i64);
+        self.is_leader.set(i64::from(here.is_some()));
+        self.open_streams.set(app.hub.followers() as i64);
+        self.executor_channels.set(app.channels.count() as i64);
         if let Ok(stalled) =
             app.reader.list::<DeploymentRow>(&ListQuery::all().by("stalled", "yes").limit(LIMIT_MAX))
         {
@@ -244,8 +268,8 @@ impl FleetMetrics {
         let troubles = app.troubles();
         for part in FleetPart::ALL {
             let labels = PartLabels { fleet: self.fleet.clone(), part: part.name() };
-            let stands_still = troubles.iter().any(|(troubled, _)| *troubled == part);
-            self.troubles.get_or_create(&labels).set(i64::from(stands_still));
+            let is_blocked = troubles.iter().any(|(troubled, _)| *troubled == part);
+            self.troubles.get_or_create(&labels).set(i64::from(is_blocked));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use axum::http::StatusCode;
-use chancery_events::cloud::TYPE_PREFIX;
+use chancery_events::cloudevent::TYPE_PREFIX;
 use chancery_events::intent::Intent;
 use chancery_projector::RowKind;
 use chancery_projector::history::HistoryEntry;
@@ -32,16 +32,8 @@ pub fn openapi() -> Value {
     let mut components = Map::new();
     let bodies = bodies(&mut components);
     let mut paths: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
-    let mut seen = BTreeMap::new();
     for route in ROUTES.iter() {
-        let mut operation = operation(route, &mut types, &bodies);
-        // Two routes may have the same action on different parts; their names must still differ.
-        let count = seen.entry(operation["operationId"].to_string()).or_insert(0);
-        *count += 1;
-        if *count > 1 {
-            let name = operation["operationId"].as_str().unwrap_or_default();
-            operation["operationId"] = format!("{name}_{count}").into();
-        }
+        let operation = operation(route, &mut types, &bodies);
         paths.entry(&route.path).or_default().insert(route.method.as_str().to_lowercase(), operation);
     }
     let problem = types.subschema_for::<problem::ProblemBody>();
@@ -152,10 +144,10 @@ fn operation(
         RouteTarget::Events => {
             json!({"description": "CloudEvents. While there are no new events, comments or empty lines keep the stream open.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
         }
-        RouteTarget::Link => {
-            json!({"description": "One line per message of the decider; empty lines keep the channel open. Chancery-Link is the id of the channel.", "content": {"application/x-ndjson": {"schema": text()}}})
+        RouteTarget::OpenChannel => {
+            json!({"description": "One line per message of the decider; empty lines keep the channel open. Chancery-Channel is the id of the channel.", "content": {"application/x-ndjson": {"schema": text()}}})
         }
-        RouteTarget::Say => json!({"description": "Messages accepted."}),
+        RouteTarget::SendMessages => json!({"description": "Messages accepted."}),
         RouteTarget::Logs | RouteTarget::Live | RouteTarget::Ready => plain("text/plain", text()),
         RouteTarget::Metrics => plain("application/openmetrics-text", text()),
         RouteTarget::ErrorEntry => plain("text/markdown", text()),
@@ -165,8 +157,8 @@ fn operation(
     let statuses = match route.does {
         RouteTarget::Intent(entry, _) => statuses(entry),
         RouteTarget::Intents => Intent::REGISTER.iter().flat_map(statuses).collect(),
-        RouteTarget::Link => [StatusCode::CREATED].into(),
-        RouteTarget::Say => [StatusCode::NO_CONTENT].into(),
+        RouteTarget::OpenChannel => [StatusCode::CREATED].into(),
+        RouteTarget::SendMessages => [StatusCode::NO_CONTENT].into(),
         _ => [StatusCode::OK].into(),
     };
     let mut responses = json!({"default": {"$ref": "#/components/responses/Problem"}});
@@ -187,13 +179,21 @@ fn operation(
 
 fn operation_id(route: &HttpRoute) -> String {
     match route.does {
+        RouteTarget::List(kind) if route.path.contains("/plans/{plan}/") => format!("list_plan_{kind}"),
         RouteTarget::List(kind) => format!("list_{kind}"),
-        RouteTarget::Get(kind) => format!("get_{kind}"),
-        RouteTarget::History(kind) => format!("history_of_{kind}"),
-        RouteTarget::Intent(entry, _) => entry.type_name.trim_end_matches(".v1").replace('.', "_"),
+        RouteTarget::Get(kind) => format!("get_{}", kind.kind().word()),
+        RouteTarget::History(kind) => format!("get_{}_history", kind.kind().word()),
+        RouteTarget::Intent(entry, shape) => {
+            let name = entry.type_name.trim_end_matches(".v1").replace('.', "_");
+            // Approvals and rejections have a second route, for several operations.
+            match name.strip_prefix("operation_") {
+                Some(verb) if shape == BodyShape::Members => format!("operations_{verb}"),
+                _ => name,
+            }
+        }
         RouteTarget::Intents => "intents".into(),
-        RouteTarget::Link => "link".into(),
-        RouteTarget::Say => "say".into(),
+        RouteTarget::OpenChannel => "open_channel".into(),
+        RouteTarget::SendMessages => "send_messages".into(),
         RouteTarget::Events => "events".into(),
         RouteTarget::Logs => "logs".into(),
         RouteTarget::Live => "live".into(),
@@ -217,7 +217,6 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
     let names = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
     let string = json!({"type": "string"});
     let integer = json!({"type": "integer", "minimum": 0});
-    let boolean = json!({"type": "boolean"});
     let eventual = json!({"type": "string", "enum": ["eventual"]});
     let mut all: Vec<_> =
         names.map(|name| json!({"name": name, "in": "path", "required": true, "schema": string})).collect();
@@ -244,83 +243,15 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
             add("query", "min_position", &string, UNTIL);
             add("query", "consistency", &eventual, CONSISTENCY);
         }
-        RouteTarget::Events => {
-            add(
-                "query",
-                "from",
-                &string,
-                "First position: a number or `POSITION.LINEAGE`, or `end` for new events only (default: the first event).",
-            );
-            add(
-                "query",
-                "types",
-                &string,
-                "Only these event types, comma-separated; `replica.*` matches all types of a kind.",
-            );
-            add(
-                "query",
-                "subject",
-                &string,
-                "Only events about these subjects, comma-separated: `node/node-1`, or `node` for all entities of a kind.",
-            );
-            add(
-                "query",
-                "kinds",
-                &string,
-                "Only these kinds of events: `intent`, `observation`, `fact`, comma-separated.",
-            );
-            add(
-                "query",
-                "follow",
-                &boolean,
-                "Whether to continue at the end of the journal (default: true for server-sent events, else false).",
-            );
-            add("query", "limit", &integer, "Maximum number of events, at least 1 (default: unlimited).");
-            add(
-                "header",
-                "Last-Event-ID",
-                &string,
-                "Resume after the event with this id; takes precedence over `from`.",
-            );
-        }
-        RouteTarget::Logs => {
-            add("query", "payload", &string, "Only output of this payload.");
-            add(
-                "query",
-                "process",
-                &integer,
-                "Only output of the process with this number in its payload, from 0.",
-            );
-            add(
-                "query",
-                "stream",
-                &json!({"type": "string", "enum": ["out", "err"]}),
-                "Only this output stream.",
-            );
-            add(
-                "query",
-                "tail",
-                &integer,
-                "Maximum number of last lines of each output (default: all lines).",
-            );
-            let since = "Only output written since: a duration before now as in `5m`, or a time as in \
-                         `2026-11-21T09:00:00Z`. Up to ten seconds more are returned.";
-            add("query", "since", &string, since);
-            add(
-                "query",
-                "marked",
-                &boolean,
-                "Whether to mark each line with its output, as in `out | ` (default: false).",
-            );
-            add("query", "follow", &boolean, "Whether to continue with new output (default: false).");
-        }
+        RouteTarget::Events => event_parameters(&mut add),
+        RouteTarget::Logs => log_parameters(&mut add),
         RouteTarget::Intent(..) | RouteTarget::Intents => {
             intent_parameters(route, &mut add);
         }
-        RouteTarget::Say => {
+        RouteTarget::SendMessages => {
             add("query", "after", &integer, "Number of earlier messages on the channel.");
         }
-        RouteTarget::Link
+        RouteTarget::OpenChannel
         | RouteTarget::Live
         | RouteTarget::Ready
         | RouteTarget::Metrics
@@ -329,6 +260,71 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
         | RouteTarget::ErrorEntry => {}
     }
     all
+}
+
+/// Parameters of the stream of events.
+fn event_parameters(add: &mut dyn FnMut(&str, &str, &Value, &str)) {
+    let string = json!({"type": "string"});
+    let integer = json!({"type": "integer", "minimum": 0});
+    let boolean = json!({"type": "boolean"});
+    add(
+        "query",
+        "from",
+        &string,
+        "First position: a number or `POSITION.LINEAGE`, or `end` for new events only (default: the first event).",
+    );
+    add(
+        "query",
+        "types",
+        &string,
+        "Only these event types, comma-separated; `replica.*` matches all types of a kind.",
+    );
+    add(
+        "query",
+        "subject",
+        &string,
+        "Only events about these subjects, comma-separated: `node/node-1`, or `node` for all entities of a kind.",
+    );
+    add(
+        "query",
+        "kinds",
+        &string,
+        "Only these kinds of events: `intent`, `observation`, `fact`, comma-separated.",
+    );
+    add(
+        "query",
+        "follow",
+        &boolean,
+        "Whether to continue at the end of the journal (default: true for server-sent events, else false).",
+    );
+    add("query", "limit", &integer, "Maximum number of events, at least 1 (default: unlimited).");
+    add(
+        "header",
+        "Last-Event-ID",
+        &string,
+        "Resume after the event with this id; takes precedence over `from`.",
+    );
+}
+
+/// Parameters of the output of an incarnation.
+fn log_parameters(add: &mut dyn FnMut(&str, &str, &Value, &str)) {
+    let string = json!({"type": "string"});
+    let integer = json!({"type": "integer", "minimum": 0});
+    let boolean = json!({"type": "boolean"});
+    add("query", "payload", &string, "Only output of this payload.");
+    add("query", "process", &integer, "Only output of the process with this number in its payload, from 0.");
+    add("query", "stream", &json!({"type": "string", "enum": ["out", "err"]}), "Only this output stream.");
+    add("query", "tail", &integer, "Maximum number of last lines of each output (default: all lines).");
+    let since = "Only output written since: a duration before now as in `5m`, or a time as in \
+                 `2026-11-21T09:00:00Z`. Up to ten seconds more are returned.";
+    add("query", "since", &string, since);
+    add(
+        "query",
+        "marked",
+        &boolean,
+        "Whether to mark each line with its output, as in `out | ` (default: false).",
+    );
+    add("query", "follow", &boolean, "Whether to continue with new output (default: false).");
 }
 
 fn intent_parameters(route: &HttpRoute, add: &mut dyn FnMut(&str, &str, &Value, &str)) {
@@ -400,7 +396,7 @@ fn request_body(
                     "specversion": {"const": "1.0"}, "id": {"type": "string"}, "source": {"type": "string"},
                     "type": {"enum": types}, "time": {"type": "string", "format": "date-time"},
                     "subject": {"type": "string"}, "datacontenttype": {"const": "application/json"},
-                    "actor": {"type": "string"}, "expect": {"type": ["integer", "string"]},
+                    "actor": {"type": "string"}, "expectedversion": {"type": ["integer", "string"]},
                     "traceparent": {"type": "string"}, "data": {"anyOf": data},
                 },
                 "required": ["specversion", "id", "source", "type", "data"],
@@ -411,10 +407,10 @@ fn request_body(
                 "application/json": {"schema": {"type": "object"}},
             }}))
         }
-        RouteTarget::Link => Some(
+        RouteTarget::OpenChannel => Some(
             json!({"required": true, "description": "Empty body.", "content": {"application/x-ndjson": {"schema": {"const": ""}}}}),
         ),
-        RouteTarget::Say => Some(
+        RouteTarget::SendMessages => Some(
             json!({"required": true, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}),
         ),
         _ => None,

@@ -76,7 +76,7 @@ pub struct ProblemBody {
     pub id: Option<String>,
     /// Path of a page with more information.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub see: Option<String>,
+    pub help: Option<String>,
     /// Current lineage of the journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<String>,
@@ -102,7 +102,7 @@ struct ProblemExtras {
     version: Option<u64>,
     position: Option<u64>,
     id: Option<String>,
-    see: Option<String>,
+    help: Option<String>,
     lineage: Option<(Lineage, Position)>,
     allow: Option<String>,
     retry_after: Option<Duration>,
@@ -133,7 +133,7 @@ impl ProblemDetails {
             RequestPart::Query => "query parameter",
             RequestPart::Header => "header",
         };
-        ProblemDetails::new(BAD_PARAMETER, format!("invalid {part_word} {name}: {detail}")).at(
+        ProblemDetails::new(INVALID_PARAMETER, format!("invalid {part_word} {name}: {detail}")).at(
             part,
             pointer_to(name),
             detail,
@@ -201,8 +201,8 @@ impl ProblemDetails {
 
     /// Sets the path with further information.
     #[must_use]
-    pub fn see(mut self, path: String) -> ProblemDetails {
-        self.more.see = Some(path);
+    pub fn help(mut self, path: String) -> ProblemDetails {
+        self.more.help = Some(path);
         self
     }
 
@@ -251,7 +251,7 @@ impl ProblemDetails {
             version: self.more.version,
             position: self.more.position,
             id: self.more.id.clone(),
-            see: self.more.see.clone(),
+            help: self.more.help.clone(),
             lineage: self.more.lineage.map(|(lineage, _)| lineage.to_string()),
             since: self.more.lineage.map(|(_, since)| since.get()),
         }
@@ -309,14 +309,14 @@ mod tests {
             ("already_exists", 409),
             ("version_conflict", 409),
             ("invalid", 422),
-            ("bad_transition", 409),
+            ("invalid_transition", 409),
             ("in_use", 409),
             ("inactive", 409),
             ("hash_mismatch", 409),
             ("not_pending", 409),
-            ("key_reused", 422),
-            ("expired", 409),
-            ("from_the_future", 422),
+            ("idempotency_key_reused", 422),
+            ("intent_expired", 409),
+            ("timestamp_in_future", 422),
             ("unsupported", 422),
             ("too_large", 413),
             ("internal", 500),
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn titles_are_codes_in_words_and_texts_are_sentences() {
-        assert_eq!(NO_SUCH_ROUTE.title(), "No such route");
+        assert_eq!(ROUTE_NOT_FOUND.title(), "Route not found");
         assert_eq!(PRECONDITION_FAILED.title(), "Version conflict");
         for kind in KINDS {
             assert!(kind.meaning.ends_with('.') && kind.remedy.ends_with('.'), "{kind:?}");

@@ -2,7 +2,7 @@
 
 use axum::http::Uri;
 
-use super::problem::{BAD_PARAMETER, ProblemDetails, RequestPart, pointer_to};
+use super::problem::{INVALID_PARAMETER, ProblemDetails, RequestPart, pointer_to};
 
 /// Remaining parameters of a query.
 #[derive(Debug)]
@@ -12,8 +12,8 @@ impl QueryParams {
     /// Reads a query.
     pub(super) fn read(uri: &Uri) -> Result<QueryParams, ProblemDetails> {
         let pairs = axum::extract::Query::<Vec<(String, String)>>::try_from_uri(uri);
-        let pairs =
-            pairs.map_err(|error| ProblemDetails::new(BAD_PARAMETER, format!("invalid query: {error}")))?;
+        let pairs = pairs
+            .map_err(|error| ProblemDetails::new(INVALID_PARAMETER, format!("invalid query: {error}")))?;
         Ok(QueryParams(pairs.0))
     }
 
@@ -69,7 +69,7 @@ pub(super) fn unknown(name: &str, known: &[&str]) -> ProblemDetails {
     } else {
         format!("must be one of {}", known.join(", "))
     };
-    ProblemDetails::new(BAD_PARAMETER, format!("invalid query parameter {name:?}: {known}")).at(
+    ProblemDetails::new(INVALID_PARAMETER, format!("invalid query parameter {name:?}: {known}")).at(
         RequestPart::Query,
         pointer_to(&name),
         "unknown parameter",

@@ -81,8 +81,10 @@ impl RateLimiter {
     fn budget(&self, does: Option<RouteTarget>) -> Option<&TokenBuckets> {
         match does {
             Some(RouteTarget::Intents | RouteTarget::Intent(..)) => Some(&self.writes),
-            Some(RouteTarget::Events | RouteTarget::Logs | RouteTarget::Link) => Some(&self.streams),
-            Some(RouteTarget::Live | RouteTarget::Ready | RouteTarget::Metrics | RouteTarget::Say) => None,
+            Some(RouteTarget::Events | RouteTarget::Logs | RouteTarget::OpenChannel) => Some(&self.streams),
+            Some(
+                RouteTarget::Live | RouteTarget::Ready | RouteTarget::Metrics | RouteTarget::SendMessages,
+            ) => None,
             Some(
                 RouteTarget::List(_)
                 | RouteTarget::Get(_)

@@ -22,10 +22,10 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use super::budget::{ReservedBytes, SMALL};
-use super::edge::{RoutedRequest, json};
+use super::middleware::{RoutedRequest, json};
 use super::positions;
 use super::problem::{
-    BAD_PARAMETER, BUSY, GONE, NOT_FOUND, POSITION_NOT_APPLIED, ProblemDetails, RequestPart, pointer_to,
+    BUSY, GONE, INVALID_PARAMETER, NOT_FOUND, POSITION_NOT_APPLIED, ProblemDetails, RequestPart, pointer_to,
 };
 use super::query::{QueryParams, unknown};
 use super::{ApiShared, FleetApi};
@@ -114,7 +114,7 @@ pub(super) async fn settle_by_default(app: &FleetApi, from: ReadFrom) -> Result<
 async fn settled(app: &FleetApi, wanted: Position, from: ReadFrom) -> Result<(), ProblemDetails> {
     let limits = &app.common.limits;
     // Leaves time for an answer that names the awaited position.
-    let timeout = limits.min_position.min(limits.request.mul_f32(0.8));
+    let timeout = limits.min_position.min(limits.request_timeout.mul_f32(0.8));
     match from {
         ReadFrom::Rows => reached(app, wanted, timeout).await,
         ReadFrom::Journal => reached_journal(app, wanted, timeout).await,
@@ -275,7 +275,7 @@ fn key(call: &RoutedRequest, kind: RowKind) -> Result<RowKey, ProblemDetails> {
     RowKey::parse(kind, &text).map_err(|error| {
         // Of several parts, the last that breaks the rule on its own is usually at fault.
         let name = parts.last().map_or("", |(name, _)| *name);
-        ProblemDetails::new(BAD_PARAMETER, format!("{error}")).at(
+        ProblemDetails::new(INVALID_PARAMETER, format!("{error}")).at(
             RequestPart::Path,
             pointer_to(name),
             error.reason.clone(),
@@ -352,7 +352,7 @@ pub(super) async fn missing(app: &FleetApi, key: &RowKey, path: &str) -> Problem
     }
     let history = format!("{path}/history");
     let detail = format!("{subject} is deleted; its history remains");
-    ProblemDetails::new(GONE, detail).see(history)
+    ProblemDetails::new(GONE, detail).help(history)
 }
 
 /// Whether the journal has issued the subject's id. Ids and replicas' names contain the position of the fact

@@ -20,7 +20,7 @@ use tower_http::compression::CompressionLayer;
 use tower_http::compression::predicate::SizeAbove;
 
 use super::budget::SMALL;
-use super::problem::{METHOD_NOT_ALLOWED, NO_SUCH_ROUTE, ProblemDetails, ProblemKind, RequestPart};
+use super::problem::{METHOD_NOT_ALLOWED, ProblemDetails, ProblemKind, ROUTE_NOT_FOUND, RequestPart};
 
 /// Conversion of the body of a typed route into the body of the intent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,9 +44,9 @@ pub(super) enum RouteTarget {
     /// Submits any intents, as CloudEvents.
     Intents,
     /// Opens a channel of an executor outside the server.
-    Link,
+    OpenChannel,
     /// Accepts messages of such an executor.
-    Say,
+    SendMessages,
     Events,
     Logs,
     Live,
@@ -119,10 +119,10 @@ pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
     add(Method::GET, format!("{FLEET}/events"), RouteTarget::Events, "Streams events.");
     let logs = "Returns the output of an incarnation's processes.";
     add(Method::GET, format!("{FLEET}/incarnations/{{id}}/logs"), RouteTarget::Logs, logs);
-    let link = "Opens an executor's channel: the response continues with the decider's messages.";
-    add(Method::POST, format!("{FLEET}/links"), RouteTarget::Link, link);
-    let say = "Accepts an executor's messages on its channel, in order.";
-    add(Method::POST, format!("{FLEET}/links/{{link}}/messages"), RouteTarget::Say, say);
+    let channel = "Opens an executor's channel: the response continues with the decider's messages.";
+    add(Method::POST, format!("{FLEET}/channels"), RouteTarget::OpenChannel, channel);
+    let messages = "Accepts an executor's messages on its channel, in order.";
+    add(Method::POST, format!("{FLEET}/channels/{{channel}}/messages"), RouteTarget::SendMessages, messages);
     add(Method::GET, "/livez".into(), RouteTarget::Live, "Reports that the process is live.");
     add(
         Method::GET,
@@ -182,7 +182,8 @@ where
         router = router.route(path, methods);
     }
     router.fallback(move |State(state): State<S>, request: Request| {
-        let problem = nothing(NO_SUCH_ROUTE, &request, "no such path; /v1/openapi.json describes all routes");
+        let problem =
+            nothing(ROUTE_NOT_FOUND, &request, "no such path; /v1/openapi.json describes all routes");
         answer(state, Err(problem), request)
     })
 }

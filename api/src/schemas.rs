@@ -5,13 +5,13 @@ use std::sync::LazyLock;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
-use chancery_events::cloud::TYPE_PREFIX;
+use chancery_events::cloudevent::TYPE_PREFIX;
 use chancery_events::fact::Fact;
 use chancery_events::intent::Intent;
 use chancery_events::observation::Observation;
 use serde_json::Value;
 
-use super::edge::json;
+use super::middleware::json;
 use super::problem::{NOT_FOUND, ProblemDetails};
 
 /// Schema of each type, as text.

@@ -157,7 +157,7 @@ impl ListenerState {
                 if is_probe {
                     return service.oneshot(request).await;
                 }
-                common.metrics.turned_away();
+                common.metrics.connection_rejected();
                 Ok(busy(common.limits.connections))
             }
         });
@@ -166,7 +166,7 @@ impl ListenerState {
         let io = TokioIo::new(StallGuard::new(stream, limits.stall.min(PROBE)));
         let connection = builder.serve_connection(io, answer).into_owned();
         if self.reserve.make_room() {
-            self.common.metrics.turned_away();
+            self.common.metrics.connection_rejected();
         }
         let task = self.open.spawn(async move {
             if let Err(error) = connection.await {

@@ -21,12 +21,12 @@ use chancery_events::id::{Lineage, Position};
 use chancery_events::lineage::NamedPosition;
 
 use super::FleetApi;
-use super::place::{FollowerPosition, FollowerRead, FollowerWake};
+use super::event_filter::EventFilter;
+use super::follower::{FollowerPosition, FollowerRead, FollowerWake};
 use super::positions;
 use super::problem::{BUSY, NOT_ACCEPTABLE, POSITION_NOT_APPLIED, ProblemDetails, RequestPart};
 use super::query::QueryParams;
 use super::read::{ReadFrom, settle_by_default};
-use super::wanted::EventFilter;
 
 /// Maximum number of events that are filtered out before a bookmark.
 const PASSED: u64 = 4096;

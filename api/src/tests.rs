@@ -2,8 +2,8 @@
 //! real, and the decider answers from a table.
 
 mod bad_input;
+mod channels;
 mod cloudevents;
-mod links;
 mod listener;
 mod published;
 mod rates;

@@ -22,9 +22,9 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::FleetApi;
-use super::edge::{RoutedRequest, json};
 use super::headers::{BodyFormat, IntentHeaders, media};
 use super::json::{SplicedJson, check, read};
+use super::middleware::{RoutedRequest, json};
 use super::problem::{BUSY, ProblemDetails, RequestPart, UNKNOWN_OUTCOME};
 use super::query::QueryParams;
 use super::read::in_turn;
@@ -186,7 +186,7 @@ pub(super) async fn ask(
     bytes: usize,
 ) -> Result<Verdict, VerdictError> {
     // Less than the limit of the request, so that the answer can report an unknown outcome.
-    let timeout = app.common.limits.request.mul_f32(0.9);
+    let timeout = app.common.limits.request_timeout.mul_f32(0.9);
     let breaks_glass = matches!(&request.intent, Intent::NodeSetState(ask) if ask.break_glass.is_some());
     let verdict = tokio::time::timeout(timeout, decider.ask(request, bytes))
         .await

@@ -81,9 +81,9 @@ struct Entry {
     kind: String,
     #[serde(rename = "type")]
     type_name: String,
-    who: Box<RawValue>,
+    initiator: Box<RawValue>,
     cause: Option<u64>,
-    because: Option<Box<RawValue>>,
+    root_cause: Option<Box<RawValue>>,
     data: Box<RawValue>,
 }
 
@@ -160,10 +160,10 @@ mod tests {
             r#""total":{"cpu":1,"memory":2,"disk":3},"reserved":{"cpu":0,"memory":0,"disk":0},"#,
             r#""remaining":{"cpu":1,"memory":2,"disk":3},"capabilities":[],"storage":[],"incarnations":0,"#,
             r#""disruptions":[],"bypass":null,"version":1,"#,
-            r#""created":"2026-11-21T09:00:00.000000Z","changed":"2026-11-21T09:00:00.000000Z","position":7}"#
+            r#""created_at":"2026-11-21T09:00:00.000000Z","updated_at":"2026-11-21T09:00:00.000000Z","position":7}"#
         );
         let page = format!(r#"{{"items":[{row},{row}],"next_page_token":"t","position":9}}"#);
-        let entry = r#"{"position":5,"time":"t","kind":"fact","type":"x.v1","who":{"a":1},"cause":4,"because":null,"data":{"b":2}}"#;
+        let entry = r#"{"position":5,"time":"t","kind":"fact","type":"x.v1","initiator":{"a":1},"cause":4,"root_cause":null,"data":{"b":2}}"#;
         let history = format!(r#"{{"items":[{entry}],"next_from":null,"position":9}}"#);
         for answer in [row.to_owned(), page, history] {
             let shown = Kept::read(&answer).expect("read").show().expect("show");

@@ -25,7 +25,7 @@ impl Brokers {
     /// Starts one broker, or three.
     pub(crate) fn start(count: i32) -> Result<Brokers> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/kafka/hold");
-        let dir = crate::folder()?.keep();
+        let dir = crate::directory()?.keep();
         let mut holder = Command::new(script)
             .arg(count.to_string())
             .arg(&dir)
@@ -80,10 +80,10 @@ pub(crate) fn server(journal: &str) -> Result<Server> {
     let session = format!("{}s", SESSION.as_secs());
     Server::start_with(&[
         ("CHANCERY_JOURNAL", journal),
-        ("CHANCERY_KAFKA_SESSION", &session),
+        ("CHANCERY_KAFKA_SESSION_TIMEOUT", &session),
         // One broker is never safe.
-        ("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes"),
-        ("CHANCERY_LOG", "error"),
+        ("CHANCERY_KAFKA_ALLOW_UNSAFE_TOPICS", "yes"),
+        ("CHANCERY_LOG_FILTER", "error"),
     ])
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn decider(servers: &[Server]) -> Result<usize> {
         for (at, server) in servers.iter().enumerate() {
             let mut client = server.client()?;
             let figures = String::from_utf8_lossy(client.ask("GET", "/metrics", "")?).into_owned();
-            if figures.contains("\nchancery_decides{fleet=\"default\"} 1\n") {
+            if figures.contains("\nchancery_is_leader{fleet=\"default\"} 1\n") {
                 return Ok(at);
             }
         }

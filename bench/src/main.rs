@@ -4,35 +4,35 @@
 //! workload runs in a process of its own, so that the memory shown is its own. A new workload is a module
 //! with a `run` and a line in [`WORKLOADS`].
 
+mod append;
 mod bare;
+mod baseline;
+mod broker_outage;
 mod brokers;
-mod floor;
+mod bulk_commands;
+mod catch_up;
+mod event_stream;
 mod http;
+mod intents;
+mod kafka_append;
 mod load;
 mod maker;
 mod peers;
+mod placement;
 mod postgres;
 mod process;
+mod process_start;
+mod reads;
+mod replay;
+mod replica_life;
+mod rollback;
+mod rollout;
 mod server;
+mod startup;
 mod stream;
 mod table;
-mod w1;
-mod w10;
-mod w11;
-mod w12;
-mod w13;
-mod w14;
-mod w15;
-mod w16;
-mod w17;
-mod w2;
-mod w3;
-mod w4;
-mod w5;
-mod w6;
-mod w7;
-mod w8;
-mod w9;
+mod two_million;
+mod verdict_latency;
 
 use std::process::{Command, Stdio};
 
@@ -58,39 +58,47 @@ struct Workload {
 
 /// All workloads.
 const WORKLOADS: &[Workload] = &[
-    Workload { name: "W1", what: "durable appends to the journal, in process", run: w1::run },
-    Workload { name: "W2", what: "durable intents over HTTP", run: w2::run },
-    Workload { name: "W3", what: "latency of a verdict", run: w3::run },
-    Workload { name: "W4", what: "replay of a journal into the state", run: w4::run },
-    Workload { name: "W5", what: "the projector's catch-up, and its lag", run: w5::run },
-    Workload { name: "W6", what: "reads while intents are written", run: w6::run },
-    Workload { name: "W7", what: "consumers that follow the stream", run: w7::run },
-    Workload { name: "W8", what: "placement on the pure machine", run: w8::run },
-    Workload { name: "W9", what: "deployments on simulated nodes, until every replica runs", run: w9::run },
-    Workload { name: "W10", what: "two million replicas, from intent to ready", run: w10::run },
+    Workload { name: "W1", what: "durable appends to the journal, in process", run: append::run },
+    Workload { name: "W2", what: "durable intents over HTTP", run: intents::run },
+    Workload { name: "W3", what: "latency of a verdict", run: verdict_latency::run },
+    Workload { name: "W4", what: "replay of a journal into the state", run: replay::run },
+    Workload { name: "W5", what: "the projector's catch-up, and its lag", run: catch_up::run },
+    Workload { name: "W6", what: "reads while intents are written", run: reads::run },
+    Workload { name: "W7", what: "consumers that follow the stream", run: event_stream::run },
+    Workload { name: "W8", what: "placement on the pure machine", run: placement::run },
+    Workload {
+        name: "W9",
+        what: "deployments on simulated nodes, until every replica runs",
+        run: rollout::run,
+    },
+    Workload { name: "W10", what: "two million replicas, from intent to ready", run: two_million::run },
     Workload {
         name: "W11",
         what: "the journal on Kafka: durable appends, and intents over HTTP",
-        run: w11::run,
+        run: kafka_append::run,
     },
-    Workload { name: "W12", what: "a start with a snapshot; a takeover on Kafka", run: w12::run },
+    Workload { name: "W12", what: "a start with a snapshot; a takeover on Kafka", run: startup::run },
     Workload {
         name: "W13",
         what: "relocates while operations wait, replicas that share no node, updates",
-        run: w13::run,
+        run: replica_life::run,
     },
     Workload {
         name: "W14",
         what: "starts of processes with a control group each, and without",
-        run: w14::run,
+        run: process_start::run,
     },
-    Workload { name: "W15", what: "memory of a server whose brokers are unavailable", run: w15::run },
+    Workload {
+        name: "W15",
+        what: "memory of a server whose brokers are unavailable",
+        run: broker_outage::run,
+    },
     Workload {
         name: "W16",
         what: "ten thousand documents and operations by the command line",
-        run: w16::run,
+        run: bulk_commands::run,
     },
-    Workload { name: "W17", what: "rollbacks of a rollout that hangs", run: w17::run },
+    Workload { name: "W17", what: "rollbacks of a rollout that hangs", run: rollback::run },
 ];
 
 /// Requests, events and rows are many small allocations that are often freed on another thread.
@@ -140,7 +148,7 @@ fn apart(name: &str) -> Result<Vec<Row>> {
 }
 
 /// Creates a directory on the measured disk, which is removed on drop.
-fn folder() -> Result<tempfile::TempDir> {
+fn directory() -> Result<tempfile::TempDir> {
     let builder = tempfile::Builder::new().prefix("chancery-bench-").to_owned();
     Ok(match std::env::var_os("CHANCERY_BENCH_DIR") {
         Some(dir) => builder.tempdir_in(dir)?,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, TermStarted};
-use chancery_events::id::{IncarnationId, Lineage, Position, Term, WriterId};
+use chancery_events::id::{ExecutorStoreId, IncarnationId, Lineage, Position, Term, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::observation::{
     IncarnationReport, IncarnationReported, Observation, ObservedState, ProcessInfo, ProcessStatus,
@@ -67,7 +67,8 @@ impl Maker {
         maker.fold(&[Event::Fact { cause: Position::FIRST, fact }])?;
         maker.ask("cluster.apply.v1", &json!({"name": CLUSTER, "spec": {"runtime": "simulated"}}))?;
         let (cluster, executor) = (CLUSTER.parse()?, "ex".parse()?);
-        let hello = SessionRequested { cluster, executor, runtime: ClusterRuntime::Simulated, scope: None };
+        let store = ExecutorStoreId::from_random(1);
+        let hello = SessionRequested { cluster, executor, runtime: ClusterRuntime::Simulated, store };
         maker.see(hello.into())?;
         Ok(maker)
     }
@@ -80,7 +81,7 @@ impl Maker {
 
     /// Folds as the decider does: each step can be undone.
     fn fold(&mut self, events: &[Event]) -> Result<()> {
-        self.fleet.note();
+        self.fleet.savepoint();
         for event in events {
             let position = self.fleet.head().plus(1);
             match event {
@@ -127,7 +128,8 @@ impl Maker {
             traceparent: None,
             intent,
         };
-        let (cause, context) = (self.fleet.head().plus(1), self.context(2));
+        let cause = self.fleet.head().plus(1);
+        let context = DecisionContext { actor: Some(request.actor.clone()), ..self.context(2) };
         let facts = decide(&self.fleet, &request, &context).map_err(|refusal| anyhow!("{refusal:?}"))?;
         self.fold(&events(Event::Intent(request), cause, facts))
     }
@@ -146,12 +148,12 @@ impl Maker {
         let session = self.fleet.clusters().get(CLUSTER).and_then(|cluster| cluster.session);
         let session = session.context("a session")?;
         let revision = self.fleet.incarnations().get(&incarnation).context("an incarnation")?.revision;
-        let ready = status == ProcessStatus::Online;
+        let ready = status == ProcessStatus::Ready;
         let process = ProcessInfo { payload: "app".parse()?, index: 0, pid: None, addresses: vec![], status };
         let processes = vec![process];
         let saw =
             if ready { ObservedState::Ready { processes } } else { ObservedState::NotReady { processes } };
-        let report = IncarnationReport { incarnation, revision, saw };
+        let report = IncarnationReport { incarnation, revision, observed: saw };
         self.see(IncarnationReported { session, report }.into())
     }
 

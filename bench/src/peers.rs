@@ -29,17 +29,17 @@ pub(crate) struct Peers {
 impl Peers {
     /// Starts all peers, or none if they are not installed.
     pub(crate) fn start() -> Result<Option<Peers>> {
-        let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
+        let Some(directory) = std::env::var_os(FOLDER).map(PathBuf::from) else {
             eprintln!("peers are left out: bench/run installs them, {FOLDER} names their directory");
             return Ok(None);
         };
         let postgres = Postgres::start()?;
-        let mut cqrs_es = Command::new(folder.join("release/chancery-peer-cqrs-es"));
+        let mut cqrs_es = Command::new(directory.join("release/chancery-peer-cqrs-es"));
         cqrs_es.arg(postgres.url());
-        let data = crate::folder()?;
-        let server = folder.join("bin/umadb");
+        let data = crate::directory()?;
+        let server = directory.join("bin/umadb");
         let umadb = if server.exists() {
-            let mut umadb = Command::new(folder.join("release/chancery-peer-umadb"));
+            let mut umadb = Command::new(directory.join("release/chancery-peer-umadb"));
             umadb.arg(server).arg(data.path());
             Some(Loader::start(umadb)?)
         } else {

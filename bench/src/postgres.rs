@@ -20,18 +20,18 @@ const ACCOUNT: &str = "postgres";
 pub(crate) struct Postgres {
     child: Child,
     programs: PathBuf,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Postgres {
     pub(crate) fn start() -> Result<Postgres> {
         let programs = programs()?;
-        let folder = crate::folder()?;
+        let directory = crate::directory()?;
         if rustix::process::getuid().is_root() {
-            std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
-            succeed(Command::new("chown").arg(ACCOUNT).arg(folder.path()))?;
+            std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o711))?;
+            succeed(Command::new("chown").arg(ACCOUNT).arg(directory.path()))?;
         }
-        let data = folder.path().join("data");
+        let data = directory.path().join("data");
         let init = ["--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-locale", "--no-sync"];
         succeed(as_account(&programs.join("initdb")).args(init).arg("-D").arg(&data))?;
         let settings = [
@@ -46,13 +46,13 @@ impl Postgres {
             "checkpoint_timeout=1h",
         ];
         let mut command = as_account(&programs.join("postgres"));
-        command.arg("-D").arg(&data).arg("-k").arg(folder.path());
+        command.arg("-D").arg(&data).arg("-k").arg(directory.path());
         for setting in settings {
             command.args(["-c", setting]);
         }
-        let log = File::create(folder.path().join("log"))?;
+        let log = File::create(directory.path().join("log"))?;
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
-        let mut postgres = Postgres { child, programs, folder };
+        let mut postgres = Postgres { child, programs, directory };
         postgres.wait()?;
         postgres.sql(SCHEMA)?;
         Ok(postgres)
@@ -62,7 +62,7 @@ impl Postgres {
         let began = Instant::now();
         while !self.client("pg_isready").stdout(Stdio::null()).status()?.success() {
             if let Some(status) = self.child.try_wait()? {
-                let log = std::fs::read_to_string(self.folder.path().join("log"))?;
+                let log = std::fs::read_to_string(self.directory.path().join("log"))?;
                 bail!("postgres ended with {status}:\n{log}");
             }
             ensure!(began.elapsed() < Duration::from_mins(1), "postgres does not get ready");
@@ -73,12 +73,12 @@ impl Postgres {
 
     /// Returns the URL of the database.
     pub(crate) fn url(&self) -> String {
-        format!("postgresql://postgres@localhost/postgres?host={}", self.folder.path().display())
+        format!("postgresql://postgres@localhost/postgres?host={}", self.directory.path().display())
     }
 
     fn client(&self, program: &str) -> Command {
         let mut command = Command::new(self.programs.join(program));
-        command.args(["-U", "postgres", "-h"]).arg(self.folder.path());
+        command.args(["-U", "postgres", "-h"]).arg(self.directory.path());
         command
     }
 
@@ -95,15 +95,15 @@ impl Postgres {
     /// Measures callers that append 400 bytes to streams of their own, in `categories` categories.
     pub(crate) fn messages(&self, callers: usize, categories: usize) -> Result<Cell> {
         self.empty()?;
-        let folder = tempfile::tempdir()?;
-        let script = folder.path().join("append.sql");
+        let directory = tempfile::tempdir()?;
+        let script = directory.path().join("append.sql");
         std::fs::write(&script, APPEND)?;
         // pgbench counts in whole seconds.
         let seconds = ROUND.as_secs().max(1) + u64::from(ROUND.subsec_nanos() > 0);
         let out = self
             .client("pgbench")
             .args(["--no-vacuum", "--protocol=prepared", "--jobs=2", "--log"])
-            .arg(format!("--log-prefix={}", folder.path().join("calls").display()))
+            .arg(format!("--log-prefix={}", directory.path().join("calls").display()))
             .args([format!("--client={callers}"), format!("--time={seconds}")])
             .arg(format!("--define=categories={categories}"))
             .args(["--define=version=0".to_owned(), format!("--define=data={}", data())])
@@ -115,7 +115,7 @@ impl Postgres {
         ensure!(out.status.success(), "pgbench: {}{said}", String::from_utf8_lossy(&out.stderr));
         let rate = said.lines().find_map(|line| line.strip_prefix("tps = ")?.split(' ').next()?.parse().ok());
         let rate = rate.with_context(|| format!("pgbench reports no rate: {said}"))?;
-        Ok(Cell { rate, ..Cell::of(calls(folder.path())?, ROUND) })
+        Ok(Cell { rate, ..Cell::of(calls(directory.path())?, ROUND) })
     }
 }
 
@@ -125,9 +125,9 @@ fn data() -> String {
 }
 
 /// Returns the times of all calls, as logged by pgbench.
-fn calls(folder: &Path) -> Result<Vec<Duration>> {
+fn calls(directory: &Path) -> Result<Vec<Duration>> {
     let mut all = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
+    for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         if !entry.file_name().to_string_lossy().starts_with("calls") {
             continue;
@@ -143,13 +143,14 @@ fn calls(folder: &Path) -> Result<Vec<Duration>> {
 
 /// Returns the directory of PostgreSQL's programs: Debian does not put them into the path.
 fn programs() -> Result<PathBuf> {
-    let has_all = |folder: &Path| ["initdb", "postgres", "pgbench"].iter().all(|p| folder.join(p).exists());
+    let has_all =
+        |directory: &Path| ["initdb", "postgres", "pgbench"].iter().all(|p| directory.join(p).exists());
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders: Vec<_> = std::env::split_paths(&path).collect();
+    let mut directories: Vec<_> = std::env::split_paths(&path).collect();
     if let Ok(versions) = std::fs::read_dir("/usr/lib/postgresql") {
-        folders.extend(versions.filter_map(|version| Some(version.ok()?.path().join("bin"))));
+        directories.extend(versions.filter_map(|version| Some(version.ok()?.path().join("bin"))));
     }
-    let found = folders.into_iter().find(|folder| has_all(folder));
+    let found = directories.into_iter().find(|directory| has_all(directory));
     found.context("find PostgreSQL's initdb, postgres and pgbench: apt-get install postgresql")
 }
 
@@ -194,11 +195,11 @@ mod tests {
 
     #[test]
     fn the_log_of_calls_is_read() {
-        let folder = tempfile::tempdir().expect("a directory");
-        std::fs::write(folder.path().join("calls.1"), "0 1 250 0 1795280009 1\n1 1 300 0 1795280009 2\n")
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("calls.1"), "0 1 250 0 1795280009 1\n1 1 300 0 1795280009 2\n")
             .expect("write");
-        std::fs::write(folder.path().join("append.sql"), "SELECT 1").expect("write");
-        let calls = calls(folder.path()).expect("read");
+        std::fs::write(directory.path().join("append.sql"), "SELECT 1").expect("write");
+        let calls = calls(directory.path()).expect("read");
         assert_eq!(calls.iter().map(Duration::as_micros).collect::<Vec<_>>(), [250, 300]);
     }
 }

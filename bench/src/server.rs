@@ -17,7 +17,7 @@ pub(crate) const FLEET: &str = "/v1/fleets/default";
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: String,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Server {
@@ -27,20 +27,20 @@ impl Server {
 
     /// Starts a server with settings from the environment.
     pub(crate) fn start_with(settings: &[(&str, &str)]) -> Result<Server> {
-        let folder = crate::folder()?;
+        let directory = crate::directory()?;
         let program =
             std::env::var_os("CHANCERY_BIN").context("CHANCERY_BIN names the program: use bench/run")?;
         let child = Command::new(program)
             .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
-            .arg(folder.path())
+            .arg(directory.path())
             // One principal sends as much as the server can handle, on a fast disk above the default limit.
             .env("CHANCERY_LIMITS_WRITES_PER_SECOND", "10000000")
             .envs(settings.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()?;
-        let mut server = Server { child, address: String::new(), folder };
-        let (path, began) = (server.folder.path().join("address"), Instant::now());
+        let mut server = Server { child, address: String::new(), directory };
+        let (path, began) = (server.directory.path().join("address"), Instant::now());
         server.address = loop {
             match std::fs::read_to_string(&path) {
                 Ok(text) if text.ends_with('\n') => break text.trim().to_owned(),

@@ -43,8 +43,7 @@ impl OutputStream {
             self.next_line()?;
             match self.line.split_once(':').map(|(field, value)| (field, value.trim())) {
                 Some(("id", id)) => {
-                    // A position with its lineage; an earlier build sends none.
-                    let position = id.split_once('.').map_or(id, |(position, _)| position);
+                    let (position, _) = id.split_once('.').context("read an id")?;
                     self.position = position.parse().context("read an id")?;
                 }
                 Some(("event", "event")) => {

@@ -23,18 +23,18 @@ use crate::note;
 /// Maximum number of entities of a kind that are read one by one; for more, the kind is listed in pages.
 const LOOKED_UP: usize = 100;
 
-/// Applies manifests. `turn` overrides whether their deployments wait for deployments in progress.
+/// Applies manifests. `overlap` overrides whether their deployments wait for deployments in progress.
 pub(super) fn run(
     files: &[PathBuf],
-    turn: Option<OverlapPolicy>,
+    overlap: Option<OverlapPolicy>,
     client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     client.context.output(FORMS)?;
     let mut manifests = read("apply", "applied", files)?;
     for manifest in &mut manifests {
-        if let (Some(turn), Intent::DeploymentCreate(create)) = (turn, &mut manifest.intent) {
-            create.turn = turn;
+        if let (Some(turn), Intent::DeploymentCreate(create)) = (overlap, &mut manifest.intent) {
+            create.overlap = turn;
         }
     }
     // The verdict does not show whether the entity existed before: a node that is also allocated has more
@@ -236,10 +236,10 @@ fn texts(files: &[PathBuf]) -> Result<Vec<(String, String)>, CliError> {
     Ok(texts)
 }
 
-fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
-    let bad = |error: std::io::Error| unreadable(&folder.display().to_string(), &error);
+fn manifests_in(directory: &Path) -> Result<Vec<PathBuf>, CliError> {
+    let bad = |error: std::io::Error| unreadable(&directory.display().to_string(), &error);
     let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(bad)? {
+    for entry in std::fs::read_dir(directory).map_err(bad)? {
         let path = entry.map_err(bad)?.path();
         if path.extension().is_some_and(|end| end == "yaml" || end == "yml") {
             paths.push(path);
@@ -266,14 +266,14 @@ mod tests {
     #[test]
     fn an_edit_is_followed_by_what_is_in_effect_and_by_what_needs_a_deployment() {
         let fields = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let now = "hint: plan/web: in effect now: sharing, budget";
+        let now = "hint: plan/web: in effect now: sharing, max_unavailable";
         let later = "hint: plan/web: in effect by a deployment: payloads\ntry: chancery apply -f FILE, with a new \
                      Deployment of plan web";
         let cases: [(&[&str], &[&str], &[&str]); 4] = [
             (&[], &[], &[]),
-            (&["sharing", "budget"], &[], &[now]),
+            (&["sharing", "max_unavailable"], &[], &[now]),
             (&[], &["payloads"], &[later]),
-            (&["sharing", "budget"], &["payloads"], &[now, later]),
+            (&["sharing", "max_unavailable"], &["payloads"], &[now, later]),
         ];
         for (policy, version, wanted) in cases {
             let changed = PlanChanges { policy: fields(policy), version: fields(version) };

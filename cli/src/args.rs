@@ -103,7 +103,7 @@ pub enum ServerCommand {
         plan: String,
         /// Node to start the replica on (default: placed automatically)
         #[arg(long, value_name = "NODE")]
-        on: Option<String>,
+        node: Option<String>,
     },
     /// Approve operations, requests or a disruption, exactly as shown
     Approve(OperationArgs),
@@ -116,10 +116,14 @@ pub enum ServerCommand {
         #[arg(long, default_value = "", hide_default_value = true)]
         reason: String,
     },
-    /// Deploy the version of an earlier completed deployment again, and supersede deployments in progress
+    /// Deploy the version of an earlier completed deployment again, or end an unpromoted canary
+    ///
+    /// A plan gets a new deployment, which supersedes those in progress. The replicas of a canary return to the
+    /// version of the plan's last completed deployment.
     Rollback {
-        /// Name of the plan
-        plan: String,
+        /// Plan to roll back, or the deployment whose canary to end
+        #[arg(value_name = "PLAN|deployment/PLAN/NAME")]
+        what: String,
         /// Deployment whose version to restore [default: the last completed deployment with another version]
         #[arg(long, value_name = "DEPLOYMENT")]
         to: Option<String>,
@@ -135,8 +139,6 @@ pub enum ServerCommand {
     Resume(EntityArgs),
     /// Promote the canary of a deployment: update all replicas to its version
     Promote(EntityArgs),
-    /// Withdraw the canary of a deployment
-    Withdraw(EntityArgs),
     /// Stop a replica, and keep it stopped until it is started
     Stop {
         /// Name of the replica
@@ -148,7 +150,7 @@ pub enum ServerCommand {
         replica: String,
         /// Node to start the replica on (default: placed automatically)
         #[arg(long, value_name = "NODE")]
-        on: Option<String>,
+        node: Option<String>,
     },
     /// Move a replica to another node; the new incarnation is ready before the old one is stopped
     Relocate {
@@ -172,8 +174,8 @@ pub enum ServerCommand {
     Drain(DrainArgs),
     /// Put a draining or drained node back into use
     Undrain(UndrainArgs),
-    /// Schedule a disruption of a node, which needs approval
-    Disrupt(ScheduleArgs),
+    /// Schedule a disruption of a node, which needs approval: schedule disruption NODE/NAME
+    Schedule(ScheduleArgs),
     /// Complete a disruption
     Complete(EntityArgs),
     /// Allocate a node to a cluster
@@ -263,7 +265,7 @@ pub enum InboxCommand {
 /// Advice for commands of deployments that name an entity of another kind.
 const NOT_CANCELLED: &str = "reject operations, stop or delete replicas, complete disruptions";
 const NOT_PAUSED: &str = "stop and start replicas, deactivate and activate plans";
-const NOT_CANARIES: &str = "approve or reject operations";
+pub(super) const NOT_CANARIES: &str = "approve or reject operations";
 
 impl EntityArgs {
     /// Sends an intent about the deployment. `verb` is the verb, the outcome shown, and the advice for other
@@ -297,8 +299,8 @@ impl ServerCommand {
     pub(super) fn run(&self, client: &HttpClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
         match self {
             ServerCommand::Apply { files, supersede } => {
-                let turn = if *supersede { Some(OverlapPolicy::Supersede) } else { None };
-                apply::run(files, turn, client, out)
+                let overlap = if *supersede { Some(OverlapPolicy::Supersede) } else { None };
+                apply::run(files, overlap, client, out)
             }
             ServerCommand::Get(what) => get::run(what, client, out),
             ServerCommand::Explain(what) => explain::run(what, client.context, out),
@@ -312,7 +314,7 @@ impl ServerCommand {
                     None => delete::run(files, cascade, *timeout, client, out),
                 }
             }
-            ServerCommand::Create { what, plan, on } => {
+            ServerCommand::Create { what, plan, node: on } => {
                 replica::create(what.kind, plan, on.as_ref(), client, out)
             }
             ServerCommand::Approve(choose) => match disruption::named(&choose.ids)? {
@@ -324,8 +326,8 @@ impl ServerCommand {
             ServerCommand::Reject { choose, reason } => {
                 decide(ApprovalDecision::Reject { reason }, choose, client, out)
             }
-            ServerCommand::Rollback { plan, to, name } => {
-                rollout::rollback(plan, to.as_deref(), name.as_deref(), client, out)
+            ServerCommand::Rollback { what, to, name } => {
+                rollout::rollback(what, to.as_deref(), name.as_deref(), client, out)
             }
             ServerCommand::Cancel(which) => {
                 which.of_deployment(("cancel", "cancelled", NOT_CANCELLED), client, out)
@@ -337,13 +339,10 @@ impl ServerCommand {
             ServerCommand::Promote(which) => {
                 which.of_deployment(("promote", "promoted", NOT_CANARIES), client, out)
             }
-            ServerCommand::Withdraw(which) => {
-                which.of_deployment(("withdraw", "withdrawn", NOT_CANARIES), client, out)
-            }
             ServerCommand::Stop { replica } => {
                 replica::ask("stop", replica, None, "stop requested", client, out)
             }
-            ServerCommand::Start { replica, on } => {
+            ServerCommand::Start { replica, node: on } => {
                 replica::ask("start", replica, on.as_ref(), "start requested", client, out)
             }
             ServerCommand::Relocate { replica, to } => {
@@ -355,7 +354,7 @@ impl ServerCommand {
             }
             ServerCommand::Drain(what) => drain::drain(what, client, out),
             ServerCommand::Undrain(what) => drain::undrain(what, client, out),
-            ServerCommand::Disrupt(what) => disruption::schedule(what, client, out),
+            ServerCommand::Schedule(what) => disruption::schedule(what, client, out),
             ServerCommand::Complete(EntityArgs { what, name }) => {
                 let name = what.one(name.as_ref())?;
                 disruption::ask("complete", "completed", what.kind, &name, client, out)

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | no connection | try the next server; after the last attempt: unreachable |
 //! | connection lost, 504 | try again with the same key; after the last attempt: outcome unknown |
-//! | 503, `no_decider` | try again, up to [`TAKEOVER`] times, without counting |
+//! | 503, `no_leader` | try again, up to [`TAKEOVER`] times, without counting |
 //! | 503, `retryable` | try again with the same key; after the last: busy, or unknown if an earlier one is |
 //! | 429 | try again after the server's `Retry-After`, without counting; after [`PATIENCE`] as 503 |
 //! | any other answer | return it |
@@ -388,7 +388,7 @@ impl<'a> ApiClient<'a> {
             let answer = reply.map(|reply| (reply.status, reply.body));
             // An unreachable server does not contradict another that reported no leader.
             let is_vacant = match &answer {
-                Ok((status, body)) => *status == 503 && code(body) == "no_decider",
+                Ok((status, body)) => *status == 503 && code(body) == "no_leader",
                 Err(AttemptError::NotSent(_)) => vacant > 0,
                 Err(AttemptError::MaybeSent(_)) => false,
             };

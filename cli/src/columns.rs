@@ -1,7 +1,7 @@
 //! Columns of the table of each kind.
 
-use chancery_events::amount::{show_bytes, show_cpu};
 use chancery_events::fact::{ApprovalActor, Requester};
+use chancery_events::resources::{show_bytes, show_cpu};
 use chancery_events::spec::{ApprovalWindow, DeploymentStrategy, DisruptionState, PolicyRule, TimeoutAction};
 use chancery_events::time::Time;
 use chancery_projector::rows::{
@@ -85,31 +85,29 @@ pub(super) fn span(millis: u64) -> String {
 /// Requester of an operation: an actor, a rule, a disruption, or its deployment.
 pub(super) fn asker(row: &OperationRow) -> String {
     let deployment = row.deployment.as_ref().map(ToString::to_string);
-    match (&row.by, deployment) {
+    match (&row.requested_by, deployment) {
         (Some(Requester::Actor(actor)), _) => actor.to_string(),
         (Some(Requester::Rule(rule)), _) => format!("rule {rule}"),
         (Some(Requester::Disruption { node, name }), _) => format!("disruption {node}/{name}"),
-        (None, Some(deployment)) => deployment,
-        // Rows of older builds have no requester.
-        (None, None) => "user".into(),
+        (None, deployment) => deployment.unwrap_or_default(),
     }
 }
 
-/// Formats a strategy: `rolling wave=2 per_domain pause=10s`, `graceful 5m rollback`, `canary 1`.
+/// Formats a strategy: `rolling max_parallel=2 per_domain delay=10s`, `blue_green 5m rollback`, `canary 1`.
 pub(super) fn strategy(strategy: DeploymentStrategy) -> String {
     match strategy {
-        DeploymentStrategy::Rolling { wave, per_domain, pause } => {
-            let wave = wave.map(|wave| format!(" wave={wave}")).unwrap_or_default();
+        DeploymentStrategy::Rolling { max_parallel, per_domain, delay } => {
+            let max_parallel = max_parallel.map(|count| format!(" max_parallel={count}")).unwrap_or_default();
             let per_domain = if per_domain { " per_domain" } else { "" };
-            let pause = if pause > 0 { format!(" pause={}", span(pause)) } else { String::new() };
-            format!("rolling{wave}{per_domain}{pause}")
+            let delay = if delay > 0 { format!(" delay={}", span(delay)) } else { String::new() };
+            format!("rolling{max_parallel}{per_domain}{delay}")
         }
-        DeploymentStrategy::Graceful { timeout, on_timeout } => {
+        DeploymentStrategy::BlueGreen { timeout, on_timeout } => {
             let then = match on_timeout {
                 TimeoutAction::Rollback => "rollback",
-                TimeoutAction::Commit => "commit",
+                TimeoutAction::CutOver => "cut_over",
             };
-            format!("graceful {} {then}", span(timeout))
+            format!("blue_green {} {then}", span(timeout))
         }
         DeploymentStrategy::Canary { count } => format!("canary {count}"),
     }
@@ -119,8 +117,8 @@ pub(super) fn strategy(strategy: DeploymentStrategy) -> String {
 fn window(window: &ApprovalWindow) -> String {
     let days: Vec<_> = window.days.iter().map(|day| day.word()).collect();
     let days = if days.is_empty() { String::new() } else { format!("{} ", days.join(",")) };
-    let (hours, minutes) = (window.from / 60, window.from % 60);
-    format!("{days}{hours:02}:{minutes:02} for {}", span(u64::from(window.minutes) * 60_000))
+    let (hours, minutes) = (window.start / 60, window.start % 60);
+    format!("{days}{hours:02}:{minutes:02} for {}", span(u64::from(window.duration) * 60_000))
 }
 
 /// Lists the disruptions of a node that are not completed: `drain approved`.
@@ -139,21 +137,21 @@ pub(super) fn approver(by: &ApprovalActor) -> String {
 const CLUSTER: &[TableColumn<ClusterRow>] = &[
     ("NAME", false, |r| r.name.to_string()),
     ("RUNTIME", false, |r| r.runtime.to_string()),
-    ("STATE", false, |r| r.activity.to_string()),
+    ("ACTIVITY", false, |r| r.activity.to_string()),
     ("NODES", false, |r| r.nodes.to_string()),
     ("EXECUTOR", false, |r| or_none(r.executor.as_ref())),
     ("SESSION", true, |r| or_none(r.session.as_ref())),
     ("VERSION", true, |r| r.version.to_string()),
-    ("CHANGED", true, |r| short(r.changed)),
+    ("UPDATED", true, |r| short(r.updated_at)),
 ];
 
 const CAPABILITY: &[TableColumn<CapabilityRow>] = &[
     ("NAME", false, |r| r.name.to_string()),
-    ("TYPE", false, |r| r.kind.to_string()),
+    ("TYPE", false, |r| r.type_name.to_string()),
     ("SCORE", false, |r| r.score.to_string()),
-    ("STATE", false, |r| r.activity.to_string()),
+    ("ACTIVITY", false, |r| r.activity.to_string()),
     ("VERSION", true, |r| r.version.to_string()),
-    ("CHANGED", true, |r| short(r.changed)),
+    ("UPDATED", true, |r| short(r.updated_at)),
 ];
 
 const NODE: &[TableColumn<NodeRow>] = &[
@@ -161,10 +159,10 @@ const NODE: &[TableColumn<NodeRow>] = &[
     ("STATE", false, |r| r.state.to_string()),
     ("CLUSTER", false, |r| or_none(r.cluster.as_ref())),
     ("DOMAIN", false, |r| r.domain.to_string()),
-    ("CPU", false, |r| format!("{}/{}", show_cpu(r.remaining.cpu), show_cpu(r.total.cpu))),
-    ("MEMORY", false, |r| format!("{}/{}", show_bytes(r.remaining.memory), show_bytes(r.total.memory))),
-    ("RUNS", false, |r| r.incarnations.to_string()),
-    ("DISK", true, |r| format!("{}/{}", show_bytes(r.remaining.disk), show_bytes(r.total.disk))),
+    ("CPU FREE/TOTAL", false, |r| format!("{}/{}", show_cpu(r.remaining.cpu), show_cpu(r.resources.cpu))),
+    ("MEMORY", false, |r| format!("{}/{}", show_bytes(r.remaining.memory), show_bytes(r.resources.memory))),
+    ("INCARNATIONS", false, |r| r.incarnations.to_string()),
+    ("DISK", true, |r| format!("{}/{}", show_bytes(r.remaining.disk), show_bytes(r.resources.disk))),
     ("ZONE", true, |r| or_none(r.zone.as_ref())),
     ("CAPABILITIES", true, |r| list(&r.capabilities)),
     ("STORAGE", true, |r| {
@@ -180,9 +178,9 @@ const DISRUPTION: &[TableColumn<disruption::DisruptionItem>] = &[
     ("NODE", false, |r| r.node.to_string()),
     ("NAME", false, |r| r.row.name.to_string()),
     ("STATE", false, |r| r.row.state.to_string()),
-    ("EVICT", false, |r| r.row.evict.to_string()),
+    ("ACTION", false, |r| r.row.action.to_string()),
     ("START", false, |r| r.row.start.map(short).unwrap_or_default()),
-    ("APPROVED BY", false, |r| or_none(r.row.by.as_ref())),
+    ("APPROVED BY", false, |r| or_none(r.row.approved_by.as_ref())),
     ("REASON", false, |r| r.row.reason.clone()),
     ("SINCE", true, |r| short(r.row.since)),
 ];
@@ -201,25 +199,25 @@ const POLICY: &[TableColumn<PolicyRow>] = &[
         PolicyRule::Approve { windows, .. } => windows.iter().map(window).collect::<Vec<_>>().join("; "),
         PolicyRule::FourEyes {} => String::new(),
     }),
-    ("IN FLIGHT", false, |r| match &r.spec.rule {
-        PolicyRule::Approve { in_flight, .. } => or_none(in_flight.as_ref()),
+    ("MAX IN FLIGHT", false, |r| match &r.spec.rule {
+        PolicyRule::Approve { max_in_flight: in_flight, .. } => or_none(in_flight.as_ref()),
         PolicyRule::FourEyes {} => String::new(),
     }),
     ("VERSION", true, |r| r.version.to_string()),
-    ("CHANGED", true, |r| short(r.changed)),
+    ("UPDATED", true, |r| short(r.updated_at)),
 ];
 
 const REQUEST: &[TableColumn<RequestRow>] = &[
     ("ID", false, |r| r.id.to_string()),
     ("CHANGE", false, request::change),
     ("STATE", false, |r| r.state.to_string()),
-    ("ASKED BY", false, |r| r.by.to_string()),
+    ("REQUESTED BY", false, |r| r.requested_by.to_string()),
     ("MESSAGE", false, |r| r.message.clone()),
     ("EXPIRES", false, |r| r.expires.map(short).unwrap_or_default()),
     ("EFFECTS", true, request::effects),
     ("HASH", true, |r| r.hash.to_string()),
     ("VERSION", true, |r| r.version.to_string()),
-    ("CHANGED", true, |r| short(r.changed)),
+    ("UPDATED", true, |r| short(r.updated_at)),
 ];
 
 const VOLUME: &[TableColumn<VolumeRow>] = &[
@@ -229,20 +227,20 @@ const VOLUME: &[TableColumn<VolumeRow>] = &[
     ("CLASS", false, |r| r.class.to_string()),
     ("CAPACITY", false, |r| show_bytes(r.capacity)),
     ("USED BY", false, |r| or_none(r.replica.as_ref())),
-    ("OF", false, |r| or_none(r.owner.as_ref())),
+    ("OWNER", false, |r| or_none(r.owner.as_ref())),
     ("MESSAGE", false, |r| r.message.clone()),
     ("ON DELETE", true, |r| r.owner.as_ref().map_or_else(String::new, |_| r.on_delete.to_string())),
     ("CLUSTER", true, |r| r.cluster.to_string()),
     ("ID", true, |r| r.id.to_string()),
     ("VERSION", true, |r| r.version.to_string()),
-    ("CHANGED", true, |r| short(r.changed)),
+    ("UPDATED", true, |r| short(r.updated_at)),
 ];
 
 const PLAN: &[TableColumn<PlanRow>] = &[
     ("NAME", false, |r| r.name.to_string()),
     ("NAMESPACE", false, |r| r.spec.namespace.to_string()),
     ("SERVICE", false, |r| r.spec.service.to_string()),
-    ("STATE", false, |r| r.activity.to_string()),
+    ("ACTIVITY", false, |r| r.activity.to_string()),
     ("DEPLOYMENT", false, |r| or_none(r.current.as_ref())),
     ("RUNNING", false, |r| {
         let count = |phase: &str| r.replicas.get(phase).copied().unwrap_or(0);
@@ -266,15 +264,15 @@ const DEPLOYMENT: &[TableColumn<DeploymentRow>] = &[
     ("STATE", false, |r| r.state.to_string()),
     ("MESSAGE", false, |r| r.message.clone()),
     ("STRATEGY", true, |r| strategy(r.strategy)),
-    ("SET", true, |r| match r.strategy {
+    ("ACTIVE SET", true, |r| match r.strategy {
         // A rolling deployment replaces replicas one by one, without a set of its own.
         DeploymentStrategy::Rolling { .. } => String::new(),
-        DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => r.set.to_string(),
+        DeploymentStrategy::BlueGreen { .. } | DeploymentStrategy::Canary { .. } => r.active_set.to_string(),
     }),
-    ("ASKED BY", true, |r| or_none(r.by.as_ref())),
+    ("REQUESTED BY", true, |r| r.requested_by.to_string()),
     ("COORDINATES", true, coordinates),
     ("GENERATION", true, |r| r.generation.to_string()),
-    ("CREATED", true, |r| short(r.created)),
+    ("CREATED", true, |r| short(r.created_at)),
 ];
 
 const REPLICA: &[TableColumn<ReplicaRow>] = &[
@@ -285,16 +283,16 @@ const REPLICA: &[TableColumn<ReplicaRow>] = &[
     ("READY", false, |r| if r.ready { "yes" } else { "no" }.into()),
     ("NODE", false, |r| or_none(r.node.as_ref())),
     ("MESSAGE", false, |r| r.message.clone()),
-    ("WILL", true, |r| r.will.to_string()),
+    ("DESIRED", true, |r| r.desired.to_string()),
     ("PROCESSES", true, |r| r.processes.iter().map(super::process::line).collect::<Vec<_>>().join(", ")),
     ("INCARNATION", true, |r| or_none(r.incarnation.as_ref())),
-    ("OTHER RUN", true, |r| {
-        let other = r.passive.as_ref();
+    ("SECONDARY", true, |r| {
+        let other = r.secondary.as_ref();
         other
             .map(|other| format!("{} on {} {}", other.incarnation, other.node, other.state))
             .unwrap_or_default()
     }),
-    ("AGAIN", true, |r| r.again.map(short).unwrap_or_default()),
+    ("NEXT RESTART", true, |r| r.next_restart.map(short).unwrap_or_default()),
     ("OPERATION", true, |r| or_none(r.operation.as_ref())),
 ];
 
@@ -306,12 +304,12 @@ const INCARNATION: &[TableColumn<IncarnationRow>] = &[
     ("READY", false, |r| if r.ready { "yes" } else { "no" }.into()),
     ("MESSAGE", false, |r| r.message.clone()),
     ("DEPLOYMENT", true, |r| r.deployment.to_string()),
-    ("HOLDS", true, |r| r.amounts.to_string()),
+    ("RESOURCES", true, |r| r.resources.to_string()),
     ("PROCESSES", true, |r| r.processes.iter().map(super::process::line).collect::<Vec<_>>().join(", ")),
-    ("FOLLOWS", true, |r| or_none(r.follows.as_ref())),
-    ("STRAINED", true, |r| or_none(r.strained.as_ref())),
+    ("STARTS AFTER", true, |r| or_none(r.starts_after.as_ref())),
+    ("AFFINITY VIOLATED", true, |r| or_none(r.affinity_violated.as_ref())),
     ("REVISION", true, |r| r.revision.to_string()),
-    ("CREATED", true, |r| short(r.created)),
+    ("CREATED", true, |r| short(r.created_at)),
 ];
 
 const OPERATION: &[TableColumn<OperationRow>] = &[
@@ -320,12 +318,12 @@ const OPERATION: &[TableColumn<OperationRow>] = &[
     ("REPLICA", false, |r| r.replica.to_string()),
     ("STATE", false, |r| r.state.to_string()),
     ("NODE", false, |r| or_none(r.node.as_ref())),
-    ("ASKED BY", false, asker),
+    ("REQUESTED BY", false, asker),
     ("APPROVED BY", false, |r| r.approved_by.as_ref().map(approver).unwrap_or_default()),
     ("MESSAGE", false, |r| r.message.clone()),
-    ("RUNS BY", true, |r| r.runs_by.to_string()),
+    ("TARGET DEPLOYMENT", true, |r| r.target_deployment.to_string()),
     ("HASH", true, |r| or_none(r.hash.as_ref())),
-    ("CREATED", true, |r| short(r.created)),
+    ("CREATED", true, |r| short(r.created_at)),
 ];
 
 const SESSION: &[TableColumn<SessionRow>] = &[
@@ -334,7 +332,7 @@ const SESSION: &[TableColumn<SessionRow>] = &[
     ("EXECUTOR", false, |r| r.executor.to_string()),
     ("RUNTIME", false, |r| r.runtime.to_string()),
     ("STATE", false, |r| r.state.to_string()),
-    ("CREATED", true, |r| short(r.created)),
+    ("CREATED", true, |r| short(r.created_at)),
 ];
 
 const COMMAND: &[TableColumn<CommandRow>] = &[
@@ -344,7 +342,7 @@ const COMMAND: &[TableColumn<CommandRow>] = &[
     ("ATTEMPT", false, |r| r.attempt.to_string()),
     ("NODE", false, |r| r.node.to_string()),
     ("REPLICA", false, |r| r.replica.to_string()),
-    ("CREATED", true, |r| short(r.created)),
+    ("CREATED", true, |r| short(r.created_at)),
 ];
 
 /// Number of operations of a plan in a state.
@@ -396,9 +394,9 @@ mod tests {
         ] {
             let row = json!({
                 "id": "00000000-0000-8252-8001-b24adb924579", "replica": "web-0100", "plan": "web", "kind": "delete",
-                "deployment": deployment, "by": by, "runs_by": "d-1", "state": "running", "hash": null, "node": null,
+                "deployment": deployment, "requested_by": by, "target_deployment": "d-1", "state": "running", "hash": null, "node": null,
                 "incarnation": null, "approved_by": null, "message": "", "version": 1, "position": 3,
-                "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z",
+                "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:00Z",
             });
             assert_eq!(asker(&typed(&row).expect("a row")), wanted);
         }
@@ -411,16 +409,17 @@ mod tests {
         {
             assert_eq!(span(millis), wanted);
         }
-        let nightly = ApprovalWindow { days: vec![Weekday::Sat, Weekday::Sun], from: 1325, minutes: 480 };
+        let nightly = ApprovalWindow { days: vec![Weekday::Sat, Weekday::Sun], start: 1325, duration: 480 };
         assert_eq!(window(&nightly), "sat,sun 22:05 for 8h");
-        assert_eq!(window(&ApprovalWindow { days: vec![], from: 0, minutes: 90 }), "00:00 for 90m");
-        let rolling = |wave, per_domain, pause| DeploymentStrategy::Rolling { wave, per_domain, pause };
+        assert_eq!(window(&ApprovalWindow { days: vec![], start: 0, duration: 90 }), "00:00 for 90m");
+        let rolling =
+            |max_parallel, per_domain, delay| DeploymentStrategy::Rolling { max_parallel, per_domain, delay };
         for (given, wanted) in [
             (rolling(None, false, 0), "rolling"),
-            (rolling(Some(2), true, 10_000), "rolling wave=2 per_domain pause=10s"),
+            (rolling(Some(2), true, 10_000), "rolling max_parallel=2 per_domain delay=10s"),
             (
-                DeploymentStrategy::Graceful { timeout: 300_000, on_timeout: TimeoutAction::Commit },
-                "graceful 5m commit",
+                DeploymentStrategy::BlueGreen { timeout: 300_000, on_timeout: TimeoutAction::CutOver },
+                "blue_green 5m cut_over",
             ),
             (DeploymentStrategy::Canary { count: 1 }, "canary 1"),
         ] {

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use chancery_events::amount::Resources;
+use chancery_events::resources::Resources;
 use chancery_projector::rows::{
     DeploymentRow, IncarnationRow, OperationRow, OperationStatus, PlanRow, ReplicaRow,
 };
@@ -279,22 +279,21 @@ mod tests {
     #[test]
     fn fields_come_by_importance_and_amounts_as_people_write_them() {
         let item = json!({
-            "changed": "2026-11-21T09:00:00Z", "name": "node-1", "state": "allocated", "zone": null, "message": "",
-            "total": {"cpu": 4000, "memory": 8_589_934_592_u64, "disk": 0}, "labels": {"disk": "fast"}, "version": 3,
+            "updated_at": "2026-11-21T09:00:00Z", "name": "node-1", "state": "allocated", "zone": null, "message": "",
+            "resources": {"cpu": 4000, "memory": 8_589_934_592_u64, "disk": 0}, "labels": {"disk": "fast"}, "version": 3,
         });
-        let wanted = "node/node-1\n  name:          node-1\n  state:         allocated\n  changed:       \
-                      2026-11-21T09:00:00Z\n  labels:\n    disk: fast\n  total:         cpu 4, memory 8GiB, disk 0B\n  \
+        let wanted = "node/node-1\n  name:          node-1\n  state:         allocated\n  labels:\n    disk: fast\n  \
+                      resources:     cpu 4, memory 8GiB, disk 0B\n  updated at:    2026-11-21T09:00:00Z\n  \
                       version:       3\n";
         assert_eq!(fields(EntityKind::Node, &item).expect("an object"), wanted);
-        let rule =
-            json!({"approve": {"windows": [{"days": ["sat"], "from": 1320, "minutes": 60}], "in_flight": 3}});
+        let rule = json!({"approve": {"windows": [{"days": ["sat"], "start": 1320, "duration": 60}], "max_in_flight": 3}});
         let item = json!({
             "name": "weekends", "spec": {"kinds": ["update"], "plans": [], "domains": [], "rule": rule}, "version": 1,
-            "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 3,
+            "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:00Z", "position": 3,
         });
         let text = fields(EntityKind::Policy, &item).expect("an object");
         let wanted = "  rule:          approve\n  kinds:         update\n  plans:         all\n  domains:       all\n  \
-                      windows:       sat 22:00 for 1h\n  in flight:     3\n";
+                      windows:       sat 22:00 for 1h\n  max in flight: 3\n";
         assert!(text.contains(wanted), "{text}");
     }
 }

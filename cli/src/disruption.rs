@@ -1,4 +1,4 @@
-//! Disruptions of nodes, which are part of the rows of nodes and named NODE/NAME. `disrupt` schedules a
+//! Disruptions of nodes, which are part of the rows of nodes and named NODE/NAME. `schedule` schedules a
 //! disruption, `approve` permits its action, and `complete` ends it.
 
 use std::io::Write;
@@ -58,7 +58,7 @@ pub(super) fn list(
     filters: &[(&str, String)],
     most: u64,
 ) -> Result<EntityList, CliError> {
-    const FIELDS: [&str; 4] = ["node", "name", "state", "evict"];
+    const FIELDS: [&str; 4] = ["node", "name", "state", "action"];
     if let Some((name, _)) = filters.iter().find(|(name, _)| !FIELDS.contains(name)) {
         let known = FIELDS.join(", ");
         return Err(CliError::usage(format!("invalid filter {name:?}: must be one of {known}")));
@@ -101,16 +101,22 @@ pub(super) fn schedule(
     client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    let node = EntityKind::Node.name_in(&disrupt.node)?;
-    let name = format!("{node}/{}", disrupt.name);
-    let evict = if disrupt.evict { DisruptionAction::Yes } else { DisruptionAction::No };
-    let spec = DisruptionSpec { start: disrupt.start, evict, reason: disrupt.reason.clone() };
+    let kind = disrupt.which.what.kind;
+    if kind != EntityKind::Disruption {
+        return Err(CliError::usage(format!(
+            "cannot schedule {}: only disruptions are scheduled\ntry: chancery schedule disruption NODE/NAME",
+            kind.word()
+        )));
+    }
+    let name = disrupt.which.what.one(disrupt.which.name.as_ref())?;
+    let action = if disrupt.drain { DisruptionAction::Drain } else { DisruptionAction::None };
+    let spec = DisruptionSpec { start: disrupt.start, action, reason: disrupt.reason.clone() };
     let (node, of) = EntityKind::Disruption.halves(&name)?;
     let (node, of) = (read(EntityKind::Node, node)?, read(EntityKind::Disruption, of)?);
     let intent = DisruptionSchedule { node, name: of, spec }.into();
     act::ask_as(client, "schedule", &format!("disruption/{name}"), &intent, "scheduled", out)?;
     let item: DisruptionItem = typed(&get::one(client, EntityKind::Disruption, &name)?)?;
-    if item.row.by.is_none() {
+    if item.row.approved_by.is_none() {
         note!(
             "hint: the disruption has no effect before its approval\ntry: chancery approve disruption {name}"
         );

@@ -25,12 +25,12 @@ use super::client::{ApiClient, PlanChanges, VerdictResponse};
 use super::columns::typed;
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
+use super::event_summary::EventSummary;
 use super::events::past;
 use super::flags::{DrainArgs, UndrainArgs};
 use super::get;
 use super::kind::{EntityKind, KindNaming as _};
 use super::table::{add, one_line};
-use super::told::EventSummary;
 use super::wait::wait_for;
 
 use crate::note;
@@ -79,11 +79,11 @@ fn empties(disruption: &DisruptionRow) -> bool {
         }
         DisruptionState::Completed => false,
     };
-    now && disruption.evict != DisruptionAction::No
+    now && disruption.action != DisruptionAction::None
 }
 
 fn by(disruption: &DisruptionRow) -> String {
-    disruption.by.as_ref().map_or(String::new(), |by| format!(", approved by {by}"))
+    disruption.approved_by.as_ref().map_or(String::new(), |by| format!(", approved by {by}"))
 }
 
 /// Schedules a disruption that drains the node immediately, under a name that the node does not have yet.
@@ -98,7 +98,7 @@ fn schedule(
     let name = free
         .find(|name| row.disruptions.iter().all(|known| known.name != *name))
         .expect("there are more numbers than disruptions");
-    let spec = DisruptionSpec { start: None, evict: DisruptionAction::Yes, reason };
+    let spec = DisruptionSpec { start: None, action: DisruptionAction::Drain, reason };
     let intent: Intent = DisruptionSchedule { node: node.clone(), name: name.clone(), spec }.into();
     client.ask(&format!("cannot drain node/{node}"), &intent)?;
     Ok(name)
@@ -266,7 +266,7 @@ fn has_volumes(node: &NodeName, client: &ApiClient<'_>) -> Result<bool, CliError
 /// Returns the last cluster of the node.
 fn cluster(node: &NodeName, client: &ApiClient<'_>) -> Result<ClusterName, CliError> {
     let past = past(EntityKind::Node, node.as_str(), client)?;
-    let mut moved = past.iter().rev().filter(|item| EventSummary(item).type_name() == "node.moved");
+    let mut moved = past.iter().rev().filter(|item| EventSummary(item).type_name() == "node.state_changed");
     let found = moved.find_map(|item| item["data"]["cluster"].as_str());
     let found = found.ok_or_else(|| {
         let advice = format!("chancery allocate {node} --cluster CLUSTER");
@@ -286,7 +286,7 @@ mod tests {
 
     fn disruption(name: &str, state: &str, evict: &str, start: &Value) -> DisruptionRow {
         let row = json!({
-            "name": name, "state": state, "evict": evict, "start": start, "reason": "", "by": null,
+            "name": name, "state": state, "action": evict, "start": start, "reason": "", "approved_by": null,
             "since": "2026-11-21T09:00:00Z",
         });
         serde_json::from_value(row).expect("a row")
@@ -296,14 +296,14 @@ mod tests {
     fn a_drain_that_broke_off_is_gone_on_with_and_what_is_planned_for_later_is_let_alone() {
         let later = || json!("2026-11-22T09:00:00Z");
         for (name, state, evict, start, wanted) in [
-            ("drain", "scheduled", "yes", Value::Null, true),
-            ("drain-2", "approved", "yes", Value::Null, true),
-            ("switch", "approved", "yes", later(), true),
-            ("removal", "approved", "and_remove", Value::Null, true),
-            ("drain", "completed", "yes", Value::Null, false),
-            ("switch", "approved", "no", Value::Null, false),
-            ("switch", "scheduled", "yes", Value::Null, false),
-            ("drain", "scheduled", "yes", later(), false),
+            ("drain", "scheduled", "drain", Value::Null, true),
+            ("drain-2", "approved", "drain", Value::Null, true),
+            ("switch", "approved", "drain", later(), true),
+            ("removal", "approved", "drain_and_delete", Value::Null, true),
+            ("drain", "completed", "drain", Value::Null, false),
+            ("switch", "approved", "none", Value::Null, false),
+            ("switch", "scheduled", "drain", Value::Null, false),
+            ("drain", "scheduled", "drain", later(), false),
         ] {
             let found = empties(&disruption(name, state, evict, &start));
             assert_eq!(found, wanted, "{name} {state} {evict}");

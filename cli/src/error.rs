@@ -30,7 +30,7 @@ exits! {
     Awaiting = 6 "Operations await approval.";
     Unknown = 7 "Outcome unknown, or timeout exceeded.";
     Unreachable = 8 "Server unreachable, busy or without a leader.";
-    NewerElsewhere = 9 "Executor stopped: a newer decider exists elsewhere.";
+    StaleDecider = 9 "Executor stopped: a newer decider exists elsewhere.";
     Interrupted = 130 "Server ended by a second signal, before it had stopped.";
 }
 
@@ -98,17 +98,28 @@ impl From<std::io::Error> for CliError {
 pub fn exit_of(code: &str, status: u16) -> CliExit {
     match code {
         "not_found" | "gone" => CliExit::NotFound,
-        "already_exists" | "version_conflict" | "bad_transition" | "in_use" | "inactive"
-        | "hash_mismatch" | "not_pending" | "key_reused" => CliExit::Conflict,
+        "already_exists"
+        | "version_conflict"
+        | "invalid_transition"
+        | "in_use"
+        | "inactive"
+        | "hash_mismatch"
+        | "not_pending"
+        | "idempotency_key_reused" => CliExit::Conflict,
         "denied" | "unauthenticated" => CliExit::Denied,
         // An intent older than the stored idempotency keys may have been decided.
-        "expired" | "unknown_outcome" | "timeout" | "request_timeout" | "position_not_applied" => {
+        "intent_expired" | "unknown_outcome" | "timeout" | "request_timeout" | "position_not_applied" => {
             CliExit::Unknown
         }
         "busy" => CliExit::Unreachable,
-        "bad_parameter" => CliExit::Usage,
-        "invalid" | "from_the_future" | "unsupported" | "too_large" | "internal" | "malformed"
-        | "no_such_route" => CliExit::Failure,
+        "invalid_parameter" => CliExit::Usage,
+        "invalid"
+        | "timestamp_in_future"
+        | "unsupported"
+        | "too_large"
+        | "internal"
+        | "malformed"
+        | "route_not_found" => CliExit::Failure,
         _ => match status {
             404 | 410 => CliExit::NotFound,
             409 | 412 => CliExit::Conflict,
@@ -126,8 +137,10 @@ pub(super) fn advice(code: &str) -> &'static str {
         "hash_mismatch" => {
             "hint: the effects have changed since they were shown: show them again, then approve"
         }
-        "expired" => "hint: the intent may have been decided: check the entity before sending it again",
-        "from_the_future" => "hint: set the clock of this machine",
+        "intent_expired" => {
+            "hint: the intent may have been decided: check the entity before sending it again"
+        }
+        "timestamp_in_future" => "hint: set the clock of this machine",
         "busy" | "position_not_applied" | "timeout" => "hint: try again later",
         _ => "",
     }
@@ -148,14 +161,14 @@ mod tests {
             ("already_exists", 4),
             ("version_conflict", 4),
             ("invalid", 1),
-            ("bad_transition", 4),
+            ("invalid_transition", 4),
             ("in_use", 4),
             ("inactive", 4),
             ("hash_mismatch", 4),
             ("not_pending", 4),
-            ("key_reused", 4),
-            ("expired", 7),
-            ("from_the_future", 1),
+            ("idempotency_key_reused", 4),
+            ("intent_expired", 7),
+            ("timestamp_in_future", 1),
             ("unsupported", 1),
             ("too_large", 1),
             ("internal", 1),

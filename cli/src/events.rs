@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use super::client::ApiClient;
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
+use super::event_summary::EventSummary;
 use super::flags::EventsArgs;
 use super::get::json_text;
 use super::kind::{EntityKind, KindNaming as _};
 use super::table::{StreamTable, TextTable};
-use super::told::EventSummary;
 
 use crate::note;
 
@@ -75,7 +75,7 @@ impl EventPrinter<'_> {
             return Ok(writeln!(self.out, "{line}")?);
         }
         let subject = told.subject().to_owned();
-        self.rows.add([told.position().to_string(), told.time(), told.who(), subject, told.what()]);
+        self.rows.add([told.position().to_string(), told.time(), told.initiator(), subject, told.what()]);
         if self.rows.cells().count() == PAGE { self.flush() } else { Ok(()) }
     }
 
@@ -211,7 +211,7 @@ pub(super) fn table(items: &[Value]) -> TextTable {
     let mut rows = TextTable::new(["POSITION", "TIME", "WHO", "WHAT", "WHY"]);
     for item in items {
         let told = EventSummary(item);
-        rows.add([told.position().to_string(), told.time(), told.who(), told.what(), told.why()]);
+        rows.add([told.position().to_string(), told.time(), told.initiator(), told.what(), told.why()]);
     }
     rows
 }

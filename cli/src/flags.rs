@@ -45,17 +45,15 @@ pub struct UndrainArgs {
 /// Disruption to schedule.
 #[derive(Args, Debug)]
 pub struct ScheduleArgs {
-    /// Name of the node
-    pub node: String,
-    /// Name of the disruption, unique on the node
-    #[arg(long)]
-    pub name: String,
+    /// Disruption to schedule
+    #[command(flatten)]
+    pub which: EntityArgs,
     /// Start as a time, 2026-11-21T22:00:00Z, or a duration from now, 2h (default: on approval)
     #[arg(long, value_name = "TIME|DURATION", value_parser = moment)]
     pub start: Option<Time>,
     /// Move the replicas of the node away
     #[arg(long)]
-    pub evict: bool,
+    pub drain: bool,
     /// Reason, shown with the disruption (default: none)
     #[arg(long, default_value = "", hide_default_value = true)]
     pub reason: String,

@@ -17,6 +17,7 @@ mod describe;
 mod disruption;
 mod drain;
 mod error;
+mod event_summary;
 mod events;
 mod explain;
 #[cfg(test)]
@@ -39,7 +40,6 @@ mod screen;
 mod table;
 #[cfg(test)]
 mod tests;
-mod told;
 mod wait;
 mod watch;
 

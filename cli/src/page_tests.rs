@@ -7,7 +7,7 @@ use super::columns::typed;
 use super::plan_page::{PlanPage, ReplicaSection};
 
 fn row(mut fields: Value) -> Value {
-    let meta = json!({ "version": 3, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:01.5Z", "position": 12 });
+    let meta = json!({ "version": 3, "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:01.5Z", "position": 12 });
     fields.as_object_mut().expect("an object").extend(meta.as_object().expect("an object").clone());
     fields
 }
@@ -29,7 +29,7 @@ fn plan() -> Value {
         },
         "replicas": { "total": 3, "running": 1, "pending": 2 },
         "operations": { "create": { "succeeded": 1, "pending_approval": 1, "preparing": 1, "rejected": 2 }, "update": { "approved": 2, "running": 1 }, "stop": { "expired": 1 }, "relocate": { "superseded": 1 } },
-        "waiting": [{ "reason": "no GPU of the score", "count": 3, "nodes": ["node-1", "node-2"] }],
+        "unschedulable": [{ "reason": "no GPU of the score", "count": 3, "nodes": ["node-1", "node-2"] }],
         "spread": { "domains": { "rack-1": 2, "rack-2": 1 }, "balance": "even", "rebalance_requested_by": null },
         "message": "",
     }))
@@ -41,20 +41,20 @@ fn member() -> ReplicaSection {
     let [create, update] = [18, 29].map(|at| OperationId::issue(lineage, Position::new(at)));
     let other = json!({ "incarnation": passive, "node": "node-3", "state": "starting" });
     let replica = row(json!({
-        "name": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": "deployment-1", "will": "running",
+        "name": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": "deployment-1", "desired": "running",
         "phase": "updating", "ready": true, "reachability": "known", "node": "node-2", "incarnation": active,
-        "passive": other, "processes": [], "operation": update, "again": null, "unready_at": null, "message": "another starts",
+        "secondary": other, "processes": [], "operation": update, "next_restart": null, "unready_at": null, "message": "another starts",
     }));
     let run = |id, node: &str, deployment: &str, state: &str, port: u16| {
         let process = json!({
-            "payload": "nginx-payload", "index": 0, "pid": port, "status": "online",
+            "payload": "nginx-payload", "index": 0, "pid": port, "status": "ready",
             "addresses": [{ "port": "tcp-80", "address": format!("127.0.0.1:{port}") }],
         });
         row(json!({
             "id": id, "replica": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "deployment": deployment,
             "node": node, "cluster": "local", "state": state, "ready": true, "reachability": "known",
-            "amounts": { "cpu": 4000, "memory": 0, "disk": 0 }, "volumes": {}, "mounts": [], "revision": 1, "message": "",
-            "operation": create, "follows": null, "strained": null, "unready_at": null, "processes": [process],
+            "resources": { "cpu": 4000, "memory": 0, "disk": 0 }, "reserved_storage": {}, "mounts": [], "revision": 1, "message": "",
+            "operation": create, "starts_after": null, "affinity_violated": null, "unready_at": null, "processes": [process],
         }))
     };
     let runs = [
@@ -65,7 +65,7 @@ fn member() -> ReplicaSection {
     let operation = |id, kind: &str, by: Value, approved: Value, state: &str| {
         row(json!({
             "id": id, "replica": "nginx-service-7f3k", "plan": "nginx-deployment-plan", "kind": kind,
-            "deployment": "deployment-1", "by": by, "runs_by": "deployment-1", "state": state, "hash": null,
+            "deployment": "deployment-1", "requested_by": by, "target_deployment": "deployment-1", "state": state, "hash": null,
             "node": "node-2", "incarnation": active, "approved_by": approved, "message": "",
         }))
     };
@@ -91,7 +91,7 @@ fn the_page_of_a_plan_tells_what_it_asks_for_and_how_far_that_is() {
     let deployment = row(json!({
         "plan": "nginx-deployment-plan", "name": "deployment-2", "generation": 1, "count": 3,
         "coordinates": { "nginx-payload": { "image": "nginx:latest" } }, "state": "in_progress", "message": "1 of 3",
-        "strategy": { "rolling": { "wave": 2, "per_domain": false, "pause": 0 } }, "by": "bob", "set": "old",
+        "strategy": { "rolling": { "max_parallel": 2, "per_domain": false, "delay": 0 } }, "requested_by": "bob", "active_set": "old",
         "progress_deadline": 600_000, "auto_rollback": false, "rollback": null, "last_progress_at": null,
         "stalled_at": null,
     }));
@@ -111,28 +111,28 @@ plan/nginx-deployment-plan
   Generation:  1
   Version:     3
   Spread:      even, rack-1 2, rack-2 1
-  Changed:     2026-11-21T09:00:01Z
+  Updated:     2026-11-21T09:00:01Z
 
 Policy (an edit takes effect immediately, for every later decision)
-  cluster:     any
-  zone:        any
-  selectors:   none
-  matchers:    GPU gte nvidia-v100, nvidia-p100; CPU eq intel-xeon
-  sharing:     never
-  placement:   spread
-  affinity:    none
-  restart:     best_effort
-  cooldown:    10s
-  update:      beside
-  budget:      1
-  approval:    manual
-  timeouts:    approval 1d, start 5m, stop 10s
-  unready:     show after 5m
+  cluster:         any
+  zone:            any
+  selectors:       none
+  matchers:        GPU gte nvidia-v100, nvidia-p100; CPU eq intel-xeon
+  sharing:         never
+  placement:       spread
+  affinity:        none
+  restart:         on_failure
+  restart_delay:   10s
+  update_order:    start_first
+  max_unavailable: 1
+  approval:        manual
+  timeouts:        approval 1d, start 5m, stop 10s
+  unready:         show after 5m
 
 Version (an edit takes effect by a deployment)
-  namespace:   nginx-namespace
-  service:     nginx-service
-  payloads:    nginx-payload
+  namespace:       nginx-namespace
+  service:         nginx-service
+  payloads:        nginx-payload
 
 Payloads (1)
   NAME           PROCESSES  CPU  MEMORY  DISK  PORTS                         VOLUMES
@@ -141,8 +141,8 @@ Payloads (1)
   nginx-payload ready: none
 
 Deployments (1)
-  NAME          COUNT  STATE        STRATEGY        ASKED BY  MESSAGE  COORDINATES
-  deployment-2  3      in_progress  rolling wave=2  bob       1 of 3   nginx-payload{{image=nginx:latest}}
+  NAME          COUNT  STATE        STRATEGY                REQUESTED BY  MESSAGE  COORDINATES
+  deployment-2  3      in_progress  rolling max_parallel=2  bob           1 of 3   nginx-payload{{image=nginx:latest}}
 
 All replicas
   TOTAL  RUNNING  PENDING  FAILED  STOPPED
@@ -160,16 +160,16 @@ All operations
   try: chancery approve --plan nginx-deployment-plan --all
 
 Waiting for a placement
-  REASON               NODES  WHICH
+  REASON               NODES  NODE NAMES
   no GPU of the score  3      node-1, node-2 and 1 more
 
 Replicas (1)
   nginx-service-7f3k  updating  by deployment-1  another starts
     incarnation {past} on node-1  destroyed  past  by deployment-1
     incarnation {active} on node-2  running  active  by deployment-1
-      nginx-payload/0 online pid 4002 tcp-80=127.0.0.1:4002
-    incarnation {passive} on node-3  starting  passive  by deployment-2
-      nginx-payload/0 online pid 4003 tcp-80=127.0.0.1:4003
+      nginx-payload/0 ready pid 4002 tcp-80=127.0.0.1:4002
+    incarnation {passive} on node-3  starting  secondary  by deployment-2
+      nginx-payload/0 ready pid 4003 tcp-80=127.0.0.1:4003
     operation {create} create  requested by deployment-1  succeeded  approved by ann
     operation {update} update  requested by bob  running  approved by rule policy/weekends
 "

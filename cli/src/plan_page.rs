@@ -1,6 +1,6 @@
 //! Page of a plan: its spec, its progress, and what waits for approval.
 
-use chancery_events::amount::{show_bytes, show_cpu};
+use chancery_events::resources::{show_bytes, show_cpu};
 use chancery_events::spec::{FieldClass, OperationKind, Payload, PlanSpec};
 use chancery_projector::rows::{
     DeploymentRow, IncarnationRow, OperationRow, OperationStatus, PlanRow, ReplicaRow,
@@ -52,7 +52,7 @@ impl PlanPage<'_> {
             ("Generation", plan.generation.to_string()),
             ("Version", plan.version.to_string()),
             ("Spread", spread(plan)),
-            ("Changed", short(plan.changed)),
+            ("Updated", short(plan.updated_at)),
         ];
         for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
             add(&mut text, format_args!("  {:<12} {}\n", format!("{name}:"), one_line(value)));
@@ -65,7 +65,15 @@ impl PlanPage<'_> {
         let mut text = format!("{title}\n");
         for (field, _) in PlanSpec::FIELDS.iter().filter(|(_, of)| *of == class) {
             let value = value(&self.plan.spec, field);
-            add(&mut text, format_args!("  {:<12} {}\n", format!("{field}:"), one_line(&value)));
+            add(
+                &mut text,
+                format_args!(
+                    "  {:<16} {}
+",
+                    format!("{field}:"),
+                    one_line(&value)
+                ),
+            );
         }
         text
     }
@@ -102,7 +110,7 @@ impl PlanPage<'_> {
     }
 
     fn deployments(&self) -> TextTable {
-        let heads = ["NAME", "COUNT", "STATE", "STRATEGY", "ASKED BY", "MESSAGE", "COORDINATES"];
+        let heads = ["NAME", "COUNT", "STATE", "STRATEGY", "REQUESTED BY", "MESSAGE", "COORDINATES"];
         let mut rows = TextTable::new(heads);
         for row in self.deployments {
             rows.add([
@@ -110,7 +118,7 @@ impl PlanPage<'_> {
                 row.count.to_string(),
                 row.state.to_string(),
                 strategy(row.strategy),
-                row.by.as_ref().map(ToString::to_string).unwrap_or_default(),
+                row.requested_by.to_string(),
                 row.message.clone(),
                 coordinates(row),
             ]);
@@ -148,11 +156,11 @@ impl PlanPage<'_> {
 
     /// Formats the reasons for which operations have no placement.
     fn waiting(&self) -> String {
-        if self.plan.waiting.is_empty() {
+        if self.plan.unschedulable.is_empty() {
             return String::new();
         }
-        let mut rows = TextTable::new(["REASON", "NODES", "WHICH"]);
-        for unfit in &self.plan.waiting {
+        let mut rows = TextTable::new(["REASON", "NODES", "NODE NAMES"]);
+        for unfit in &self.plan.unschedulable {
             let hidden = u64::from(unfit.count).saturating_sub(unfit.nodes.len() as u64);
             let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
             rows.add([
@@ -198,10 +206,10 @@ fn value(spec: &PlanSpec, field: &str) -> String {
         "affinity" => each(
             spec.affinity
                 .iter()
-                .map(|of| format!("{} {} (otherwise {})", of.nodes, of.group, of.otherwise))
+                .map(|of| format!("{} {} (policy {})", of.kind, of.group, of.policy))
                 .collect(),
         ),
-        "cooldown" => span(spec.cooldown),
+        "restart_delay" => span(spec.restart_delay),
         "timeouts" => {
             let of = spec.timeouts;
             format!("approval {}, start {}, stop {}", span(of.approval), span(of.start), span(of.stop))
@@ -223,15 +231,16 @@ fn value(spec: &PlanSpec, field: &str) -> String {
 
 /// Formats an incarnation: the active one, the passive one (its replacement or predecessor), or a past one.
 fn incarnation(replica: &ReplicaRow, row: &IncarnationRow) -> String {
-    let passive = replica.passive.as_ref().map(|passive| passive.incarnation);
+    let secondary = replica.secondary.as_ref().map(|passive| passive.incarnation);
     let (word, lives) = match row.id {
         id if replica.incarnation == Some(id) => ("active", true),
-        id if passive == Some(id) => ("passive", true),
+        id if secondary == Some(id) => ("secondary", true),
         _ => ("past", false),
     };
-    let strained = row.strained.as_ref().map(|what| format!("  ({what})")).unwrap_or_default();
+    let affinity_violated =
+        row.affinity_violated.as_ref().map(|what| format!("  ({what})")).unwrap_or_default();
     let line = format!(
-        "incarnation {} on {}  {}  {word}  by {}{strained}  {}",
+        "incarnation {} on {}  {}  {word}  by {}{affinity_violated}  {}",
         row.id,
         row.node,
         row.state,

@@ -18,8 +18,8 @@ pub(super) fn line(process: &ProcessInfo) -> String {
 
 fn status(status: &ProcessStatus) -> String {
     match status {
-        ProcessStatus::Online => "online".into(),
-        ProcessStatus::Initializing => "initializing".into(),
+        ProcessStatus::Ready => "ready".into(),
+        ProcessStatus::Starting => "starting".into(),
         ProcessStatus::Unready { error } => format!("unready ({error})"),
         ProcessStatus::Unresponsive { error } => format!("unresponsive ({error})"),
         ProcessStatus::OomKilled => "out of memory".into(),

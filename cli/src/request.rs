@@ -104,8 +104,8 @@ pub(super) fn page(row: &RequestRow) -> String {
     line(&mut text, "change", &change(row));
     line(&mut text, "state", row.state.word());
     line(&mut text, "message", &row.message);
-    line(&mut text, "requested by", row.by.as_str());
-    line(&mut text, "requested at", &row.created.to_string());
+    line(&mut text, "requested by", row.requested_by.as_str());
+    line(&mut text, "requested at", &row.created_at.to_string());
     line(&mut text, "expires at", &row.expires.map(|expires| expires.to_string()).unwrap_or_default());
     line(&mut text, "hash", &row.hash.to_string());
     for effect in &row.effects {
@@ -123,7 +123,7 @@ pub(super) fn page(row: &RequestRow) -> String {
     if let RequestedChange::DisruptionApprove { spec, .. } = &row.change {
         let start = spec.start.map_or_else(|| "immediately".to_owned(), |start| start.to_string());
         line(&mut text, "starts", &start);
-        line(&mut text, "evicts", spec.evict.word());
+        line(&mut text, "action", spec.action.word());
         line(&mut text, "reason", &spec.reason);
     }
     match volumes(&row.change) {
@@ -275,9 +275,9 @@ mod tests {
             let id = "00000000-0000-8755-9f3a-5c7e9b2d4f60";
             let row = json!({
                 "id": id, "state": "pending", "kind": "plan_delete", "subject": "policy/two", "change": change,
-                "effects": effects, "by": "ann", "policies": policies, "hash": "9f86d081884c7d659a2feaa0c55ad015",
+                "effects": effects, "requested_by": "ann", "policies": policies, "hash": "9f86d081884c7d659a2feaa0c55ad015",
                 "expires": "2026-11-22T09:00:00Z", "decided": null, "message": "waits", "version": 1,
-                "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:00Z", "position": 3,
+                "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:00Z", "position": 3,
             });
             serde_json::from_value(row).expect("a row")
         };
@@ -289,10 +289,10 @@ mod tests {
         assert!(text.contains("  difference:\n    kinds: delete, stop -> stop\n"), "{text}");
         assert!(text.contains("\nWaits for\n  another person: chancery approve request/0000"), "{text}");
         let disruption =
-            json!({"start": 1_795_424_400_000_000_u64, "evict": "and_remove", "reason": "new switch"});
+            json!({"start": 1_795_424_400_000_000_u64, "action": "drain_and_delete", "reason": "new switch"});
         let change = json!({"disruption_approve": {"node": "node-1", "name": "switch", "spec": disruption}});
         let text = page(&row(change, json!([]), &["two"]));
-        let wanted = "  starts:        2026-11-23T09:00:00.000000Z\n  evicts:        and_remove\n  reason:        new switch\n";
+        let wanted = "  starts:        2026-11-23T09:00:00.000000Z\n  action:        drain_and_delete\n  reason:        new switch\n";
         assert!(text.contains(wanted), "{text}");
         let expunge = json!({"node_expunge": {"name": "node-1", "volumes": 2}});
         let effects = json!([{"kind": "expunge", "plan": "web", "count": 1, "replicas": ["web-1"]}]);

@@ -1,13 +1,14 @@
-//! Commands for a deployment in progress: cancel, pause, resume, promote, withdraw. `rollback` of a plan.
+//! Commands for a deployment in progress: cancel, pause, resume, promote; rollback of a canary or of a plan.
 
 use std::io::Write;
 
 use chancery_events::intent::PlanRollback;
 
 use super::act::{ask, intent, read};
+use super::args::NOT_CANARIES;
 use super::client::ApiClient;
 use super::error::CliError;
-use super::kind::EntityKind;
+use super::kind::{EntityKind, KindNaming as _};
 
 /// Sends the intent `deployment.VERB`. `done` is the outcome that is shown, and `instead` the advice for
 /// other kinds.
@@ -33,14 +34,30 @@ pub(super) fn run(
     ask(client, verb, &intent, done, out)
 }
 
-/// Rolls a plan back, by a new deployment. Without a name, it is named after the time.
+/// Returns `PLAN/NAME` if the argument of `rollback` is a deployment; names of plans have no slash.
+fn canary(what: &str) -> Option<&str> {
+    let name = what.strip_prefix("deployment/").unwrap_or(what);
+    (name.contains('/') && !what.starts_with("plan/")).then_some(name)
+}
+
+/// Drops the canary of a deployment, or rolls a plan back by a new deployment. Without a name, the new
+/// deployment is named after the time.
 pub(super) fn rollback(
-    plan: &str,
+    what: &str,
     to: Option<&str>,
     name: Option<&str>,
     client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
+    if let Some(canary) = canary(what) {
+        if to.is_some() || name.is_some() {
+            return Err(CliError::usage(format!(
+                "invalid options --to and --name: the canary of deployment {canary} ends without a new deployment"
+            )));
+        }
+        return run(("rollback", "rolled back", NOT_CANARIES), EntityKind::Deployment, canary, client, out);
+    }
+    let plan = EntityKind::Plan.name_in(what)?;
     let to = to
         .map(|to| read(EntityKind::Deployment, to.strip_prefix(&format!("{plan}/")).unwrap_or(to)))
         .transpose()?;

@@ -55,7 +55,7 @@ fn delete_node() -> chancery_events::intent::Intent {
 }
 
 fn meta() -> Value {
-    json!({ "version": 3, "created": "2026-11-21T09:00:00Z", "changed": "2026-11-21T09:00:01.5Z", "position": 12 })
+    json!({ "version": 3, "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:01.5Z", "position": 12 })
 }
 
 fn row(fields: &Value) -> Value {
@@ -66,10 +66,10 @@ fn row(fields: &Value) -> Value {
 }
 
 fn node(name: &str, message: &str) -> Value {
-    let amounts = |cpu: u64| json!({ "cpu": cpu, "memory": 8_589_934_592_u64, "disk": 0 });
+    let resources = |cpu: u64| json!({ "cpu": cpu, "memory": 8_589_934_592_u64, "disk": 0 });
     row(&json!({
         "name": name, "state": "allocated", "cluster": "local", "domain": "a", "zone": null, "labels": {},
-        "total": amounts(4000), "reserved": amounts(0), "remaining": amounts(3500), "capabilities": ["intel-xeon"],
+        "resources": resources(4000), "reserved": resources(0), "remaining": resources(3500), "capabilities": ["intel-xeon"],
         "storage": [{ "class": "fast-ssd", "capacity": 100_000_000_000_u64, "remaining": 50_000_000_000_u64 }],
         "incarnations": 1, "disruptions": [], "message": message,
     }))
@@ -82,7 +82,7 @@ fn operation_id() -> String {
 fn operation(id: &str, state: &str) -> Value {
     row(&json!({
         "id": id, "replica": "web-7f3k", "plan": "web", "kind": "create", "deployment": "deployment-1", "state": state,
-        "by": null, "runs_by": "deployment-1", "hash": "00112233445566778899aabbccddeeff", "node": "node-2",
+        "requested_by": null, "target_deployment": "deployment-1", "hash": "00112233445566778899aabbccddeeff", "node": "node-2",
         "incarnation": null, "approved_by": null, "message": "",
     }))
 }
@@ -109,7 +109,7 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         ("chancery pause deployment web/d-1", r#""type":"chancery.deployment.pause.v1""#),
         ("chancery resume deployment/web/d-1", r#""data":{"plan":"web","name":"d-1"}"#),
         ("chancery promote dep/web/d-1", r#""type":"chancery.deployment.promote.v1""#),
-        ("chancery withdraw deployment deployment/web/d-1", r#""type":"chancery.deployment.withdraw.v1""#),
+        ("chancery rollback deployment/web/d-1", r#""type":"chancery.deployment.rollback.v1""#),
         ("chancery approve disruption node-1/switch", r#""data":{"node":"node-1","name":"switch"}"#),
         ("chancery approve disruption/node-1/switch", r#""type":"chancery.disruption.approve.v1""#),
         ("chancery complete disruption node-1/switch", r#""type":"chancery.disruption.complete.v1""#),
@@ -214,9 +214,9 @@ fn tables_are_read_at_a_glance_and_wide_ones_tell_more() {
     let page = json!({ "items": [node("node-1", ""), node("node-22", "")], "next_page_token": null, "position": 12 });
     let (result, asked) = told("chancery get nodes -l state=allocated", vec![ok(&page)]);
     let wanted = "\
-NAME     STATE      CLUSTER  DOMAIN  CPU      MEMORY     RUNS
-node-1   allocated  local    a       3500m/4  8GiB/8GiB  1
-node-22  allocated  local    a       3500m/4  8GiB/8GiB  1
+NAME     STATE      CLUSTER  DOMAIN  CPU FREE/TOTAL  MEMORY     INCARNATIONS
+node-1   allocated  local    a       3500m/4         8GiB/8GiB  1
+node-22  allocated  local    a       3500m/4         8GiB/8GiB  1
 ";
     assert_eq!(result.expect("a table"), wanted);
     assert_eq!(asked[0].line, "GET /v1/fleets/default/nodes?state=allocated&limit=500");
@@ -275,7 +275,7 @@ fn a_retry_carries_the_same_key_and_time() {
 fn of_several_servers_one_that_is_gone_is_passed_over_and_one_that_takes_over_is_waited_for() {
     // A port without a listener.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-    let vacant = || problem(503, "no_decider", true);
+    let vacant = || problem(503, "no_leader", true);
     let script: Vec<_> = (0..6).map(|_| vacant()).chain([verdict()]).collect();
     let (server, asked) = serve(script);
     let context = context(format!("http://{gone},{server}"), None);
@@ -337,11 +337,11 @@ fn an_unreachable_server_is_told_with_what_to_try() {
 
 #[test]
 fn apply_says_created_configured_or_unchanged() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let file = folder.path().join("n.yaml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("n.yaml");
     let text = "apiVersion: chancery/v1\nkind: Node\nmetadata: {name: node-1}\nspec: {domain: a, resources: {cpu: 1, memory: 1}}\n";
     std::fs::write(&file, text).expect("a file");
-    let line = format!("chancery apply -f {}", folder.path().display());
+    let line = format!("chancery apply -f {}", directory.path().display());
     let unchanged =
         || batch(&[json!({ "position": 7, "verdict": "unchanged", "version": 3, "status": 200 })]);
     let cases = [

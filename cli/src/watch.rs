@@ -158,8 +158,9 @@ fn follower(context: CliContext, from: NamedPosition) -> Receiver<WatchSignal> {
     let (sender, woken) = channel();
     std::thread::spawn(move || {
         let client = ApiClient::new(&context);
-        let mut each =
-            |event: &super::told::EventSummary<'_>, _: &str| told(&sender, WatchSignal::At(event.position()));
+        let mut each = |event: &super::event_summary::EventSummary<'_>, _: &str| {
+            told(&sender, WatchSignal::At(event.position()))
+        };
         let mut lost = |error: &CliError| told(&sender, WatchSignal::Lost(error.clone()));
         loop {
             match follow(&client, &[], from, &mut each, &mut lost) {

@@ -29,7 +29,7 @@ pub(super) fn command(fleet: &FleetState, id: ObjectId) -> Option<Command> {
 
 fn of_run(fleet: &FleetState, incarnation: &Incarnation) -> Option<Command> {
     let plan = fleet.plans().get(&incarnation.plan)?;
-    let key = (incarnation.plan.clone(), incarnation.asked_for().clone());
+    let key = (incarnation.plan.clone(), incarnation.target_deployment().clone());
     let deployment = fleet.deployments().get(&key)?;
     let (policy, version) = (plan.policy(), plan.version_of(deployment.generation));
     let payloads = version.payloads().iter().map(|payload| IncarnationPayload {
@@ -47,10 +47,10 @@ fn of_run(fleet: &FleetState, incarnation: &Incarnation) -> Option<Command> {
         object: incarnation.id.into(),
         revision: incarnation.revision,
         attempt: incarnation.command.map_or(1, |command| command.attempt),
-        effect: incarnation.asked.unwrap_or(CommandEffect::Ensure),
-        standing: if incarnation.command.is_some() { CommandStatus::Open } else { CommandStatus::Met },
+        effect: incarnation.last_effect.unwrap_or(CommandEffect::Ensure),
+        status: if incarnation.command.is_some() { CommandStatus::Pending } else { CommandStatus::Fulfilled },
         grace: policy.timeouts().stop(),
-        spec: ObjectSpec::Run(IncarnationSpec {
+        spec: ObjectSpec::Incarnation(IncarnationSpec {
             replica: incarnation.replica.clone(),
             plan: incarnation.plan.clone(),
             node: incarnation.node.clone(),
@@ -65,8 +65,8 @@ fn of_run(fleet: &FleetState, incarnation: &Incarnation) -> Option<Command> {
 fn labels(fleet: &FleetState, incarnation: &Incarnation, version: PlanVersion<'_>) -> RunLabels {
     let node = fleet.nodes().get(&incarnation.node);
     RunLabels {
-        namespace: Some(version.namespace().clone()),
-        deployment: Some(incarnation.asked_for().clone()),
+        namespace: version.namespace().clone(),
+        deployment: incarnation.target_deployment().clone(),
         domain: node.map(|node| node.spec.domain.clone()),
         zone: node.and_then(|node| node.spec.zone.clone()),
     }
@@ -84,14 +84,14 @@ fn mounts(fleet: &FleetState, replica: &ReplicaName, payload: &Payload) -> Vec<V
 fn of_volume(volume: &Volume) -> Command {
     let effect = match volume.state {
         VolumeState::Destroying => CommandEffect::Kill,
-        VolumeState::Ensuring | VolumeState::Ready | VolumeState::Lost(_) => CommandEffect::Ensure,
+        VolumeState::Creating | VolumeState::Ready | VolumeState::Lost(_) => CommandEffect::Ensure,
     };
     Command {
         object: volume.id.into(),
         revision: volume.revision,
         attempt: volume.command.map_or(1, |command| command.attempt),
         effect,
-        standing: if volume.command.is_some() { CommandStatus::Open } else { CommandStatus::Met },
+        status: if volume.command.is_some() { CommandStatus::Pending } else { CommandStatus::Fulfilled },
         grace: Duration::ZERO,
         spec: ObjectSpec::Volume(VolumeSpec {
             name: volume.name.clone(),

@@ -12,8 +12,8 @@ use std::time::Duration;
 use chancery_events::event::Event;
 use chancery_events::fact::{EntityQuarantined, Fact, InboxSkipped, TermStarted, TimeRecorded};
 use chancery_events::id::{ConnectionToken, Lineage, Position, Term, WriterId};
+use chancery_events::inbox_message::InboxMessage;
 use chancery_events::intent::IntentRequest;
-use chancery_events::letter::InboxMessage;
 use chancery_events::name::FleetName;
 use chancery_events::observation::Observation;
 use chancery_events::protocol::{DeciderMessage, ExecutorMessage, JournalHead};
@@ -58,7 +58,7 @@ pub enum CoreInput {
     /// Intent of a caller. The answer is an effect, emitted once it is durable.
     Intent(RequestTicket, Box<IntentRequest>),
     /// Inbox message, in order of offsets, which may have holes. The journal records the answer.
-    Letter(Box<InboxMessage>),
+    InboxMessage(Box<InboxMessage>),
     /// Offset below which no inbox message is outstanding.
     InboxPassed(u64),
     /// Offset of an inbox message that cannot be read; no message below is outstanding.
@@ -191,7 +191,7 @@ pub struct DeciderCore {
     /// Interval without a record after which the time is recorded.
     record_every: Option<Duration>,
     pub(super) draft: RecordDraft,
-    begins: Option<RecordStart>,
+    starts: Option<RecordStart>,
     durable: JournalHead,
     in_flight: VecDeque<(Position, RecordHash)>,
     /// Held outputs, each with its position and bytes.
@@ -237,7 +237,7 @@ impl DeciderCore {
             recorded: time,
             record_every: None,
             draft: RecordDraft::new(),
-            begins: Some(RecordStart::Term),
+            starts: Some(RecordStart::Term),
             durable: JournalHead { position, hash, term },
             in_flight: VecDeque::new(),
             held: VecDeque::new(),
@@ -259,10 +259,10 @@ impl DeciderCore {
     pub fn handle(&mut self, now: Time, input: CoreInput) -> Vec<CoreOutput> {
         match input {
             CoreInput::Intent(ticket, request) => self.intent(ticket, &request, now),
-            CoreInput::Letter(letter) => self.letter(&letter, now),
+            CoreInput::InboxMessage(message) => self.take_message(&message, now),
             CoreInput::InboxPassed(next) => self.inbox_passed(next, now),
             CoreInput::InboxStands(offset) => self.inbox_stands(offset, now),
-            CoreInput::Connected(connection, attach) => self.connected(connection, attach),
+            CoreInput::Connected(connection, token) => self.connected(connection, token),
             CoreInput::Said(connection, message) => self.said(connection, message, now),
             CoreInput::Disconnected(connection) => self.disconnected(connection),
             CoreInput::Unheard(span) => self.unheard(span, now),
@@ -273,7 +273,7 @@ impl DeciderCore {
                 }
             }
             CoreInput::Seal => self.seal(),
-            CoreInput::Drain => self.last_letter(now),
+            CoreInput::Drain => self.last_message(now),
         }
         std::mem::take(&mut self.outputs)
     }
@@ -370,7 +370,7 @@ impl DeciderCore {
 
     fn put_events(&mut self, events: &[Event]) -> Result<(), CommitError> {
         let mark = self.draft.mark();
-        self.fleet.note();
+        self.fleet.savepoint();
         let first = self.next();
         let mut over = Vec::new();
         let folded = catch_unwind(AssertUnwindSafe(|| {
@@ -397,7 +397,7 @@ impl DeciderCore {
             Ok(Ok(())) => {
                 self.follow(events);
                 for (cluster, incarnation) in over {
-                    self.forget(&cluster, incarnation);
+                    self.purge(&cluster, incarnation);
                 }
                 return Ok(());
             }
@@ -543,11 +543,11 @@ impl DeciderCore {
                 Ok(None) => return false,
                 Ok(Some(step)) => self.take_step(step),
                 Err(panic) => {
-                    let Some((subject, cause)) = self.agenda.at_work() else {
+                    let Some((subject, cause)) = self.agenda.in_progress() else {
                         tracing::error!(failure = told(&*panic), "cannot find due work");
                         return false;
                     };
-                    self.park(subject, cause, told(&*panic));
+                    self.quarantine(subject, cause, told(&*panic));
                 }
             }
         }
@@ -558,14 +558,14 @@ impl DeciderCore {
         let DueStep { subject, cause, facts } = step;
         let events: Vec<_> = facts.into_iter().map(|fact| Event::Fact { cause, fact }).collect();
         if let Err(failure) = self.commit_events(&events) {
-            self.park(subject, cause, failure.to_string());
+            self.quarantine(subject, cause, failure.to_string());
         }
     }
 
     /// Quarantines an entity, by a fact, so that the next entity is processed.
-    fn park(&mut self, subject: Subject, cause: Position, detail: String) {
+    fn quarantine(&mut self, subject: Subject, cause: Position, detail: String) {
         tracing::error!(%subject, detail, "entity quarantined");
-        self.agenda.park(subject.clone());
+        self.agenda.quarantine(subject.clone());
         let fact = EntityQuarantined { subject, detail }.into();
         if let Err(failure) = self.commit_events(&[Event::Fact { cause, fact }]) {
             tracing::error!(%failure, "cannot record quarantine of entity");
@@ -585,7 +585,7 @@ impl DeciderCore {
             writer: self.settings.writer,
             time: self.time,
             build: Arc::clone(&self.settings.build),
-            begins: self.begins.take(),
+            starts: self.starts.take(),
             watermark: self.inbox.as_mut().map(InboxProgress::carry),
             prev: self.sealed.1,
         };

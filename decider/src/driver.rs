@@ -238,10 +238,11 @@ mod tests {
         let at = ClockSample { wall: Time::EPOCH, steady: std::time::Duration::ZERO };
         let mut driver = DeciderDriver::begin(settings, fleet, None, Arc::new(journal), at);
         driver.turn(at).expect("a turn");
-        let beat = ExecutorMessage::Heartbeat { attach: ConnectionToken::from_random(1), beat: 1 };
+        let heartbeat =
+            ExecutorMessage::Heartbeat { connection: ConnectionToken::from_random(1), sequence: 1 };
         let mut said = 0;
         while driver.is_open() {
-            driver.handle(CoreInput::Said(ChannelNumber(1), beat.clone()), at);
+            driver.handle(CoreInput::Said(ChannelNumber(1), heartbeat.clone()), at);
             said += 1;
             assert!(said < 100_000, "the number of waiting inputs is not bounded");
         }

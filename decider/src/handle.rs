@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use chancery_events::id::Position;
+use chancery_events::inbox_message::InboxMessage;
 use chancery_events::intent::IntentRequest;
-use chancery_events::letter::InboxMessage;
 use chancery_events::refusal::Refusal;
 use chancery_machine::keys::AcceptedIntent;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use super::mailbox::ExecutorOutbox;
-use super::way::{InboxPermit, InputPermit, pieces};
+use super::input_permits::{InboxPermit, InputPermit, pieces};
+use super::outbox::ExecutorOutbox;
 
 /// Answer to an intent: durable, and the same for every repeat.
 #[derive(Clone, PartialEq, Debug)]
@@ -46,7 +46,7 @@ pub enum DeciderInput {
     /// Intent, and the sender for its answer.
     Intent(Box<IntentRequest>, oneshot::Sender<Verdict>, InboxPermit),
     /// Inbox message, in order of offsets; sent by [`DeciderHandle::post`].
-    Letter(Box<InboxMessage>, InboxPermit),
+    InboxMessage(Box<InboxMessage>, InboxPermit),
     /// Offset below which no inbox message will come.
     InboxPassed(u64),
     /// Offset of an inbox message that cannot be read.
@@ -85,7 +85,7 @@ pub struct DeciderHandle {
     /// Number of `executors` permits.
     pub(super) half: usize,
     /// Permits for waiting inbox messages: a quarter of the queue.
-    pub(super) letters: Arc<Semaphore>,
+    pub(super) messages: Arc<Semaphore>,
     /// Number of permits for inbox messages.
     pub(super) quarter: usize,
     /// Permits for waiting intents: all of the queue.
@@ -97,9 +97,9 @@ impl DeciderHandle {
     pub fn over(queue: mpsc::Sender<DeciderInput>) -> DeciderHandle {
         let half = (queue.max_capacity() / 2).max(1);
         let quarter = (half / 2).max(1);
-        let (executors, letters) = (Arc::new(Semaphore::new(half)), Arc::new(Semaphore::new(quarter)));
+        let (executors, inbox_messages) = (Arc::new(Semaphore::new(half)), Arc::new(Semaphore::new(quarter)));
         let intents = Arc::new(Semaphore::new(queue.max_capacity()));
-        DeciderHandle { queue, executors, half, letters, quarter, intents }
+        DeciderHandle { queue, executors, half, messages: inbox_messages, quarter, intents }
     }
 
     /// Returns the verdict on an intent of `bytes` bytes.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use bytes::Bytes;
-use chancery_events::cloud::{FilterableEvent, render};
+use chancery_events::cloudevent::{FilterableEvent, render};
 use chancery_events::event::EventLine;
 use chancery_events::id::{Lineage, Position};
 use chancery_events::lineage::{LineageHistory, NamedPosition};
@@ -118,7 +118,7 @@ impl EventHub {
                 }
             }
             // Before the record is visible: a client that has its position may request the records after it.
-            if record.header().begins.is_some() {
+            if record.header().starts.is_some() {
                 follow(&mut self.lineages.write().unwrap_or_else(PoisonError::into_inner), &record);
             }
             ring.push(record);

@@ -10,7 +10,7 @@
 //! | requests an intent | the intent, its verdict, and its facts, as over HTTP |
 //! | requests an intent that its topic must not request | the intent, refused as `denied` |
 //! | repeats an intent | nothing: its verdict is recorded already |
-//! | cannot be read, or failed in a way that must not happen | `inbox.refused` |
+//! | cannot be read, or failed in a way that must not happen | `inbox.message_refused` |
 //! | is below the watermark | nothing: it is answered already |
 //! | cannot be fetched from the topic | nothing, until a client requests `inbox.skip`: then `inbox.skipped` |
 //! | is skipped by an operator at a start | `inbox.skipped`, by the takeover, before the inbox is read |
@@ -28,8 +28,8 @@ use std::time::Duration;
 
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, InboxAdvanced, InboxMessageRefused};
+use chancery_events::inbox_message::{InboxBinding, InboxMessage};
 use chancery_events::intent::{InboxSkip, Intent, IntentRequest};
-use chancery_events::letter::{InboxBinding, InboxMessage};
 use chancery_events::record::InboxWatermark;
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::time::Time;
@@ -39,7 +39,7 @@ use super::core::{DeciderCore, RequestOutcome, internal, told};
 /// Time after which a watermark that no commit carries gets its own commit.
 const LAG: Duration = Duration::from_secs(1);
 /// Number of messages after which such a watermark gets its own commit.
-const LETTERS: u64 = 1000;
+const MESSAGES: u64 = 1000;
 
 /// Permanent name of an inbox: the topic's name, id and partition, in its reader's form.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -257,18 +257,18 @@ impl InboxProgress {
     /// Returns when the watermark is due for its own commit.
     pub(super) fn due(&self) -> Option<Time> {
         let lags = self.lags?;
-        Some(if self.inbox.next - self.carried >= LETTERS { lags } else { lags + LAG })
+        Some(if self.inbox.next - self.carried >= MESSAGES { lags } else { lags + LAG })
     }
 }
 
 impl DeciderCore {
     /// Answers an inbox message, unless its offset is below the watermark.
-    pub(super) fn letter(&mut self, letter: &InboxMessage, now: Time) {
+    pub(super) fn take_message(&mut self, message: &InboxMessage, now: Time) {
         let Some(reading) = &self.inbox else {
-            tracing::error!(offset = letter.offset, "inbox message ignored: no inbox");
+            tracing::error!(offset = message.offset, "inbox message ignored: no inbox");
             return;
         };
-        if letter.offset < reading.inbox.next {
+        if message.offset < reading.inbox.next {
             return;
         }
         self.set_time(now);
@@ -277,15 +277,15 @@ impl DeciderCore {
         let Some(reading) = &self.inbox else { return };
         let binding = &reading.inbox.binding;
         let read = catch_unwind(AssertUnwindSafe(|| {
-            let request = letter.request(&binding.actor)?;
+            let request = message.request(&binding.actor)?;
             let allowed = binding.check(&request.intent);
             Ok((request, allowed))
         }));
         match read.unwrap_or_else(|panic| Err(internal(&told(&*panic)))) {
-            Ok((request, allowed)) => self.letter_asks(letter, &request, allowed),
-            Err(refusal) => self.refuse_letter(letter, refusal),
+            Ok((request, allowed)) => self.message_asks(message, &request, allowed),
+            Err(refusal) => self.refuse_message(message, refusal),
         }
-        self.inbox_passed(letter.offset.saturating_add(1), now);
+        self.inbox_passed(message.offset.saturating_add(1), now);
     }
 
     /// Advances the watermark to `next`, below which no message is outstanding. The reader knows that at the
@@ -323,7 +323,7 @@ impl DeciderCore {
             Some(at) => format!("the inbox is blocked at offset {at}, not at {offset}"),
             None => "the inbox is not blocked".to_owned(),
         };
-        Err(Refusal::new(RefusalCode::BadTransition, detail))
+        Err(Refusal::new(RefusalCode::InvalidTransition, detail))
     }
 
     /// Applies an accepted intent to the inbox, in the commit of its verdict.
@@ -335,21 +335,26 @@ impl DeciderCore {
         }
     }
 
-    fn letter_asks(&mut self, letter: &InboxMessage, request: &IntentRequest, allowed: Result<(), Refusal>) {
+    fn message_asks(
+        &mut self,
+        message: &InboxMessage,
+        request: &IntentRequest,
+        allowed: Result<(), Refusal>,
+    ) {
         match self.settle(request, allowed) {
             // A repeat was answered before, in this commit or an earlier one.
             RequestOutcome::Before(_) | RequestOutcome::Now(_) => {}
-            RequestOutcome::Failed(refusal) => self.refuse_letter(letter, refusal),
+            RequestOutcome::Failed(refusal) => self.refuse_message(message, refusal),
         }
     }
 
-    fn refuse_letter(&mut self, letter: &InboxMessage, Refusal { code, detail, .. }: Refusal) {
+    fn refuse_message(&mut self, message: &InboxMessage, Refusal { code, detail, .. }: Refusal) {
         let Some(reading) = &self.inbox else { return };
         let topic = reading.inbox.topic.to_string();
         if code == RefusalCode::Internal {
-            tracing::error!(topic, offset = letter.offset, detail, "cannot answer inbox message");
+            tracing::error!(topic, offset = message.offset, detail, "cannot answer inbox message");
         }
-        let (offset, digest) = (letter.offset, letter.digest());
+        let (offset, digest) = (message.offset, message.digest());
         self.commit_own(InboxMessageRefused { topic, offset, digest, code, detail }.into());
     }
 
@@ -361,7 +366,7 @@ impl DeciderCore {
     }
 
     /// Carries the watermark, if no commit does: no input follows.
-    pub(super) fn last_letter(&mut self, now: Time) {
+    pub(super) fn last_message(&mut self, now: Time) {
         self.set_time(now);
         if self.inbox.as_ref().is_some_and(|reading| reading.lags.is_some()) {
             self.advance_inbox();

@@ -4,21 +4,21 @@
 pub mod clock;
 mod commands;
 pub mod core;
-pub mod desk;
 pub mod driver;
 mod handle;
-mod hearing;
 pub mod hub;
 pub mod inbox;
-mod mailbox;
+mod input_lag;
+mod input_permits;
+pub mod leader_router;
 mod objects;
+mod outbox;
 mod run;
 mod sessions;
 #[cfg(test)]
 mod tests;
 pub mod troubles;
 pub mod wall_clock;
-mod way;
 
 pub use chancery_machine::keys::AcceptedIntent;
 pub use driver::DeciderEnd;
@@ -26,6 +26,6 @@ pub use handle::{
     ChannelNumber, ChannelNumbers, DeciderHandle, DeciderInput, DeciderStopped, Verdict, VerdictError,
 };
 pub use hub::EventHub;
-pub use mailbox::{ExecutorOutbox, OutboxFull, OutboxReceiver, mailbox};
+pub use input_permits::{InboxPermit, InputPermit, InputSender};
+pub use outbox::{ExecutorOutbox, OutboxFull, OutboxReceiver, outbox};
 pub use run::{DeciderExit, DeciderStart, JournalFollower, PublishFn, random, start};
-pub use way::{InboxPermit, InputPermit, InputSender};

@@ -31,7 +31,7 @@ impl DeciderCore {
     pub(super) fn report(&mut self, session: SessionId, report: ObjectReport) {
         let Some(live) = self.sessions.live.get(&session) else { return };
         let (by, cluster, seen) = (live.executor.clone(), live.cluster.clone(), live.seen);
-        let ObjectReport { object, revision, saw } = report;
+        let ObjectReport { object, revision, observed: saw } = report;
         let Some(saw) = saw.shortened() else {
             tracing::warn!(%object, executor = %by, "report ignored: larger than any plan allows");
             return;
@@ -45,18 +45,20 @@ impl DeciderCore {
             }
             JournalObject::Object { is_met, revision: asked, .. } => {
                 let is_met = *is_met && revision == *asked;
-                let has_not_looked = matches!(saw, ObservedState::Failed { hope: RetryClass::Retry, .. });
+                let has_not_looked =
+                    matches!(saw, ObservedState::Failed { retry: RetryClass::Retryable, .. });
                 if is_met && has_not_looked && self.sessions.looking.insert(object) {
                     // No outcome is awaited, but whether the object still exists is unknown.
                     self.sessions.retries.insert((self.time + LOOK_AGAIN, object));
                 }
                 let observation = match object {
                     ObjectId::Incarnation(incarnation) => {
-                        let report = IncarnationReport { incarnation, revision, saw };
+                        let report = IncarnationReport { incarnation, revision, observed: saw };
                         Some(Observation::IncarnationReported(IncarnationReported { session, report }))
                     }
                     ObjectId::Volume(object) => commands::volume(&self.fleet, object).map(|volume| {
-                        let (name, report) = (volume.name.clone(), ObjectReport { object, revision, saw });
+                        let (name, report) =
+                            (volume.name.clone(), ObjectReport { object, revision, observed: saw });
                         Observation::VolumeReported(VolumeReported { session, name, report })
                     }),
                 };
@@ -66,7 +68,7 @@ impl DeciderCore {
             }
             // The object has ended here too: the executor's copy may be purged.
             JournalObject::Over if is_over => {
-                self.say(session, |envelope| DeciderMessage::Forget { envelope, object });
+                self.say(session, |envelope| DeciderMessage::Purge { envelope, object });
             }
             // The object exists outside the fleet: never known, or declared ended by an operator.
             JournalObject::Over | JournalObject::Never => {
@@ -115,8 +117,8 @@ impl DeciderCore {
     }
 
     /// Notifies the executor that the object has ended: its copy may be purged.
-    pub(super) fn forget(&mut self, cluster: &ClusterName, object: ObjectId) {
-        self.tell(cluster, |envelope| DeciderMessage::Forget { envelope, object });
+    pub(super) fn purge(&mut self, cluster: &ClusterName, object: ObjectId) {
+        self.tell(cluster, |envelope| DeciderMessage::Purge { envelope, object });
     }
 
     /// Handles what a fact means for executors.
@@ -142,16 +144,16 @@ impl DeciderCore {
             }
             Fact::ApprovalBypassed(fact) => {
                 let policies: Vec<_> = fact.policies.iter().map(ToString::to_string).collect();
-                let (node, by, reason) = (&fact.node, &fact.by, &fact.reason);
+                let (node, by, reason) = (&fact.node, &fact.requested_by, &fact.reason);
                 let policies = policies.join(", ");
                 tracing::warn!(%node, %by, reason, policies, "break-glass: node expunged without approval");
             }
             Fact::OrphanResolved(fact) => {
-                let OrphanResolved { object, judgement, revision, .. } = *fact;
-                self.tell(&fact.cluster, |envelope| DeciderMessage::Judged {
+                let OrphanResolved { object, resolution: judgement, revision, .. } = *fact;
+                self.tell(&fact.cluster, |envelope| DeciderMessage::OrphanResolved {
                     envelope,
                     object,
-                    judgement,
+                    resolution: judgement,
                     revision,
                 });
             }
@@ -178,7 +180,7 @@ impl DeciderCore {
         let cluster = match object {
             ObjectId::Incarnation(id) => {
                 let asked =
-                    self.fleet.incarnations().get(&id).filter(|it| it.is_live() && it.asked.is_some());
+                    self.fleet.incarnations().get(&id).filter(|it| it.is_live() && it.last_effect.is_some());
                 asked.map(|incarnation| incarnation.cluster.clone())
             }
             ObjectId::Volume(id) => commands::volume(&self.fleet, id).map(|volume| volume.cluster.clone()),

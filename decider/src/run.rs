@@ -15,8 +15,8 @@ use super::clock::ClockSample;
 use super::core::{self, DeciderEffect, DeciderSettings, RequestTicket};
 use super::driver::{DeciderDriver, DeciderEnd, TurnOutcome};
 use super::handle::{ChannelNumber, DeciderHandle, DeciderInput, Verdict};
-use super::hearing::InputLag;
-use super::mailbox::ExecutorOutbox;
+use super::input_lag::InputLag;
+use super::outbox::ExecutorOutbox;
 use crate::wall_clock::{self, JudgedClock, WallClock};
 
 /// Minimum pause of the loop when no work can be done.
@@ -107,7 +107,7 @@ struct DeciderLoop {
     tickets: u64,
     askers: BTreeMap<RequestTicket, oneshot::Sender<Verdict>>,
     executors: BTreeMap<ChannelNumber, ExecutorOutbox>,
-    hearing: InputLag,
+    lag: InputLag,
     clock: Arc<WallClock>,
     /// Whether the wall clock is not followed.
     has_leapt: bool,
@@ -142,7 +142,7 @@ impl DeciderLoop {
             tickets: 0,
             askers: BTreeMap::new(),
             executors: BTreeMap::new(),
-            hearing: InputLag::begin(judged.steady),
+            lag: InputLag::begin(judged.steady),
             clock,
             has_leapt: false,
         }
@@ -164,13 +164,13 @@ impl DeciderLoop {
 
     async fn run(&mut self) -> DeciderEnd {
         loop {
-            let unheard = self.hearing.unheard(self.now().steady);
+            let unheard = self.lag.unheard(self.now().steady);
             if let Err(ended) = self.take_what_waits() {
                 return ended;
             }
             let now = self.now();
-            self.hearing.left(self.inputs.len(), now.steady);
-            let unheard = unheard.max(self.hearing.unheard(now.steady));
+            self.lag.left(self.inputs.len(), now.steady);
+            let unheard = unheard.max(self.lag.unheard(now.steady));
             self.driver.handle(core::CoreInput::Unheard(unheard), now);
             let left = match self.driver.turn(self.now()) {
                 Ok(left) => left,
@@ -200,7 +200,7 @@ impl DeciderLoop {
                 () = tokio::time::sleep(pause) => {}
             }
             if listens {
-                self.hearing.waited(now.steady + pause, self.now().steady);
+                self.lag.waited(now.steady + pause, self.now().steady);
             }
         }
     }
@@ -242,7 +242,7 @@ impl DeciderLoop {
     }
 
     fn input(&mut self, input: DeciderInput) {
-        self.hearing.took();
+        self.lag.took();
         let now = self.now();
         match input {
             // The input's share of the queue, here and below, is free when the input has been handled.
@@ -252,15 +252,17 @@ impl DeciderLoop {
                 self.askers.insert(ticket, answer);
                 self.driver.handle(core::CoreInput::Intent(ticket, request), now);
             }
-            DeciderInput::Letter(letter, _room) => self.driver.handle(core::CoreInput::Letter(letter), now),
+            DeciderInput::InboxMessage(inbox_message, _room) => {
+                self.driver.handle(core::CoreInput::InboxMessage(inbox_message), now);
+            }
             DeciderInput::InboxPassed(next) => self.driver.handle(core::CoreInput::InboxPassed(next), now),
             DeciderInput::InboxStands(offset) => {
                 self.driver.handle(core::CoreInput::InboxStands(offset), now);
             }
             DeciderInput::Connected(connection, executor) => {
                 self.executors.insert(connection, executor);
-                let attach = ConnectionToken::from_random(random());
-                self.driver.handle(core::CoreInput::Connected(connection, attach), now);
+                let token = ConnectionToken::from_random(random());
+                self.driver.handle(core::CoreInput::Connected(connection, token), now);
             }
             DeciderInput::Said(connection, message, _share) => match serde_json::from_slice(&message) {
                 Ok(message) => self.driver.handle(core::CoreInput::Said(connection, message), now),

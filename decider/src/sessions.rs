@@ -31,7 +31,7 @@ pub(super) struct LiveSession {
     pub(super) executor: ExecutorName,
     pub(super) cluster: ClusterName,
     /// Executor epoch received last, if any.
-    life: Option<ExecutorEpoch>,
+    epoch: Option<ExecutorEpoch>,
     /// Connection of the session, and the token drawn for it.
     pub(super) attached: Option<(ChannelNumber, ConnectionToken)>,
     /// Highest sequence received on that connection.
@@ -66,7 +66,7 @@ impl SessionTable {
             sessions.open(session.id, session.executor.clone(), session.cluster.clone(), now);
         }
         sessions.retries =
-            fleet.index().outstanding.iter().copied().filter(|(when, _)| *when > now).collect();
+            fleet.index().pending_commands.iter().copied().filter(|(when, _)| *when > now).collect();
         sessions
     }
 
@@ -75,14 +75,14 @@ impl SessionTable {
         let (seen, part) = (Position::ZERO, Position::ZERO);
         self.live.insert(
             id,
-            LiveSession { executor, cluster, life: None, attached: None, sequence: 0, seen, heard, part },
+            LiveSession { executor, cluster, epoch: None, attached: None, sequence: 0, seen, heard, part },
         );
     }
 
     /// Reason why an executor epoch must not resume the session, if any. Of two live epochs of one executor
     /// store, one must stop permanently. Otherwise they would take the session from each other in turn.
-    fn outlived(&self, id: SessionId, life: ExecutorEpoch) -> Option<(&'static str, HelloRetry)> {
-        match life.after(self.live.get(&id)?.life?) {
+    fn outlived(&self, id: SessionId, executor_epoch: ExecutorEpoch) -> Option<(&'static str, HelloRetry)> {
+        match executor_epoch.after(self.live.get(&id)?.epoch?) {
             EpochOrder::Same | EpochOrder::Newer => None,
             EpochOrder::Older => Some(("a later epoch of this executor has taken over", HelloRetry::Never)),
             EpochOrder::Cloned => Some((
@@ -93,14 +93,14 @@ impl SessionTable {
     }
 
     fn envelope(&self, id: SessionId, head: JournalHead) -> Option<(ChannelNumber, DeciderEnvelope)> {
-        let (connection, attach) = self.live.get(&id)?.attached?;
-        Some((connection, DeciderEnvelope { session: id, attach, head }))
+        let (connection, token) = self.live.get(&id)?.attached?;
+        Some((connection, DeciderEnvelope { session: id, connection: token, head }))
     }
 }
 
 impl DeciderCore {
-    pub(super) fn connected(&mut self, connection: ChannelNumber, attach: ConnectionToken) {
-        self.sessions.drawn.insert(connection, attach);
+    pub(super) fn connected(&mut self, connection: ChannelNumber, token: ConnectionToken) {
+        self.sessions.drawn.insert(connection, token);
     }
 
     pub(super) fn disconnected(&mut self, connection: ChannelNumber) {
@@ -116,26 +116,33 @@ impl DeciderCore {
     pub(super) fn said(&mut self, connection: ChannelNumber, message: ExecutorMessage, now: Time) {
         self.set_time(now);
         match message {
-            ExecutorMessage::Hello { executor, cluster, runtime, scope, life, seen } => {
-                let hello = SessionRequested { cluster, executor, runtime, scope: Some(scope) };
-                self.hello(connection, hello, life, seen, now);
+            ExecutorMessage::Hello {
+                executor,
+                cluster,
+                runtime,
+                store: executor_store,
+                epoch: executor_epoch,
+                seen,
+            } => {
+                let hello = SessionRequested { cluster, executor, runtime, store: executor_store };
+                self.hello(connection, hello, executor_epoch, seen, now);
             }
-            ExecutorMessage::Level { attach, reports, part: _ } => {
-                let Some(id) = self.speaker(connection, attach, now) else { return };
+            ExecutorMessage::FullReport { connection: token, reports, part: _ } => {
+                let Some(id) = self.speaker(connection, token, now) else { return };
                 for report in reports {
                     self.report(id, report);
                 }
             }
-            ExecutorMessage::Report { attach, sequence, report } => {
-                let Some(id) = self.speaker(connection, attach, now) else { return };
+            ExecutorMessage::Report { connection: connection_token, sequence, report } => {
+                let Some(id) = self.speaker(connection, connection_token, now) else { return };
                 let Some(live) = self.sessions.live.get_mut(&id) else { return };
                 if sequence > live.sequence {
                     live.sequence = sequence;
                     self.report(id, report);
                 }
-                self.say(id, |envelope| DeciderMessage::Accepted { envelope, sequence });
+                self.say(id, |envelope| DeciderMessage::ReportsAccepted { envelope, sequence });
             }
-            ExecutorMessage::More { attach, after } => {
+            ExecutorMessage::InventoryRequest { connection: attach, after } => {
                 let Some(id) = self.speaker(connection, attach, now) else { return };
                 let (head, durable) = (self.fleet.head(), self.durable().position);
                 let Some(live) = self.sessions.live.get_mut(&id) else { return };
@@ -147,14 +154,14 @@ impl DeciderCore {
                 live.part = head;
                 let cluster = live.cluster.clone();
                 let (commands, rest) = self.inventory(&cluster, Some(after));
-                self.say(id, |envelope| DeciderMessage::Inventory { envelope, commands, rest });
+                self.say(id, |envelope| DeciderMessage::Inventory { envelope, commands, next_after: rest });
             }
-            ExecutorMessage::Heartbeat { attach, beat } => {
+            ExecutorMessage::Heartbeat { connection: attach, sequence: heartbeat } => {
                 if let Some(id) = self.speaker(connection, attach, now) {
-                    self.say(id, |envelope| DeciderMessage::Beat { envelope, beat });
+                    self.say(id, |envelope| DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat });
                 }
             }
-            ExecutorMessage::Goodbye { attach } => {
+            ExecutorMessage::Goodbye { connection: attach } => {
                 if let Some(id) = self.speaker(connection, attach, now) {
                     self.end_session(id, SessionEnd::Left);
                     self.hold(HeldEffect::Close(connection));
@@ -168,34 +175,29 @@ impl DeciderCore {
     ///
     /// The session is alive at `now`, perhaps later than the draft commit: an answered lease must not end
     /// early.
-    fn speaker(
-        &mut self,
-        connection: ChannelNumber,
-        attach: ConnectionToken,
-        now: Time,
-    ) -> Option<SessionId> {
+    fn speaker(&mut self, connection: ChannelNumber, token: ConnectionToken, now: Time) -> Option<SessionId> {
         let id = self.sessions.by_connection.get(&connection).copied();
         if let Some(live) = id.and_then(|id| self.sessions.live.get_mut(&id))
-            && live.attached == Some((connection, attach))
+            && live.attached == Some((connection, token))
         {
             live.heard = live.heard.max(now);
             return id;
         }
         let reason = "this connection has no session".into();
-        self.hold(HeldEffect::Send(connection, Box::new(DeciderMessage::Closed { reason })));
+        self.hold(HeldEffect::Send(connection, Box::new(DeciderMessage::ConnectionClosed { reason })));
         self.hold(HeldEffect::Close(connection));
         None
     }
 
     fn refuse_connection(&mut self, connection: ChannelNumber, reason: String, again: HelloRetry) {
-        self.hold(HeldEffect::Send(connection, Box::new(DeciderMessage::Refused { reason, again })));
+        self.hold(HeldEffect::Send(connection, Box::new(DeciderMessage::Refused { reason, retry: again })));
     }
 
     fn hello(
         &mut self,
         connection: ChannelNumber,
         hello: SessionRequested,
-        life: ExecutorEpoch,
+        epoch: ExecutorEpoch,
         seen: Option<(Lineage, JournalHead)>,
         now: Time,
     ) {
@@ -218,7 +220,7 @@ impl DeciderCore {
                 return self.refuse_connection(connection, error.to_string(), refused(&error));
             }
             Ok(Some(id)) => {
-                if let Some((reason, again)) = self.sessions.outlived(id, life) {
+                if let Some((reason, again)) = self.sessions.outlived(id, epoch) {
                     return self.refuse_connection(connection, reason.into(), again);
                 }
                 id
@@ -234,9 +236,9 @@ impl DeciderCore {
                 id
             }
         };
-        self.attach(connection, id, hello, seen.map_or(Position::ZERO, |(_, head)| head.position), now);
+        self.token(connection, id, hello, seen.map_or(Position::ZERO, |(_, head)| head.position), now);
         if let Some(live) = self.sessions.live.get_mut(&id) {
-            live.life = Some(life);
+            live.epoch = Some(epoch);
         }
     }
 
@@ -257,7 +259,7 @@ impl DeciderCore {
                 head.position,
                 self.durable().position
             );
-            return Some((reason, HelloRetry::NewerElsewhere));
+            return Some((reason, HelloRetry::StaleDecider));
         }
         // A head past the end of an ancestor is part of a loss that was accepted.
         if end.is_some_and(|end| head.position > end) {
@@ -279,7 +281,7 @@ impl DeciderCore {
         }
     }
 
-    fn attach(
+    fn token(
         &mut self,
         connection: ChannelNumber,
         id: SessionId,
@@ -287,7 +289,7 @@ impl DeciderCore {
         seen: Position,
         now: Time,
     ) {
-        let Some(attach) = self.sessions.drawn.get(&connection).copied() else { return };
+        let Some(connection_token) = self.sessions.drawn.get(&connection).copied() else { return };
         if !self.sessions.live.contains_key(&id) {
             self.sessions.open(id, hello.executor, hello.cluster.clone(), now);
         }
@@ -299,12 +301,20 @@ impl DeciderCore {
         }
         let head = self.fleet.head();
         let Some(live) = self.sessions.live.get_mut(&id) else { return };
-        (live.attached, live.sequence, live.seen, live.heard) = (Some((connection, attach)), 0, seen, now);
+        (live.attached, live.sequence, live.seen, live.heard) =
+            (Some((connection, connection_token)), 0, seen, now);
         live.part = head;
         self.sessions.by_connection.insert(connection, id);
         let (commands, rest) = self.inventory(&hello.cluster, None);
         let (lineage, fleet, lease) = (self.lineage, self.settings.fleet.clone(), self.settings.lease);
-        self.say(id, |envelope| DeciderMessage::Welcome { envelope, lineage, fleet, lease, commands, rest });
+        self.say(id, |envelope| DeciderMessage::Welcome {
+            envelope,
+            lineage,
+            fleet,
+            lease,
+            commands,
+            next_after: rest,
+        });
     }
 
     /// Returns a part of the executor's commands: a message has a bound, a cluster has none. The executor
@@ -343,7 +353,7 @@ impl DeciderCore {
 
     /// Notifies the executor of the session that the session or its connection has ended.
     pub(super) fn close_session(&mut self, id: SessionId, reason: &str) {
-        self.say(id, |_| DeciderMessage::Closed { reason: reason.to_owned() });
+        self.say(id, |_| DeciderMessage::ConnectionClosed { reason: reason.to_owned() });
     }
 
     /// Sends a message to the cluster's executor, if attached: if not, the next welcome covers it.
@@ -370,7 +380,7 @@ impl DeciderCore {
         let lost: Vec<_> =
             self.sessions.live.iter().filter(|(_, live)| silent(live)).map(|(id, _)| *id).collect();
         for id in lost {
-            self.end_session(id, SessionEnd::Lost);
+            self.end_session(id, SessionEnd::Expired);
         }
     }
 

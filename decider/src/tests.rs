@@ -74,18 +74,26 @@ fn settings(writer: u64) -> DeciderSettings {
 /// Default executor store of test executors.
 const SCOPE: u64 = 1;
 
-fn life(number: u64, instance: u64) -> ExecutorEpoch {
+fn epoch(number: u64, instance: u64) -> ExecutorEpoch {
     ExecutorEpoch { number, instance: EpochNonce::from_random(instance) }
 }
 
 fn hello(
     executor: &str,
-    scope: u64,
-    life: ExecutorEpoch,
+    executor_store: u64,
+    executor_epoch: ExecutorEpoch,
     seen: Option<(Lineage, JournalHead)>,
 ) -> ExecutorMessage {
-    let (executor, cluster, scope) = (name(executor), name("local"), ExecutorStoreId::from_random(scope));
-    ExecutorMessage::Hello { executor, cluster, runtime: ClusterRuntime::Process, scope, life, seen }
+    let (executor, cluster, scope) =
+        (name(executor), name("local"), ExecutorStoreId::from_random(executor_store));
+    ExecutorMessage::Hello {
+        executor,
+        cluster,
+        runtime: ClusterRuntime::Process,
+        store: scope,
+        epoch: executor_epoch,
+        seen,
+    }
 }
 
 impl Rig {
@@ -184,7 +192,7 @@ impl Rig {
         let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
         self.must(
             "node.apply",
-            &json!({"name": "n1", "cluster": "local", "spec": {"domain": "d", "total": total}}),
+            &json!({"name": "n1", "cluster": "local", "spec": {"domain": "d", "resources": total}}),
         );
         self.settle();
     }
@@ -212,13 +220,13 @@ impl Rig {
 
     fn hello(&mut self, connection: u64, executor: &str, seen: Option<(Lineage, JournalHead)>) {
         self.give(CoreInput::Connected(ChannelNumber(connection), ConnectionToken::from_random(connection)));
-        self.say(connection, hello(executor, SCOPE, life(1, 1), seen));
+        self.say(connection, hello(executor, SCOPE, epoch(1, 1), seen));
     }
 
     /// Sends hello for an executor store, in an epoch.
-    fn hello_over(&mut self, connection: u64, scope: u64, life: ExecutorEpoch) -> Vec<DeciderEffect> {
+    fn hello_over(&mut self, connection: u64, store: u64, epoch: ExecutorEpoch) -> Vec<DeciderEffect> {
         self.give(CoreInput::Connected(ChannelNumber(connection), ConnectionToken::from_random(connection)));
-        self.say(connection, hello("ex", scope, life, None));
+        self.say(connection, hello("ex", store, epoch, None));
         self.settle()
     }
 
@@ -316,14 +324,14 @@ fn a_repeat_gets_the_first_verdict_after_a_restart_too() {
     rig.ask(&changed);
     let second = answers(&rig.settle());
     assert_eq!((second[0].1, second[0].2), (first[0].1, first[0].2));
-    assert_eq!(second[1].2, Some(RefusalCode::KeyReused));
+    assert_eq!(second[1].2, Some(RefusalCode::IdempotencyKeyReused));
 }
 
 #[test]
 fn a_takeover_begins_the_next_term_on_the_chain_it_found() {
     let rig = Rig::new();
     let first = rig.journal[0].header();
-    assert_eq!((first.term.get(), first.begins, first.prev), (1, Some(RecordStart::Term), RecordHash::ZERO));
+    assert_eq!((first.term.get(), first.starts, first.prev), (1, Some(RecordStart::Term), RecordHash::ZERO));
     assert_eq!(rig.types(0), ["term.started.v1"]);
 }
 
@@ -362,7 +370,7 @@ fn deadlines_wait_a_lease_after_a_takeover() {
     assert_eq!(rig.core.next_due(), Some(later + LEASE));
     rig.now = later + LEASE;
     rig.settle();
-    assert!(rig.types(before).contains(&"incarnation.commanded.v1"));
+    assert!(rig.types(before).contains(&"incarnation.stop_requested.v1"));
 }
 
 #[test]
@@ -373,7 +381,7 @@ fn commits_stay_within_their_bounds() {
         let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
         rig.must(
             "node.apply",
-            &json!({"name": format!("n{i}"), "cluster": "local", "spec": {"domain": "d", "total": total}}),
+            &json!({"name": format!("n{i}"), "cluster": "local", "spec": {"domain": "d", "resources": total}}),
         );
     }
     rig.plan_and_deployment();
@@ -429,7 +437,7 @@ fn a_level_of_five_hundred_ends_is_folded_whole() {
     let total = json!({"cpu": 4_000_000, "memory": 8u64 << 30, "disk": 0});
     rig.must(
         "node.apply",
-        &json!({"name": "n1", "cluster": "local", "spec": {"domain": "d", "total": total}}),
+        &json!({"name": "n1", "cluster": "local", "spec": {"domain": "d", "resources": total}}),
     );
     let auto =
         json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
@@ -445,11 +453,17 @@ fn a_level_of_five_hundred_ends_is_folded_whole() {
     assert_eq!(ids.len(), 500);
     let exit = chancery_events::observation::IncarnationExit::Failed { reason: "gone".into() };
     let saw = ObservedState::Ended { exit, processes: vec![] };
-    let reports =
-        ids.iter().map(|id| ObjectReport { object: (*id).into(), revision: 1, saw: saw.clone() }).collect();
+    let reports = ids
+        .iter()
+        .map(|id| ObjectReport { object: (*id).into(), revision: 1, observed: saw.clone() })
+        .collect();
     rig.say(
         1,
-        ExecutorMessage::Level { attach: ConnectionToken::from_random(1), reports, part: ReportPart::Last },
+        ExecutorMessage::FullReport {
+            connection: ConnectionToken::from_random(1),
+            reports,
+            part: ReportPart::Last,
+        },
     );
     rig.settle();
     let live = rig
@@ -519,12 +533,12 @@ fn an_input_that_cannot_be_folded_is_taken_back_whole_and_refused_and_the_next_i
 }
 
 #[test]
-fn an_entity_on_which_a_step_fails_is_parked_by_a_fact_once_and_others_are_worked_on() {
+fn an_entity_on_which_a_step_fails_is_quarantined_by_a_fact_once_and_others_are_worked_on() {
     let mut rig = torn();
     let from = rig.journal.len();
     rig.now = rig.now + Duration::from_hours(25);
     rig.settle();
-    assert_eq!(rig.types(from), ["entity.parked.v1"], "its expiry cannot be folded: it is quarantined");
+    assert_eq!(rig.types(from), ["entity.quarantined.v1"], "its expiry cannot be folded: it is quarantined");
     rig.now = rig.now + Duration::from_hours(25);
     rig.settle();
     assert_eq!(rig.types(from).len(), 1, "no second attempt");
@@ -535,7 +549,7 @@ fn an_entity_on_which_a_step_fails_is_parked_by_a_fact_once_and_others_are_worke
 /// Finds due work, but panics on the plan `web`.
 fn stumbling(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let web = Subject::Plan(name("web"));
-    let due = fleet.index().due.contains("web") && !agenda.is_parked(&web);
+    let due = fleet.index().due.contains("web") && !agenda.is_quarantined(&web);
     if due {
         agenda.turn_to(&web, fleet.head());
         panic!("deliberate panic");
@@ -544,7 +558,7 @@ fn stumbling(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContex
 }
 
 #[test]
-fn an_entity_that_cannot_even_be_looked_at_is_parked_by_a_fact_and_others_are_worked_on() {
+fn an_entity_that_cannot_even_be_looked_at_is_quarantined_by_a_fact_and_others_are_worked_on() {
     let mut rig = Rig::new();
     rig.cluster();
     rig.core.advance = stumbling;
@@ -557,8 +571,8 @@ fn an_entity_that_cannot_even_be_looked_at_is_parked_by_a_fact_and_others_are_wo
     rig.settle();
     let types = rig.types(from);
     let count = |wanted: &str| types.iter().filter(|found| **found == wanted).count();
-    assert_eq!((count("entity.parked.v1"), count("incarnation.reserved.v1")), (1, 1), "{types:?}");
-    let parked = rig.core.fleet().plans().get("web").and_then(|plan| plan.parked.clone());
+    assert_eq!((count("entity.quarantined.v1"), count("incarnation.reserved.v1")), (1, 1), "{types:?}");
+    let parked = rig.core.fleet().plans().get("web").and_then(|plan| plan.quarantined.clone());
     assert_eq!(parked.as_deref(), Some("deliberate panic"));
     let from = rig.journal.len();
     rig.settle();

@@ -425,7 +425,7 @@ intents! {
         spec: DeploymentSpec,
         /// Policy for a deployment in progress: wait for its end (default), or supersede it.
         #[serde(default, skip_serializing_if = "crate::is_default")]
-        turn: OverlapPolicy,
+        overlap: OverlapPolicy,
     }
     /// Cancels a deployment; finished updates stay.
     DeploymentCancel = "deployment.cancel.v1", [Deployment(plan, name)]
@@ -460,8 +460,8 @@ intents! {
         name: DeploymentName,
     }
     /// Rolls back an unpromoted canary.
-    DeploymentAbort = "deployment.withdraw.v1", [Deployment(plan, name)]
-        => POST "/plans/{plan}/deployments/{name}/withdraw" Optional "Rolls back an unpromoted canary.", Later, ends Operations {
+    DeploymentRollback = "deployment.rollback.v1", [Deployment(plan, name)]
+        => POST "/plans/{plan}/deployments/{name}/rollback" Optional "Rolls back an unpromoted canary.", Later, ends Operations {
         /// Plan that the deployment belongs to.
         plan: PlanName,
         /// Name of the deployment, unique in the plan.

@@ -10,7 +10,7 @@
 //! | spec | `events/src/spec/` | |
 //! | entity | `machine/src/state.rs`, with a line in `indexed!` | table, undo entry, member of a snapshot, version |
 //! | rules | `machine/src/`, a module per entity; arms in `decide.rs` | |
-//! | row | `projector/src/rows.rs`; filters, and how the row follows from the state: an `impl Row` in `projector/src/row_of/` | kind and key of rows, their text and bytes |
+//! | row | `projector/src/rows.rs`; filters, and how the row follows from the state: an `impl Row` in `projector/src/build_row/` | kind and key of rows, their text and bytes |
 //! | columns | `cli/src/columns.rs` | command-line kind, its names, `delete`, `activate`, `deactivate` |
 //! | manifest form | `cli/src/manifest/form.rs` | the order of applying, schema |
 //! | | | API paths, history, `OpenAPI` |
@@ -71,7 +71,7 @@ macro_rules! each_kind {
             }
             Session "session" "sessions" ["ses"] 13 "Executors' leases on clusters" {
                 key(id: SessionId) entity(sessions: Session) row(Sessions = 9: SessionRow)
-                ends["lost", "left", "removed"]
+                ends["expired", "left", "cluster_deleted"]
             }
             Command "command" "commands" ["cmd"] 14 "Commands without an outcome; listed only" {
                 key(incarnation: IncarnationId, revision: Revision) row(Commands = 10: CommandRow)

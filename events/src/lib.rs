@@ -4,15 +4,14 @@
 //! specs; then intents, observations and facts, the record that stores them, the CloudEvents that present
 //! them, and the inbox messages that request them.
 
-pub mod amount;
-pub mod cloud;
+pub mod cloudevent;
 pub mod digest;
 pub mod event;
 pub mod fact;
 pub mod id;
+pub mod inbox_message;
 pub mod intent;
 pub mod kind;
-pub mod letter;
 pub mod lifecycle;
 pub mod lineage;
 pub mod name;
@@ -20,6 +19,7 @@ pub mod observation;
 pub mod protocol;
 pub mod record;
 pub mod refusal;
+pub mod resources;
 pub mod size;
 pub mod spec;
 pub mod strict;

@@ -19,15 +19,15 @@ bodies! {
     /// Report of an executor, or end of its session.
     Observation {
         /// Executor requests a cluster that has no live session.
-        SessionRequested = "session.hello.v1",
+        SessionRequested = "session.requested.v1",
         /// Session ended: its lease expired, or its executor left.
-        SessionEnded = "session.over.v1",
+        SessionEnded = "session.ended.v1",
         /// Observed state of an incarnation.
         IncarnationReported = "incarnation.reported.v1",
         /// Observed state of a volume.
         VolumeReported = "volume.reported.v1",
         /// Object with labels of this system that the fleet does not want.
-        OrphanReported = "object.reported.v1",
+        OrphanReported = "orphan.reported.v1",
     }
 }
 
@@ -41,20 +41,19 @@ pub struct SessionRequested {
     pub executor: ExecutorName,
     /// Runtime that the executor drives.
     pub runtime: ClusterRuntime,
-    /// Id of the executor store. Absent in events of older builds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scope: Option<ExecutorStoreId>,
+    /// Id of the executor store.
+    pub store: ExecutorStoreId,
 }
 
 words! {
     /// Reason why a session ended.
     SessionEnd {
         /// No heartbeat for the duration of a lease.
-        Lost = "lost",
+        Expired = "expired",
         /// Executor sent a goodbye.
         Left = "left",
         /// Cluster of the session was deleted.
-        Removed = "removed",
+        ClusterDeleted = "cluster_deleted",
     }
 }
 
@@ -88,7 +87,7 @@ pub struct IncarnationReport {
     /// Highest revision of a command that the report reflects.
     pub revision: u32,
     /// Observed state of the incarnation.
-    pub saw: ObservedState,
+    pub observed: ObservedState,
 }
 
 /// Body of [`Observation::VolumeReported`].
@@ -112,7 +111,7 @@ pub struct ObjectReport<Of = ObjectId> {
     /// Highest revision of a command that the report reflects.
     pub revision: u32,
     /// Observed state of the object.
-    pub saw: ObservedState,
+    pub observed: ObservedState,
 }
 
 /// Observed state of an incarnation, or of a volume, which has no processes.
@@ -120,7 +119,7 @@ pub struct ObjectReport<Of = ObjectId> {
 #[serde(rename_all = "snake_case")]
 pub enum ObservedState {
     /// Outcome of `ensure`: everything that it requests was started.
-    Ensured {
+    Started {
         /// All processes of the incarnation.
         processes: Vec<ProcessInfo>,
     },
@@ -148,7 +147,7 @@ pub enum ObservedState {
         /// Error message, for people.
         message: String,
         /// Whether another attempt may succeed.
-        hope: RetryClass,
+        retry: RetryClass,
     },
 }
 
@@ -166,7 +165,7 @@ impl ObservedState {
     /// large.
     pub fn shortened(mut self) -> Option<ObservedState> {
         match &mut self {
-            ObservedState::Ensured { processes }
+            ObservedState::Started { processes }
             | ObservedState::Ready { processes }
             | ObservedState::NotReady { processes } => {
                 if !shorten(processes) {
@@ -203,9 +202,9 @@ words! {
     /// Whether another attempt of a failed command may succeed.
     RetryClass {
         /// Another attempt may succeed.
-        Retry = "retry",
+        Retryable = "retryable",
         /// No attempt can succeed.
-        Never = "never",
+        Permanent = "permanent",
     }
 }
 
@@ -251,9 +250,9 @@ pub struct PortAddress {
 #[serde(rename_all = "snake_case")]
 pub enum ProcessStatus {
     /// Process started and is ready.
-    Online,
+    Ready,
     /// Process started and is not ready yet.
-    Initializing,
+    Starting,
     /// Process started, and its readiness probe fails.
     Unready {
         /// Last probe error that lasted for as many attempts as the failure threshold.
@@ -324,8 +323,8 @@ impl ProcessInfo {
     /// Reason why the process is not online; `None` if it is online.
     pub fn trouble(&self) -> Option<String> {
         let what = match &self.status {
-            ProcessStatus::Online => return None,
-            ProcessStatus::Initializing => "is not ready".to_owned(),
+            ProcessStatus::Ready => return None,
+            ProcessStatus::Starting => "is not ready".to_owned(),
             ProcessStatus::Unready { error } => {
                 return Some(format!("readiness probe of {}: {error}", self.name()));
             }
@@ -347,8 +346,7 @@ impl ProcessInfo {
 pub struct OrphanReported {
     /// Session of the reporting executor.
     pub session: SessionId,
-    /// Id in the object's labels. The JSON name `incarnation` dates from when all objects were incarnations.
-    #[serde(rename = "incarnation")]
+    /// Id in the object's labels.
     pub object: ObjectId,
     /// Highest revision of the object that the executor knows.
     pub revision: u32,

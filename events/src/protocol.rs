@@ -1,15 +1,15 @@
 //! Messages between an executor and the decider: one JSON text per message, in one process or over a network.
 //!
 //! ```text
-//! executor                                     decider
-//!   Hello{executor, cluster, scope, life, …} ─►        opens or resumes the session, creates a connection token
-//!                          ◄─  Welcome{envelope, lease, commands, rest}
-//!   More{after}            ─►   ◄─  Inventory{commands, rest}         until `rest` is absent
-//!   Level{..., more|last}  ─►                          full report: one report per object
-//!                          ◄─  Command{envelope, …} | Forget{object} | Accepted{sequence}
-//!   Report{sequence, …}    ─►                          one change
-//!   Heartbeat{beat}        ─►   ◄─  Beat{beat}         renews the lease, from the sending on
-//!   Goodbye                ─►
+//! executor                                        decider
+//!   Hello{executor, cluster, store, epoch, …}  ─►        opens or resumes the session, creates a connection token
+//!                             ◄─  Welcome{envelope, lease, commands, next_after}
+//!   InventoryRequest{after}   ─►   ◄─  Inventory{commands, next_after}   until `next_after` is absent
+//!   FullReport{…, partial|last} ─►                       one report per object
+//!                             ◄─  Command{envelope, …} | Purge{object} | ReportsAccepted{sequence}
+//!   Report{sequence, …}       ─►                         one change
+//!   Heartbeat{sequence}       ─►   ◄─  HeartbeatAck{sequence}   renews the lease, from the sending on
+//!   Goodbye                   ─►
 //! ```
 //! No message depends on state that is not durable. Any message may be repeated.
 
@@ -52,7 +52,7 @@ pub struct DeciderEnvelope {
     /// Session of the connection.
     pub session: SessionId,
     /// Token of this connection.
-    pub attach: ConnectionToken,
+    pub connection: ConnectionToken,
     /// Durable head of the journal.
     pub head: JournalHead,
 }
@@ -104,16 +104,16 @@ pub enum ExecutorMessage {
         /// Runtime that the executor drives.
         runtime: ClusterRuntime,
         /// Id of the executor store.
-        scope: ExecutorStoreId,
+        store: ExecutorStoreId,
         /// Epoch of the executor store.
-        life: ExecutorEpoch,
+        epoch: ExecutorEpoch,
         /// Highest head that the executor has seen, with its lineage; `None` if it has seen no head.
         seen: Option<(Lineage, JournalHead)>,
     },
     /// Part of the full report: the observed state of each incarnation, and objects without a command.
-    Level {
+    FullReport {
         /// Token of this connection.
-        attach: ConnectionToken,
+        connection: ConnectionToken,
         /// Reports of this part.
         reports: Vec<ObjectReport>,
         /// Whether this is the last part.
@@ -122,31 +122,31 @@ pub enum ExecutorMessage {
     /// Change after the full report.
     Report {
         /// Token of this connection.
-        attach: ConnectionToken,
+        connection: ConnectionToken,
         /// Number of the report in this connection, from 1.
         sequence: u64,
         /// Observed state of one object.
         report: ObjectReport,
     },
     /// Request for the next part of the inventory.
-    More {
+    InventoryRequest {
         /// Token of this connection.
-        attach: ConnectionToken,
+        connection: ConnectionToken,
         /// Object after which the next part starts, as given in the last part.
         after: ObjectId,
     },
     /// Heartbeat: renews the lease of the session.
     Heartbeat {
         /// Token of this connection.
-        attach: ConnectionToken,
+        connection: ConnectionToken,
         /// Number that [`DeciderMessage::Beat`] returns, so that the executor knows when the renewed lease
         /// was sent.
-        beat: u64,
+        sequence: u64,
     },
     /// Executor leaves; everything that it started keeps running.
     Goodbye {
         /// Token of this connection.
-        attach: ConnectionToken,
+        connection: ConnectionToken,
     },
 }
 
@@ -155,7 +155,7 @@ pub enum ExecutorMessage {
 #[serde(rename_all = "snake_case")]
 pub enum ReportPart {
     /// More parts follow.
-    More,
+    Partial,
     /// This part is the last.
     Last,
 }
@@ -179,7 +179,7 @@ pub enum DeciderMessage {
         /// first part.
         commands: Vec<Command>,
         /// Object after which the next part of the inventory starts; `None` if this part is the last.
-        rest: Option<ObjectId>,
+        next_after: Option<ObjectId>,
     },
     /// Next part of the inventory.
     Inventory {
@@ -188,14 +188,14 @@ pub enum DeciderMessage {
         /// Commands of this part.
         commands: Vec<Command>,
         /// Object after which the next part starts; `None` if this part is the last.
-        rest: Option<ObjectId>,
+        next_after: Option<ObjectId>,
     },
     /// Answer to a hello: the decider refused the session.
     Refused {
         /// Reason of the refusal, for people.
         reason: String,
         /// Whether and when the executor should repeat the hello.
-        again: HelloRetry,
+        retry: HelloRetry,
     },
     /// Command to carry out.
     Command {
@@ -205,39 +205,39 @@ pub enum DeciderMessage {
         command: Command,
     },
     /// Reports up to `sequence` are decided and durable.
-    Accepted {
+    ReportsAccepted {
         /// Session and durable head.
         envelope: DeciderEnvelope,
         /// Number of the last accepted report.
         sequence: u64,
     },
     /// Object has ended in the journal: its executor may purge its exit statuses and tombstone.
-    Forget {
+    Purge {
         /// Session and durable head.
         envelope: DeciderEnvelope,
         /// Object to purge.
         object: ObjectId,
     },
     /// Resolution of an object that the fleet does not want.
-    Judged {
+    OrphanResolved {
         /// Session and durable head.
         envelope: DeciderEnvelope,
         /// The object.
         object: ObjectId,
         /// Resolution of the object.
-        judgement: OrphanResolution,
+        resolution: OrphanResolution,
         /// Revision of the removal.
         revision: u32,
     },
     /// Answer to a heartbeat.
-    Beat {
+    HeartbeatAck {
         /// Session and durable head.
         envelope: DeciderEnvelope,
         /// Number of the heartbeat.
-        beat: u64,
+        sequence: u64,
     },
     /// Session or connection has ended: the executor sends a hello again.
-    Closed {
+    ConnectionClosed {
         /// Reason, for people.
         reason: String,
     },
@@ -250,11 +250,11 @@ impl DeciderMessage {
             DeciderMessage::Welcome { envelope, .. }
             | DeciderMessage::Inventory { envelope, .. }
             | DeciderMessage::Command { envelope, .. }
-            | DeciderMessage::Accepted { envelope, .. }
-            | DeciderMessage::Forget { envelope, .. }
-            | DeciderMessage::Judged { envelope, .. }
-            | DeciderMessage::Beat { envelope, .. } => Some(envelope),
-            DeciderMessage::Refused { .. } | DeciderMessage::Closed { .. } => None,
+            | DeciderMessage::ReportsAccepted { envelope, .. }
+            | DeciderMessage::Purge { envelope, .. }
+            | DeciderMessage::OrphanResolved { envelope, .. }
+            | DeciderMessage::HeartbeatAck { envelope, .. } => Some(envelope),
+            DeciderMessage::Refused { .. } | DeciderMessage::ConnectionClosed { .. } => None,
         }
     }
 }
@@ -266,7 +266,7 @@ pub enum HelloRetry {
     /// Repeat the hello later.
     Later,
     /// This executor knows more than the decider: a newer decider exists. Stop acting, and exit.
-    NewerElsewhere,
+    StaleDecider,
     /// The journal is a different one, or was altered. Stop acting, and exit.
     Never,
 }
@@ -283,7 +283,7 @@ pub struct Command {
     /// Effect on the object.
     pub effect: CommandEffect,
     /// Whether the command still waits for its outcome.
-    pub standing: CommandStatus,
+    pub status: CommandStatus,
     /// Time from the request to stop until the kill, in milliseconds.
     #[serde(with = "millis")]
     pub grace: Duration,
@@ -296,9 +296,9 @@ pub struct Command {
 #[serde(rename_all = "snake_case")]
 pub enum CommandStatus {
     /// No outcome yet: carry out the command.
-    Open,
+    Pending,
     /// Outcome decided: adopt the existing object. If the object does not exist, it is not started again.
-    Met,
+    Fulfilled,
 }
 
 /// Specification of an object.
@@ -306,16 +306,16 @@ pub enum CommandStatus {
 #[serde(rename_all = "snake_case")]
 pub enum ObjectSpec {
     /// An incarnation.
-    Run(IncarnationSpec),
+    Incarnation(IncarnationSpec),
     /// A volume.
     Volume(VolumeSpec),
 }
 
 impl ObjectSpec {
     /// Returns the incarnation's specification, if the object is an incarnation.
-    pub fn run(&self) -> Option<&IncarnationSpec> {
+    pub fn incarnation(&self) -> Option<&IncarnationSpec> {
         match self {
-            ObjectSpec::Run(spec) => Some(spec),
+            ObjectSpec::Incarnation(spec) => Some(spec),
             ObjectSpec::Volume(_) => None,
         }
     }
@@ -323,19 +323,18 @@ impl ObjectSpec {
     /// Whether an object that was created from `other` satisfies this specification.
     pub fn is_as(&self, other: &ObjectSpec) -> bool {
         match (self, other) {
-            (ObjectSpec::Run(this), ObjectSpec::Run(other)) => this.runs_as(other),
+            (ObjectSpec::Incarnation(this), ObjectSpec::Incarnation(other)) => this.runs_as(other),
             // A volume's node is where its bytes are counted; its content does not depend on that.
             (ObjectSpec::Volume(_), ObjectSpec::Volume(_)) => true,
-            (ObjectSpec::Run(_), ObjectSpec::Volume(_)) | (ObjectSpec::Volume(_), ObjectSpec::Run(_)) => {
-                false
-            }
+            (ObjectSpec::Incarnation(_), ObjectSpec::Volume(_))
+            | (ObjectSpec::Volume(_), ObjectSpec::Incarnation(_)) => false,
         }
     }
 }
 
 impl From<IncarnationSpec> for ObjectSpec {
     fn from(spec: IncarnationSpec) -> ObjectSpec {
-        ObjectSpec::Run(spec)
+        ObjectSpec::Incarnation(spec)
     }
 }
 
@@ -371,31 +370,24 @@ pub struct IncarnationSpec {
     /// Node on which the incarnation is placed.
     pub node: NodeName,
     /// Restart policy of the plan. An executor uses it only after a reboot of its machine.
-    #[serde(default = "best_effort")]
     pub restart: RestartPolicy,
     /// Labels for the environment of the incarnation's processes.
-    #[serde(default)]
     pub labels: Box<RunLabels>,
     /// Payloads of the incarnation.
     pub payloads: Vec<IncarnationPayload>,
 }
 
 /// Labels of an incarnation. Processes receive them when they start; later behavior does not depend on them.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RunLabels {
     /// Namespace of the incarnation's plan.
-    pub namespace: Option<Namespace>,
+    pub namespace: Namespace,
     /// Deployment whose version the incarnation runs.
-    pub deployment: Option<DeploymentName>,
-    /// Update domain of the incarnation's node.
+    pub deployment: DeploymentName,
+    /// Update domain of the incarnation's node; absent if the node was deleted.
     pub domain: Option<DomainName>,
-    /// Zone of the incarnation's node.
+    /// Zone of the incarnation's node, if it has one.
     pub zone: Option<ZoneName>,
-}
-
-fn best_effort() -> RestartPolicy {
-    RestartPolicy::BestEffort
 }
 
 impl IncarnationSpec {
@@ -415,7 +407,6 @@ pub struct IncarnationPayload {
     /// Number of processes.
     pub processes: u16,
     /// Maximum memory of each process, in bytes; unlimited if absent.
-    #[serde(default)]
     pub memory: Option<NonZeroU64>,
     /// Ports of each process.
     pub ports: Vec<PayloadPort>,

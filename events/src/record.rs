@@ -1,14 +1,14 @@
 //! Bytes of a record: one commit of the decider, as a journal stores it permanently.
 //!
 //! ```text
-//! {"chancery":1,"fleet":"default","lineage":"…","first":1,"count":2,"term":1,"writer":"…","time":…,"build":"…","begins":"term","prev":"…"}
+//! {"chancery":2,"fleet":"default","lineage":"…","first":1,"count":2,"term":1,"writer":"…","time":…,"build":"…","starts":"term","prev":"…"}
 //! {"k":"fact","t":"term.started.v1", …}
 //! {"k":"fact", …}
 //! ```
 //! A record is one header line, then one line of compact JSON per event, each with its line feed. Invariants:
 //! - The bytes are hashed as stored and never written again in another form.
 //! - Every later format keeps the header's keys and their meaning, so that any build can check any record by
-//!   its header alone.
+//!   its header alone. Format 1 has another key for the start of a term: its number alone refuses it.
 //! - A [`Record`] always has a readable body.
 //! - The first event matches the header.
 
@@ -27,7 +27,7 @@ use crate::id::{Lineage, Position, Term, WriterId};
 use crate::time::Time;
 
 /// The format that this build writes, and the only one whose body it reads.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// Maximum size of a record, in bytes, header included.
 pub const MAX_BYTES: usize = 1 << 20;
 /// Maximum number of events of a record.
@@ -181,7 +181,7 @@ pub struct RecordHeader {
     /// Build that wrote the record.
     pub build: Arc<str>,
     /// Term or lineage that the record starts, if any.
-    pub begins: Option<RecordStart>,
+    pub starts: Option<RecordStart>,
     /// Inbox offset up to which all input is answered, if the fleet has an inbox outside the process.
     pub watermark: Option<InboxWatermark>,
     /// Hash of the previous record's bytes.
@@ -201,7 +201,7 @@ struct HeaderLine {
     time: Time,
     build: Arc<str>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    begins: Option<RecordStartName>,
+    starts: Option<RecordStartName>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     previous: Option<Lineage>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -218,7 +218,7 @@ enum RecordStartName {
 
 impl From<RecordHeader> for HeaderLine {
     fn from(header: RecordHeader) -> HeaderLine {
-        let (begins, previous) = match header.begins {
+        let (begins, previous) = match header.starts {
             None => (None, None),
             Some(RecordStart::Term) => (Some(RecordStartName::Term), None),
             Some(RecordStart::Lineage { previous }) => (Some(RecordStartName::Lineage), Some(previous)),
@@ -233,7 +233,7 @@ impl From<RecordHeader> for HeaderLine {
             writer: header.writer,
             time: header.time,
             build: header.build,
-            begins,
+            starts: begins,
             previous,
             watermark: header.watermark,
             prev: header.prev,
@@ -244,7 +244,7 @@ impl From<RecordHeader> for HeaderLine {
 impl TryFrom<HeaderLine> for RecordHeader {
     type Error = &'static str;
     fn try_from(line: HeaderLine) -> Result<RecordHeader, &'static str> {
-        let begins = match (line.begins, line.previous) {
+        let starts = match (line.starts, line.previous) {
             (None, None) => None,
             (Some(RecordStartName::Term), None) => Some(RecordStart::Term),
             (Some(RecordStartName::Lineage), Some(previous)) => Some(RecordStart::Lineage { previous }),
@@ -273,7 +273,7 @@ impl TryFrom<HeaderLine> for RecordHeader {
             writer: line.writer,
             time: line.time,
             build: line.build,
-            begins,
+            starts,
             watermark: line.watermark,
             prev: line.prev,
         })
@@ -288,8 +288,10 @@ pub struct NotARecord(#[source] serde_json::Error);
 /// Reason why a record body cannot be read. If the header continues the chain, the reader stops.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum InvalidBody {
-    /// A newer build wrote the record: this build must be replaced.
-    #[error("cannot read record of format {found}: this build reads only format {FORMAT}")]
+    /// Another build wrote the record: a newer one, which must read it, or one before 0.1.0.
+    #[error(
+        "cannot read record of format {found}: this build reads only format {FORMAT}; format 1 was written by builds before 0.1.0"
+    )]
     Format {
         /// Format of the record.
         found: u32,
@@ -299,7 +301,7 @@ pub enum InvalidBody {
     Shape(&'static str),
     /// The first event and the header disagree about the start of a term or lineage.
     #[error("cannot read record body: first event does not match the header")]
-    Begins,
+    Starts,
 }
 
 /// Reason why bytes are not a record.
@@ -351,13 +353,13 @@ impl RecordHeader {
             return Err(InvalidBody::Shape("number of events differs from the header"));
         }
         let first = lines.split('\n').next().unwrap_or_default();
-        if self.begins == begins_of(first, self.begins)? { Ok(()) } else { Err(InvalidBody::Begins) }
+        if self.starts == starts_of(first, self.starts)? { Ok(()) } else { Err(InvalidBody::Starts) }
     }
 }
 
 /// Returns what the first event starts. `claim` supplies the previous lineage, which is also in the event's
 /// data but is not read from there.
-fn begins_of(line: &str, claim: Option<RecordStart>) -> Result<Option<RecordStart>, InvalidBody> {
+fn starts_of(line: &str, claim: Option<RecordStart>) -> Result<Option<RecordStart>, InvalidBody> {
     #[derive(Deserialize)]
     struct FirstEventType<'a> {
         #[serde(borrow)]
@@ -373,7 +375,7 @@ fn begins_of(line: &str, claim: Option<RecordStart>) -> Result<Option<RecordStar
     Ok(match (&*first.t, claim) {
         (TERM_STARTED, _) => Some(RecordStart::Term),
         (LINEAGE_STARTED, Some(RecordStart::Lineage { previous })) => Some(RecordStart::Lineage { previous }),
-        (LINEAGE_STARTED, None | Some(RecordStart::Term)) => return Err(InvalidBody::Begins),
+        (LINEAGE_STARTED, None | Some(RecordStart::Term)) => return Err(InvalidBody::Starts),
         _ => None,
     })
 }
@@ -468,7 +470,7 @@ pub struct HeaderParts {
     /// Build that writes the record.
     pub build: Arc<str>,
     /// Term or lineage that the record starts, if any.
-    pub begins: Option<RecordStart>,
+    pub starts: Option<RecordStart>,
     /// Inbox offset up to which all input is answered, if the fleet has an inbox outside the process.
     pub watermark: Option<InboxWatermark>,
     /// Hash of the previous record's bytes.
@@ -577,7 +579,7 @@ impl RecordDraft {
             writer: parts.writer,
             time: parts.time,
             build: parts.build,
-            begins: parts.begins,
+            starts: parts.starts,
             watermark: parts.watermark,
             prev: parts.prev,
         };

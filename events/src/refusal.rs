@@ -20,7 +20,7 @@ words! {
         /// The body breaks a rule.
         Invalid = "invalid",
         /// The state of the subject does not allow the change; the detail names both states.
-        BadTransition = "bad_transition",
+        InvalidTransition = "invalid_transition",
         /// Another entity still needs the subject.
         InUse = "in_use",
         /// The subject, or an entity that it needs, is inactive.
@@ -30,11 +30,11 @@ words! {
         /// The operation does not wait for approval.
         NotPending = "not_pending",
         /// The idempotency key was used for another body.
-        KeyReused = "key_reused",
+        IdempotencyKeyReused = "idempotency_key_reused",
         /// The intent is older than the idempotency keys that are kept: whether it was decided is unknown.
-        Expired = "expired",
+        IntentExpired = "intent_expired",
         /// The time of the intent is more than five minutes ahead.
-        FromTheFuture = "from_the_future",
+        TimestampInFuture = "timestamp_in_future",
         /// This build, or the executor of the cluster, cannot do what the intent requests.
         Unsupported = "unsupported",
         /// The intent does not fit into one commit.

@@ -32,17 +32,17 @@ macro_rules! words {
 }
 pub(crate) use words;
 
-mod change;
 mod classes;
 mod fleet;
 mod payload;
 mod plan;
+mod rollout;
 
-pub use change::*;
 pub use classes::*;
 pub use fleet::*;
 pub use payload::*;
 pub use plan::*;
+pub use rollout::*;
 
 words! {
     /// Runtime that a cluster's orchestrator drives.
@@ -156,14 +156,14 @@ words! {
         /// After every end.
         Always = "always",
         /// After a failure.
-        BestEffort = "best_effort",
+        OnFailure = "on_failure",
         /// After no end.
         Never = "never",
     }
     /// Order of an update for which the orchestrator cannot change the incarnation in place.
     UpdateOrder {
         /// The new incarnation is ready before the old one is stopped.
-        Beside = "beside",
+        StartFirst = "start_first",
         /// The old incarnation has ended before the new one is started.
         StopFirst = "stop_first",
     }
@@ -179,9 +179,9 @@ words! {
     /// Demand of an affinity on the nodes of a group's replicas.
     AffinityKind {
         /// A node that hosts a replica of the group, if any node does.
-        Together = "together",
+        Affinity = "affinity",
         /// A node that hosts no replica of the group.
-        Apart = "apart",
+        AntiAffinity = "anti_affinity",
     }
     /// Fallback if no node satisfies an affinity.
     AffinityPolicy {
@@ -190,12 +190,12 @@ words! {
         /// The replica is placed anyway, and the violation is reported.
         Allow = "allow",
     }
-    /// Action of a graceful deployment whose replicas are not all ready in time.
+    /// Action of a blue-green deployment whose replicas are not all ready in time.
     TimeoutAction {
         /// The new replicas are deleted; the old replicas stay.
         Rollback = "rollback",
         /// The deployment cuts over anyway: the old replicas are deleted.
-        Commit = "commit",
+        CutOver = "cut_over",
     }
     /// State of a disruption.
     DisruptionState {

@@ -18,7 +18,7 @@ mod volumes;
 use reader::OrchestratorClient;
 
 use crate::orchestrator::Orchestrator;
-use crate::plan::UpdateSupport;
+use crate::reconcile::UpdateSupport;
 
 /// Behaviour of a started object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -150,7 +150,7 @@ async fn an_ensure_is_idempotent<S: OrchestratorUnderTest>(subject: &S, id: Inca
     reader.order(id, 2, CommandEffect::Ensure, &spec).await;
     let higher =
         reader.until(id, 2, "a higher revision is fulfilled by the running processes", is_ready).await;
-    assert_eq!(higher.saw, first.saw, "nothing was started again");
+    assert_eq!(higher.observed, first.observed, "nothing was started again");
     reader.end(id, 3, &spec).await;
 }
 
@@ -162,7 +162,7 @@ async fn what_stops_answering_is_reported_and_ended_only_when_asked<S: Orchestra
         ObservedState::NotReady { processes } => {
             matches!(processes[0].status, ProcessStatus::Unresponsive { .. })
         }
-        ObservedState::Ensured { .. }
+        ObservedState::Started { .. }
         | ObservedState::Ready { .. }
         | ObservedState::Ended { .. }
         | ObservedState::Gone
@@ -221,10 +221,10 @@ async fn an_order_that_had_its_outcome_changes_nothing_that_runs<S: Orchestrator
     let (spec, other) = (subject.spec(TestBehaviour::Stays, 1), subject.spec(TestBehaviour::Stays, 2));
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let first = reader.until(id, 1, "it is ready", is_ready).await;
-    let met = Command { standing: CommandStatus::Met, ..command(id, 2, CommandEffect::Ensure, &other) };
+    let met = Command { status: CommandStatus::Fulfilled, ..command(id, 2, CommandEffect::Ensure, &other) };
     reader.orchestrator.carry_out(met).await;
     let told = reader.until(id, 2, "it is adopted as it is", is_ready).await;
-    assert_eq!((told.saw, subject.running(id)), (first.saw, 1), "whatever spec the command has");
+    assert_eq!((told.observed, subject.running(id)), (first.observed, 1), "whatever spec the command has");
     reader.end(id, 3, &spec).await;
 }
 
@@ -235,7 +235,8 @@ async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: OrchestratorUn
     let mut reader = OrchestratorClient::open(subject).await;
     let (spec, other) = (subject.spec(TestBehaviour::Stays, 1), subject.spec(TestBehaviour::Stays, 2));
     let bad = subject.spec(TestBehaviour::CannotStart, 3);
-    let never = |saw: &ObservedState| matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. });
+    let never =
+        |saw: &ObservedState| matches!(saw, ObservedState::Failed { retry: RetryClass::Permanent, .. });
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     reader.until(id, 1, "it is ready", is_ready).await;
     reader.order(id, 2, CommandEffect::Ensure, &other).await;
@@ -259,14 +260,14 @@ async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: OrchestratorUn
     reader.order(id, 4, CommandEffect::Ensure, &other).await;
     let adopted =
         reader.until(id, 4, "the running spec is adopted when it is requested again", is_ready).await;
-    assert_eq!(adopted.saw, changed.saw, "unchanged");
+    assert_eq!(adopted.observed, changed.observed, "unchanged");
     reader.order(id, 5, CommandEffect::Ensure, &bad).await;
     reader.until(id, 5, "the change to that spec fails", never).await;
     reader.orchestrator.forget(id.into()).await;
     let listed = reader.list().await;
     assert_eq!(
-        listed.get(&id.into()).map(|r| &r.saw),
-        Some(&changed.saw),
+        listed.get(&id.into()).map(|r| &r.observed),
+        Some(&changed.observed),
         "running processes stay listed, unchanged"
     );
     reader.order(id, 6, CommandEffect::Ensure, &spec).await;
@@ -283,7 +284,8 @@ async fn another_spec_is_refused_and_leaves_what_runs_as_it_was<S: OrchestratorU
     let (spec, other) = (subject.spec(TestBehaviour::Stays, 1), subject.spec(TestBehaviour::Stays, 2));
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let first = reader.until(id, 1, "it is ready", is_ready).await;
-    let refused = |saw: &ObservedState| matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. });
+    let refused =
+        |saw: &ObservedState| matches!(saw, ObservedState::Failed { retry: RetryClass::Permanent, .. });
     for again in [false, true] {
         reader.order(id, 2, CommandEffect::Ensure, &other).await;
         reader.until(id, 2, "the command is refused permanently", refused).await;
@@ -293,7 +295,7 @@ async fn another_spec_is_refused_and_leaves_what_runs_as_it_was<S: OrchestratorU
     reader.order(id, 3, CommandEffect::Ensure, &spec).await;
     let adopted =
         reader.until(id, 3, "the running spec is adopted when it is requested again", is_ready).await;
-    assert_eq!(adopted.saw, first.saw, "unchanged");
+    assert_eq!(adopted.observed, first.observed, "unchanged");
     reader.end(id, 4, &spec).await;
 }
 
@@ -319,7 +321,7 @@ async fn a_stop_of_something_unknown_leaves_a_tombstone<S: OrchestratorUnderTest
 async fn what_had_its_outcome_is_not_started_again<S: OrchestratorUnderTest>(subject: &S, id: IncarnationId) {
     let mut reader = OrchestratorClient::open(subject).await;
     let spec = subject.spec(TestBehaviour::Stays, 1);
-    let met = Command { standing: CommandStatus::Met, ..command(id, 3, CommandEffect::Ensure, &spec) };
+    let met = Command { status: CommandStatus::Fulfilled, ..command(id, 3, CommandEffect::Ensure, &spec) };
     reader.orchestrator.carry_out(met).await;
     let gone = reader.until(id, 3, "a missing object that was running is gone", is_gone).await;
     let mut reader = reader.restart(subject).await;
@@ -338,7 +340,7 @@ async fn an_exit_is_reported_with_its_code<S: OrchestratorUnderTest>(
     let spec = subject.spec(TestBehaviour::EndsWith(3), 3);
     reader.order(failing, 1, CommandEffect::Ensure, &spec).await;
     let ended = reader.until(failing, 1, "it ended", |saw| matches!(saw, ObservedState::Ended { .. })).await;
-    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes } = &ended.saw else {
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes } = &ended.observed else {
         panic!("status 3 is a failure: {ended:?}")
     };
     assert!(reason.contains("status 3"), "the reason names the status: {reason}");
@@ -350,9 +352,9 @@ async fn an_exit_is_reported_with_its_code<S: OrchestratorUnderTest>(
     assert_eq!(subject.running(failing), 0, "a process that exits ends its siblings");
     reader.order(failing, 2, CommandEffect::Stop, &spec).await;
     let stopped = reader
-        .until(failing, 2, "a stop of an ended incarnation is fulfilled", |saw| *saw == ended.saw)
+        .until(failing, 2, "a stop of an ended incarnation is fulfilled", |saw| *saw == ended.observed)
         .await;
-    assert_eq!(stopped.saw, ended.saw, "a stop does not change the recorded end");
+    assert_eq!(stopped.observed, ended.observed, "a stop does not change the recorded end");
     let spec = subject.spec(TestBehaviour::EndsWith(0), 1);
     reader.order(clean, 1, CommandEffect::Ensure, &spec).await;
     reader.until(clean, 1, "status 0 is a clean end", is_clean).await;
@@ -367,7 +369,8 @@ async fn what_cannot_start_fails_for_ever_and_is_gone_when_stopped<S: Orchestrat
     let mut reader = OrchestratorClient::open(subject).await;
     let spec = subject.spec(TestBehaviour::CannotStart, 1);
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
-    let failed = |saw: &ObservedState| matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. });
+    let failed =
+        |saw: &ObservedState| matches!(saw, ObservedState::Failed { retry: RetryClass::Permanent, .. });
     reader.until(id, 1, "it fails permanently", failed).await;
     reader.order(id, 2, CommandEffect::Stop, &spec).await;
     reader.until(id, 2, "an incarnation that never ran is gone", is_gone).await;
@@ -390,12 +393,12 @@ async fn a_restart_finds_everything<S: OrchestratorUnderTest>(
     let over = reader.until(ended, 1, "it ended", |saw| matches!(saw, ObservedState::Ended { .. })).await;
     reader.until(gone, 1, "an object that never existed is gone", is_gone).await;
     let mut reader = reader.restart(subject).await;
-    reader.until(runs, 1, "running processes are adopted unchanged", |saw| *saw == ready.saw).await;
+    reader.until(runs, 1, "running processes are adopted unchanged", |saw| *saw == ready.observed).await;
     assert_eq!(subject.running(runs), 1, "a restart neither ends nor duplicates processes");
     let listed = reader.list().await;
     assert_eq!(listed.get(&ended.into()), Some(&over), "an ended incarnation is kept until it is purged");
     assert_eq!(
-        listed.get(&gone.into()).map(|r| &r.saw),
+        listed.get(&gone.into()).map(|r| &r.observed),
         Some(&ObservedState::Gone),
         "a tombstone is kept until it is purged"
     );
@@ -468,7 +471,7 @@ async fn what_was_recorded_and_not_begun_is_begun_when_it_comes_again<S: Orchest
     subject.crash_after_record(&command(started, 2, CommandEffect::Ensure, &spec));
     subject.crash_after_record(&command(stopped, 2, CommandEffect::Stop, &spec));
     let mut reader = OrchestratorClient::open(subject).await;
-    let listed = reader.known.get(&started.into()).map(|report| (report.revision, report.saw.clone()));
+    let listed = reader.known.get(&started.into()).map(|report| (report.revision, report.observed.clone()));
     let nothing = ObservedState::NotReady { processes: vec![] };
     assert_eq!(listed, Some((1, nothing)), "it is listed, at a lower revision than the command");
     for id in [started, stopped] {
@@ -508,7 +511,7 @@ fn command(
         revision,
         attempt: 1,
         effect,
-        standing: CommandStatus::Open,
+        status: CommandStatus::Pending,
         grace: Duration::from_secs(20),
         spec,
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::durable::{self, FileAccess};
+use crate::state_file::{self, FileAccess};
 
 /// Name of the file in a data directory that records its identity.
 const NAME: &str = "directory.json";
@@ -91,9 +91,9 @@ pub(crate) fn check(
 /// locked.
 pub fn claim(path: &Path, copies: CopyPolicy) -> io::Result<()> {
     let (record, now) = (path.join(NAME), DirectoryId::of(path)?);
-    let recorded = durable::read::<DirectoryId>(&record, FileAccess::Owner)?;
+    let recorded = state_file::read::<DirectoryId>(&record, FileAccess::Owner)?;
     check(path, recorded.as_ref(), &now, copies).map_err(io::Error::other)?;
-    if recorded.as_ref() == Some(&now) { Ok(()) } else { durable::write(&record, &now) }
+    if recorded.as_ref() == Some(&now) { Ok(()) } else { state_file::write(&record, &now) }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! | outcome | what was started, and how it ended | as that happens |
 //! | tombstone | revision at or below which nothing will be carried out | once nothing of the object exists, before that is reported |
 //!
-//! [`crate::plan::step`] decides what a target requires, and [`crate::plan::accepted`] which spec is recorded
+//! [`crate::reconcile::step`] decides what a target requires, and [`crate::plan::accepted`] which spec is recorded
 //! with it. The store decides only that a command never replaces a higher one. An executor that crashed
 //! between a record and the work finds a target that was not started, and the same command again carries it
 //! out.
@@ -14,7 +14,7 @@
 //! A runtime has types of its own for command and outcome ([`StoreRecord`]): a volume has one record for all
 //! three. Records are stored in a directory per object ([`ObjectDirectory`]) or in memory ([`MemoryStore`]).
 //! Another backend implements [`ObjectStore`] and [`ExecutorStore`]. Calls may block, as on a slow disk: a
-//! backend behind a network is called on threads of its own. Module `scope` counts the executor epochs.
+//! backend behind a network is called on threads of its own. Module `locked_directory` counts the executor epochs.
 
 use std::io;
 
@@ -23,8 +23,8 @@ use chancery_events::protocol::ObjectSpec;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::durable::FileAccess;
-use crate::plan::ObjectTarget;
+use crate::reconcile::ObjectTarget;
+use crate::state_file::FileAccess;
 
 mod directory;
 mod memory;
@@ -163,14 +163,14 @@ mod tests {
     use chancery_events::protocol::CommandStatus;
 
     use super::*;
-    use crate::plan::TargetGoal;
+    use crate::reconcile::TargetGoal;
 
     fn command(position: u64, revision: u32, attempt: u32) -> AcceptedCommand {
-        let (aim, standing, grace) = (TargetGoal::Down, CommandStatus::Open, Duration::from_secs(1));
+        let (aim, command_status, grace) = (TargetGoal::Down, CommandStatus::Pending, Duration::from_secs(1));
         let object = IncarnationId::issue(Lineage::from_random(42), Position::new(position)).into();
         AcceptedCommand {
             object,
-            order: ObjectTarget { revision, attempt, aim, standing, grace },
+            order: ObjectTarget { revision, attempt, aim, status: command_status, grace },
             spec: None,
         }
     }

@@ -1,6 +1,6 @@
 //! Interface of runtimes: carries out commands, lists objects, reports changes, reads logs.
 //!
-//! Commands are idempotent and fenced by (revision, attempt). [`crate::plan::step`] defines the effect of
+//! Commands are idempotent and fenced by (revision, attempt). [`crate::reconcile::step`] defines the effect of
 //! each command on each state, so that all runtimes agree. No call returns an outcome: outcomes are reports,
 //! which come from [`Orchestrator::changes`] and [`Orchestrator::list`] alone. The reported state outlives
 //! the orchestrator object.
@@ -16,7 +16,7 @@ use chancery_events::observation::ObjectReport;
 use chancery_events::protocol::Command;
 
 use crate::logs::LogSource;
-use crate::plan::UpdateSupport;
+use crate::reconcile::UpdateSupport;
 
 /// Inventory that cannot be read now. Nothing follows for any object; the caller lists again, with a bounded
 /// backoff.

@@ -26,9 +26,9 @@ use tokio::time::timeout;
 
 use crate::run::DeciderChannel;
 
-mod lines;
+mod line_splitter;
 
-use lines::LineSplitter;
+use line_splitter::LineSplitter;
 
 /// Time limit for opening a channel, and for a response to a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -72,9 +72,9 @@ impl DeciderEndpoints {
         for tried in 0..self.all.len() {
             let at = (first + tried) % self.all.len();
             match self.all[at].connect().await {
-                Ok(link) => {
+                Ok(channel) => {
                     self.at.store(at, Ordering::Relaxed);
-                    return Ok(link);
+                    return Ok(channel);
                 }
                 Err(error) => failed = Some(error),
             }
@@ -90,7 +90,7 @@ pub struct DeciderEndpoint {
     port: u16,
     authority: String,
     /// Path of channels, with its prefix.
-    links: String,
+    channels: String,
 }
 
 /// Server address that is invalid; the message gives the form.
@@ -116,7 +116,7 @@ impl DeciderEndpoint {
             host: authority.host().trim_start_matches('[').trim_end_matches(']').to_owned(),
             port: authority.port_u16().unwrap_or(80),
             authority: authority.to_string(),
-            links: format!("{}/v1/fleets/{fleet}/links", uri.path().trim_end_matches('/')),
+            channels: format!("{}/v1/fleets/{fleet}/channels", uri.path().trim_end_matches('/')),
         })
     }
 
@@ -140,11 +140,11 @@ impl DeciderEndpoint {
 
     async fn open(&self) -> io::Result<(String, Incoming)> {
         let mut sender = self.dial().await?;
-        let response = self.post(&mut sender, &self.links, Bytes::new()).await?;
+        let response = self.post(&mut sender, &self.channels, Bytes::new()).await?;
         if response.status() != StatusCode::CREATED {
             return Err(refused(response).await);
         }
-        let id = response.headers().get("chancery-link").and_then(|id| id.to_str().ok());
+        let id = response.headers().get("chancery-channel").and_then(|id| id.to_str().ok());
         let id = id.filter(|id| !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'));
         let id = id.ok_or_else(|| io::Error::other("invalid response: must name the opened channel"))?;
         Ok((id.to_owned(), response.into_body()))
@@ -191,7 +191,7 @@ impl DeciderEndpoint {
                 body.push(b'\n');
                 count += 1;
             }
-            let path = format!("{}/{id}/messages?after={after}", self.links);
+            let path = format!("{}/{id}/messages?after={after}", self.channels);
             self.deliver(&mut connection, &path, &body.into()).await?;
             after += count;
         }

@@ -17,9 +17,9 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::directory::CopyPolicy;
+use crate::locked_directory::{ExecutorStoreError, LockedDirectory};
 use crate::or_never;
 use crate::orchestrator::{InventoryError, Orchestrator, WorkProgress};
-use crate::scope::{ExecutorStoreError, LockedDirectory};
 use crate::session::{ExecutorStop, ObjectWork, SessionAction, SessionCore, SessionIdentity, SessionInput};
 
 /// Maximum number of changes per read from the orchestrator.
@@ -38,7 +38,7 @@ pub struct ExecutorConfig {
     pub cluster: ClusterName,
     /// Runtime that the executor drives.
     pub runtime: ClusterRuntime,
-    /// Directory of `lock`, `scope.json` and `head.json`. One executor per root.
+    /// Directory of `lock`, `store.json` and `head.json`. One executor per root.
     pub root: PathBuf,
     /// Maximum number of concurrent work starts; 32 is fine.
     pub at_once: usize,
@@ -75,26 +75,29 @@ where
     let ExecutorConfig { executor, cluster, runtime, root, at_once, copies } = config;
     let opened = spawn_blocking(move || LockedDirectory::open(&root, copies)).await;
     let opened = opened.expect("opening an executor store does not panic");
-    let (scope, seen) = opened.map_err(|error| match error {
-        ExecutorStoreError::Taken => ExecutorStop::ScopeTaken,
+    let (executor_store, seen) = opened.map_err(|error| match error {
+        ExecutorStoreError::Taken => ExecutorStop::StoreTaken,
         ExecutorStoreError::Copied(copy) => ExecutorStop::Copied(copy),
         ExecutorStoreError::Storage(source) => ExecutorStop::Storage(source),
     })?;
     let orchestrator = Arc::new(open.await.map_err(ExecutorStop::Storage)?);
-    let (id, life) = (scope.id(), scope.life());
-    let core =
-        SessionCore::new(SessionIdentity { executor, cluster, runtime, scope: id, life }, seen, at_once);
+    let (id, executor_epoch) = (executor_store.id(), executor_store.epoch());
+    let core = SessionCore::new(
+        SessionIdentity { executor, cluster, runtime, store: id, epoch: executor_epoch },
+        seen,
+        at_once,
+    );
     let mut running = ExecutorLoop {
         core,
         orchestrator,
         connect,
         connecting: None,
-        link: None,
+        channel: None,
         outbox: VecDeque::new(),
         listing: None,
         works: JoinSet::new(),
         on: HashMap::new(),
-        scope: Arc::new(scope),
+        directory: Arc::new(executor_store),
     };
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
@@ -117,7 +120,7 @@ struct ExecutorLoop<O, C, F> {
     orchestrator: Arc<O>,
     connect: C,
     connecting: Option<Pin<Box<F>>>,
-    link: Option<DeciderChannel>,
+    channel: Option<DeciderChannel>,
     outbox: VecDeque<ExecutorMessage>,
     listing: Option<PendingInventory>,
     /// Tasks of running work; each returns the work if it was put off.
@@ -125,7 +128,7 @@ struct ExecutorLoop<O, C, F> {
     /// Object of each task in `works`, so that a panicking task still releases its object.
     on: HashMap<tokio::task::Id, ObjectId>,
     /// Executor store, dropped last: its lock excludes other executors until this one writes nothing.
-    scope: Arc<LockedDirectory>,
+    directory: Arc<LockedDirectory>,
 }
 
 enum LoopEvent {
@@ -162,10 +165,10 @@ where
                 }
                 LoopEvent::Linked(connected) => {
                     self.connecting = None;
-                    self.link = connected
+                    self.channel = connected
                         .inspect_err(|error| tracing::warn!(%error, "cannot reach decider, retrying"))
                         .ok();
-                    return if self.link.is_some() {
+                    return if self.channel.is_some() {
                         SessionInput::Connected
                     } else {
                         SessionInput::Disconnected
@@ -191,8 +194,10 @@ where
     async fn woken(&mut self) -> LoopEvent {
         let due = self.core.due().map(|due| due.saturating_sub(now()));
         let takes_changes = self.core.takes_changes() && self.outbox.len() < OUTBOX;
-        let (to, from) = match &mut self.link {
-            Some(link) => (Some(&link.to_decider), Some(&mut link.from_decider)),
+        let (to, from) = match &mut self.channel {
+            Some(executor_channel) => {
+                (Some(&executor_channel.to_decider), Some(&mut executor_channel.from_decider))
+            }
             None => (None, None),
         };
         tokio::select! {
@@ -228,7 +233,7 @@ where
     }
 
     fn hang_up(&mut self) {
-        self.link = None;
+        self.channel = None;
         self.listing = None;
         self.outbox.clear();
     }
@@ -249,8 +254,8 @@ where
                 }
                 SessionAction::Persist(seen) => {
                     // The task keeps the lock until the head is written, even if the loop is dropped.
-                    let scope = self.scope.clone();
-                    let kept = spawn_blocking(move || scope.remember(&seen)).await;
+                    let directory = self.directory.clone();
+                    let kept = spawn_blocking(move || directory.remember(&seen)).await;
                     kept.expect("storing a head does not panic").map_err(ExecutorStop::Storage)?;
                 }
                 SessionAction::Begin(work) => self.begin(work),
@@ -268,7 +273,7 @@ where
             let progress = match &work {
                 ObjectWork::CarryOut(command) => orchestrator.carry_out(command.clone()).await,
                 ObjectWork::Remove { object, revision } => orchestrator.remove(*object, *revision).await,
-                ObjectWork::Forget(object) => orchestrator.forget(*object).await,
+                ObjectWork::Purge(object) => orchestrator.forget(*object).await,
             };
             (progress == WorkProgress::PutOff).then_some(work)
         });
@@ -281,14 +286,14 @@ where
         let ended = async { while self.works.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(GOODBYE / 2, ended).await;
         let _ = tokio::time::timeout(GOODBYE / 2, async {
-            if let Some(link) = &mut self.link {
+            if let Some(executor_channel) = &mut self.channel {
                 for message in self.outbox.drain(..) {
-                    if link.to_decider.send(encode(&message)).await.is_err() {
+                    if executor_channel.to_decider.send(encode(&message)).await.is_err() {
                         return;
                     }
                 }
                 // The decider hangs up when it has received the goodbye.
-                while link.from_decider.recv().await.is_some() {}
+                while executor_channel.from_decider.recv().await.is_some() {}
             }
         })
         .await;

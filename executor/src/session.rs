@@ -27,19 +27,19 @@ use chancery_events::protocol::{
 use chancery_events::size::json_bytes;
 
 mod lease;
+mod messages;
 mod queue;
-mod words;
 
 use lease::SessionLease;
+pub use messages::{ExecutorStop, HighestHead, SessionAction, SessionIdentity, SessionInput};
 pub use queue::ObjectWork;
 use queue::WorkQueue;
-pub use words::{ExecutorStop, HighestHead, SessionAction, SessionIdentity, SessionInput};
 
 /// Maximum number of reports in one part of a full report.
 const LEVEL_PART: usize = 500;
 /// Bytes of JSON after which a part of a full report ends. A server accepts no message above 16 MiB, and one
 /// report may exceed a quarter of a mebibyte.
-const LEVEL_PART_BYTES: usize = 1 << 20;
+const FULL_REPORT_PART_BYTES: usize = 1 << 20;
 /// Maximum number of unaccepted reports.
 const WINDOW: u64 = 1000;
 /// Time limit for the answer to a hello.
@@ -59,7 +59,7 @@ enum SessionPhase {
 /// Connection of one welcome.
 #[derive(Debug)]
 struct SessionConnection {
-    attach: ConnectionToken,
+    token: ConnectionToken,
     lineage: Lineage,
     /// Numbers of reports sent and accepted.
     said: u64,
@@ -152,7 +152,7 @@ impl SessionCore {
             SessionInput::Tick => self.tick(now, &mut out),
             SessionInput::Leave => {
                 if let SessionPhase::Listing(c) | SessionPhase::Attached(c) = &self.phase {
-                    out.push(SessionAction::Say(ExecutorMessage::Goodbye { attach: c.attach }));
+                    out.push(SessionAction::Say(ExecutorMessage::Goodbye { connection: c.token }));
                 }
                 out.push(SessionAction::Leave);
                 return out;
@@ -163,14 +163,15 @@ impl SessionCore {
     }
 
     fn connected(&mut self, now: Duration, out: &mut Vec<SessionAction>) {
-        let SessionIdentity { executor, cluster, runtime, scope, life } = self.identity.clone();
+        let SessionIdentity { executor, cluster, runtime, store: executor_store, epoch: executor_epoch } =
+            self.identity.clone();
         let seen = self.seen.map(|seen| (seen.lineage, seen.head));
         out.push(SessionAction::Say(ExecutorMessage::Hello {
             executor,
             cluster,
             runtime,
-            scope,
-            life,
+            store: executor_store,
+            epoch: executor_epoch,
             seen,
         }));
         self.phase = SessionPhase::Greeting { since: now };
@@ -205,8 +206,11 @@ impl SessionCore {
                     c.inventory = InventoryPart::Asked;
                     out.push(SessionAction::List);
                 }
-                if let Some(beat) = self.lease.beat(now) {
-                    out.push(SessionAction::Say(ExecutorMessage::Heartbeat { attach: c.attach, beat }));
+                if let Some(beat) = self.lease.heartbeat(now) {
+                    out.push(SessionAction::Say(ExecutorMessage::Heartbeat {
+                        connection: c.token,
+                        sequence: beat,
+                    }));
                 }
             }
             // The loop woke too early.
@@ -221,22 +225,22 @@ impl SessionCore {
         out: &mut Vec<SessionAction>,
     ) -> Result<(), ExecutorStop> {
         match message {
-            DeciderMessage::Welcome { envelope, lineage, fleet: _, lease, commands, rest } => {
+            DeciderMessage::Welcome { envelope, lineage, fleet: _, lease, commands, next_after: rest } => {
                 self.welcomed(now, &envelope, lineage, lease, out)?;
                 self.wanted(&envelope, commands, rest, out)?;
             }
-            DeciderMessage::Inventory { envelope, commands, rest } => {
+            DeciderMessage::Inventory { envelope, commands, next_after: rest } => {
                 self.wanted(&envelope, commands, rest, out)?;
             }
-            DeciderMessage::Refused { reason, again } => match again {
+            DeciderMessage::Refused { reason, retry: again } => match again {
                 HelloRetry::Later => {
                     tracing::warn!(reason, "session refused, retrying");
                     self.hang_up(now, out);
                 }
-                HelloRetry::NewerElsewhere => return Err(ExecutorStop::NewerElsewhere(reason)),
+                HelloRetry::StaleDecider => return Err(ExecutorStop::StaleDecider(reason)),
                 HelloRetry::Never => return Err(ExecutorStop::Refused(reason)),
             },
-            DeciderMessage::Closed { reason } => {
+            DeciderMessage::ConnectionClosed { reason } => {
                 tracing::info!(reason, "connection closed by decider");
                 self.hang_up(now, out);
             }
@@ -245,26 +249,26 @@ impl SessionCore {
                     self.queue.add(ObjectWork::CarryOut(command));
                 }
             }
-            DeciderMessage::Forget { envelope, object } => {
+            DeciderMessage::Purge { envelope, object } => {
                 if self.believes(&envelope)? {
-                    self.queue.add(ObjectWork::Forget(object));
+                    self.queue.add(ObjectWork::Purge(object));
                 }
             }
-            DeciderMessage::Judged { envelope, object, judgement, revision } => {
+            DeciderMessage::OrphanResolved { envelope, object, resolution: judgement, revision } => {
                 if self.believes(&envelope)? && self.may_remove(&envelope, object, judgement) {
                     self.queue.add(ObjectWork::Remove { object, revision });
                 }
             }
-            DeciderMessage::Accepted { envelope, sequence } => {
+            DeciderMessage::ReportsAccepted { envelope, sequence } => {
                 if self.believes(&envelope)?
                     && let SessionPhase::Listing(c) | SessionPhase::Attached(c) = &mut self.phase
                 {
                     c.accepted = c.accepted.max(sequence.min(c.said));
                 }
             }
-            DeciderMessage::Beat { envelope, beat } => {
+            DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat } => {
                 if self.believes(&envelope)? {
-                    self.lease.answered(beat);
+                    self.lease.answered(heartbeat);
                 }
             }
         }
@@ -293,7 +297,7 @@ impl SessionCore {
             }
             if envelope.head.position < seen.head.position {
                 let (theirs, ours) = (envelope.head.position, seen.head.position);
-                return Err(ExecutorStop::NewerElsewhere(format!(
+                return Err(ExecutorStop::StaleDecider(format!(
                     "its journal ends at {theirs}, and {ours} was seen"
                 )));
             }
@@ -302,9 +306,9 @@ impl SessionCore {
         self.seen = Some(HighestHead { lineage, head: envelope.head });
         self.failures = 0;
         self.lease = SessionLease::since(since, lease);
-        let (attach, inventory) = (envelope.attach, InventoryPart::Asked);
+        let (connection_token, inventory) = (envelope.connection, InventoryPart::Asked);
         self.phase = SessionPhase::Listing(SessionConnection {
-            attach,
+            token: connection_token,
             lineage,
             said: 0,
             accepted: 0,
@@ -322,7 +326,7 @@ impl SessionCore {
         &mut self,
         envelope: &DeciderEnvelope,
         commands: Vec<Command>,
-        rest: Option<ObjectId>,
+        next_after: Option<ObjectId>,
         out: &mut Vec<SessionAction>,
     ) -> Result<(), ExecutorStop> {
         if !self.believes(envelope)? {
@@ -333,8 +337,11 @@ impl SessionCore {
                 self.queue.add(ObjectWork::CarryOut(command));
             }
         }
-        if let Some(after) = rest {
-            out.push(SessionAction::Say(ExecutorMessage::More { attach: envelope.attach, after }));
+        if let Some(after) = next_after {
+            out.push(SessionAction::Say(ExecutorMessage::InventoryRequest {
+                connection: envelope.connection,
+                after,
+            }));
         }
         Ok(())
     }
@@ -346,7 +353,7 @@ impl SessionCore {
         else {
             return Ok(false);
         };
-        if c.attach != envelope.attach || envelope.head.term < seen.head.term {
+        if c.token != envelope.connection || envelope.head.term < seen.head.term {
             tracing::warn!("message of another connection or earlier term ignored");
             return Ok(false);
         }
@@ -362,7 +369,7 @@ impl SessionCore {
         let knows_all = self.seen.is_some_and(|seen| envelope.head.position >= seen.head.position);
         let its_own = Some(object.lineage()) == self.lineage();
         match judgement {
-            OrphanResolution::Quarantine => {
+            OrphanResolution::Leave => {
                 tracing::warn!(%object, "object left in place: unknown to the fleet");
                 false
             }
@@ -400,23 +407,25 @@ impl SessionCore {
         let head = self.seen.map(|seen| seen.head.position).unwrap_or_default();
         let mut ours = reports.iter().map(|r| r.object).filter(|id| id.lineage() == connection.lineage);
         if let Some(id) = ours.find(|id| id.position() > head) {
-            return Err(ExecutorStop::NewerElsewhere(format!(
-                "its journal has not issued {id}, which exists"
-            )));
+            return Err(ExecutorStop::StaleDecider(format!("its journal has not issued {id}, which exists")));
         }
-        let attach = connection.attach;
+        let token = connection.token;
         let mut reports = reports.into_iter().peekable();
         loop {
             let (mut part, mut bytes) = (Vec::new(), 0);
             while part.len() < LEVEL_PART
-                && bytes < LEVEL_PART_BYTES
+                && bytes < FULL_REPORT_PART_BYTES
                 && let Some(report) = reports.next()
             {
                 bytes += json_bytes(&report);
                 part.push(report);
             }
-            let last = if reports.peek().is_none() { ReportPart::Last } else { ReportPart::More };
-            out.push(SessionAction::Say(ExecutorMessage::Level { attach, reports: part, part: last }));
+            let last = if reports.peek().is_none() { ReportPart::Last } else { ReportPart::Partial };
+            out.push(SessionAction::Say(ExecutorMessage::FullReport {
+                connection: token,
+                reports: part,
+                part: last,
+            }));
             if last == ReportPart::Last {
                 break;
             }
@@ -445,7 +454,7 @@ impl SessionCore {
         for report in reports {
             c.said += 1;
             out.push(SessionAction::Say(ExecutorMessage::Report {
-                attach: c.attach,
+                connection: c.token,
                 sequence: c.said,
                 report,
             }));

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use chancery_events::id::{Lineage, Position, Term, WriterId};
 use chancery_events::record::{
-    HeaderParts, InboxWatermark, InvalidBody, Record, RecordHash, RecordHeader, RecordStart,
+    FORMAT, HeaderParts, InboxWatermark, InvalidBody, Record, RecordHash, RecordHeader, RecordStart,
 };
 use chancery_events::time::Time;
 use serde::{Deserialize, Serialize};
@@ -88,7 +88,7 @@ impl ChainCursor {
             writer: by.writer,
             time: self.time.max(now),
             build: by.build.clone(),
-            begins: None,
+            starts: None,
             watermark,
             prev: self.hash,
         }
@@ -102,13 +102,13 @@ impl ChainCursor {
         watermark: Option<InboxWatermark>,
     ) -> HeaderParts {
         let parts = self.follow(by, now, watermark);
-        HeaderParts { term: self.term.next(), begins: Some(RecordStart::Term), ..parts }
+        HeaderParts { term: self.term.next(), starts: Some(RecordStart::Term), ..parts }
     }
 
     /// Returns the header parts of the record by which `by` starts another lineage.
     pub fn renew(&self, by: &WriterIdentity, now: Time, lineage: Lineage) -> HeaderParts {
         let begins = Some(RecordStart::Lineage { previous: self.lineage });
-        HeaderParts { term: self.term.next(), lineage, begins, ..self.follow(by, now, None) }
+        HeaderParts { term: self.term.next(), lineage, starts: begins, ..self.follow(by, now, None) }
     }
 }
 
@@ -122,7 +122,7 @@ pub fn genesis(by: &WriterIdentity, now: Time, lineage: Lineage) -> HeaderParts 
         writer: by.writer,
         time: now,
         build: by.build.clone(),
-        begins: Some(RecordStart::Term),
+        starts: Some(RecordStart::Term),
         watermark: None,
         prev: RecordHash::ZERO,
     }
@@ -184,14 +184,14 @@ fn refusal(at: Option<&ChainCursor>, header: &RecordHeader) -> Option<SkipReason
         return Some(SkipReason::Prev);
     }
     let Some(at) = at else {
-        return match header.begins {
+        return match header.starts {
             Some(RecordStart::Term) if header.term == Term::FIRST => None,
             Some(RecordStart::Term) | None => Some(SkipReason::Term),
             Some(RecordStart::Lineage { .. }) => Some(SkipReason::Lineage),
         };
     };
     let is_same = header.lineage == at.lineage && header.term == at.term && header.writer == at.writer;
-    match header.begins {
+    match header.starts {
         Some(RecordStart::Lineage { previous }) if previous != at.lineage || header.lineage == at.lineage => {
             Some(SkipReason::Lineage)
         }
@@ -246,6 +246,12 @@ impl ChainError {
             | ChainError::Begun { position, .. } => *position,
         }
     }
+}
+
+/// Returns the error for a record of a format before this build's.
+pub(crate) fn old_format(header: &RecordHeader) -> Option<ChainError> {
+    let (position, found) = (header.first, header.format);
+    (found < FORMAT).then_some(ChainError::Body { position, source: InvalidBody::Format { found } })
 }
 
 /// Result of reading an entry of a log.
@@ -307,6 +313,9 @@ impl ChainReader {
         let Ok((header, body)) = RecordHeader::peek(&bytes) else {
             return Ok(ChainEntry::Skip(SkippedRecord { reason: SkipReason::Noise, hash }));
         };
+        if let Some(error) = self.old_format(&header) {
+            return Err(error);
+        }
         let cursor = match self.judge(&header, hash)? {
             ChainCheck::Valid(cursor) => cursor,
             ChainCheck::Skip(reason) => return Ok(ChainEntry::Skip(SkippedRecord { reason, hash })),
@@ -316,6 +325,14 @@ impl ChainReader {
             .map_err(|source| ChainError::Body { position, source })?;
         self.at = Some(cursor);
         Ok(ChainEntry::Record(record))
+    }
+
+    /// Returns the error for a record of format 1 that continues the chain: the validity rule does not apply,
+    /// because this build does not know all keys of its header.
+    fn old_format(&self, header: &RecordHeader) -> Option<ChainError> {
+        let prev = self.at.map_or(RecordHash::ZERO, |at| at.hash);
+        let continues = *header.fleet == *self.fleet && header.first == self.next() && header.prev == prev;
+        if continues { old_format(header) } else { None }
     }
 
     /// Accepts a record that its writer already has, or returns the reason why the record is skipped.
@@ -336,7 +353,7 @@ impl ChainReader {
             if header.time < at.time {
                 return Err(ChainError::Time { position, time: header.time, last: at.time });
             }
-            if header.begins.is_some() && header.term == at.term {
+            if header.starts.is_some() && header.term == at.term {
                 return Err(ChainError::Begun { position, term: at.term });
             }
         }

@@ -203,165 +203,165 @@ fn assert_same(found: &[Arc<Record>], wanted: &[Record]) {
 
 fn written<B: JournalFixture>(count: usize) -> (B, TestJournal, TestWriter, Vec<Record>) {
     let mut bench = B::new();
-    let desk = TestJournal::open(&mut bench);
+    let router = TestJournal::open(&mut bench);
     let mut author = TestWriter::new(1, None);
     let mut records = vec![author.genesis()];
     records.extend((1..count).map(|at| author.record(1 + at % 3, 300)));
     for record in &records {
-        desk.append(record);
+        router.append(record);
     }
-    assert_same(&desk.records(count), &records);
-    (bench, desk, author, records)
+    assert_same(&router.records(count), &records);
+    (bench, router, author, records)
 }
 
 fn begins_empty<B: JournalFixture>() {
     let mut bench = B::new();
-    let desk = TestJournal::open(&mut bench);
-    assert_eq!((desk.journal.head(), desk.journal.source().head()), (None, None));
-    assert!(desk.all(1).is_empty());
-    desk.close();
+    let router = TestJournal::open(&mut bench);
+    assert_eq!((router.journal.head(), router.journal.source().head()), (None, None));
+    assert!(router.all(1).is_empty());
+    router.close();
 }
 
 fn delivers_in_order<B: JournalFixture>() {
-    let (_bench, desk, author, records) = written::<B>(500);
-    assert_eq!(desk.journal.head(), author.at());
-    assert_eq!(desk.journal.source().head(), author.at());
-    assert_same(&desk.all(1), &records);
-    desk.close();
+    let (_bench, router, author, records) = written::<B>(500);
+    assert_eq!(router.journal.head(), author.at());
+    assert_eq!(router.journal.source().head(), author.at());
+    assert_same(&router.all(1), &records);
+    router.close();
 }
 
 fn is_the_same_when_opened_again<B: JournalFixture>() {
-    let (mut bench, desk, mut author, mut records) = written::<B>(20);
-    desk.close();
+    let (mut bench, router, mut author, mut records) = written::<B>(20);
+    router.close();
     for _ in 0..3 {
-        let desk = TestJournal::open(&mut bench);
-        assert_eq!(desk.journal.head(), author.at());
+        let opened = TestJournal::open(&mut bench);
+        assert_eq!(opened.journal.head(), author.at());
         let more = author.record(2, 100);
-        desk.append(&more);
+        opened.append(&more);
         records.push(more);
-        assert_same(&desk.records(1), &records[records.len() - 1..]);
-        assert_same(&desk.all(0), &records);
-        desk.close();
+        assert_same(&opened.records(1), &records[records.len() - 1..]);
+        assert_same(&opened.all(0), &records);
+        opened.close();
     }
 }
 
 fn is_read_from_any_position<B: JournalFixture>() {
-    let (_bench, desk, author, records) = written::<B>(300);
+    let (_bench, router, author, records) = written::<B>(300);
     let last = author.at().expect("a head").position.get();
     for from in (0..=last).step_by(7).chain(last - 3..=last + 2) {
         let wanted = records.partition_point(|record| record.last().get() < from);
-        assert_same(&desk.all(from), &records[wanted..]);
+        assert_same(&router.all(from), &records[wanted..]);
     }
-    desk.close();
+    router.close();
 }
 
 fn a_reader_goes_on<B: JournalFixture>() {
-    let (_bench, desk, mut author, records) = written::<B>(10);
-    let mut reader = desk.journal.source().records(Position::new(5)).expect("readable");
+    let (_bench, router, mut author, records) = written::<B>(10);
+    let mut reader = router.journal.source().records(Position::new(5)).expect("readable");
     let wanted = records.partition_point(|record| record.last().get() < 5);
     assert_eq!(reader.by_ref().count(), records.len() - wanted);
     for _ in 0..200 {
         assert!(reader.next().is_none());
         let more = author.record(1, 900);
-        desk.append(&more);
-        desk.records(1);
+        router.append(&more);
+        router.records(1);
         assert_eq!(reader.next().and_then(Result::ok).as_deref(), Some(&more));
     }
-    desk.close();
+    router.close();
 }
 
 fn refuses_what_does_not_continue<B: JournalFixture>() {
-    let (_bench, desk, author, records) = written::<B>(5);
-    assert_eq!(desk.append_in_vain(&records[4]), SkipReason::Taken);
+    let (_bench, router, author, records) = written::<B>(5);
+    assert_eq!(router.append_in_vain(&records[4]), SkipReason::Taken);
     let mut ahead = TestWriter::new(1, author.at());
     ahead.record(1, 10);
-    assert_eq!(desk.append_in_vain(&ahead.record(1, 10)), SkipReason::Gap);
+    assert_eq!(router.append_in_vain(&ahead.record(1, 10)), SkipReason::Gap);
     let other_past = author.at().map(|at| ChainCursor { hash: records[2].hash(), ..at });
-    assert_eq!(desk.append_in_vain(&TestWriter::new(1, other_past).record(1, 10)), SkipReason::Prev);
-    assert_eq!(desk.append_in_vain(&TestWriter::new(2, author.at()).record(1, 10)), SkipReason::Writer);
-    assert_eq!(desk.journal.head(), author.at());
-    assert_same(&desk.all(1), &records);
-    desk.close();
+    assert_eq!(router.append_in_vain(&TestWriter::new(1, other_past).record(1, 10)), SkipReason::Prev);
+    assert_eq!(router.append_in_vain(&TestWriter::new(2, author.at()).record(1, 10)), SkipReason::Writer);
+    assert_eq!(router.journal.head(), author.at());
+    assert_same(&router.all(1), &records);
+    router.close();
 }
 
 fn no_record_is_too_large<B: JournalFixture>() {
-    let (_bench, desk, mut author, _) = written::<B>(1);
+    let (_bench, router, mut author, _) = written::<B>(1);
     let mut draft = RecordDraft::new();
     assert!(matches!(
         draft.push(event("thing.happened.v1", MAX_BYTES).as_bytes()),
         Err(DraftError::TooLarge { .. })
     ));
     let largest = author.record(1, MAX_BYTES - 1200);
-    desk.append(&largest);
-    assert_same(&desk.records(1), std::slice::from_ref(&largest));
-    assert_eq!(desk.all(2).first().map(|record| record.hash()), Some(largest.hash()));
-    desk.close();
+    router.append(&largest);
+    assert_same(&router.records(1), std::slice::from_ref(&largest));
+    assert_eq!(router.all(2).first().map(|record| record.hash()), Some(largest.hash()));
+    router.close();
 }
 
 fn a_takeover_shuts_out_the_last_writer<B: JournalFixture>() {
-    let (mut bench, desk, mut zombie, _) = written::<B>(5);
+    let (mut bench, router, mut zombie, _) = written::<B>(5);
     let mut author = TestWriter::new(2, zombie.at());
     let (takeover, late) = (author.takeover(), zombie.record(1, 10));
     let (sink, delivered) = sink();
     let Some(journal) = bench.open_beside(sink) else {
         // One process at a time: the new writer uses the same journal.
-        desk.append(&takeover);
-        assert_same(&desk.records(1), &[takeover]);
-        assert_eq!(desk.append_in_vain(&late), SkipReason::Taken);
-        return desk.close();
+        router.append(&takeover);
+        assert_same(&router.records(1), &[takeover]);
+        assert_eq!(router.append_in_vain(&late), SkipReason::Taken);
+        return router.close();
     };
     let other = TestJournal { journal, delivered };
     other.append(&takeover);
     assert_same(&other.records(1), std::slice::from_ref(&takeover));
-    assert_same(&desk.records(1), &[takeover]);
-    assert_eq!(desk.append_in_vain(&late), SkipReason::Taken);
+    assert_same(&router.records(1), &[takeover]);
+    assert_eq!(router.append_in_vain(&late), SkipReason::Taken);
     let more = author.record(1, 10);
     other.append(&more);
     assert_same(&other.records(1), std::slice::from_ref(&more));
-    assert_same(&desk.records(1), &[more]);
-    desk.close();
+    assert_same(&router.records(1), &[more]);
+    router.close();
     other.close();
 }
 
 fn a_lineage_can_begin<B: JournalFixture>() {
-    let (mut bench, desk, mut author, mut records) = written::<B>(5);
+    let (mut bench, router, mut author, mut records) = written::<B>(5);
     records.push(author.renewal());
     records.push(author.record(1, 10));
     for record in &records[5..] {
-        desk.append(record);
+        router.append(record);
     }
-    assert_same(&desk.records(2), &records[5..]);
-    desk.close();
-    let desk = TestJournal::open(&mut bench);
-    assert_eq!(desk.journal.head(), author.at());
-    assert_same(&desk.all(1), &records);
-    desk.close();
+    assert_same(&router.records(2), &records[5..]);
+    router.close();
+    let opened = TestJournal::open(&mut bench);
+    assert_eq!(opened.journal.head(), author.at());
+    assert_same(&opened.all(1), &records);
+    opened.close();
 }
 
 fn strangers_are_skipped_or_delivered<B: JournalFixture>() {
-    let (mut bench, desk, author, mut records) = written::<B>(5);
+    let (mut bench, router, author, mut records) = written::<B>(5);
     if !bench.inject(b"stray bytes") {
-        return desk.close();
+        return router.close();
     }
     let mut stranger = TestWriter::new(3, author.at());
     records.push(stranger.takeover());
     for bytes in [records[3].bytes().to_vec(), records[5].bytes().to_vec(), records[5].bytes().to_vec()] {
         bench.inject(&bytes);
     }
-    assert_same(&desk.records(1), &records[5..]);
-    assert_eq!(desk.skipped(&records[5]), SkipReason::Taken);
-    assert_eq!(desk.journal.head(), stranger.at());
-    assert_same(&desk.all(1), &records);
-    desk.close();
-    let desk = TestJournal::open(&mut bench);
-    assert_eq!(desk.journal.head(), stranger.at());
-    desk.close();
+    assert_same(&router.records(1), &records[5..]);
+    assert_eq!(router.skipped(&records[5]), SkipReason::Taken);
+    assert_eq!(router.journal.head(), stranger.at());
+    assert_same(&router.all(1), &records);
+    router.close();
+    let opened = TestJournal::open(&mut bench);
+    assert_eq!(opened.journal.head(), stranger.at());
+    opened.close();
 }
 
 fn nothing_is_taken_after_closing<B: JournalFixture>() {
-    let (_bench, desk, mut author, _) = written::<B>(2);
-    desk.journal.close().expect("closed");
-    desk.journal.close().expect("closed once more");
-    let late = desk.journal.append(author.record(1, 10));
+    let (_bench, router, mut author, _) = written::<B>(2);
+    router.journal.close().expect("closed");
+    router.journal.close().expect("closed once more");
+    let late = router.journal.append(author.record(1, 10));
     assert!(matches!(late, Err(AppendError::Closed)), "{late:?}");
 }

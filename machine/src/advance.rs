@@ -9,12 +9,12 @@
 //! | volumes of expunged nodes are lost, unused ones are destroyed, commands that waited for a volume are issued | `overdue` |
 //! | deadlines expire | `overdue` |
 //! | reservations that an edited plan no longer allows get another node, before anything lets an operation start | `replace` |
-//! | work whose time has come, such as an automatic restart after its delay | `time` |
+//! | work whose time has come, such as an automatic restart after its delay | `fire_timers` |
 //! | disruptions drain their nodes | `disruption::step` |
 //! | policies approve operations | `policy::step` |
-//! | the next plan in rotation gets one step of its deployment | `deploy` |
+//! | the next plan in rotation gets one step of its deployment | `advance_rollouts` |
 //! | rebalances move a replica, or end | `rebalance` |
-//! | operations without a node get one | `prepare` |
+//! | operations without a node get one | `place_operations` |
 // tidy: allow(look)
 //! | the spread of plans without other work is compared with the best one | `look` |
 
@@ -42,7 +42,7 @@ struct ReservationCheck {
     /// Generation whose policy was applied.
     generation: u32,
     /// Token of the nodes and capabilities.
-    shape: Arc<()>,
+    topology_token: Arc<()>,
     /// Last reservation checked.
     last: Option<(u32, IncarnationId)>,
 }
@@ -68,12 +68,12 @@ pub struct AdvanceState {
     now: Time,
     search: PlacementCache,
     last: Option<PlanName>,
-    tried: BTreeMap<(PlanName, (DeploymentName, Option<OperationId>)), Position>,
+    failed_searches: BTreeMap<(PlanName, (DeploymentName, Option<OperationId>)), Position>,
     /// Plans with outdated reservations, and how far these were checked.
     checked: BTreeMap<PlanName, ReservationCheck>,
     rounds: RebalanceRounds,
-    parked: BTreeSet<Subject>,
-    at_work: Option<(Subject, Position)>,
+    quarantined: BTreeSet<Subject>,
+    in_progress: Option<(Subject, Position)>,
 }
 
 impl AdvanceState {
@@ -84,32 +84,32 @@ impl AdvanceState {
             now: Time::EPOCH,
             search: PlacementCache::default(),
             last: None,
-            tried: BTreeMap::new(),
+            failed_searches: BTreeMap::new(),
             checked: BTreeMap::new(),
             rounds: RebalanceRounds::default(),
-            parked: BTreeSet::new(),
-            at_work: None,
+            quarantined: BTreeSet::new(),
+            in_progress: None,
         }
     }
 
     /// Quarantines an entity, because a step on it failed.
-    pub fn park(&mut self, subject: Subject) {
-        self.parked.insert(subject);
+    pub fn quarantine(&mut self, subject: Subject) {
+        self.quarantined.insert(subject);
     }
 
     /// Whether an entity is quarantined.
-    pub fn is_parked(&self, subject: &Subject) -> bool {
-        self.parked.contains(subject)
+    pub fn is_quarantined(&self, subject: &Subject) -> bool {
+        self.quarantined.contains(subject)
     }
 
     /// Records the subject of the work and its cause, before anything of it is read.
     pub fn turn_to(&mut self, subject: &Subject, cause: Position) {
-        self.at_work = Some((subject.clone(), cause));
+        self.in_progress = Some((subject.clone(), cause));
     }
 
     /// Records the subject and its cause, unless quarantined. Returns whether it did.
     fn begin(&mut self, subject: &Subject, cause: Position) -> bool {
-        begin(&self.parked, &mut self.at_work, subject, cause)
+        begin(&self.quarantined, &mut self.in_progress, subject, cause)
     }
 
     /// Returns the first step that has facts, skipping quarantined entities. `about` returns the subject and
@@ -131,18 +131,18 @@ impl AdvanceState {
     }
 
     /// Takes the subject and cause of the last work. After a panic, they are what the panic was about.
-    pub fn at_work(&mut self) -> Option<(Subject, Position)> {
-        self.at_work.take()
+    pub fn in_progress(&mut self) -> Option<(Subject, Position)> {
+        self.in_progress.take()
     }
 }
 
 fn begin(
-    parked: &BTreeSet<Subject>,
+    quarantined: &BTreeSet<Subject>,
     at_work: &mut Option<(Subject, Position)>,
     subject: &Subject,
     cause: Position,
 ) -> bool {
-    let may = !parked.contains(subject);
+    let may = !quarantined.contains(subject);
     if may {
         *at_work = Some((subject.clone(), cause));
     }
@@ -155,19 +155,19 @@ pub fn advance(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionCont
     overdue(fleet, agenda, ctx)
         // Before anything that lets an operation start, which the end of a delay does too.
         .or_else(|| replace(fleet, agenda, ctx))
-        .or_else(|| time(fleet, agenda, ctx))
+        .or_else(|| fire_timers(fleet, agenda, ctx))
         .or_else(|| disruption::step(fleet, ctx, |subject, cause| agenda.begin(subject, cause)))
         .or_else(|| policy::step(fleet, ctx, |subject, cause| agenda.begin(subject, cause)))
-        .or_else(|| deploy(fleet, agenda, ctx))
+        .or_else(|| advance_rollouts(fleet, agenda, ctx))
         .or_else(|| rebalance(fleet, agenda, ctx))
-        .or_else(|| prepare(fleet, agenda, ctx))
+        .or_else(|| place_operations(fleet, agenda, ctx))
         .or_else(|| look(fleet, agenda, ctx))
 }
 
 /// Returns when work is due next, if nothing happens before.
 pub fn next_alarm(fleet: &FleetState, agenda: &AdvanceState) -> Option<Time> {
     let (index, now) = (fleet.index(), agenda.now);
-    let alarm = index.alarms.first().map(|(when, _)| agenda.grace.rings_at(*when));
+    let alarm = index.deadlines.first().map(|(when, _)| agenda.grace.rings_at(*when));
     let timer = index.timers.first().map(|(when, _)| *when);
     let round = rebalance::next_round(fleet, &agenda.rounds, now);
     let others = [timer, disruption::next_start(fleet, now), policy::next_window(fleet, now), round];
@@ -238,13 +238,13 @@ fn overdue(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext)
     let volumes = index.volumes.lost.iter().map(DueWork::LostVolume);
     let volumes = volumes.chain(index.volumes.unused.iter().map(DueWork::UnusedVolume));
     let served = index.volumes.served.iter().map(|id| DueWork::Served(*id));
-    let alarms = index.alarms.iter().take_while(|(when, _)| grace.rings_at(*when) <= ctx.now);
+    let alarms = index.deadlines.iter().take_while(|(when, _)| grace.rings_at(*when) <= ctx.now);
     let due = lost.chain(volumes).chain(served).chain(alarms.map(|(_, alarm)| DueWork::Alarm(alarm)));
     agenda.first(due, |due| due.about(fleet), |due| due.facts(fleet, ctx))
 }
 
 /// Returns a step of scheduled work.
-fn time(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
+fn fire_timers(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let due = fleet.index().timers.iter().take_while(|(when, _)| *when <= ctx.now).map(|(_, timer)| timer);
     let about = |timer: &&TimerKey| {
         let subject = match timer {
@@ -264,24 +264,26 @@ fn time(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) ->
 /// when nodes have changed. A reservation that the policy forbids gets another placement.
 fn replace(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let outdated = &fleet.index().outdated;
-    let shape = fleet.index().places.shape();
+    let shape = fleet.index().places.topology_token();
     agenda.checked.retain(|name, _| outdated.contains(name));
     for name in outdated {
         let (Some(plan), Some(index)) = (fleet.plans().get(name), fleet.index().plan_index(name)) else {
             continue;
         };
         let known = agenda.checked.get(name);
-        let known = known.filter(|of| of.generation == plan.generation && Arc::ptr_eq(&of.shape, shape));
+        let known =
+            known.filter(|of| of.generation == plan.generation && Arc::ptr_eq(&of.topology_token, shape));
         let mut last = known.and_then(|of| of.last);
         while let Some(place) = index.outdated(last).next() {
             last = Some(place);
             let subject = Subject::Plan(name.clone());
-            if agenda.is_parked(&subject) {
+            if agenda.is_quarantined(&subject) {
                 break;
             }
             agenda.turn_to(&subject, plan.meta.changed.position);
             let facts = operation::replace(fleet, place.1, ctx);
-            let checked = ReservationCheck { generation: plan.generation, shape: Arc::clone(shape), last };
+            let checked =
+                ReservationCheck { generation: plan.generation, topology_token: Arc::clone(shape), last };
             agenda.checked.insert(name.clone(), checked);
             if !facts.is_empty() {
                 return Some(DueStep { subject, cause: plan.meta.changed.position, facts });
@@ -293,18 +295,18 @@ fn replace(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext)
 
 /// Returns the next move of a rebalance, or its end.
 fn rebalance(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
-    let AdvanceState { rounds, search, parked, at_work, .. } = agenda;
+    let AdvanceState { rounds, search, quarantined: parked, in_progress: at_work, .. } = agenda;
     rebalance::advance(fleet, rounds, search, ctx, |subject, cause| begin(parked, at_work, subject, cause))
 }
 
 /// Finds plans whose spread has become uneven, or even.
 fn look(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
-    let AdvanceState { rounds, search, parked, at_work, .. } = agenda;
+    let AdvanceState { rounds, search, quarantined: parked, in_progress: at_work, .. } = agenda;
     rebalance::look(fleet, rounds, search, ctx, |subject, cause| begin(parked, at_work, subject, cause))
 }
 
 /// Returns one step for the next due plan in rotation, so that a large deployment does not delay others.
-fn deploy(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
+fn advance_rollouts(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let due = &fleet.index().due;
     let after = agenda.last.clone().map_or(Bound::Unbounded, Bound::Excluded);
     let turn = due.range((after, Bound::Unbounded)).chain(due.iter());
@@ -323,11 +325,11 @@ fn deploy(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) 
 
 /// Searches placements for operations without one. The operations of a deployment have equal requirements:
 /// after one search fails, the others wait until capacity may have grown.
-fn prepare(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
-    let grown = fleet.index().grown;
+fn place_operations(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
+    let grown = fleet.index().capacity_grew_at;
     for name in &fleet.index().unplaced {
         let subject = Subject::Plan(name.clone());
-        let (Some(plan), false) = (fleet.plans().get(name), agenda.is_parked(&subject)) else {
+        let (Some(plan), false) = (fleet.plans().get(name), agenda.is_quarantined(&subject)) else {
             continue;
         };
         let Some(groups) = fleet.index().plan_index(name).map(|index| &index.unplaced) else { continue };
@@ -336,10 +338,11 @@ fn prepare(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext)
         for (kind, waiting) in groups {
             let Some(operation) = waiting.first() else { continue };
             let group = (name.clone(), kind.clone());
-            let tried = agenda.tried.get(&group).is_some_and(|tried| *tried >= grown);
+            let tried = agenda.failed_searches.get(&group).is_some_and(|tried| *tried >= grown);
             let speaks = Some(operation) == speaker;
-            let asks_again =
-                || speaks && plan.unfit.is_empty() || operation::gives_way(fleet, plan, *operation);
+            let asks_again = || {
+                speaks && plan.unschedulable.is_empty() || operation::is_replaceable(fleet, plan, *operation)
+            };
             if tried && !asks_again() {
                 continue;
             }
@@ -348,14 +351,14 @@ fn prepare(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext)
             let in_vain =
                 |facts: &Vec<Fact>| facts.iter().any(|fact| matches!(fact, Fact::PlanUnschedulable(_)));
             if found.as_ref().is_none_or(in_vain) {
-                agenda.tried.insert(group, grown);
+                agenda.failed_searches.insert(group, grown);
             }
             if let Some(facts) = found {
                 return Some(DueStep { subject, cause: operation.position(), facts });
             }
         }
     }
-    agenda.tried.retain(|(name, _), _| fleet.index().unplaced.contains(name));
+    agenda.failed_searches.retain(|(name, _), _| fleet.index().unplaced.contains(name));
     agenda.search.retain(|name| fleet.index().unplaced.contains(name));
     None
 }

@@ -63,7 +63,7 @@ pub(crate) fn cluster_delete(fleet: &FleetState, ask: &ClusterDelete) -> Decided
         return Err(Refusal::new(RefusalCode::InUse, detail));
     }
     let closed = now.session.map(|session| {
-        let (cluster, end) = (ask.name.clone(), SessionEnd::Removed);
+        let (cluster, end) = (ask.name.clone(), SessionEnd::ClusterDeleted);
         SessionClosed { session, cluster, end }.into()
     });
     Ok(closed.into_iter().chain([ClusterDeleted { name: ask.name.clone() }.into()]).collect())
@@ -106,7 +106,7 @@ pub(crate) fn cluster_applied(
     }
     let (name, spec) = (fact.name.clone(), fact.spec.clone());
     let activity = ClusterActivity::Active;
-    fleet.put(Cluster { name, spec, activity, session: None, scope: None, meta: EntityMeta::new(at) });
+    fleet.put(Cluster { name, spec, activity, session: None, store: None, meta: EntityMeta::new(at) });
     Ok(())
 }
 

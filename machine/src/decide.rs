@@ -41,7 +41,7 @@ pub fn repeat<'a>(keys: &'a IdempotencyKeys, request: &IntentRequest) -> Idempot
         Some(known) => {
             let detail =
                 format!("id {} was used for another intent, at position {}", request.id, known.verdict);
-            IdempotencyCheck::KeyReused(Refusal::new(RefusalCode::KeyReused, detail))
+            IdempotencyCheck::KeyReused(Refusal::new(RefusalCode::IdempotencyKeyReused, detail))
         }
     }
 }
@@ -64,12 +64,12 @@ pub fn decide(
                 "the intent is dated {time}; intents of {actor} from {source} up to {floor} may have been decided: if it was not, \
                  send it with another id {retry}"
             );
-            return Err(Refusal::new(RefusalCode::Expired, detail));
+            return Err(Refusal::new(RefusalCode::IntentExpired, detail));
         }
         // Journal time may be far behind a correct clock: after the machine slept, or its clock was set.
         if time > ctx.wall + AHEAD {
             let detail = format!("the intent is dated {time}, more than five minutes ahead of {}", ctx.wall);
-            return Err(Refusal::new(RefusalCode::FromTheFuture, detail));
+            return Err(Refusal::new(RefusalCode::TimestampInFuture, detail));
         }
     }
     let subject = request.intent.subject();
@@ -112,7 +112,7 @@ fn by_type(fleet: &FleetState, intent: &Intent, ctx: &DecisionContext) -> Result
         Intent::DeploymentPause(ask) => deployment::pause(fleet, ask),
         Intent::DeploymentResume(ask) => deployment::resume(fleet, ask),
         Intent::DeploymentPromote(ask) => deployment::promote(fleet, ask),
-        Intent::DeploymentAbort(ask) => deployment::withdraw(fleet, ask),
+        Intent::DeploymentRollback(ask) => deployment::roll_back(fleet, ask),
         Intent::ReplicaCreate(ask) => replica::create(fleet, ask, ctx),
         Intent::ReplicaRelocate(ask) => replica::relocate(fleet, ask, ctx),
         Intent::ReplicaRestart(ask) => replica::restart(fleet, ask, ctx),
@@ -178,7 +178,7 @@ pub fn observe(fleet: &FleetState, observation: &Observation, ctx: &DecisionCont
     };
     match observation {
         Observation::SessionRequested(saw) => session::hello(fleet, saw),
-        Observation::SessionEnded(saw) => session::over(fleet, saw),
+        Observation::SessionEnded(saw) => session::ended(fleet, saw),
         Observation::IncarnationReported(saw) => {
             let cluster = fleet.incarnations().get(&saw.report.incarnation).map(|of| &of.cluster);
             if hosts(saw.session, cluster) {
@@ -225,7 +225,7 @@ fn evolve_entities(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> Res
         Fact::InboxMessageRefused(_) | Fact::InboxSkipped(_) | Fact::InboxAdvanced(_) => {}
         // The time is that of the record.
         Fact::TimeRecorded(_) => {}
-        Fact::EntityQuarantined(fact) => return park(fleet, &fact.subject, &fact.detail, at),
+        Fact::EntityQuarantined(fact) => return quarantine(fleet, &fact.subject, &fact.detail, at),
         Fact::ClusterApplied(fact) => return catalogue::cluster_applied(fleet, fact, at),
         Fact::ClusterActivityChanged(fact) => return catalogue::cluster_activity_changed(fleet, fact, at),
         Fact::ClusterDeleted(fact) => return catalogue::cluster_deleted(fleet, fact),
@@ -235,7 +235,7 @@ fn evolve_entities(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> Res
         }
         Fact::CapabilityDeleted(fact) => return catalogue::capability_deleted(fleet, fact),
         Fact::NodeApplied(fact) => return node::applied(fleet, fact, at),
-        Fact::NodeStateChanged(fact) => return node::moved(fleet, fact, at),
+        Fact::NodeStateChanged(fact) => return node::state_changed(fleet, fact, at),
         Fact::NodeDeleted(fact) => return node::deleted(fleet, fact),
         Fact::DisruptionScheduled(fact) => return disruption::scheduled(fleet, fact, at),
         Fact::DisruptionApproved(fact) => return disruption::approved(fleet, fact, at),
@@ -246,10 +246,10 @@ fn evolve_entities(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> Res
         Fact::PlanBalanceChanged(fact) => return rebalance::balance_changed(fleet, fact, at),
         Fact::PlanRebalanceStarted(fact) => return rebalance::started(fleet, fact, at),
         Fact::PlanRebalanceEnded(fact) => return rebalance::ended(fleet, fact, at),
-        Fact::PlanDeletionStarted(fact) => return plan::removing(fleet, fact, at),
+        Fact::PlanDeletionStarted(fact) => return plan::deletion_started(fleet, fact, at),
         Fact::PlanApplied(fact) => return plan::applied(fleet, fact, at),
         Fact::PlanActivityChanged(fact) => return plan::activity_changed(fleet, fact, at),
-        Fact::PlanUnschedulable(fact) => return plan::waiting(fleet, fact, at),
+        Fact::PlanUnschedulable(fact) => return plan::unschedulable(fleet, fact, at),
         Fact::PlanDeleted(fact) => return plan::deleted(fleet, fact),
         Fact::DeploymentCreated(fact) => return deployment::created(fleet, fact, at),
         Fact::DeploymentStarted(fact) => return deployment::started(fleet, fact, at),
@@ -257,33 +257,33 @@ fn evolve_entities(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> Res
         Fact::DeploymentResumed(fact) => return deployment::resumed(fleet, fact, at),
         Fact::DeploymentStalled(fact) => return deployment::stalled(fleet, fact, at),
         Fact::DeploymentCutOver(fact) => return deployment::cut_over(fleet, fact, at),
-        Fact::DeploymentHalted(fact) => return deployment::ending(fleet, fact, at),
+        Fact::DeploymentHalted(fact) => return deployment::halted(fleet, fact, at),
         Fact::DeploymentEnded(fact) => return deployment::ended(fleet, fact, at),
         Fact::ReplicaCreated(fact) => replica::created(fleet, fact, at),
-        Fact::ReplicaDeploymentChanged(fact) => return replica::assigned(fleet, fact, at),
+        Fact::ReplicaDeploymentChanged(fact) => return replica::deployment_changed(fleet, fact, at),
         Fact::ReplicaDeleted(fact) => return replica::deleted(fleet, fact, at),
-        Fact::OperationCreated(fact) => return operation::opened(fleet, fact, at),
+        Fact::OperationCreated(fact) => return operation::created(fleet, fact, at),
         Fact::OperationApproved(fact) => return operation::approved(fleet, fact, at),
-        Fact::OperationStarted(fact) => return operation::begun(fleet, fact, at),
+        Fact::OperationStarted(fact) => return operation::started(fleet, fact, at),
         Fact::OperationEnded(fact) => return operation::ended(fleet, fact, at),
         Fact::RequestOpened(fact) => request::opened(fleet, fact, at),
         Fact::RequestApproved(fact) => return request::approved(fleet, fact, at),
         Fact::RequestEnded(fact) => return request::ended(fleet, fact, at),
         Fact::ApprovalBypassed(fact) => return node::bypassed(fleet, fact, at),
         Fact::IncarnationReserved(fact) => return incarnation::reserved(fleet, fact, at),
-        Fact::IncarnationStopRequested(fact) => return incarnation::commanded(fleet, fact, at),
-        Fact::IncarnationStartRequested(fact) => return incarnation::begun(fleet, fact, at),
+        Fact::IncarnationStopRequested(fact) => return incarnation::stop_requested(fleet, fact, at),
+        Fact::IncarnationStartRequested(fact) => return incarnation::start_requested(fleet, fact, at),
         Fact::IncarnationCommandFailed(fact) => return incarnation::command_failed(fleet, fact, at),
-        Fact::IncarnationStarted(fact) => return incarnation::ensured(fleet, fact, at),
+        Fact::IncarnationStarted(fact) => return incarnation::started(fleet, fact, at),
         Fact::IncarnationRunning(fact) => return incarnation::running(fleet, fact, at),
-        Fact::IncarnationProcessesChanged(fact) => return incarnation::status(fleet, fact, at),
+        Fact::IncarnationProcessesChanged(fact) => return incarnation::processes_changed(fleet, fact, at),
         Fact::IncarnationEnded(fact) => return incarnation::ended(fleet, fact, at),
         Fact::VolumeCreated(fact) => return volume::created(fleet, fact, at),
         Fact::VolumeReady(fact) => return volume::ready(fleet, fact, at),
         Fact::VolumeCommandFailed(fact) => return volume::command_failed(fleet, fact, at),
         Fact::VolumeLost(fact) => return volume::was_lost(fleet, fact, at),
-        Fact::VolumeDeletionStarted(fact) => return volume::removing(fleet, fact, at),
-        Fact::VolumeDestroyRequested(fact) => return volume::destroying(fleet, fact, at),
+        Fact::VolumeDeletionStarted(fact) => return volume::deletion_started(fleet, fact, at),
+        Fact::VolumeDestroyRequested(fact) => return volume::destroy_requested(fleet, fact, at),
         Fact::VolumeDestroyed(fact) => return volume::destroyed(fleet, fact),
         Fact::SessionOpened(fact) => return session::opened(fleet, fact, at),
         Fact::SessionClosed(fact) => return session::closed(fleet, fact, at),
@@ -310,7 +310,10 @@ fn accepted(fleet: &mut FleetState, fact: &IntentAccepted, at: FactPosition) {
 
 fn refused(fleet: &mut FleetState, fact: &IntentRefused, at: FactPosition) {
     // These codes are about the key or its time, not about the intent: they must not move the window.
-    if matches!(fact.code, RefusalCode::KeyReused | RefusalCode::Expired | RefusalCode::FromTheFuture) {
+    if matches!(
+        fact.code,
+        RefusalCode::IdempotencyKeyReused | RefusalCode::IntentExpired | RefusalCode::TimestampInFuture
+    ) {
         return;
     }
     let refusal = Refusal {
@@ -327,27 +330,28 @@ fn refused(fleet: &mut FleetState, fact: &IntentRefused, at: FactPosition) {
 }
 
 /// Removes a quarantined entity from the queues that lead to it.
-fn park(
+fn quarantine(
     fleet: &mut FleetState,
     subject: &Subject,
     detail: &str,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
     match subject {
-        Subject::Plan(name) => fleet.bump::<Plan>(name, at, |plan| plan.parked = Some(detail.to_owned())),
+        Subject::Plan(name) => {
+            fleet.bump::<Plan>(name, at, |plan| plan.quarantined = Some(detail.to_owned()))
+        }
         Subject::Incarnation(id) => fleet.bump::<Incarnation>(id, at, |incarnation| {
-            (incarnation.deadline, incarnation.due) = (None, false);
+            (incarnation.deadline, incarnation.awaits_volumes) = (None, false);
         }),
         Subject::Operation(id) => fleet.bump::<Operation>(id, at, |operation| {
             if let crate::state::OperationState::PendingApproval(proposal) = &mut operation.state {
                 proposal.expires = chancery_events::time::Time::FAR;
             }
         }),
-        Subject::Replica(name) => {
-            fleet.bump::<Replica>(name, at, |replica| (replica.again, replica.recovers) = (None, false))
-        }
+        Subject::Replica(name) => fleet
+            .bump::<Replica>(name, at, |replica| (replica.next_restart, replica.recovers) = (None, false)),
         // The volume stays until its deletion is requested again.
-        Subject::Volume(name) => fleet.bump::<Volume>(name, at, |volume| volume.removing = None),
+        Subject::Volume(name) => fleet.bump::<Volume>(name, at, |volume| volume.deletion_requested_by = None),
         // The request waits until it is rejected or made again.
         Subject::Request(id) => fleet.bump::<ApprovalRequest>(id, at, |request| {
             if let RequestState::Pending { expires } = &mut request.state {

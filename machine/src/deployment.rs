@@ -16,7 +16,7 @@
 //! started again.
 //!
 //! Two deployments have the same *version* if their payloads and coordinates are equal. With `rolling`,
-//! replicas are updated one by one. With `graceful` and `canary`, replicas of the new version run alongside
+//! replicas are updated one by one. With `blue_green` and `canary`, replicas of the new version run alongside
 //! the old ones, until one fact makes the new *set* active. From then on the deployment continues like
 //! `rolling`, with the old ones as the surplus. If it ends before, the replicas that it created are deleted.
 
@@ -30,8 +30,8 @@ use chancery_events::fact::{
     DeploymentResumed, Fact,
 };
 use chancery_events::intent::{
-    DeploymentAbort, DeploymentCancel, DeploymentCreate, DeploymentPause, DeploymentPromote,
-    DeploymentResume, OverlapPolicy,
+    DeploymentCancel, DeploymentCreate, DeploymentPause, DeploymentPromote, DeploymentResume,
+    DeploymentRollback, OverlapPolicy,
 };
 use chancery_events::lifecycle::{DeploymentStatus, SetWord};
 use chancery_events::name::{DeploymentName, PlanName};
@@ -44,10 +44,10 @@ use chancery_events::template;
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::FleetState;
 use crate::plan;
-use crate::refuse::{BodyErrors, bad_transition};
+use crate::refuse::{BodyErrors, invalid_transition};
 use crate::state::{Deployment, DeploymentState, Plan};
 
-pub(crate) use fold::{created, cut_over, ended, ending, paused, progress, resumed, stalled, started};
+pub(crate) use fold::{created, cut_over, ended, halted, paused, progress, resumed, stalled, started};
 pub(crate) use rollback::rollback;
 pub(crate) use step::{disturb, fail, no_progress, overdue, step, take_over, takes_over};
 pub use waits::{DeploymentWait, waits_for};
@@ -64,7 +64,7 @@ pub(crate) fn create(
     if let Some(now) = fleet.deployment(&ask.plan, &ask.name) {
         if *now.spec == ask.spec {
             // A pending deployment can be asked to supersede the current one.
-            let waits = now.state == DeploymentState::Pending && ask.turn == OverlapPolicy::Supersede;
+            let waits = now.state == DeploymentState::Pending && ask.overlap == OverlapPolicy::Supersede;
             let mut draft = FactDraft::new(ctx);
             if waits {
                 supersede_current(fleet, owner, &ask.name, &mut draft);
@@ -79,24 +79,33 @@ pub(crate) fn create(
         return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", ask.plan)));
     }
     check(owner.next_version(), &ask.spec, ctx.replicas)?;
-    if owner.removing.is_some() {
+    if owner.deletion_requested_by.is_some() {
         return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being deleted", ask.plan)));
     }
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     let mut draft = FactDraft::new(ctx);
     supersede_next(owner, &name, &mut draft);
-    if ask.turn == OverlapPolicy::Supersede {
+    if ask.overlap == OverlapPolicy::Supersede {
         supersede_current(fleet, owner, &name, &mut draft);
     }
-    let (generation, by) = (owner.generation, ctx.actor.clone());
-    draft.push(DeploymentCreated { plan, name, generation, spec: ask.spec.clone(), by, rollback: None });
+    let requested_by =
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a deployment needs an actor"))?;
+    let generation = owner.generation;
+    draft.push(DeploymentCreated {
+        plan,
+        name,
+        generation,
+        spec: ask.spec.clone(),
+        requested_by,
+        rollback: None,
+    });
     Ok(draft.done())
 }
 
 /// Ends the plan's pending deployment.
 fn supersede_next(plan: &Plan, by: &DeploymentName, draft: &mut FactDraft) {
     if let Some(next) = plan.next.clone() {
-        let end = DeploymentEnd::Superseded { by: by.clone() };
+        let end = DeploymentEnd::Superseded { successor: by.clone() };
         draft.push(DeploymentEnded { plan: plan.name.clone(), name: next, end });
     }
 }
@@ -104,8 +113,8 @@ fn supersede_next(plan: &Plan, by: &DeploymentName, draft: &mut FactDraft) {
 /// Halts the plan's current deployment, unless that aborts its running operations already.
 fn supersede_current(fleet: &FleetState, plan: &Plan, by: &DeploymentName, draft: &mut FactDraft) {
     if let Some(current) = current(fleet, plan).filter(|current| may_abort(current)) {
-        let why = DeploymentEnd::Superseded { by: by.clone() };
-        draft.push(DeploymentHalted { plan: plan.name.clone(), name: current.name.clone(), why });
+        let why = DeploymentEnd::Superseded { successor: by.clone() };
+        draft.push(DeploymentHalted { plan: plan.name.clone(), name: current.name.clone(), end: why });
     }
 }
 
@@ -175,21 +184,21 @@ pub(crate) fn can_run(plan: &Plan, deployment: &Deployment) -> Result<(), Refusa
             "deployment {name} of plan {plan} had a count of 0 and lacks coordinates: deploy with them first ({})",
             refusal.detail
         );
-        Refusal::new(RefusalCode::BadTransition, detail)
+        Refusal::new(RefusalCode::InvalidTransition, detail)
     })
 }
 
 fn check_strategy(faults: &mut BodyErrors, spec: &DeploymentSpec) {
     let at = "/spec/strategy";
     match spec.strategy {
-        DeploymentStrategy::Rolling { wave, pause, .. } => {
-            faults.check(wave != Some(0), format!("{at}/rolling/wave"), "must be at least one");
+        DeploymentStrategy::Rolling { max_parallel: wave, delay: pause, .. } => {
+            faults.check(wave != Some(0), format!("{at}/rolling/max_parallel"), "must be at least one");
             let right = pause <= plan::LONGEST;
             faults.check(right, format!("{at}/rolling/pause"), "must be at most a year");
         }
-        DeploymentStrategy::Graceful { timeout, .. } => {
+        DeploymentStrategy::BlueGreen { timeout, .. } => {
             let right = (1..=plan::LONGEST).contains(&timeout);
-            faults.check(right, format!("{at}/graceful/timeout"), "must be from 1 ms to a year");
+            faults.check(right, format!("{at}/blue_green/timeout"), "must be from 1 ms to a year");
         }
         DeploymentStrategy::Canary { count } => {
             let right = (1..=spec.count).contains(&count);
@@ -210,7 +219,7 @@ fn is_begun(deployment: &Deployment) -> bool {
 
 /// Whether running operations of the deployment can still be aborted: a failing one lets them finish.
 pub(crate) fn may_abort(deployment: &Deployment) -> bool {
-    is_begun(deployment) || matches!(deployment.state, DeploymentState::Ending(DeploymentEnd::Failed { .. }))
+    is_begun(deployment) || matches!(deployment.state, DeploymentState::Halted(DeploymentEnd::Failed { .. }))
 }
 
 /// Returns the status value of a deployment's state; for a halted one, that of its recorded end.
@@ -219,7 +228,7 @@ pub const fn state_word(state: &DeploymentState) -> DeploymentStatus {
         DeploymentState::Pending => DeploymentStatus::Pending,
         DeploymentState::InProgress => DeploymentStatus::InProgress,
         DeploymentState::Paused => DeploymentStatus::Paused,
-        DeploymentState::Ending(end) | DeploymentState::Ended(end) => end_word(end),
+        DeploymentState::Halted(end) | DeploymentState::Ended(end) => end_word(end),
     }
 }
 
@@ -232,13 +241,13 @@ pub(crate) fn cancel(fleet: &FleetState, ask: &DeploymentCancel) -> Result<Vec<F
         }
         DeploymentState::InProgress
         | DeploymentState::Paused
-        | DeploymentState::Ending(DeploymentEnd::Failed { .. }) => {
-            Ok(vec![DeploymentHalted { plan, name, why: DeploymentEnd::Cancelled }.into()])
+        | DeploymentState::Halted(DeploymentEnd::Failed { .. }) => {
+            Ok(vec![DeploymentHalted { plan, name, end: DeploymentEnd::Cancelled }.into()])
         }
-        DeploymentState::Ending(DeploymentEnd::Cancelled)
+        DeploymentState::Halted(DeploymentEnd::Cancelled)
         | DeploymentState::Ended(DeploymentEnd::Cancelled) => Ok(vec![]),
-        DeploymentState::Ending(end) | DeploymentState::Ended(end) => {
-            Err(bad_transition(&format!("deployment {name}"), end_word(end).word(), "cancelled"))
+        DeploymentState::Halted(end) | DeploymentState::Ended(end) => {
+            Err(invalid_transition(&format!("deployment {name}"), end_word(end).word(), "cancelled"))
         }
     }
 }
@@ -250,9 +259,9 @@ pub(crate) fn pause(fleet: &FleetState, ask: &DeploymentPause) -> Result<Vec<Fac
         DeploymentState::InProgress => {
             Ok(vec![DeploymentPaused { plan: ask.plan.clone(), name: ask.name.clone() }.into()])
         }
-        DeploymentState::Pending | DeploymentState::Ending(_) | DeploymentState::Ended(_) => {
-            Err(bad_transition(&format!("deployment {}", ask.name), state_word(&now.state).word(), "paused"))
-        }
+        DeploymentState::Pending | DeploymentState::Halted(_) | DeploymentState::Ended(_) => Err(
+            invalid_transition(&format!("deployment {}", ask.name), state_word(&now.state).word(), "paused"),
+        ),
     }
 }
 
@@ -263,9 +272,13 @@ pub(crate) fn resume(fleet: &FleetState, ask: &DeploymentResume) -> Result<Vec<F
         DeploymentState::Paused => {
             Ok(vec![DeploymentResumed { plan: ask.plan.clone(), name: ask.name.clone() }.into()])
         }
-        DeploymentState::Pending | DeploymentState::Ending(_) | DeploymentState::Ended(_) => Err(
-            bad_transition(&format!("deployment {}", ask.name), state_word(&now.state).word(), "in_progress"),
-        ),
+        DeploymentState::Pending | DeploymentState::Halted(_) | DeploymentState::Ended(_) => {
+            Err(invalid_transition(
+                &format!("deployment {}", ask.name),
+                state_word(&now.state).word(),
+                "in_progress",
+            ))
+        }
     }
 }
 
@@ -279,10 +292,10 @@ fn canary<'a>(
     let now = fleet.find::<Deployment>(&(plan.clone(), name.clone()))?;
     if !matches!(now.spec.strategy, DeploymentStrategy::Canary { .. }) {
         let detail = format!("deployment {name} has no canary: its strategy is not canary");
-        return Err(Refusal::new(RefusalCode::BadTransition, detail));
+        return Err(Refusal::new(RefusalCode::InvalidTransition, detail));
     }
     if !is_begun(now) {
-        return Err(bad_transition(&format!("deployment {name}"), state_word(&now.state).word(), to));
+        return Err(invalid_transition(&format!("deployment {name}"), state_word(&now.state).word(), to));
     }
     Ok(now)
 }
@@ -290,18 +303,18 @@ fn canary<'a>(
 pub(crate) fn promote(fleet: &FleetState, ask: &DeploymentPromote) -> Result<Vec<Fact>, Refusal> {
     let now = canary(fleet, &ask.plan, &ask.name, "promoted")?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
-    Ok(match now.set {
+    Ok(match now.active_set {
         SetWord::New => vec![],
         SetWord::Old => vec![DeploymentCutOver { plan, name }.into()],
     })
 }
 
-pub(crate) fn withdraw(fleet: &FleetState, ask: &DeploymentAbort) -> Result<Vec<Fact>, Refusal> {
-    let now = canary(fleet, &ask.plan, &ask.name, "withdrawn")?;
+pub(crate) fn roll_back(fleet: &FleetState, ask: &DeploymentRollback) -> Result<Vec<Fact>, Refusal> {
+    let now = canary(fleet, &ask.plan, &ask.name, "rolled back")?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
-    match now.set {
-        SetWord::Old => Ok(vec![DeploymentHalted { plan, name, why: DeploymentEnd::Cancelled }.into()]),
-        SetWord::New => Err(bad_transition(&format!("deployment {name}"), "promoted", "withdrawn")),
+    match now.active_set {
+        SetWord::Old => Ok(vec![DeploymentHalted { plan, name, end: DeploymentEnd::Cancelled }.into()]),
+        SetWord::New => Err(invalid_transition(&format!("deployment {name}"), "promoted", "rolled back")),
     }
 }
 
@@ -316,14 +329,14 @@ pub(crate) fn takes_turns(
     found.is_some_and(|deployment| match deployment.state {
         DeploymentState::Paused => true,
         DeploymentState::InProgress => match deployment.spec.strategy {
-            DeploymentStrategy::Rolling { wave, per_domain, pause } => {
+            DeploymentStrategy::Rolling { max_parallel: wave, per_domain, delay: pause } => {
                 wave.is_some() || per_domain || pause > 0 || kind == OperationKind::Update
             }
-            DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => {
+            DeploymentStrategy::BlueGreen { .. } | DeploymentStrategy::Canary { .. } => {
                 kind == OperationKind::Update
             }
         },
-        DeploymentState::Pending | DeploymentState::Ending(_) | DeploymentState::Ended(_) => false,
+        DeploymentState::Pending | DeploymentState::Halted(_) | DeploymentState::Ended(_) => false,
     })
 }
 

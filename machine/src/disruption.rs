@@ -34,7 +34,7 @@ use crate::fleet::{FleetState, StateContradiction};
 use crate::incarnation;
 use crate::meta::{FactPosition, FactStamp};
 use crate::operation::{self, OperationRequest};
-use crate::refuse::{BodyErrors, bad_transition};
+use crate::refuse::{BodyErrors, invalid_transition};
 use crate::state::{
     Disruption, Incarnation, IncarnationState, Node, Operation, OperationState, Plan, Replica,
 };
@@ -57,7 +57,7 @@ fn find<'a>(fleet: &'a FleetState, on: &NodeName, name: &DisruptionName) -> Resu
 pub(crate) fn schedule(fleet: &FleetState, ask: &DisruptionSchedule) -> Result<Vec<Fact>, Refusal> {
     let node = fleet.find::<Node>(&ask.node)?;
     if node.state == NodeState::Expunged {
-        return Err(Refusal::new(RefusalCode::BadTransition, format!("node {} is expunged", ask.node)));
+        return Err(Refusal::new(RefusalCode::InvalidTransition, format!("node {} is expunged", ask.node)));
     }
     let mut faults = BodyErrors::default();
     let reason = &ask.spec.reason;
@@ -86,14 +86,14 @@ pub(crate) fn approve(
     ctx: &DecisionContext,
 ) -> Result<Vec<Fact>, Refusal> {
     let now = find(fleet, &ask.node, &ask.name)?;
-    let by =
+    let approved_by =
         ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "an approval needs an actor"))?;
     let (on, name) = (ask.node.clone(), ask.name.clone());
     match now.state {
-        DisruptionState::Scheduled => Ok(vec![DisruptionApproved { node: on, name, by }.into()]),
+        DisruptionState::Scheduled => Ok(vec![DisruptionApproved { node: on, name, approved_by }.into()]),
         DisruptionState::Approved => Ok(vec![]),
         DisruptionState::Completed => {
-            Err(bad_transition(&format!("disruption {name} of node {on}"), "completed", "approved"))
+            Err(invalid_transition(&format!("disruption {name} of node {on}"), "completed", "approved"))
         }
     }
 }
@@ -120,7 +120,7 @@ pub(crate) fn complete(
 
 /// Whether the operation was requested by a disruption that has ended.
 pub(crate) fn is_over(fleet: &FleetState, operation: &Operation) -> bool {
-    let Some(Requester::Disruption { node, name }) = operation.by.as_deref() else { return false };
+    let Some(Requester::Disruption { node, name }) = operation.requested_by.as_deref() else { return false };
     let disruption = fleet.nodes().get(node).and_then(|node| node.disruptions.get(name));
     // A later disruption with the same name, which is not approved, did not request the operation.
     disruption.is_none_or(|disruption| disruption.state != DisruptionState::Approved)
@@ -132,9 +132,9 @@ fn waiting_moves<'a>(fleet: &'a FleetState, node: &NodeName, by: &Requester) -> 
     // A replica may have two incarnations there.
     let names: BTreeSet<&ReplicaName> = held.map(|incarnation| &incarnation.replica).collect();
     let replicas = names.into_iter().filter_map(|name| fleet.replicas().get(name));
-    let open = replicas.flat_map(Replica::open).filter(|open| !open.begun);
+    let open = replicas.flat_map(Replica::open).filter(|open| !open.started);
     let operations = open.filter_map(|open| fleet.operations().get(&open.id));
-    operations.filter(|operation| operation.by.as_deref() == Some(by)).collect()
+    operations.filter(|operation| operation.requested_by.as_deref() == Some(by)).collect()
 }
 
 pub(crate) fn delete(fleet: &FleetState, ask: &DisruptionDelete) -> Result<Vec<Fact>, Refusal> {
@@ -156,21 +156,22 @@ pub(crate) fn remove_node(
     ctx: &DecisionContext,
 ) -> Result<Vec<Fact>, Refusal> {
     let on = fleet.find::<Node>(&ask.name)?;
-    let by =
+    let approved_by =
         ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a deletion needs an actor"))?;
     let going = |disruption: &Disruption| {
-        disruption.state == DisruptionState::Approved && disruption.spec.evict == DisruptionAction::AndRemove
+        disruption.state == DisruptionState::Approved
+            && disruption.spec.action == DisruptionAction::DrainAndDelete
     };
     if on.disruptions.values().any(going) {
         return Ok(vec![]);
     }
     let name = removal(on)?;
-    let reason = format!("{by} deletes the node");
-    let spec = DisruptionSpec { start: None, evict: DisruptionAction::AndRemove, reason };
+    let reason = format!("{approved_by} deletes the node");
+    let spec = DisruptionSpec { start: None, action: DisruptionAction::DrainAndDelete, reason };
     let (node, again) = (ask.name.clone(), name.clone());
     Ok(vec![
         DisruptionScheduled { node: node.clone(), name, spec }.into(),
-        DisruptionApproved { node, name: again, by }.into(),
+        DisruptionApproved { node, name: again, approved_by }.into(),
     ])
 }
 
@@ -201,8 +202,8 @@ pub(crate) fn step(
         let mut draft = FactDraft::new(ctx);
         if fleet.index().places.held(name).incarnations.is_empty() {
             // A node with volumes is never deleted: a client deletes them first.
-            let goes =
-                node.disruptions.get(disruption).map(|of| of.spec.evict) == Some(DisruptionAction::AndRemove);
+            let goes = node.disruptions.get(disruption).map(|of| of.spec.action)
+                == Some(DisruptionAction::DrainAndDelete);
             if goes && volume::on_node(fleet, name).is_some() {
                 continue;
             }
@@ -232,12 +233,12 @@ pub(crate) fn next_start(fleet: &FleetState, now: Time) -> Option<Time> {
 }
 
 fn completed(node: &Node, name: &DisruptionName, draft: &mut FactDraft) {
-    let then = node.disruptions.get(name).map(|disruption| disruption.spec.evict);
+    let then = node.disruptions.get(name).map(|disruption| disruption.spec.action);
     draft.push(DisruptionCompleted { node: node.name.clone(), name: name.clone() });
     if matches!(node.state, NodeState::Allocated | NodeState::Allocating) {
-        draft.push(NodeStateChanged { name: node.name.clone(), to: NodeState::Evicted, cluster: None });
+        draft.push(NodeStateChanged { name: node.name.clone(), state: NodeState::Evicted, cluster: None });
     }
-    if then == Some(DisruptionAction::AndRemove) {
+    if then == Some(DisruptionAction::DrainAndDelete) {
         draft.push(NodeDeleted { name: node.name.clone() });
     }
 }
@@ -258,7 +259,7 @@ fn move_one(
     let mut plans = held.plans().filter_map(|plan| fleet.plans().get(plan));
     let replica = plans.find_map(|plan| {
         let evictions = fleet.index().plan_index(&plan.name).map_or(0, |index| index.evictions);
-        let within = evictions < *plan.policy().budget();
+        let within = evictions < *plan.policy().max_unavailable();
         let setback = plan.setback;
         if !within || setback.is_some_and(|setback| setback.until > ctx.now) {
             return None;
@@ -302,10 +303,11 @@ impl Replica {
     fn is_free_to_move(&self, fleet: &FleetState) -> bool {
         let gives_way = |open: crate::state::OpenOperation| {
             let operation = fleet.operations().get(&open.id);
-            let moves = operation.is_some_and(|operation| operation.evicts() || operation.wants.is_some());
+            let moves =
+                operation.is_some_and(|operation| operation.is_drain() || operation.required_node.is_some());
             let waits =
                 matches!(open.kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart);
-            !open.begun && waits && !moves
+            !open.started && waits && !moves
         };
         self.open().all(gives_way)
     }
@@ -318,7 +320,7 @@ fn change(
     at: FactPosition,
     how: impl FnOnce(&mut Disruption),
 ) -> Result<(), StateContradiction> {
-    if !fleet.want::<Node>(node)?.disruptions.contains_key(name) {
+    if !fleet.require::<Node>(node)?.disruptions.contains_key(name) {
         let problem = format!("the fact is about disruption {name}, which the node does not have");
         return Err(StateContradiction { subject: Subject::Node(node.clone()), problem });
     }
@@ -336,7 +338,7 @@ pub(crate) fn scheduled(
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
     let (spec, state) = (fact.spec.clone(), DisruptionState::Scheduled);
-    let disruption = Disruption { spec, state, by: None, since: FactStamp::from(at) };
+    let disruption = Disruption { spec, state, approved_by: None, since: FactStamp::from(at) };
     fleet.bump::<Node>(&fact.node, at, |node| {
         node.disruptions.insert(fact.name.clone(), disruption);
     })
@@ -349,7 +351,7 @@ pub(crate) fn approved(
 ) -> Result<(), StateContradiction> {
     change(fleet, &fact.node, &fact.name, at, |disruption| {
         disruption.state = DisruptionState::Approved;
-        disruption.by = Some(fact.by.clone());
+        disruption.approved_by = Some(fact.approved_by.clone());
     })
 }
 

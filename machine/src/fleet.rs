@@ -18,8 +18,8 @@ use chancery_events::subject::Subject;
 use serde::{Deserialize, Serialize};
 
 use crate::index::FleetIndex;
+use crate::index_keys::IndexChange;
 use crate::keys::{IdempotencyKeys, KeysSavepoint};
-use crate::marks::IndexChange;
 use crate::meta::{EntityMeta, FactPosition};
 use crate::refuse::not_found;
 pub use crate::state::IMAGE_FINGERPRINT;
@@ -49,7 +49,7 @@ pub(crate) struct FleetGlobals {
     keys: KeysSavepoint,
     /// Field of the index, the only one that does not follow from the tables. A value that stayed ahead of
     /// the head would hide capacity that grows up to there.
-    grown: Position,
+    capacity_grew_at: Position,
 }
 
 /// Changed entity in its previous state: `None` if it did not exist. Rare kinds have only the subject.
@@ -86,7 +86,7 @@ pub(crate) trait FleetEntity: IndexedEntity {
     ) -> (&mut EntityTable<Self::Key, Self>, &mut Option<Vec<UndoEntry>>, &mut FleetIndex);
     fn before(key: Self::Key, entity: Option<Arc<Self>>) -> UndoEntry;
     fn meta_mut(&mut self) -> &mut EntityMeta;
-    fn marks(&self) -> Self::Marks {
+    fn index_key(&self) -> Self::Marks {
         self.into()
     }
 }
@@ -198,7 +198,7 @@ macro_rules! tables {
             }
 
             /// Restores an entity; returns the fields that belong to no entity.
-            fn put_back_entity(&mut self, before: UndoEntry, indexes: IndexMode) -> Option<Box<FleetGlobals>> {
+            fn undo_entity(&mut self, before: UndoEntry, indexes: IndexMode) -> Option<Box<FleetGlobals>> {
                 match before {
                     $(UndoEntry::$entity(key, entity) => self.restore::<state::$entity>(key, entity.as_ref(), indexes),)*
                     UndoEntry::Globals(globals) => return Some(globals),
@@ -296,14 +296,14 @@ impl FleetState {
 
     /// Starts to record changes, for [`FleetState::roll_back`] or [`FleetState::changed`]. Discards earlier
     /// records.
-    pub fn note(&mut self) {
+    pub fn savepoint(&mut self) {
         let globals = FleetGlobals {
             head: self.head,
             term: self.term,
             lineages: self.lineages.clone(),
             decider: self.decider.clone(),
             keys: self.keys.begin(),
-            grown: self.index.grown,
+            capacity_grew_at: self.index.capacity_grew_at,
         };
         let mut notes = self.notes.take().unwrap_or_default();
         notes.clear();
@@ -312,42 +312,42 @@ impl FleetState {
         self.scope += 1;
     }
 
-    /// Restores the state at the last call of [`FleetState::note`].
+    /// Restores the state at the last call of [`FleetState::savepoint`].
     pub fn roll_back(&mut self) {
-        self.put_back(IndexMode::Follow);
+        self.undo(IndexMode::Follow);
         self.settle();
     }
 
     /// Rolls back after a panic, which may leave an entity or index half changed: rebuilds the indexes.
     pub fn roll_back_broken(&mut self) {
-        self.put_back(IndexMode::Broken);
-        let grown = self.index.grown;
+        self.undo(IndexMode::Broken);
+        let grown = self.index.capacity_grew_at;
         self.index = FleetIndex::default();
         self.index_everything();
-        self.index.grown = grown;
+        self.index.capacity_grew_at = grown;
         self.settle();
     }
 
     fn index_all<E: FleetEntity>(&mut self) {
         let mut index = std::mem::take(&mut self.index);
         for entity in E::table(self).in_order() {
-            E::index(&mut index, entity, [None, Some(&entity.marks())], self.head);
+            E::index(&mut index, entity, [None, Some(&entity.index_key())], self.head);
         }
         self.index = index;
     }
 
-    fn put_back(&mut self, indexes: IndexMode) {
+    fn undo(&mut self, indexes: IndexMode) {
         let Some(notes) = self.notes.take() else { return };
         for before in notes.into_iter().rev() {
-            let Some(globals) = self.put_back_entity(before, indexes) else { continue };
+            let Some(globals) = self.undo_entity(before, indexes) else { continue };
             // The first of the notes: after it, nothing is restored that could change these fields.
-            let FleetGlobals { head, term, lineages, decider, keys, grown } = *globals;
+            let FleetGlobals { head, term, lineages, decider, keys, capacity_grew_at: grown } = *globals;
             self.head = head;
             self.term = term;
             self.lineages = lineages;
             self.decider = decider;
             self.keys.roll_back(keys);
-            self.index.grown = grown;
+            self.index.capacity_grew_at = grown;
         }
     }
 
@@ -369,7 +369,7 @@ impl FleetState {
         E::table_mut(self).set(key, slot)
     }
 
-    /// Returns every entity changed since the last [`FleetState::note`], in its state then, in order. Of an
+    /// Returns every entity changed since the last [`FleetState::savepoint`], in its state then, in order. Of an
     /// entity that was removed and set again, the first entry counts.
     pub fn changed(&self) -> impl Iterator<Item = ChangedEntity<'_>> {
         self.notes.iter().flatten().filter_map(|before| match before {
@@ -391,7 +391,7 @@ impl FleetState {
     }
 
     /// Returns the entity, or the contradiction that it does not exist.
-    pub(crate) fn want<E: FleetEntity>(&self, key: &E::Key) -> Result<&E, StateContradiction> {
+    pub(crate) fn require<E: FleetEntity>(&self, key: &E::Key) -> Result<&E, StateContradiction> {
         E::table(self).get(key).ok_or_else(|| absent::<E>(key))
     }
 
@@ -422,13 +422,13 @@ impl FleetState {
         let (scope, head) = (self.scope, self.head);
         let (table, notes, index) = E::parts(self);
         let slot = table.slot(key).ok_or_else(|| absent::<E>(key))?;
-        let before = slot.entity.marks();
+        let before = slot.entity.index_key();
         if let Some(notes) = notes.as_mut().filter(|_| slot.noted != scope) {
             slot.noted = scope;
             notes.push(E::before(key.clone(), Some(Arc::clone(&slot.entity))));
         }
         let told = how(Arc::make_mut(&mut slot.entity));
-        let after = slot.entity.marks();
+        let after = slot.entity.index_key();
         if before != after {
             E::index(index, &slot.entity, [Some(&before), Some(&after)], head);
         }
@@ -484,7 +484,7 @@ impl FleetState {
     /// Updates the indexes after an entity was inserted, replaced or removed.
     fn follow<E: FleetEntity>(&mut self, old: Option<&E>, new: Option<&E>) {
         let Some(this) = new.or(old) else { return };
-        let (old, new) = (old.map(E::marks), new.map(E::marks));
+        let (old, new) = (old.map(E::index_key), new.map(E::index_key));
         E::index(&mut self.index, this, [old.as_ref(), new.as_ref()], self.head);
     }
 }

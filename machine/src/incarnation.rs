@@ -18,11 +18,11 @@
 //! left. The *active* one counts; the *secondary* one will replace it, or was replaced by it. See
 //! [`crate::operation`].
 //!
-//! In reading order: reports, ends (`end`), automatic restarts (`again`), folding (`fold`).
+//! In reading order: reports, ends (`end`), automatic restarts (`restart_backoff`), folding (`fold`).
 
-mod again;
 mod end;
 mod fold;
+mod restart_backoff;
 
 use chancery_events::fact::{
     CommandEffect, Fact, IncarnationCommandFailed, IncarnationEnd, IncarnationProcessesChanged,
@@ -42,11 +42,12 @@ use crate::fleet::FleetState;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState};
 use crate::{operation, volume};
 
-pub(crate) use again::{EndCause, wait};
 pub(crate) use end::{displace, lost, promise};
 pub(crate) use fold::{
-    OperationRef, asked, begun, command_failed, commanded, ended, ensured, reserved, running, status,
+    OperationRef, asked, command_failed, ended, processes_changed, reserved, running, start_requested,
+    started, stop_requested,
 };
+pub(crate) use restart_backoff::{EndCause, wait};
 
 /// Time after SIGTERM's grace period for the executor's report, before a kill is requested.
 const SLACK: std::time::Duration = std::time::Duration::from_secs(5);
@@ -73,7 +74,7 @@ pub(crate) fn start_deadline(fleet: &FleetState, plan: &PlanName, now: Time) -> 
 pub(crate) fn report(fleet: &FleetState, report: &IncarnationReport, ctx: &DecisionContext) -> Vec<Fact> {
     let Some(incarnation) = fleet.incarnations().get(&report.incarnation) else { return Vec::new() };
     let mut draft = FactDraft::new(ctx);
-    match (&incarnation.state, &report.saw) {
+    match (&incarnation.state, &report.observed) {
         (IncarnationState::Reserved | IncarnationState::Ended(_), _) => {}
         (_, ObservedState::Ended { exit, processes }) => {
             let end = match (&incarnation.state, exit) {
@@ -100,11 +101,11 @@ pub(crate) fn report(fleet: &FleetState, report: &IncarnationReport, ctx: &Decis
             end::by_proof(fleet, incarnation, end, Vec::new(), ctx, &mut draft);
         }
         (_, ObservedState::Gone) => {}
-        (_, ObservedState::Failed { message, hope }) => {
-            failed(fleet, incarnation, report.revision, message, *hope, ctx, &mut draft);
+        (_, ObservedState::Failed { message, retry: retry_class }) => {
+            failed(fleet, incarnation, report.revision, message, *retry_class, ctx, &mut draft);
         }
         // The report reflects an earlier command: what it observed may have ended.
-        (_, ObservedState::Ready { .. } | ObservedState::Ensured { .. } | ObservedState::NotReady { .. })
+        (_, ObservedState::Ready { .. } | ObservedState::Started { .. } | ObservedState::NotReady { .. })
             if report.revision < incarnation.revision => {}
         (
             IncarnationState::Creating | IncarnationState::Starting | IncarnationState::Updating(_),
@@ -112,13 +113,13 @@ pub(crate) fn report(fleet: &FleetState, report: &IncarnationReport, ctx: &Decis
         ) => ready(fleet, incarnation, processes, ctx, &mut draft),
         (
             IncarnationState::Creating,
-            ObservedState::Ensured { processes } | ObservedState::NotReady { processes },
+            ObservedState::Started { processes } | ObservedState::NotReady { processes },
         ) => {
             draft.push(was_ensured(incarnation, processes, None));
         }
         (
             IncarnationState::Updating(to),
-            ObservedState::Ensured { processes } | ObservedState::NotReady { processes },
+            ObservedState::Started { processes } | ObservedState::NotReady { processes },
         ) if incarnation.command.is_some() => {
             let runs = *to == incarnation.deployment;
             let deadline = runs.then(|| unready_deadline(fleet, incarnation, processes, ctx.now)).flatten();
@@ -128,7 +129,7 @@ pub(crate) fn report(fleet: &FleetState, report: &IncarnationReport, ctx: &Decis
         (
             IncarnationState::Starting | IncarnationState::Running | IncarnationState::Updating(_),
             ObservedState::Ready { processes }
-            | ObservedState::Ensured { processes }
+            | ObservedState::Started { processes }
             | ObservedState::NotReady { processes },
         ) => {
             let deadline = (incarnation.state == IncarnationState::Running)
@@ -142,7 +143,7 @@ pub(crate) fn report(fleet: &FleetState, report: &IncarnationReport, ctx: &Decis
         }
         (
             IncarnationState::Stopping(_),
-            ObservedState::Ready { .. } | ObservedState::Ensured { .. } | ObservedState::NotReady { .. },
+            ObservedState::Ready { .. } | ObservedState::Started { .. } | ObservedState::NotReady { .. },
         ) => {}
     }
     draft.done()
@@ -175,7 +176,7 @@ fn unready_deadline(
     processes: &[ProcessInfo],
     now: Time,
 ) -> Option<Time> {
-    if processes.iter().all(|process| process.status == ProcessStatus::Online) {
+    if processes.iter().all(|process| process.status == ProcessStatus::Ready) {
         return None;
     }
     let fails = |process: &ProcessInfo| {
@@ -257,7 +258,7 @@ fn failed(
     incarnation: &Incarnation,
     revision: u32,
     error: &str,
-    hope: RetryClass,
+    retry: RetryClass,
     ctx: &DecisionContext,
     draft: &mut FactDraft,
 ) {
@@ -266,15 +267,15 @@ fn failed(
         return; // this failure has been counted, and the next attempt was not sent yet
     }
     let salt = incarnation.id.position().get();
-    let wait = match (hope, command.effect) {
+    let wait = match (retry, command.effect) {
         // A revert is retried until it succeeds.
         (_, CommandEffect::Ensure)
-            if *incarnation.asked_for() == incarnation.deployment && is_changed(incarnation) =>
+            if *incarnation.target_deployment() == incarnation.deployment && is_changed(incarnation) =>
         {
             BACKOFF.wait(command.attempt, salt).or(Some(BACKOFF.max))
         }
-        (RetryClass::Never, CommandEffect::Ensure) => None,
-        (RetryClass::Retry, CommandEffect::Ensure) => BACKOFF.wait(command.attempt, salt),
+        (RetryClass::Permanent, CommandEffect::Ensure) => None,
+        (RetryClass::Retryable, CommandEffect::Ensure) => BACKOFF.wait(command.attempt, salt),
         // A stop is retried until it succeeds.
         (_, CommandEffect::Stop | CommandEffect::Kill) => {
             BACKOFF.wait(command.attempt, salt).or(Some(BACKOFF.max))
@@ -361,7 +362,7 @@ pub(crate) fn overdue(fleet: &FleetState, id: IncarnationId, ctx: &DecisionConte
             incarnation: id,
             replica: incarnation.replica.clone(),
             effect: CommandEffect::Kill,
-            then: (**then).clone(),
+            end: (**then).clone(),
             deadline: None,
         }),
         // Its volumes did not become free.

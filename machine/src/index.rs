@@ -23,13 +23,13 @@ use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 use rustc_hash::FxHashMap;
 
+use crate::capacity_index::{CapacityIndex, PlaceChange, ReservationChange};
 use crate::fleet::DeploymentKey;
-use crate::marks::{
+use crate::index_keys::{
     DeploymentIndexKey, DeploymentStage, IncarnationIndexKey, IndexChange, OperationIndexKey, PlanIndexKey,
     ReplicaIndexKey, RequestIndexKey, VolumeIndexKey,
 };
 use crate::meta::EntityMeta;
-use crate::places::{CapacityIndex, PlaceChange, ReservationChange};
 use crate::state::{
     ApprovalRequest, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica, Volume,
 };
@@ -132,7 +132,7 @@ pub struct FleetIndex {
     /// Plans that are being rebalanced.
     pub rebalancing: BTreeSet<PlanName>,
     /// Deadlines by time.
-    pub alarms: BTreeSet<(Time, DeadlineKey)>,
+    pub deadlines: BTreeSet<(Time, DeadlineKey)>,
     /// Work that is due later.
     pub timers: BTreeSet<(Time, TimerKey)>,
     /// Policies, and the operations that wait for them.
@@ -146,9 +146,9 @@ pub struct FleetIndex {
     /// Number of a group's incarnations with a reservation, by node.
     groups: BTreeMap<GroupName, LookupMap<NodeName, u32>>,
     /// Commands without an outcome, by the time before which they are not sent.
-    pub outstanding: BTreeSet<(Time, ObjectId)>,
+    pub pending_commands: BTreeSet<(Time, ObjectId)>,
     /// Desired inventory by cluster: volumes, and incarnations with a command that have not ended.
-    commanded: BTreeMap<ClusterName, BTreeSet<ObjectId>>,
+    inventory: BTreeMap<ClusterName, BTreeSet<ObjectId>>,
     /// Volumes, and the incarnations that wait for them.
     pub volumes: VolumeIndex,
     /// Approval requests.
@@ -156,7 +156,7 @@ pub struct FleetIndex {
     /// Incarnations that have not ended on expunged nodes.
     pub lost: BTreeSet<IncarnationId>,
     /// Last position at which capacity may have grown.
-    pub grown: Position,
+    pub capacity_grew_at: Position,
     /// Plans that changed since [`FleetIndex::settle`]: none between facts.
     unsettled: Vec<PlanName>,
 }
@@ -168,7 +168,7 @@ pub(crate) fn follow<'a, M, V: PartialEq, T: Ord>(
     value: impl Fn(&'a M) -> Option<V>,
     entry: impl Fn(V) -> T,
 ) {
-    let [old, new] = both.map(|marks| marks.and_then(&value));
+    let [old, new] = both.map(|key| key.and_then(&value));
     if old == new {
         return;
     }
@@ -186,7 +186,7 @@ pub(crate) fn follow_by<'a, M, V: PartialEq, K: Ord, T: Ord>(
     key: impl Fn(V) -> K,
     entry: impl Fn() -> T,
 ) {
-    let [old, new] = both.map(|marks| marks.and_then(&value));
+    let [old, new] = both.map(|index_key| index_key.and_then(&value));
     if old == new {
         return;
     }
@@ -205,7 +205,7 @@ pub(crate) fn follow_by<'a, M, V: PartialEq, K: Ord, T: Ord>(
 
 /// Updates the number of entities for which `holds` is true.
 pub(crate) fn count<'a, M>(count: &mut u32, both: IndexChange<'a, M>, holds: impl Fn(&'a M) -> bool) {
-    let [old, new] = both.map(|marks| u32::from(marks.is_some_and(&holds)));
+    let [old, new] = both.map(|key| u32::from(key.is_some_and(&holds)));
     *count = *count + new - old;
 }
 
@@ -246,14 +246,15 @@ impl FleetIndex {
         after: Option<ObjectId>,
     ) -> impl Iterator<Item = ObjectId> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let all = self.commanded.get(cluster).into_iter();
+        let all = self.inventory.get(cluster).into_iter();
         all.flat_map(move |all| all.range((from, Bound::Unbounded))).copied()
     }
 
     /// Updates the indexes after a change of a cluster or capability, which can make other nodes suitable.
     pub(crate) fn catalogue(&mut self, new: Option<&EntityMeta>) {
         self.places.reshape();
-        self.grown = new.map_or(self.grown, |new| self.grown.max(new.changed.position));
+        self.capacity_grew_at =
+            new.map_or(self.capacity_grew_at, |new| self.capacity_grew_at.max(new.changed.position));
     }
 
     pub(crate) fn node(&mut self, both: IndexChange<'_, Node>) {
@@ -263,7 +264,7 @@ impl FleetIndex {
         follow(
             &mut self.disturbed,
             both,
-            |node| (!node.is_undisturbed()).then_some(&node.name),
+            |node| (!node.is_schedulable()).then_some(&node.name),
             Clone::clone,
         );
         for key in old.into_iter().flat_map(evictions) {
@@ -273,7 +274,7 @@ impl FleetIndex {
         self.places.node(name, new);
         let gone = self.places.is_expunged(name);
         if let Some(new) = new {
-            self.grown = self.grown.max(new.meta.changed.position);
+            self.capacity_grew_at = self.capacity_grew_at.max(new.meta.changed.position);
         }
         if gone != was {
             for incarnation in self.places.incarnations(name) {
@@ -296,11 +297,11 @@ impl FleetIndex {
 
     pub(crate) fn request(&mut self, this: &ApprovalRequest, both: IndexChange<'_, RequestIndexKey>) {
         let RequestIndex { open, ended } = &mut self.requests;
-        follow(ended, both, |marks| marks.waits_until.is_none().then_some(this.id), |id| id);
+        follow(ended, both, |key| key.waits_until.is_none().then_some(this.id), |id| id);
         follow(
-            &mut self.alarms,
+            &mut self.deadlines,
             both,
-            |marks| marks.waits_until,
+            |index_key| index_key.waits_until,
             |until| (until, DeadlineKey::Request(this.id)),
         );
         follow(
@@ -316,8 +317,8 @@ impl FleetIndex {
 
     pub(crate) fn plan(&mut self, this: &Plan, both: IndexChange<'_, PlanIndexKey>) {
         let name = |(): ()| this.name.clone();
-        follow(&mut self.setbacks, both, |marks| marks.setback, |until| (until, name(())));
-        follow(&mut self.rebalancing, both, |marks| marks.rebalancing.then_some(()), name);
+        follow(&mut self.setbacks, both, |key| key.setback, |until| (until, name(())));
+        follow(&mut self.rebalancing, both, |index_key| index_key.rebalancing.then_some(()), name);
         let [was, is] = both.map(|marks| marks.and_then(|marks| marks.spec.as_ref()));
         let edited = match (was, is) {
             (Some(was), Some(is)) => !Arc::ptr_eq(was, is),
@@ -326,7 +327,7 @@ impl FleetIndex {
         if edited {
             self.regroup(&this.name, is.map(PlanPolicy::of));
             // Another policy may allow operations that wait.
-            self.grown = self.grown.max(this.meta.changed.position);
+            self.capacity_grew_at = self.capacity_grew_at.max(this.meta.changed.position);
         }
         let [_, new] = both;
         self.with_plan(&this.name, |_, index| index.own = new.cloned().unwrap_or_default());
@@ -351,7 +352,8 @@ impl FleetIndex {
     }
 
     pub(crate) fn deployment(&mut self, this: &Deployment, both: IndexChange<'_, DeploymentIndexKey>) {
-        let [was_given_up, given_up] = both.map(|marks| begins_nothing(marks.and_then(|marks| marks.stage)));
+        let [was_given_up, given_up] =
+            both.map(|key| begins_nothing(key.and_then(|index_key| index_key.stage)));
         let mut waiting = BTreeSet::new();
         let [_, new] = both;
         self.with_plan(&this.plan, |_, plan| {
@@ -366,7 +368,7 @@ impl FleetIndex {
             self.policies.give_up(operation, given_up);
         }
         follow(
-            &mut self.alarms,
+            &mut self.deadlines,
             both,
             |marks| marks.deadline,
             |when| (when, DeadlineKey::Deployment(Box::new((this.plan.clone(), this.name.clone())))),
@@ -374,12 +376,17 @@ impl FleetIndex {
     }
 
     pub(crate) fn replica(&mut self, this: &Replica, both: IndexChange<'_, ReplicaIndexKey>) {
-        follow(&mut self.timers, both, |marks| marks.again, |at| (at, TimerKey::Replica(this.name.clone())));
+        follow(
+            &mut self.timers,
+            both,
+            |key| key.next_restart,
+            |at| (at, TimerKey::Replica(this.name.clone())),
+        );
         self.with_plan(&this.plan, |places, plan| plan.replica(places, this, both));
     }
 
     pub(crate) fn operation(&mut self, this: &Operation, both: IndexChange<'_, OperationIndexKey>) {
-        follow(&mut self.alarms, both, OperationIndexKey::waits_until, |until| {
+        follow(&mut self.deadlines, both, OperationIndexKey::waits_until, |until| {
             (until, DeadlineKey::Operation(this.id))
         });
         let given_up = || {
@@ -398,25 +405,40 @@ impl FleetIndex {
         both: IndexChange<'_, IncarnationIndexKey>,
         at: Position,
     ) {
-        let live = both.map(|marks| marks.filter(|marks| marks.live));
+        let live = both.map(|key| key.filter(|index_key| index_key.live));
         if live[0].is_some() && both[1].is_some() && live[1].is_none() {
-            self.grown = self.grown.max(at);
+            self.capacity_grew_at = self.capacity_grew_at.max(at);
         }
         let (incarnation, plan, node) = (this.id, &this.plan, &this.node);
         match live {
             // An incarnation reserves more when its predecessor ends.
-            [Some(old), Some(new)] if old.amounts == new.amounts && old.volumes == new.volumes => {
+            [Some(old), Some(new)]
+                if old.resources == new.resources && old.reserved_storage == new.reserved_storage =>
+            {
                 if old.reserved != new.reserved {
                     self.places.reserve(node, incarnation, new.reserved);
                 }
             }
             _ => {
                 for (marks, change) in live.into_iter().zip([PlaceChange::GiveBack, PlaceChange::Take]) {
-                    let Some(IncarnationIndexKey { amounts, volumes, reserved, .. }) = marks else {
+                    let Some(IncarnationIndexKey {
+                        resources: amounts,
+                        reserved_storage: volumes,
+                        reserved,
+                        ..
+                    }) = marks
+                    else {
                         continue;
                     };
                     let (amounts, reserved) = (*amounts, *reserved);
-                    let holding = ReservationChange { incarnation, plan, node, amounts, volumes, reserved };
+                    let holding = ReservationChange {
+                        incarnation,
+                        plan,
+                        node,
+                        resources: amounts,
+                        reserved_storage: volumes,
+                        reserved,
+                    };
                     let site = self.places.hold(&holding, change);
                     let index = plan_index!(self.plans, plan);
                     index.spread.incarnation(site, change);
@@ -433,14 +455,14 @@ impl FleetIndex {
         }
         let object = || ObjectId::from(incarnation);
         follow(
-            &mut self.alarms,
+            &mut self.deadlines,
             both,
             |marks| marks.deadline,
             |when| (when, DeadlineKey::Incarnation(incarnation)),
         );
-        follow(&mut self.outstanding, both, |marks| marks.outstanding, |when| (when, object()));
-        let cluster = |marks: &IncarnationIndexKey| marks.commanded.then_some(&this.cluster);
-        follow_by(&mut self.commanded, both, cluster, Clone::clone, object);
+        follow(&mut self.pending_commands, both, |marks| marks.pending_command, |when| (when, object()));
+        let cluster = |marks: &IncarnationIndexKey| marks.in_inventory.then_some(&this.cluster);
+        follow_by(&mut self.inventory, both, cluster, Clone::clone, object);
         self.volumes.run(incarnation, both.map(|marks| marks.and_then(|marks| marks.waits_for.as_deref())));
     }
 
@@ -449,16 +471,16 @@ impl FleetIndex {
         let [old, new] = both;
         // More storage may be free, or an incarnation can use the volume that could not.
         if old.is_some() {
-            self.grown = self.grown.max(at);
+            self.capacity_grew_at = self.capacity_grew_at.max(at);
         }
-        for (marks, change) in [(old, PlaceChange::GiveBack), (new, PlaceChange::Take)] {
-            if let Some(marks) = marks {
-                self.places.store(&marks.node, &this.class, this.capacity, change);
+        for (key, change) in [(old, PlaceChange::GiveBack), (new, PlaceChange::Take)] {
+            if let Some(index_key) = key {
+                self.places.store(&index_key.node, &this.class, this.capacity, change);
             }
         }
         let object = || ObjectId::from(this.id);
-        follow_by(&mut self.commanded, both, |_| Some(&this.cluster), Clone::clone, object);
-        follow(&mut self.outstanding, both, |marks| marks.outstanding, |when| (when, object()));
+        follow_by(&mut self.inventory, both, |_| Some(&this.cluster), Clone::clone, object);
+        follow(&mut self.pending_commands, both, |marks| marks.pending_command, |when| (when, object()));
         self.volumes.volume(this, both, |node| self.places.is_expunged(node));
     }
 
@@ -485,7 +507,7 @@ impl FleetIndex {
             follow(&mut self.outdated, both, |agenda| agenda.is_outdated.then_some(()), plan);
             follow(&mut self.timers, both, |agenda| agenda.later, |when| (when, TimerKey::Plan(plan(()))));
             follow(
-                &mut self.alarms,
+                &mut self.deadlines,
                 both,
                 |agenda| agenda.stalls_at,
                 |when| (when, DeadlineKey::Progress(plan(()))),
@@ -500,7 +522,7 @@ impl FleetIndex {
 /// Approved disruptions that drain the node, as entries of [`FleetIndex::evicting`].
 fn evictions(node: &Node) -> impl Iterator<Item = (Time, Position, DomainName, NodeName, DisruptionName)> {
     let approved = node.disruptions.iter().filter(|(_, of)| of.state == DisruptionState::Approved);
-    approved.filter(|(_, of)| of.spec.evict != DisruptionAction::No).map(|(name, of)| {
+    approved.filter(|(_, of)| of.spec.action != DisruptionAction::None).map(|(name, of)| {
         let from = of.since.time.max(of.spec.start.unwrap_or(Time::EPOCH));
         (from, of.since.position, node.spec.domain.clone(), node.name.clone(), name.clone())
     })

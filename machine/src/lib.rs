@@ -8,21 +8,22 @@
 //! four functions. A module for each entity follows, with its table of states.
 
 pub mod advance;
+pub mod capacity_index;
 mod catalogue;
 pub mod context;
 pub mod decide;
 pub mod deployment;
 mod disruption;
 pub mod fleet;
+mod free_capacity;
 pub mod grace;
 pub mod incarnation;
 pub mod index;
+mod index_keys;
 pub mod keys;
-mod marks;
 pub mod meta;
 mod node;
 pub mod operation;
-pub mod places;
 mod plan;
 mod policy;
 mod rebalance;
@@ -31,7 +32,6 @@ pub mod replica;
 pub mod request;
 pub mod scheduler;
 pub mod session;
-mod shelf;
 pub mod state;
 pub mod table;
 mod volume;

@@ -27,7 +27,7 @@ use crate::context::DecisionContext;
 use crate::disruption;
 use crate::fleet::{FleetState, StateContradiction};
 use crate::meta::{EntityMeta, FactPosition};
-use crate::refuse::{BodyErrors, bad_transition};
+use crate::refuse::{BodyErrors, invalid_transition};
 use crate::request;
 use crate::state::{ApprovalBypass, Cluster, Node};
 use crate::volume;
@@ -38,7 +38,10 @@ pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> Result<Vec<Fact>, Re
     let mut facts = Vec::new();
     if let Some(now) = now {
         if now.state == NodeState::Expunged {
-            return Err(Refusal::new(RefusalCode::BadTransition, format!("node {} is expunged", ask.name)));
+            return Err(Refusal::new(
+                RefusalCode::InvalidTransition,
+                format!("node {} is expunged", ask.name),
+            ));
         }
         check_held(fleet, now, &ask.spec)?;
     }
@@ -54,7 +57,7 @@ pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> Result<Vec<Fact>, Re
             Some((NodeState::Allocating | NodeState::Allocated, Some(at))) if at == cluster => {}
             Some((state, _)) => {
                 let detail = format!("node {} is {state} and cannot be allocated to {cluster}", ask.name);
-                return Err(Refusal::new(RefusalCode::BadTransition, detail).at("/cluster", "differs"));
+                return Err(Refusal::new(RefusalCode::InvalidTransition, detail).at("/cluster", "differs"));
             }
         }
     }
@@ -63,15 +66,16 @@ pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> Result<Vec<Fact>, Re
 
 /// Returns both steps for one commit: a crash leaves the node unallocated or allocated, never between.
 fn allocate(ask: &NodeApply, cluster: &ClusterName) -> [Fact; 2] {
-    [NodeState::Allocating, NodeState::Allocated]
-        .map(|to| NodeStateChanged { name: ask.name.clone(), to, cluster: Some(cluster.clone()) }.into())
+    [NodeState::Allocating, NodeState::Allocated].map(|to| {
+        NodeStateChanged { name: ask.name.clone(), state: to, cluster: Some(cluster.clone()) }.into()
+    })
 }
 
 fn check(fleet: &FleetState, spec: &NodeSpec) -> Result<(), Refusal> {
     let mut faults = BodyErrors::default();
-    faults.check(spec.total.cpu > 0, "/spec/total/cpu", "must be more than zero");
-    faults.check(spec.total.memory > 0, "/spec/total/memory", "must be more than zero");
-    faults.check(spec.reserved.fits(spec.total), "/spec/reserved", "is more than the total");
+    faults.check(spec.resources.cpu > 0, "/spec/resources/cpu", "must be more than zero");
+    faults.check(spec.resources.memory > 0, "/spec/resources/memory", "must be more than zero");
+    faults.check(spec.reserved.fits(spec.resources), "/spec/reserved", "is more than the total");
     let mut classes = BTreeSet::new();
     for (i, storage) in spec.storage.iter().enumerate() {
         faults.check(classes.insert(&storage.class), format!("/spec/storage/{i}/class"), "is named twice");
@@ -91,14 +95,13 @@ fn check(fleet: &FleetState, spec: &NodeSpec) -> Result<(), Refusal> {
 
 fn check_held(fleet: &FleetState, now: &Node, spec: &NodeSpec) -> Result<(), Refusal> {
     let held = fleet.index().places.held(&now.name);
-    let room = spec.total.checked_sub(spec.reserved).unwrap_or_default();
-    if !held.amounts.fits(room) {
-        let detail = format!("placements reserve {} of node {}", held.amounts, now.name);
-        return Err(
-            Refusal::new(RefusalCode::InUse, detail).at("/spec/total", "is less than the reserved amount")
-        );
+    let room = spec.resources.checked_sub(spec.reserved).unwrap_or_default();
+    if !held.resources.fits(room) {
+        let detail = format!("placements reserve {} of node {}", held.resources, now.name);
+        return Err(Refusal::new(RefusalCode::InUse, detail)
+            .at("/spec/resources", "is less than the reserved amount"));
     }
-    for class in held.volumes.keys().chain(held.stored.keys()) {
+    for class in held.reserved_storage.keys().chain(held.stored.keys()) {
         let bytes = held.storage(class);
         let has = spec.storage.iter().find(|s| s.class == *class).map_or(0, |s| s.capacity);
         if has < bytes {
@@ -143,7 +146,7 @@ pub(crate) fn set_state(
 ) -> Result<Vec<Fact>, Refusal> {
     use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
     let now = fleet.find::<Node>(&ask.name)?;
-    let impossible = || bad_transition(&format!("node {}", ask.name), now.state.word(), ask.state.word());
+    let impossible = || invalid_transition(&format!("node {}", ask.name), now.state.word(), ask.state.word());
     if matches!(ask.state, Allocating | Allocated) != ask.cluster.is_some() {
         let what = "must be given for allocating and allocated, and for no other state";
         return Err(Refusal::new(RefusalCode::Invalid, format!("/cluster: {what}")).at("/cluster", what));
@@ -175,14 +178,14 @@ pub(crate) fn set_state(
         check_without_volumes(fleet, now)?;
     }
     let moved = |to: &NodeState| {
-        NodeStateChanged { name: ask.name.clone(), to: *to, cluster: ask.cluster.clone() }.into()
+        NodeStateChanged { name: ask.name.clone(), state: *to, cluster: ask.cluster.clone() }.into()
     };
     let mut facts = Vec::new();
     if let Some(reason) = ask.break_glass.clone() {
         let by = ctx.actor.clone();
         let by = by.ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a break-glass needs an actor"))?;
         let (node, policies) = (ask.name.clone(), request::bypassed(fleet, &ask.name));
-        facts.push(ApprovalBypassed { node, by, reason, policies }.into());
+        facts.push(ApprovalBypassed { node, requested_by: by, reason, policies }.into());
     }
     facts.extend(steps.iter().map(moved));
     Ok(facts)
@@ -261,13 +264,13 @@ pub(crate) fn applied(
     Ok(())
 }
 
-pub(crate) fn moved(
+pub(crate) fn state_changed(
     fleet: &mut FleetState,
     fact: &NodeStateChanged,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
     fleet.bump::<Node>(&fact.name, at, |node| {
-        node.state = fact.to;
+        node.state = fact.state;
         node.cluster.clone_from(&fact.cluster);
     })
 }
@@ -277,8 +280,10 @@ pub(crate) fn bypassed(
     fact: &ApprovalBypassed,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    let ApprovalBypassed { node, by, reason, policies } = fact.clone();
-    fleet.bump::<Node>(&node, at, |node| node.bypass = Some(ApprovalBypass { by, reason, policies }))
+    let ApprovalBypassed { node, requested_by: by, reason, policies } = fact.clone();
+    fleet.bump::<Node>(&node, at, |node| {
+        node.bypass = Some(ApprovalBypass { requested_by: by, reason, policies });
+    })
 }
 
 pub(crate) fn deleted(fleet: &mut FleetState, fact: &NodeDeleted) -> Result<(), StateContradiction> {

@@ -62,9 +62,9 @@ use crate::state::{Deployment, Operation, OperationState, Plan};
 
 pub(crate) use begin::{begin, stop, take_turn};
 pub(crate) use end::{abort, end, expire};
-pub(crate) use fold::{VersionUpdate, approved, begun, close, ended, opened};
+pub(crate) use fold::{VersionUpdate, approved, close, created, ended, started};
 pub(crate) use open::{OperationRequest, open, push_opened};
-pub(crate) use place::{gives_way, place_of_move, prepare, replace};
+pub(crate) use place::{is_replaceable, place_of_move, prepare, replace};
 
 /// Maximum number of operations in one approval or rejection.
 const BULK: usize = 200;
@@ -111,7 +111,7 @@ fn obstacle_of(fleet: &FleetState, operation: &Operation) -> Option<String> {
 pub(crate) fn is_given_up(fleet: &FleetState, operation: &Operation) -> bool {
     let key = operation.deployment.clone().map(|name| (operation.plan.clone(), name));
     let deployment = key.and_then(|key| fleet.deployments().get(&key));
-    operation.by.is_none()
+    operation.requested_by.is_none()
         && deployment.is_some_and(|of| {
             !matches!(
                 of.state,
@@ -122,12 +122,12 @@ pub(crate) fn is_given_up(fleet: &FleetState, operation: &Operation) -> bool {
 
 /// Actor who requested the operation, if any. Operations of a disruption never wait for approval.
 fn asked_by(fleet: &FleetState, operation: &Operation) -> Option<Actor> {
-    match operation.by.as_deref() {
+    match operation.requested_by.as_deref() {
         Some(Requester::Actor(actor)) => Some(actor.clone()),
         Some(Requester::Disruption { .. } | Requester::Rule(_)) => None,
         None => {
             let name = operation.deployment.clone()?;
-            fleet.deployments().get(&(operation.plan.clone(), name))?.by.clone()
+            Some(fleet.deployments().get(&(operation.plan.clone(), name))?.requested_by.clone())
         }
     }
 }
@@ -227,7 +227,7 @@ pub(crate) fn reject(
             let detail = format!("operation {id} is {}, not pending approval", state_word(&operation.state));
             return Err(Refusal::new(RefusalCode::NotPending, detail).at(place, "does not wait for approval"));
         }
-        let end = OperationEnd::Rejected { by: by.clone(), reason: ask.reason.clone() };
+        let end = OperationEnd::Rejected { rejected_by: by.clone(), reason: ask.reason.clone() };
         end::end(fleet, operation, end, &mut draft);
     }
     Ok(draft.done())

@@ -97,9 +97,9 @@ fn check(spec: &PlanSpec) -> Result<(), Refusal> {
         let at = format!("/spec/affinity/{i}/group");
         faults.check(groups.insert(&affinity.group), at, "has an affinity already");
     }
-    faults.check(spec.budget > 0, "/spec/budget", "must be at least one");
-    let right = (1..=LONGEST).contains(&spec.cooldown);
-    faults.check(right, "/spec/cooldown", "must be from 1 ms to a year");
+    faults.check(spec.max_unavailable > 0, "/spec/max_unavailable", "must be at least one");
+    let right = (1..=LONGEST).contains(&spec.restart_delay);
+    faults.check(right, "/spec/restart_delay", "must be from 1 ms to a year");
     let timeouts =
         [("approval", spec.timeouts.approval), ("start", spec.timeouts.start), ("stop", spec.timeouts.stop)];
     for (name, millis) in timeouts {
@@ -246,7 +246,7 @@ pub(crate) fn delete(
     ctx: &DecisionContext,
 ) -> Result<Vec<Fact>, Refusal> {
     let now = fleet.find::<Plan>(&ask.name)?;
-    if now.removing.is_some() {
+    if now.deletion_requested_by.is_some() {
         return Ok(vec![]);
     }
     let replicas = fleet.index().plan_index(&ask.name).map_or(0, |index| index.replicas);
@@ -268,27 +268,27 @@ pub(crate) fn delete(
 
 /// Deletes a plan: its deployments end, its replicas are deleted one by one, then the plan.
 fn remove(fleet: &FleetState, plan: &Plan, ctx: &DecisionContext) -> Result<Vec<Fact>, Refusal> {
-    let by =
+    let requested_by =
         ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a deletion needs an actor"))?;
     let name = &plan.name;
-    let mut facts: Vec<Fact> = vec![PlanDeletionStarted { name: name.clone(), by }.into()];
+    let mut facts: Vec<Fact> = vec![PlanDeletionStarted { name: name.clone(), requested_by }.into()];
     if let Some(next) = plan.next.clone() {
         let end = DeploymentEnd::Cancelled;
         facts.push(DeploymentEnded { plan: name.clone(), name: next, end }.into());
     }
     if let Some(current) = deployment::current(fleet, plan).filter(|current| deployment::may_abort(current)) {
         let (plan, why) = (name.clone(), DeploymentEnd::Cancelled);
-        facts.push(DeploymentHalted { plan, name: current.name.clone(), why }.into());
+        facts.push(DeploymentHalted { plan, name: current.name.clone(), end: why }.into());
     }
     Ok(facts)
 }
 
-pub(crate) fn removing(
+pub(crate) fn deletion_started(
     fleet: &mut FleetState,
     fact: &PlanDeletionStarted,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    fleet.bump::<Plan>(&fact.name, at, |plan| plan.removing = Some(fact.by.clone()))
+    fleet.bump::<Plan>(&fact.name, at, |plan| plan.deletion_requested_by = Some(fact.requested_by.clone()))
 }
 
 pub(crate) fn applied(
@@ -310,13 +310,13 @@ pub(crate) fn applied(
         deployments: Vec::new(),
         current: None,
         next: None,
-        unfit: Vec::new(),
+        unschedulable: Vec::new(),
         setback: None,
         totals: BTreeMap::new(),
         balance: BalancePolicy::Even,
         rebalance: None,
-        removing: None,
-        parked: None,
+        deletion_requested_by: None,
+        quarantined: None,
         meta: EntityMeta::new(at),
     });
     Ok(())
@@ -330,16 +330,16 @@ pub(crate) fn activity_changed(
     fleet.bump::<Plan>(&fact.name, at, |plan| plan.activity = fact.activity)
 }
 
-pub(crate) fn waiting(
+pub(crate) fn unschedulable(
     fleet: &mut FleetState,
     fact: &PlanUnschedulable,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    fleet.bump::<Plan>(&fact.plan, at, |plan| plan.unfit.clone_from(&fact.reasons))
+    fleet.bump::<Plan>(&fact.plan, at, |plan| plan.unschedulable.clone_from(&fact.reasons))
 }
 
 pub(crate) fn deleted(fleet: &mut FleetState, fact: &PlanDeleted) -> Result<(), StateContradiction> {
-    let plan = fleet.want::<Plan>(&fact.name)?;
+    let plan = fleet.require::<Plan>(&fact.name)?;
     for name in plan.deployments.clone() {
         fleet.remove::<Deployment>(&(fact.name.clone(), name))?;
     }

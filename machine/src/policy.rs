@@ -99,8 +99,8 @@ fn meets(one: &PolicySpec, other: &PolicySpec) -> bool {
 /// Whether the new policy approves at no other time, and no more concurrently, than the old one.
 fn approves_no_more(new: &PolicySpec, old: &PolicySpec) -> bool {
     let (
-        PolicyRule::Approve { windows: new, in_flight: new_most },
-        PolicyRule::Approve { windows: old, in_flight: old_most },
+        PolicyRule::Approve { windows: new, max_in_flight: new_most },
+        PolicyRule::Approve { windows: old, max_in_flight: old_most },
     ) = (&new.rule, &old.rule)
     else {
         return false;
@@ -118,9 +118,9 @@ fn open_minutes(windows: &[ApprovalWindow]) -> Vec<bool> {
     for window in windows {
         let days = if window.days.is_empty() { Weekday::ALL } else { &window.days };
         for day in days {
-            let from = *day as usize * 24 * 60 + usize::from(window.from);
+            let from = *day as usize * 24 * 60 + usize::from(window.start);
             steps[from] += 1;
-            steps[from + usize::from(window.minutes)] -= 1;
+            steps[from + usize::from(window.duration)] -= 1;
         }
     }
     let mut open = vec![windows.is_empty(); MINUTES];
@@ -134,15 +134,15 @@ fn open_minutes(windows: &[ApprovalWindow]) -> Vec<bool> {
 
 pub(crate) fn apply(fleet: &FleetState, ask: &PolicyApply) -> Result<Vec<Fact>, Refusal> {
     let mut faults = BodyErrors::default();
-    if let PolicyRule::Approve { windows, in_flight } = &ask.spec.rule {
+    if let PolicyRule::Approve { windows, max_in_flight: in_flight } = &ask.spec.rule {
         let at = "/spec/rule/approve";
-        faults.check(*in_flight != Some(0), format!("{at}/in_flight"), "must be at least one");
+        faults.check(*in_flight != Some(0), format!("{at}/max_in_flight"), "must be at least one");
         faults.check(windows.len() <= WINDOWS, format!("{at}/windows"), format!("must be at most {WINDOWS}"));
         for (i, window) in windows.iter().enumerate() {
             let at = format!("{at}/windows/{i}");
-            faults.check(window.from < 24 * 60, format!("{at}/from"), "must be below 1440");
-            let right = (1..=7 * 24 * 60).contains(&window.minutes);
-            faults.check(right, format!("{at}/minutes"), "must be from 1 to 10080");
+            faults.check(window.start < 24 * 60, format!("{at}/start"), "must be below 1440");
+            let right = (1..=7 * 24 * 60).contains(&window.duration);
+            faults.check(right, format!("{at}/duration"), "must be from 1 to 10080");
         }
     }
     faults.done()?;
@@ -216,7 +216,7 @@ pub(crate) fn step(
 }
 
 fn has_room(fleet: &FleetState, name: &PolicyName, spec: &PolicySpec) -> bool {
-    let PolicyRule::Approve { in_flight: Some(most), .. } = spec.rule else { return true };
+    let PolicyRule::Approve { max_in_flight: Some(most), .. } = spec.rule else { return true };
     let in_flight = fleet.index().policies.in_flight.get(name.as_str()).map_or(0, BTreeSet::len);
     (in_flight as u64) < u64::from(most)
 }
@@ -248,8 +248,8 @@ fn occurrences(window: &ApprovalWindow, now: Time) -> impl Iterator<Item = Time>
     days.iter().map(move |day| {
         // The epoch was a Thursday.
         let monday = now.micros() - (now.micros() + 3 * DAY).rem_euclid(WEEK);
-        let this = monday + (*day as i64) * DAY + i64::from(window.from) * MINUTE;
-        let lasts = i64::from(window.minutes) * MINUTE;
+        let this = monday + (*day as i64) * DAY + i64::from(window.start) * MINUTE;
+        let lasts = i64::from(window.duration) * MINUTE;
         // The window may be open since last week, or open this week or the next.
         let open = |from: i64| (from..from + lasts).contains(&now.micros());
         let next = [this - WEEK, this, this + WEEK];
@@ -270,12 +270,12 @@ mod tests {
         // 2026-11-21 was a Saturday.
         let at = |text: &str| text.parse::<Time>().expect("a time");
         let nightly =
-            ApprovalWindow { days: vec![Weekday::Sat, Weekday::Sun], from: 22 * 60, minutes: 8 * 60 };
+            ApprovalWindow { days: vec![Weekday::Sat, Weekday::Sun], start: 22 * 60, duration: 8 * 60 };
         let spec = |window: &ApprovalWindow| PolicySpec {
             kinds: vec![],
             plans: vec![],
             domains: vec![],
-            rule: PolicyRule::Approve { windows: vec![window.clone()], in_flight: None },
+            rule: PolicyRule::Approve { windows: vec![window.clone()], max_in_flight: None },
         };
         let cases = [
             ("2026-11-21T21:59:59Z", "2026-11-21T22:00:00Z", "before it"),
@@ -288,7 +288,7 @@ mod tests {
         for (now, opens_at, why) in cases {
             assert_eq!(opens(&spec(&nightly), at(now)), Some(at(opens_at)), "{why}");
         }
-        let always = ApprovalWindow { days: vec![], from: 0, minutes: 24 * 60 };
+        let always = ApprovalWindow { days: vec![], start: 0, duration: 24 * 60 };
         assert_eq!(opens(&spec(&always), at("2026-11-23T06:00:00Z")), Some(at("2026-11-23T06:00:00Z")));
     }
 }

@@ -118,7 +118,7 @@ pub(crate) fn improvement<'a>(
 
 /// Whether acceptable placements may differ between replicas of the version.
 fn are_different(policy: PlanPolicy<'_>, version: PlanVersion<'_>) -> bool {
-    version.has_volumes() || policy.affinity().iter().any(|affinity| affinity.nodes == AffinityKind::Together)
+    version.has_volumes() || policy.affinity().iter().any(|affinity| affinity.kind == AffinityKind::Affinity)
 }
 
 /// Whether any replica of the plan has a version with volumes: its old incarnation ends before the new one is
@@ -132,7 +132,7 @@ fn has_volumes(fleet: &FleetState, plan: &Plan, index: &PlanIndex) -> bool {
 /// Whether a running replica has no open operation, and its volumes can move with it.
 fn is_movable(fleet: &FleetState, plan: &Plan, replica: &Replica) -> bool {
     let run = replica.remaining().and_then(|run| fleet.incarnations().get(&run.incarnation));
-    let is_free = replica.open().next().is_none() && replica.passive.is_none();
+    let is_free = replica.open().next().is_none() && replica.secondary.is_none();
     is_free && run.is_some_and(|run| disruption::movable(fleet, plan, run).is_some())
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn ask(
     if plan.rebalance.is_some() {
         return Ok(vec![]);
     }
-    if plan.removing.is_some() {
+    if plan.deletion_requested_by.is_some() {
         return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being deleted", ask.name)));
     }
     if plan.activity == ClusterActivity::Inactive {
@@ -203,7 +203,7 @@ fn bound_by_volumes(fleet: &FleetState, plan: &Plan) -> Option<String> {
 fn bound(fleet: &FleetState, plan: &Plan, index: &PlanIndex) -> usize {
     let by_rule = plan.policy().approval().of(OperationKind::Relocate) == ApprovalMode::Automatic;
     if by_rule || has_volumes(fleet, plan, index) {
-        plan.policy().budget().saturating_sub(index.evictions) as usize
+        plan.policy().max_unavailable().saturating_sub(index.evictions) as usize
     } else {
         usize::MAX
     }
@@ -217,7 +217,7 @@ fn stops_because(plan: &Plan, rebalance: &RebalanceProgress) -> Option<String> {
         (*plan.policy().placement() == PlacementPolicy::Pack).then(|| "the placement is pack now".to_owned())
     };
     let inactive = || (plan.activity == ClusterActivity::Inactive).then(|| "the plan is inactive".to_owned());
-    let removed = || plan.removing.as_ref().map(|by| format!("{by} deletes the plan"));
+    let removed = || plan.deletion_requested_by.as_ref().map(|by| format!("{by} deletes the plan"));
     rebalance.stops.clone().or_else(deployed).or_else(packs).or_else(inactive).or_else(removed)
 }
 
@@ -269,7 +269,7 @@ struct RebalanceIdle {
     open: u32,
     thinned: Option<Arc<()>>,
     freed: Arc<()>,
-    shape: Arc<()>,
+    topology_token: Arc<()>,
 }
 
 impl RebalanceIdle {
@@ -281,7 +281,7 @@ impl RebalanceIdle {
             open: own.map_or(0, |own| own.open),
             thinned: own.map(|own| Arc::clone(&own.spread.thinned)),
             freed: Arc::clone(index.places.freed()),
-            shape: Arc::clone(index.places.shape()),
+            topology_token: Arc::clone(index.places.topology_token()),
         }
     }
 
@@ -289,7 +289,7 @@ impl RebalanceIdle {
         let now = RebalanceIdle::new(fleet, plan);
         let thinned = self.thinned.as_ref().zip(now.thinned.as_ref());
         let same = Arc::ptr_eq(&self.freed, &now.freed)
-            && Arc::ptr_eq(&self.shape, &now.shape)
+            && Arc::ptr_eq(&self.topology_token, &now.topology_token)
             && thinned.is_none_or(|(then, now)| Arc::ptr_eq(then, now));
         same && (self.at, self.open) == (now.at, now.open)
     }
@@ -412,8 +412,10 @@ pub(crate) fn ended(
 pub(crate) fn stops_after(operation: &Operation, end: &OperationEnd) -> Option<String> {
     let why = match end {
         OperationEnd::Failed { reason } => format!("failed: {reason}"),
-        OperationEnd::Rejected { by, reason } if reason.is_empty() => format!("was rejected by {by}"),
-        OperationEnd::Rejected { by, reason } => format!("was rejected by {by}: {reason}"),
+        OperationEnd::Rejected { rejected_by: by, reason } if reason.is_empty() => {
+            format!("was rejected by {by}")
+        }
+        OperationEnd::Rejected { rejected_by: by, reason } => format!("was rejected by {by}: {reason}"),
         OperationEnd::Expired => "was not approved in time".to_owned(),
         OperationEnd::Succeeded | OperationEnd::Cancelled { .. } | OperationEnd::Superseded { .. } => {
             return None;

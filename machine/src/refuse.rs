@@ -9,8 +9,8 @@ pub(crate) fn not_found(subject: &Subject) -> Refusal {
     Refusal::new(RefusalCode::NotFound, format!("there is no {kind} {name}"))
 }
 
-pub(crate) fn bad_transition(what: &str, from: &str, to: &str) -> Refusal {
-    Refusal::new(RefusalCode::BadTransition, format!("{what} is {from} and cannot become {to}"))
+pub(crate) fn invalid_transition(what: &str, from: &str, to: &str) -> Refusal {
+    Refusal::new(RefusalCode::InvalidTransition, format!("{what} is {from} and cannot become {to}"))
 }
 
 /// Errors in a body, collected so that its sender can fix all of them together.

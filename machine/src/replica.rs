@@ -31,7 +31,7 @@ use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::{FleetState, StateContradiction};
 use crate::meta::{EntityMeta, FactPosition};
 use crate::operation::{self, OperationRequest};
-use crate::refuse::bad_transition;
+use crate::refuse::invalid_transition;
 use crate::state::{
     Deployment, DeploymentState, Incarnation, IncarnationState, Node, OpenOperation, Operation,
     OperationState, Plan, Replica,
@@ -42,16 +42,16 @@ impl Replica {
     /// Scheduled automatic restart, unless an open operation or an incarnation precedes it.
     pub fn comes_again(&self) -> Option<RestartBackoff> {
         let up = |open: OpenOperation| !matches!(open.kind, OperationKind::Stop | OperationKind::Delete);
-        self.again.filter(|_| !self.open().any(up) && self.runs().next().is_none())
+        self.next_restart.filter(|_| !self.open().any(up) && self.runs().next().is_none())
     }
 }
 
 /// Returns the phase of a replica, given its active incarnation.
 pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> PhaseStatus {
-    if replica.will == WillWord::Deleted {
+    if replica.desired == WillWord::Deleted {
         return PhaseStatus::Deleting;
     }
-    match replica.operation.filter(|open| open.begun).map(|open| open.kind) {
+    match replica.operation.filter(|open| open.started).map(|open| open.kind) {
         Some(OperationKind::Update) if active.is_some() => return PhaseStatus::Updating,
         Some(OperationKind::Restart) if active.is_some() => return PhaseStatus::Restarting,
         // Otherwise the incarnation determines the phase.
@@ -70,12 +70,12 @@ pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> PhaseStatus {
     if replica.open().any(brings_up) {
         return PhaseStatus::Pending;
     }
-    match (replica.will, replica.last.as_deref()) {
+    match (replica.desired, replica.last_end.as_deref()) {
         (WillWord::Running, Some(IncarnationEnd::Failed { .. } | IncarnationEnd::Unwound { .. }) | None) => {
             PhaseStatus::Failed
         }
         // The replica was stopped for a replacement that failed.
-        (WillWord::Running, Some(IncarnationEnd::Destroyed)) if replica.again.is_some() => {
+        (WillWord::Running, Some(IncarnationEnd::Destroyed)) if replica.next_restart.is_some() => {
             PhaseStatus::Failed
         }
         (WillWord::Running, Some(IncarnationEnd::Destroyed))
@@ -120,8 +120,8 @@ pub(crate) fn start(
     let replica = fleet.find::<Replica>(&ask.name)?;
     check_node(fleet, ask.node.as_ref())?;
     let what = format!("replica {}", ask.name);
-    if replica.is_going() {
-        return Err(bad_transition(&what, "being deleted", "running"));
+    if replica.is_deleting() {
+        return Err(invalid_transition(&what, "being deleted", "running"));
     }
     let stop = open(fleet, replica, OperationKind::Stop);
     let down = [OperationKind::Stop, OperationKind::Delete];
@@ -130,7 +130,7 @@ pub(crate) fn start(
     let mut draft = FactDraft::new(ctx);
     match stop {
         Some(stop) if matches!(stop.state, OperationState::Running) => {
-            return Err(bad_transition(&what, "stopping", "running"));
+            return Err(invalid_transition(&what, "stopping", "running"));
         }
         Some(stop) => {
             let reason =
@@ -142,8 +142,8 @@ pub(crate) fn start(
         None => {}
     }
     match active.map(|incarnation| &incarnation.state) {
-        Some(IncarnationState::Stopping(_)) if replica.passive.is_none() => {
-            return Err(bad_transition(&what, "stopping", "running"));
+        Some(IncarnationState::Stopping(_)) if replica.secondary.is_none() => {
+            return Err(invalid_transition(&what, "stopping", "running"));
         }
         Some(_) => return Ok(draft.done()),
         None if is_coming => return Ok(draft.done()),
@@ -170,18 +170,18 @@ fn may_replace(
 ) -> Result<Option<()>, Refusal> {
     let what = format!("replica {}", replica.name);
     let to = if kind == OperationKind::Relocate { "relocated" } else { "restarted" };
-    if replica.is_going() {
-        return Err(bad_transition(&what, "being deleted", to));
+    if replica.is_deleting() {
+        return Err(invalid_transition(&what, "being deleted", to));
     }
     for open in replica.open() {
-        let wants = fleet.operations().get(&open.id).and_then(|operation| operation.wants.as_ref());
+        let wants = fleet.operations().get(&open.id).and_then(|operation| operation.required_node.as_ref());
         if open.kind == kind && wants == node {
             return Ok(None);
         }
         let gives_way =
             matches!(open.kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart);
-        if open.begun || !gives_way {
-            let done = if open.begun { "is being carried out" } else { "waits" };
+        if open.started || !gives_way {
+            let done = if open.started { "is being carried out" } else { "waits" };
             let detail = format!("{what} cannot be {to} now: a {} of it {done}", open.kind);
             return Err(Refusal::new(RefusalCode::InUse, detail));
         }
@@ -209,7 +209,7 @@ pub(crate) fn relocate(
     let what = format!("replica {}", ask.name);
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     if !runs(active) {
-        return Err(bad_transition(&what, phase(replica, active).word(), "relocated"));
+        return Err(invalid_transition(&what, phase(replica, active).word(), "relocated"));
     }
     if let Some(node) = ask.node.as_ref().filter(|node| active.is_some_and(|active| active.node == **node)) {
         let detail = format!("{what} is already on node {node}");
@@ -237,7 +237,7 @@ pub(crate) fn restart(
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     if !runs(active) {
         let now = phase(replica, active).word();
-        return Err(bad_transition(&format!("replica {}", ask.name), now, "restarted"));
+        return Err(invalid_transition(&format!("replica {}", ask.name), now, "restarted"));
     }
     Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Restart, asker(ctx)), ctx))
 }
@@ -249,7 +249,7 @@ pub(crate) fn create(
 ) -> Result<Vec<Fact>, Refusal> {
     let plan = fleet.find::<Plan>(&ask.plan)?;
     check_node(fleet, ask.node.as_ref())?;
-    if plan.activity == ClusterActivity::Inactive || plan.removing.is_some() {
+    if plan.activity == ClusterActivity::Inactive || plan.deletion_requested_by.is_some() {
         return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", ask.plan)));
     }
     if let Some(current) = plan.current.as_ref().or(plan.next.as_ref()) {
@@ -265,7 +265,7 @@ pub(crate) fn create(
     };
     let deployment = plan.deployments.iter().rev().find_map(completed).ok_or_else(|| {
         let detail = format!("plan {} has no completed deployment: deploy one first", ask.plan);
-        Refusal::new(RefusalCode::BadTransition, detail)
+        Refusal::new(RefusalCode::InvalidTransition, detail)
     })?;
     deployment::can_run(plan, deployment)?;
     let version = plan.version_of(deployment.generation);
@@ -322,15 +322,15 @@ pub(crate) fn stop(
     ctx: &DecisionContext,
 ) -> Result<Vec<Fact>, Refusal> {
     let replica = fleet.find::<Replica>(&ask.name)?;
-    if replica.is_going() {
-        return Err(bad_transition(&format!("replica {}", ask.name), "being deleted", "stopped"));
+    if replica.is_deleting() {
+        return Err(invalid_transition(&format!("replica {}", ask.name), "being deleted", "stopped"));
     }
-    if replica.will == WillWord::Proposed {
+    if replica.desired == WillWord::Proposed {
         let detail = format!("replica {} was never approved: reject its create, or delete it", ask.name);
-        return Err(Refusal::new(RefusalCode::BadTransition, detail));
+        return Err(Refusal::new(RefusalCode::InvalidTransition, detail));
     }
     let stopped =
-        replica.will == WillWord::Stopped && replica.active.is_none() && replica.operation.is_none();
+        replica.desired == WillWord::Stopped && replica.active.is_none() && replica.operation.is_none();
     if stopped || open(fleet, replica, OperationKind::Stop).is_some() {
         return Ok(vec![]);
     }
@@ -343,7 +343,7 @@ pub(crate) fn delete(
     ctx: &DecisionContext,
 ) -> Result<Vec<Fact>, Refusal> {
     let replica = fleet.find::<Replica>(&ask.name)?;
-    if replica.is_going() {
+    if replica.is_deleting() {
         return Ok(vec![]);
     }
     Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Delete, asker(ctx)), ctx))
@@ -354,23 +354,23 @@ pub(crate) fn created(fleet: &mut FleetState, fact: &ReplicaCreated, at: FactPos
         name: fact.name.clone(),
         plan: fact.plan.clone(),
         deployment: fact.deployment.clone(),
-        will: WillWord::Proposed,
+        desired: WillWord::Proposed,
         active: None,
-        passive: None,
+        secondary: None,
         operation: None,
-        next: None,
-        again: None,
-        downed: false,
+        queued_operation: None,
+        next_restart: None,
+        down_after_drain: false,
         recovers: false,
-        row: None,
-        last: None,
+        last_restart: None,
+        last_end: None,
         operations: SmallVec::new(),
         incarnations: SmallVec::new(),
         meta: EntityMeta::new(at),
     });
 }
 
-pub(crate) fn assigned(
+pub(crate) fn deployment_changed(
     fleet: &mut FleetState,
     fact: &ReplicaDeploymentChanged,
     at: FactPosition,
@@ -378,7 +378,7 @@ pub(crate) fn assigned(
     fleet.bump::<Replica>(&fact.name, at, |replica| {
         replica.deployment = fact.deployment.clone();
         // The previous restarts were of the previous version.
-        replica.row = None;
+        replica.last_restart = None;
     })
 }
 
@@ -388,7 +388,7 @@ pub(crate) fn deleted(
     fact: &ReplicaDeleted,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    let replica = fleet.want::<Replica>(&fact.name)?;
+    let replica = fleet.require::<Replica>(&fact.name)?;
     let (operations, incarnations) = (replica.operations.clone(), replica.incarnations.clone());
     let plan = replica.plan.clone();
     volume::leave(fleet, &fact.volumes, at)?;

@@ -153,7 +153,7 @@ fn assess(fleet: &FleetState, intent: &Intent) -> Option<AssessedChange> {
             let node = fleet.nodes().get(&ask.node)?;
             let disruption = node.disruptions.get(&ask.name)?;
             let empties = disruption.state == DisruptionState::Scheduled
-                && disruption.spec.evict != DisruptionAction::No;
+                && disruption.spec.action != DisruptionAction::None;
             let (node_name, name) = (ask.node.clone(), ask.name.clone());
             let spec = disruption.spec.clone();
             let change = RequestedChange::DisruptionApprove { node: node_name, name, spec };
@@ -203,7 +203,7 @@ fn plan_delete(fleet: &FleetState, name: &PlanName) -> Option<AssessedChange> {
         fleet
             .replicas()
             .get(*name)
-            .is_some_and(|replica| !matches!(replica.will, WillWord::Proposed | WillWord::Deleted))
+            .is_some_and(|replica| !matches!(replica.desired, WillWord::Proposed | WillWord::Deleted))
     };
     let replicas: BTreeSet<_> = index.members().filter(exists).cloned().collect();
     if replicas.is_empty() {
@@ -346,9 +346,9 @@ fn open(fleet: &FleetState, held: AssessedChange, ctx: &DecisionContext) -> Resu
     let id = draft.id();
     let AssessedChange { change, effects, hash, needs, wait } = held;
     let policies = needs.policies().into_iter().collect();
-    draft.push(RequestOpened { change, by, effects, policies, hash, expires: ctx.now + wait });
+    draft.push(RequestOpened { change, requested_by: by, effects, policies, hash, expires: ctx.now + wait });
     if let Some(waiting) = waiting {
-        draft.push(RequestEnded { request: waiting.id, end: RequestEnd::Superseded { by: id } });
+        draft.push(RequestEnded { request: waiting.id, end: RequestEnd::Superseded { successor: id } });
     }
     Ok(draft.done())
 }
@@ -435,19 +435,20 @@ pub(crate) fn approve(
     }
     // The current policies count, not those at the time of the request.
     let policies = now.map(|now| now.needs.policies()).unwrap_or_default();
-    if let Some(policy) = policies.first().filter(|_| request.by == by) {
+    if let Some(policy) = policies.first().filter(|_| request.requested_by == by) {
         let detail =
             format!("policy {policy} requires another approver of request {id} than {by}, who requested it");
         return Err(Refusal::new(RefusalCode::Denied, detail));
     }
     // The intent is carried out for its requester.
-    let context = DecisionContext { actor: Some(request.by.clone()), next: ctx.next.plus(1), ..ctx.clone() };
+    let context =
+        DecisionContext { actor: Some(request.requested_by.clone()), next: ctx.next.plus(1), ..ctx.clone() };
     let carried_out = carry_out(&intent, &context)?;
     let mut draft = FactDraft::new(ctx);
-    draft.push(RequestApproved { request: id, by: by.clone(), hash: ask.hash });
+    draft.push(RequestApproved { request: id, approved_by: by.clone(), hash: ask.hash });
     for mut fact in carried_out {
         if let Fact::DisruptionApproved(fact) = &mut fact {
-            fact.by = by.clone();
+            fact.approved_by = by.clone();
         }
         draft.push(fact);
     }
@@ -466,7 +467,7 @@ pub(crate) fn reject(
     let request = pending(fleet, ask.request, ctx)?;
     let by =
         ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a rejection needs an actor"))?;
-    let end = RequestEnd::Rejected { by, reason: ask.reason.clone() };
+    let end = RequestEnd::Rejected { rejected_by: by, reason: ask.reason.clone() };
     Ok(vec![RequestEnded { request: request.id, end }.into()])
 }
 
@@ -494,7 +495,7 @@ pub(crate) fn opened(fleet: &mut FleetState, fact: &RequestOpened, at: FactPosit
     fleet.put(ApprovalRequest {
         id: RequestId::issue(at.lineage, at.position),
         change: fact.change.clone(),
-        by: fact.by.clone(),
+        requested_by: fact.requested_by.clone(),
         effects: fact.effects.clone(),
         policies: fact.policies.clone(),
         hash: fact.hash,
@@ -508,7 +509,7 @@ pub(crate) fn approved(
     fact: &RequestApproved,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    close(fleet, fact.request, RequestState::Approved { by: fact.by.clone() }, at)
+    close(fleet, fact.request, RequestState::Approved { approved_by: fact.approved_by.clone() }, at)
 }
 
 pub(crate) fn ended(

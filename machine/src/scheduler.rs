@@ -10,7 +10,7 @@
 //! | `pack` | the node with the least free capacity | | | by name |
 //!
 //! A replica counts where it remains when all pending work has succeeded ([`PlanSpread`]); the placed one
-//! does not count. While two sets exist (`graceful`), each is counted alone: one of them will be deleted.
+//! does not count. While two sets exist (`blue_green`), each is counted alone: one of them will be deleted.
 //!
 //! A soft affinity counts like any other at first. Only if no node is found, soft affinities are left out,
 //! and the placement lists the violated ones.
@@ -30,22 +30,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use chancery_events::amount::Resources;
 use chancery_events::digest::Digest;
 use chancery_events::fact::UnschedulableReason;
 use chancery_events::name::{
     CapabilityName, ClusterName, DeploymentName, DomainName, NodeName, PlanName, StorageClass,
 };
+use chancery_events::resources::Resources;
 use chancery_events::size::cut;
 use chancery_events::spec::{
     AffinityKind, AffinityPolicy, AffinityRule, CapabilityMatcher, ClusterActivity, MatchComparator,
     NodeSharing, NodeState, PlacementPolicy, PlanPolicy, PlanSpec, PlanVersion,
 };
 
+use crate::capacity_index::{NodeClass, SiteNumber, class_of};
 use crate::fleet::FleetState;
+use crate::free_capacity::{FreeCapacity, FreeCapacityIndex};
 use crate::index::{NodeCount, PlanIndex, PlanSpread};
-use crate::places::{NodeClass, SiteNumber, class_of};
-use crate::shelf::{FreeCapacity, FreeCapacityIndex};
 use crate::state::{Capability, Incarnation, IncarnationRef, Node};
 
 /// Maximum number of reasons.
@@ -63,7 +63,7 @@ pub struct NodePlacement {
     /// Update domain of the node.
     pub domain: DomainName,
     /// Soft affinities that the placement violates, if any.
-    pub strained: Option<String>,
+    pub affinity_violated: Option<String>,
 }
 
 /// Request for a placement.
@@ -164,9 +164,9 @@ struct PlanCandidates {
     /// Version of the search.
     version: Arc<PlanSpec>,
     /// Token of the classes and domains.
-    shape: Arc<()>,
+    topology_token: Arc<()>,
     /// Token of the spread, replaced when a domain loses a replica of the plan.
-    eased: Arc<()>,
+    spread_token: Arc<()>,
     needs: Resources,
     /// Domains by name, each with the free-capacity indexes of acceptable classes.
     domains: Vec<(DomainName, Vec<usize>)>,
@@ -185,13 +185,19 @@ impl PlacementCache {
     ) -> Option<NodePlacement> {
         let found = self.best(fleet, need, limits, AffinityFilter::All);
         let breakable =
-            need.policy.affinity().iter().any(|affinity| affinity.otherwise == AffinityPolicy::Allow);
+            need.policy.affinity().iter().any(|affinity| affinity.policy == AffinityPolicy::Allow);
         if found.is_some() || !breakable {
             return found;
         }
         let place = self.best(fleet, need, limits, AffinityFilter::RequiredOnly)?;
         Some(NodePlacement {
-            strained: strain(fleet, need.policy, &place.node, limits, AffinityFilter::All),
+            affinity_violated: violated_affinities(
+                fleet,
+                need.policy,
+                &place.node,
+                limits,
+                AffinityFilter::All,
+            ),
             ..place
         })
     }
@@ -294,11 +300,11 @@ impl PlanCandidates {
         let mut domains: BTreeMap<&DomainName, Vec<usize>> = BTreeMap::new();
         let suits = |key: &NodeClass| class_unfit(fleet, need.policy, key).is_none();
         let classes = places.classes().iter().filter(|(key, _)| suits(key));
-        for (domain, shelf) in classes.flat_map(|(_, class)| class) {
-            domains.entry(domain).or_default().push(*shelf);
+        for (domain, free) in classes.flat_map(|(_, class)| class) {
+            domains.entry(domain).or_default().push(*free);
         }
         let domains: Vec<_> =
-            domains.into_iter().map(|(domain, shelves)| (domain.clone(), shelves)).collect();
+            domains.into_iter().map(|(domain, indexes)| (domain.clone(), indexes)).collect();
         // The replaced incarnation counts here: each search replaces another one.
         let all = ReplicaLoads { leaves: None, ..*loads };
         let order =
@@ -306,9 +312,9 @@ impl PlanCandidates {
         PlanCandidates {
             policy: Arc::clone(need.policy.shared()),
             version: Arc::clone(need.version.shared()),
-            shape: Arc::clone(places.shape()),
-            eased: loads.spread().map(|spread| Arc::clone(&spread.eased)).unwrap_or_default(),
-            needs: need.version.amounts(),
+            topology_token: Arc::clone(places.topology_token()),
+            spread_token: loads.spread().map(|spread| Arc::clone(&spread.spread_token)).unwrap_or_default(),
+            needs: need.version.resources(),
             domains,
             order,
             least: DomainMinimum::default(),
@@ -319,8 +325,8 @@ impl PlanCandidates {
     fn holds(&self, fleet: &FleetState, loads: &ReplicaLoads<'_>, need: &PlacementRequest<'_>) -> bool {
         Arc::ptr_eq(&self.policy, need.policy.shared())
             && Arc::ptr_eq(&self.version, need.version.shared())
-            && Arc::ptr_eq(&self.shape, fleet.index().places.shape())
-            && loads.spread().is_some_and(|spread| Arc::ptr_eq(&self.eased, &spread.eased))
+            && Arc::ptr_eq(&self.topology_token, fleet.index().places.topology_token())
+            && loads.spread().is_some_and(|spread| Arc::ptr_eq(&self.spread_token, &spread.spread_token))
             && loads.set.is_none()
     }
 
@@ -336,17 +342,21 @@ impl PlanCandidates {
         match need.policy.placement() {
             PlacementPolicy::Spread => self.most_even(&pick),
             PlacementPolicy::Pack => {
-                let shelves = self.domains.iter().enumerate();
-                let shelves =
-                    shelves.flat_map(|(rank, (_, shelves))| shelves.iter().map(move |at| (rank, at)));
-                let best = shelves.filter_map(|(rank, at)| Some((pick.tightest(*at)?, rank)));
+                let indexes = self.domains.iter().enumerate();
+                let free_indexes =
+                    indexes.flat_map(|(rank, (_, shelves))| shelves.iter().map(move |at| (rank, at)));
+                let best = free_indexes.filter_map(|(rank, at)| Some((pick.tightest(*at)?, rank)));
                 best.min().map(|(free, rank)| self.place(free, rank))
             }
         }
     }
 
     fn place(&self, free: &FreeCapacity, rank: usize) -> NodePlacement {
-        NodePlacement { node: free.node.clone(), domain: self.domains[rank].0.clone(), strained: None }
+        NodePlacement {
+            node: free.node.clone(),
+            domain: self.domains[rank].0.clone(),
+            affinity_violated: None,
+        }
     }
 
     fn most_even(&mut self, pick: &CapacityQuery<'_>) -> Option<NodePlacement> {
@@ -412,7 +422,7 @@ impl<'a> CapacityQuery<'a> {
         let CapacityQuery { fleet, limits, strict, need, .. } = *self;
         limits.not != Some(node)
             && !is_shared(need.policy, known, node, limits)
-            && strain(fleet, need.policy, node, limits, strict).is_none()
+            && violated_affinities(fleet, need.policy, node, limits, strict).is_none()
             && has_storage(fleet, need.version, node, limits)
     }
 
@@ -528,24 +538,23 @@ fn others(
 }
 
 /// Affinities that the node would violate, as text.
-pub(crate) fn strain(
+pub(crate) fn violated_affinities(
     fleet: &FleetState,
     policy: PlanPolicy<'_>,
     node: &NodeName,
     limits: &PlacementConstraints<'_>,
     strict: AffinityFilter,
 ) -> Option<String> {
-    let counts = |affinity: &&AffinityRule| {
-        strict == AffinityFilter::All || affinity.otherwise == AffinityPolicy::Fail
-    };
+    let counts =
+        |affinity: &&AffinityRule| strict == AffinityFilter::All || affinity.policy == AffinityPolicy::Fail;
     let broken = policy.affinity().iter().filter(counts).filter_map(|affinity| {
         let here = others(fleet, affinity, node, limits) > 0;
-        match affinity.nodes {
-            AffinityKind::Apart if here => Some(format!("one of group {} is there", affinity.group)),
-            AffinityKind::Together if !here && is_somewhere(fleet, affinity, limits) => {
+        match affinity.kind {
+            AffinityKind::AntiAffinity if here => Some(format!("one of group {} is there", affinity.group)),
+            AffinityKind::Affinity if !here && is_somewhere(fleet, affinity, limits) => {
                 Some(format!("none of group {} is there", affinity.group))
             }
-            AffinityKind::Apart | AffinityKind::Together => None,
+            AffinityKind::AntiAffinity | AffinityKind::Affinity => None,
         }
     });
     let broken: Vec<_> = broken.collect();
@@ -567,10 +576,9 @@ fn few<'a>(
     if let Some(only) = limits.only {
         return Some(BTreeSet::from([only]));
     }
-    let counts = |affinity: &&AffinityRule| {
-        strict == AffinityFilter::All || affinity.otherwise == AffinityPolicy::Fail
-    };
-    let together = |affinity: &&AffinityRule| affinity.nodes == AffinityKind::Together;
+    let counts =
+        |affinity: &&AffinityRule| strict == AffinityFilter::All || affinity.policy == AffinityPolicy::Fail;
+    let together = |affinity: &&AffinityRule| affinity.kind == AffinityKind::Affinity;
     let mut binding = policy.affinity().iter().filter(counts).filter(together);
     let binding = binding.find(|affinity| is_somewhere(fleet, affinity, limits))?;
     fleet.index().group(&binding.group).map(|group| group.keys().collect())
@@ -586,7 +594,7 @@ fn best_of(
     few: BTreeSet<&NodeName>,
 ) -> Option<NodePlacement> {
     let nodes = few.into_iter().filter_map(|name| fleet.nodes().get(name));
-    let fit = nodes.filter(|node| unfit(fleet, need, limits, node, strict).is_none());
+    let fit = nodes.filter(|node| unschedulable_reason(fleet, need, limits, node, strict).is_none());
     let best = fit.min_by_key(|node| {
         let places = &fleet.index().places;
         let site = places.number(&node.name).unwrap_or_default();
@@ -599,7 +607,7 @@ fn best_of(
         };
         ((*need.policy.placement() == PlacementPolicy::Spread).then(evenness), free)
     })?;
-    Some(NodePlacement { node: best.name.clone(), domain: best.spec.domain.clone(), strained: None })
+    Some(NodePlacement { node: best.name.clone(), domain: best.spec.domain.clone(), affinity_violated: None })
 }
 
 #[cfg(test)]
@@ -618,7 +626,8 @@ pub fn explain(
     EXPLAINED.set(EXPLAINED.get() + 1);
     let mut reasons: BTreeMap<String, UnschedulableReason> = BTreeMap::new();
     for node in fleet.nodes().sorted() {
-        let Some(mut reason) = unfit(fleet, need, limits, node, AffinityFilter::RequiredOnly) else {
+        let Some(mut reason) = unschedulable_reason(fleet, need, limits, node, AffinityFilter::RequiredOnly)
+        else {
             continue;
         };
         cut(&mut reason, REASON_BYTES);
@@ -646,7 +655,7 @@ pub fn explain(
 }
 
 /// First reason against the node, if any.
-pub(crate) fn unfit(
+pub(crate) fn unschedulable_reason(
     fleet: &FleetState,
     need: &PlacementRequest<'_>,
     limits: &PlacementConstraints<'_>,
@@ -662,7 +671,7 @@ pub(crate) fn unfit(
     let (NodeState::Allocated, Some(cluster)) = (node.state, &node.cluster) else {
         return Some(format!("the node is {}", node.state));
     };
-    if !node.is_undisturbed() {
+    if !node.is_schedulable() {
         return Some("a disruption of the node is approved".into());
     }
     if let Some(reason) = class_unfit(fleet, need.policy, &class_of(cluster, node)) {
@@ -673,7 +682,7 @@ pub(crate) fn unfit(
     if is_shared(need.policy, known.unwrap_or_default(), &node.name, limits) {
         return Some("a replica of the plan is there already".into());
     }
-    if let Some(reason) = strain(fleet, need.policy, &node.name, limits, strict) {
+    if let Some(reason) = violated_affinities(fleet, need.policy, &node.name, limits, strict) {
         return Some(reason);
     }
     if let Some(cluster) = is_elsewhere(node, limits.stored) {
@@ -683,7 +692,7 @@ pub(crate) fn unfit(
     if let Some(class) = places.lacks_storage(&node.name, &storage) {
         return Some(format!("too little storage of class {class}"));
     }
-    let (needs, free) = (need.version.amounts(), places.free(node));
+    let (needs, free) = (need.version.resources(), places.free(node));
     let short = [
         ("cpu", needs.cpu, free.cpu),
         ("memory", needs.memory, free.memory),

@@ -56,7 +56,7 @@ pub enum SessionRefused {
     },
     /// Cluster that may have objects in another executor store.
     #[error(
-        "cannot open session of cluster {cluster}: executor {holder} may have {what} in another executor store, {scope}\n\
+        "cannot open session of cluster {cluster}: executor {holder} may have {what} in another executor store, {store}\n\
          hint: start the executor on that store, or expunge node {node} if its machine is lost"
     )]
     LeftElsewhere {
@@ -65,7 +65,7 @@ pub enum SessionRefused {
         /// Executor of the other store.
         holder: String,
         /// Id of the other store.
-        scope: ExecutorStoreId,
+        store: ExecutorStoreId,
         /// First replica or volume that may be in the other store.
         what: String,
         /// Node of the replica or volume.
@@ -83,11 +83,11 @@ pub fn resumes(fleet: &FleetState, hello: &SessionRequested) -> Result<Option<Se
         return Err(SessionRefused::OtherRuntime { cluster: name, runtime });
     }
     let Some(session) = cluster.session.and_then(|id| fleet.sessions().get(&id)) else {
-        return left_elsewhere(fleet, cluster, hello.scope).map_or(Ok(None), Err);
+        return left_elsewhere(fleet, cluster, hello.store).map_or(Ok(None), Err);
     };
     let holder = session.executor.to_string();
     if session.executor == hello.executor {
-        return if session.scope == hello.scope {
+        return if session.store == hello.store {
             Ok(Some(session.id))
         } else {
             Err(SessionRefused::Namesake { cluster: name, holder })
@@ -100,9 +100,9 @@ pub fn resumes(fleet: &FleetState, hello: &SessionRequested) -> Result<Option<Se
 fn left_elsewhere(
     fleet: &FleetState,
     cluster: &Cluster,
-    scope: Option<ExecutorStoreId>,
+    executor_store: ExecutorStoreId,
 ) -> Option<SessionRefused> {
-    let old = cluster.scope.as_ref().filter(|old| Some(old.id) != scope)?;
+    let old = cluster.store.as_ref().filter(|old| old.id != executor_store)?;
     let mut wanted = fleet.index().inventory(&cluster.name);
     let (what, node) = wanted.find_map(|id| match id {
         ObjectId::Incarnation(id) => {
@@ -120,7 +120,7 @@ fn left_elsewhere(
     Some(SessionRefused::LeftElsewhere {
         cluster: cluster.name.to_string(),
         holder: old.executor.to_string(),
-        scope: old.id,
+        store: old.id,
         what,
         node,
     })
@@ -130,13 +130,13 @@ pub(crate) fn hello(fleet: &FleetState, saw: &SessionRequested) -> Vec<Fact> {
     match resumes(fleet, saw) {
         Ok(None) => {
             let (cluster, executor) = (saw.cluster.clone(), saw.executor.clone());
-            vec![SessionOpened { cluster, executor, runtime: saw.runtime, scope: saw.scope }.into()]
+            vec![SessionOpened { cluster, executor, runtime: saw.runtime, store: saw.store }.into()]
         }
         Ok(Some(_)) | Err(_) => Vec::new(),
     }
 }
 
-pub(crate) fn over(fleet: &FleetState, saw: &SessionEnded) -> Vec<Fact> {
+pub(crate) fn ended(fleet: &FleetState, saw: &SessionEnded) -> Vec<Fact> {
     let open = fleet.sessions().get(&saw.session).filter(|session| session.end.is_none());
     let closed =
         |s: &Session| SessionClosed { session: s.id, cluster: s.cluster.clone(), end: saw.end }.into();
@@ -161,9 +161,9 @@ pub(crate) fn object(fleet: &FleetState, saw: &OrphanReported) -> Vec<Fact> {
     // A volume is destroyed only by name: remains of a destroyed volume stay for an operator to inspect.
     let may_go = matches!(id, ObjectId::Incarnation(_));
     let ours = may_go && fleet.lineages().issued(id.lineage(), id.position(), fleet.head());
-    let judgement = if ours { OrphanResolution::Remove } else { OrphanResolution::Quarantine };
+    let resolution = if ours { OrphanResolution::Remove } else { OrphanResolution::Leave };
     let revision = saw.revision.saturating_add(1);
-    vec![OrphanResolved { cluster: session.cluster.clone(), object: id, judgement, revision }.into()]
+    vec![OrphanResolved { cluster: session.cluster.clone(), object: id, resolution, revision }.into()]
 }
 
 pub(crate) fn opened(
@@ -174,13 +174,20 @@ pub(crate) fn opened(
     let id = SessionId::issue(at.lineage, at.position);
     fleet.bump::<Cluster>(&fact.cluster, at, |cluster| {
         cluster.session = Some(id);
-        if let Some(id) = fact.scope {
-            cluster.scope = Some(ClusterStore { id, executor: fact.executor.clone(), until: None });
-        }
+        let executor = fact.executor.clone();
+        cluster.store = Some(ClusterStore { id: fact.store, executor, until: None });
     })?;
     let (cluster, executor) = (fact.cluster.clone(), fact.executor.clone());
-    let (runtime, scope) = (fact.runtime, fact.scope);
-    fleet.put(Session { id, cluster, executor, runtime, scope, end: None, meta: EntityMeta::new(at) });
+    let (runtime, executor_store) = (fact.runtime, fact.store);
+    fleet.put(Session {
+        id,
+        cluster,
+        executor,
+        runtime,
+        store: executor_store,
+        end: None,
+        meta: EntityMeta::new(at),
+    });
     Ok(())
 }
 
@@ -192,8 +199,8 @@ pub(crate) fn closed(
     fleet.bump::<Session>(&fact.session, at, |session| session.end = Some(fact.end))?;
     fleet.touch::<Cluster>(&fact.cluster, at, |cluster| {
         cluster.session = None;
-        if let Some(scope) = &mut cluster.scope {
-            scope.until = Some(at.position);
+        if let Some(executor_store) = &mut cluster.store {
+            executor_store.until = Some(at.position);
         }
     })?;
     // Sessions are few: one for each absence of an executor beyond its lease.

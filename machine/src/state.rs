@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chancery_events::amount::Resources;
 use chancery_events::digest::Digest;
 use chancery_events::fact::{
     ApprovalActor, ApprovalProposal, CommandEffect, DeploymentEnd, IncarnationEnd, OperationEnd,
@@ -22,6 +21,7 @@ use chancery_events::name::{
     PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
 };
 use chancery_events::observation::{ProcessInfo, SessionEnd};
+use chancery_events::resources::Resources;
 use chancery_events::spec::{
     BalancePolicy, CapabilitySpec, ClusterActivity, ClusterRuntime, ClusterSpec, DeploymentSpec,
     DisruptionSpec, DisruptionState, NodeSpec, NodeState, OperationKind, PolicySpec, ProbePurpose,
@@ -33,20 +33,20 @@ use smallvec::SmallVec;
 
 use crate::fleet::IndexedEntity;
 use crate::index::FleetIndex;
-use crate::marks::{
+use crate::index_keys::{
     DeploymentIndexKey, IncarnationIndexKey, IndexChange, NotIndexed, OperationIndexKey, PlanIndexKey,
     ReplicaIndexKey, RequestIndexKey, VolumeIndexKey, WholeEntity,
 };
 use crate::meta::{EntityMeta, FactStamp};
 pub use crate::plan::PlanSpecs;
 
-mod questions;
-mod ties;
+mod extras;
+mod predicates;
 
-pub use ties::{BoxedExtras, IncarnationExtras};
+pub use extras::{BoxedExtras, IncarnationExtras};
 
 /// Format of fleet snapshots; changes with the shape or kinds of entities. Other snapshots are not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-16";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-17";
 
 /// Set of nodes behind one orchestrator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ pub struct Cluster {
     /// Live session of the cluster.
     pub session: Option<SessionId>,
     /// Executor store that may record objects of this cluster.
-    pub scope: Option<ClusterStore>,
+    pub store: Option<ClusterStore>,
     /// Cluster metadata.
     pub meta: EntityMeta,
 }
@@ -113,7 +113,7 @@ pub struct Node {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ApprovalBypass {
     /// Actor who bypassed the approval.
-    pub by: Actor,
+    pub requested_by: Actor,
     /// Reason, for people.
     pub reason: String,
     /// Policies that required the approval of another person.
@@ -128,7 +128,7 @@ pub struct Disruption {
     /// Disruption state.
     pub state: DisruptionState,
     /// Actor who approved the disruption.
-    pub by: Option<Actor>,
+    pub approved_by: Option<Actor>,
     /// Position and time of the last state change.
     pub since: FactStamp,
 }
@@ -162,7 +162,7 @@ pub struct Plan {
     /// Queued deployment.
     pub next: Option<DeploymentName>,
     /// Reasons why operations have no placement.
-    pub unfit: Vec<UnschedulableReason>,
+    pub unschedulable: Vec<UnschedulableReason>,
     /// Number of operations that ever ended, by kind and outcome.
     pub totals: BTreeMap<(OperationKind, String), u64>,
     /// Last move of a replica by a disruption, if it failed.
@@ -172,9 +172,9 @@ pub struct Plan {
     /// Rebalance in progress.
     pub rebalance: Option<RebalanceProgress>,
     /// Actor who requested the deletion of the plan and all its entities.
-    pub removing: Option<Actor>,
+    pub deletion_requested_by: Option<Actor>,
     /// Reason why the plan is quarantined.
-    pub parked: Option<String>,
+    pub quarantined: Option<String>,
     /// Plan metadata.
     pub meta: EntityMeta,
 }
@@ -194,7 +194,7 @@ pub struct DrainBackoff {
     /// Time before which no disruption moves a replica of the plan.
     pub until: Time,
     /// Number of consecutive failed moves.
-    pub row: u32,
+    pub consecutive: u32,
     /// Incarnation that failed to move away.
     pub run: IncarnationId,
 }
@@ -209,7 +209,7 @@ pub enum DeploymentState {
     /// Starts nothing until resumed.
     Paused,
     /// Starts nothing; ends with this outcome after running operations have settled.
-    Ending(DeploymentEnd),
+    Halted(DeploymentEnd),
     /// Ended with this outcome.
     Ended(DeploymentEnd),
 }
@@ -230,11 +230,11 @@ pub struct Deployment {
     /// Deployment state.
     pub state: DeploymentState,
     /// Set of replicas that is active, old or new.
-    pub set: SetWord,
+    pub active_set: SetWord,
     /// Time by which the new set must be ready.
     pub deadline: Option<Time>,
     /// Time at which an operation of the deployment last succeeded.
-    pub rested: Option<Time>,
+    pub last_success: Option<Time>,
     /// Time of the last progress: the start, a succeeded or approved operation, a replica that became ready,
     /// the cut-over, or the end of a pause.
     pub progressed: Option<Time>,
@@ -243,7 +243,7 @@ pub struct Deployment {
     /// Rollback target, if the deployment is a rollback.
     pub rollback: Option<RollbackReference>,
     /// Actor who requested the deployment.
-    pub by: Option<Actor>,
+    pub requested_by: Actor,
     /// Deployment metadata.
     pub meta: EntityMeta,
 }
@@ -271,9 +271,9 @@ pub struct OpenOperation {
     /// Operation kind.
     pub kind: OperationKind,
     /// Whether the operation was approved and dequeued: stopping it takes more than a request.
-    pub begun: bool,
+    pub started: bool,
     /// Whether another version replaces the operation: it has no reservation and is no deployment's create.
-    pub gives_way: bool,
+    pub replaceable: bool,
     /// Whether the operation has started to restore the replica after an aborted or failed operation.
     pub regains: bool,
 }
@@ -288,27 +288,27 @@ pub struct Replica {
     /// Deployment whose version the replica has.
     pub deployment: DeploymentName,
     /// Desired state of the replica.
-    pub will: WillWord,
+    pub desired: WillWord,
     /// Active incarnation, if it has not ended.
     pub active: Option<IncarnationRef>,
     /// Secondary incarnation that has not ended: the replacement of the active one, or its predecessor.
-    pub passive: Option<Box<IncarnationRef>>,
+    pub secondary: Option<Box<IncarnationRef>>,
     /// Operation that has not ended, and may have started.
     pub operation: Option<OpenOperation>,
     /// Operation queued behind `operation`: a stop or delete.
-    pub next: Option<OpenOperation>,
+    pub queued_operation: Option<OpenOperation>,
     /// Whether a failed move by a disruption stopped the replica, and it does not run again yet.
-    pub downed: bool,
+    pub down_after_drain: bool,
     /// Whether the replica is started again whatever its restart policy becomes, until an operation starts on
     /// it. The incarnation was stopped for an operation that was aborted, or failed under a policy that
     /// restarts it.
     pub recovers: bool,
     /// Next automatic restart by the plan's policy, unless a requested operation starts before.
-    pub again: Option<RestartBackoff>,
+    pub next_restart: Option<RestartBackoff>,
     /// Last of consecutive automatic restarts.
-    pub row: Option<RestartBackoff>,
+    pub last_restart: Option<RestartBackoff>,
     /// End of the last incarnation.
-    pub last: Option<Box<IncarnationEnd>>,
+    pub last_end: Option<Box<IncarnationEnd>>,
     /// Retained operations of the replica, oldest first. Most replicas have one.
     pub operations: SmallVec<[OperationId; 1]>,
     /// Retained incarnations of the replica, oldest first.
@@ -346,17 +346,17 @@ pub struct Operation {
     /// Deployment that requested the operation.
     pub deployment: Option<DeploymentName>,
     /// Requester of the operation, if not a deployment.
-    pub by: Option<Box<Requester>>,
+    pub requested_by: Option<Box<Requester>>,
     /// Deployment whose coordinates and generation the replica has after success.
     pub version: DeploymentName,
     /// Only acceptable node, if the request names one.
-    pub wants: Option<NodeName>,
+    pub required_node: Option<NodeName>,
     /// Purpose, if the kind and the requester do not imply it.
     pub purpose: Option<ProbePurpose>,
     /// Operation state.
     pub state: OperationState,
     /// Whether volumes restrict the placement: those that the replica owns, or claims by name.
-    pub stores: bool,
+    pub volume_bound: bool,
     /// Hash of the proposed change, once known.
     pub hash: Option<Digest>,
     /// Approver, and the position and time of the approval.
@@ -425,11 +425,11 @@ pub struct Incarnation {
     /// Incarnation state.
     pub state: IncarnationState,
     /// Resources that the incarnation needs on its node.
-    pub amounts: Resources,
+    pub resources: Resources,
     /// Predecessor and storage of the incarnation.
     pub ties: BoxedExtras,
     /// Time at which the incarnation was first ready.
-    pub since: Option<Time>,
+    pub ready_since: Option<Time>,
     /// Time since which the incarnation is unready, after it was ready.
     pub unready: Option<Time>,
     /// Session in which the deadline of the unready incarnation was set.
@@ -441,15 +441,15 @@ pub struct Incarnation {
     /// Number of commands issued.
     pub revision: u32,
     /// Position of the first command.
-    pub commanded: Option<Position>,
+    pub first_command: Option<Position>,
     /// Effect of the last command.
-    pub asked: Option<CommandEffect>,
+    pub last_effect: Option<CommandEffect>,
     /// Last command, while it has no outcome.
     pub command: Option<PendingCommand>,
     /// Time at which the current state times out.
     pub deadline: Option<Time>,
     /// Whether the incarnation starts as soon as its volumes are available: it waits for nothing else.
-    pub due: bool,
+    pub awaits_volumes: bool,
     /// Incarnation metadata.
     pub meta: EntityMeta,
 }
@@ -458,7 +458,7 @@ pub struct Incarnation {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum VolumeState {
     /// Creation requested.
-    Ensuring,
+    Creating,
     /// Created and available.
     Ready,
     /// Lost without a request to destroy it, with the evidence.
@@ -489,11 +489,11 @@ pub struct Volume {
     /// Volume state.
     pub state: VolumeState,
     /// Requester of the deletion, if the volume will be deleted.
-    pub removing: Option<Requester>,
+    pub deletion_requested_by: Option<Requester>,
     /// Incarnation that uses the volume.
-    pub user: Option<IncarnationId>,
+    pub used_by: Option<IncarnationId>,
     /// Whether the volume may contain data: an incarnation that uses it was started.
-    pub used: bool,
+    pub may_hold_data: bool,
     /// Number of commands issued.
     pub revision: u32,
     /// Last command, while it has no outcome.
@@ -515,7 +515,7 @@ pub enum RequestState {
     /// Approved, and carried out in the same commit.
     Approved {
         /// Actor who approved the request.
-        by: Actor,
+        approved_by: Actor,
     },
     /// Ended without the change.
     Ended(RequestEnd),
@@ -529,7 +529,7 @@ pub struct ApprovalRequest {
     /// Requested change.
     pub change: RequestedChange,
     /// Actor who requested the change.
-    pub by: Actor,
+    pub requested_by: Actor,
     /// Replicas that the change ends or moves, as shown.
     pub effects: Vec<RequestEffect>,
     /// Policies that require another person; any person can approve if empty.
@@ -554,7 +554,7 @@ pub struct Session {
     /// Runtime that the executor drives.
     pub runtime: ClusterRuntime,
     /// Executor store of the session.
-    pub scope: Option<ExecutorStoreId>,
+    pub store: ExecutorStoreId,
     /// Reason why the session ended.
     pub end: Option<SessionEnd>,
     /// Session metadata.

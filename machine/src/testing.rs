@@ -111,8 +111,7 @@ impl TestFleet {
 
     pub(crate) fn add_node(&mut self, node: &str, domain: &str) {
         let total = serde_json::json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
-        let body =
-            serde_json::json!({"name": node, "cluster": "local", "spec": {"domain": domain, "total": total}});
+        let body = serde_json::json!({"name": node, "cluster": "local", "spec": {"domain": domain, "resources": total}});
         self.must("node.apply", &body);
     }
 
@@ -166,7 +165,7 @@ impl TestFleet {
     pub(crate) fn check(&self) {
         let again = FleetSnapshot::of(&self.fleet).fleet();
         let (mut a, mut b) = (self.fleet.index().clone(), again.index().clone());
-        (a.grown, b.grown) = (Position::ZERO, Position::ZERO);
+        (a.capacity_grew_at, b.capacity_grew_at) = (Position::ZERO, Position::ZERO);
         assert_eq!(format!("{a:?}"), format!("{b:?}"), "the indexes differ from a full count");
         for plan in self.fleet.plans().sorted() {
             for node in self.fleet.nodes().sorted() {
@@ -303,8 +302,8 @@ impl TestFleet {
     }
 
     /// Quarantines an entity, as after an internal error.
-    pub(crate) fn park(&mut self, subject: Subject) {
-        self.agenda.park(subject);
+    pub(crate) fn quarantine(&mut self, subject: Subject) {
+        self.agenda.quarantine(subject);
     }
 
     /// Live incarnations that were commanded, oldest first.
@@ -320,7 +319,7 @@ impl TestFleet {
         saw: ObservedState,
     ) -> Vec<Fact> {
         let session = self.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-        let report = IncarnationReport { incarnation, revision, saw };
+        let report = IncarnationReport { incarnation, revision, observed: saw };
         let facts = self.see(&IncarnationReported { session, report }.into());
         self.run();
         facts
@@ -338,7 +337,7 @@ impl TestFleet {
 
     /// Incarnations with a pending command.
     pub(crate) fn asked(&self) -> impl Iterator<Item = IncarnationId> {
-        self.fleet.index().outstanding.iter().filter_map(|(_, object)| match object {
+        self.fleet.index().pending_commands.iter().filter_map(|(_, object)| match object {
             ObjectId::Incarnation(id) => Some(*id),
             ObjectId::Volume(_) => None,
         })
@@ -346,7 +345,7 @@ impl TestFleet {
 
     /// Reports success for the next pending command. Returns whether there was one.
     pub(crate) fn obey_one(&mut self) -> bool {
-        let next = self.fleet.index().outstanding.first().map(|(_, object)| *object);
+        let next = self.fleet.index().pending_commands.first().map(|(_, object)| *object);
         match next {
             None => return false,
             Some(ObjectId::Volume(id)) => {
@@ -358,7 +357,7 @@ impl TestFleet {
                 self.report_volume(name.as_str(), saw);
             }
             Some(ObjectId::Incarnation(id)) => {
-                let asked = self.fleet.incarnations().get(&id).and_then(|i| i.asked);
+                let asked = self.fleet.incarnations().get(&id).and_then(|i| i.last_effect);
                 let saw = if asked == Some(CommandEffect::Ensure) {
                     ready()
                 } else {
@@ -374,7 +373,7 @@ impl TestFleet {
     pub(crate) fn report_volume(&mut self, name: &str, saw: ObservedState) -> Vec<Fact> {
         let volume = self.fleet.volumes().get(name).expect("a volume").clone();
         let session = self.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-        let report = ObjectReport { object: volume.id, revision: volume.revision, saw };
+        let report = ObjectReport { object: volume.id, revision: volume.revision, observed: saw };
         let facts = self.see(&VolumeReported { session, name: volume.name, report }.into());
         self.run();
         facts
@@ -417,7 +416,7 @@ impl TestFleet {
             crate::state::DeploymentState::Pending => "pending".into(),
             crate::state::DeploymentState::InProgress => "in progress".into(),
             crate::state::DeploymentState::Paused => "paused".into(),
-            crate::state::DeploymentState::Ending(end) => {
+            crate::state::DeploymentState::Halted(end) => {
                 format!("ending, {}", crate::deployment::end_word(end))
             }
             crate::state::DeploymentState::Ended(end) => crate::deployment::end_word(end).to_string(),
@@ -436,12 +435,12 @@ impl TestFleet {
 
 /// Request of a process executor for a cluster, with the store of this number.
 pub(crate) fn hello(cluster: &str, executor: &str, scope: u64) -> SessionRequested {
-    let scope = Some(ExecutorStoreId::from_random(scope));
+    let scope = ExecutorStoreId::from_random(scope);
     SessionRequested {
         cluster: name(cluster),
         executor: name(executor),
         runtime: ClusterRuntime::Process,
-        scope,
+        store: scope,
     }
 }
 
@@ -450,7 +449,7 @@ pub(crate) fn process(status: ProcessStatus) -> ProcessInfo {
 }
 
 pub(crate) fn ready() -> ObservedState {
-    ObservedState::Ready { processes: vec![process(ProcessStatus::Online)] }
+    ObservedState::Ready { processes: vec![process(ProcessStatus::Ready)] }
 }
 
 pub(crate) fn ended(exit: IncarnationExit) -> ObservedState {
@@ -462,6 +461,6 @@ pub(crate) fn crashed() -> ObservedState {
     ObservedState::Ended { exit, processes: vec![process(ProcessStatus::Exited { code: 3 })] }
 }
 
-pub(crate) fn failed(hope: RetryClass) -> ObservedState {
-    ObservedState::Failed { message: "no such program".into(), hope }
+pub(crate) fn failed(retry_class: RetryClass) -> ObservedState {
+    ObservedState::Failed { message: "no such program".into(), retry: retry_class }
 }

@@ -37,8 +37,8 @@ use crate::state::{Incarnation, Operation, Volume, VolumeState};
 use crate::{incarnation, operation};
 
 pub(crate) use fold::{
-    created, destroyed, destroying, failed as command_failed, fill, free, leave, lost as was_lost, ready,
-    removing, take,
+    created, deletion_started, destroy_requested, destroyed, failed as command_failed, fill, free, leave,
+    lost as was_lost, ready, take,
 };
 
 /// Maximum number of operations that one failed volume ends in one commit.
@@ -59,7 +59,7 @@ pub(crate) fn names(version: PlanVersion<'_>, replica: &ReplicaName) -> Vec<Volu
 /// Volumes that the incarnation uses now.
 pub(crate) fn used_by(fleet: &FleetState, incarnation: &Incarnation) -> Vec<VolumeName> {
     let used = |name: &&VolumeName| {
-        fleet.volumes().get(*name).is_some_and(|volume| volume.user == Some(incarnation.id))
+        fleet.volumes().get(*name).is_some_and(|volume| volume.used_by == Some(incarnation.id))
     };
     incarnation.ties.mounts.iter().filter(used).cloned().collect()
 }
@@ -85,7 +85,8 @@ pub(crate) fn stored(
             ));
         }
         // A volume to be deleted is created again.
-        let Some(volume) = fleet.volumes().get(&name).filter(|volume| volume.removing.is_none()) else {
+        let Some(volume) = fleet.volumes().get(&name).filter(|volume| volume.deletion_requested_by.is_none())
+        else {
             continue;
         };
         if let Some(reason) = misfit(volume, claim, replica) {
@@ -114,7 +115,7 @@ pub(crate) fn used_by_another(
     old: &Incarnation,
 ) -> Option<String> {
     names(version, replica).into_iter().find_map(|name| {
-        let user = fleet.volumes().get(&name)?.user.filter(|user| *user != old.id)?;
+        let user = fleet.volumes().get(&name)?.used_by.filter(|user| *user != old.id)?;
         let user = fleet.incarnations().get(&user).map_or(String::new(), |user| format!(" {}", user.replica));
         Some(format!("volume {name} is used by replica{user}"))
     })
@@ -145,8 +146,9 @@ pub(crate) fn delete(
 ) -> Result<Vec<Fact>, Refusal> {
     let volume = fleet.find::<Volume>(&ask.name)?;
     let (name, by) = (ask.name.clone(), ctx.actor.clone().map(Requester::Actor));
-    let removing =
-        by.filter(|_| volume.removing.is_none()).map(|by| VolumeDeletionStarted { name, by }.into());
+    let removing = by
+        .filter(|_| volume.deletion_requested_by.is_none())
+        .map(|by| VolumeDeletionStarted { name, requested_by: by }.into());
     Ok(removing.into_iter().collect())
 }
 
@@ -162,35 +164,35 @@ pub(crate) fn report(
         return Vec::new();
     };
     let name = name.clone();
-    match (&volume.state, &report.saw) {
+    match (&volume.state, &report.observed) {
         // The report reflects an earlier command.
         _ if report.revision < volume.revision => {}
-        (VolumeState::Ensuring, ObservedState::Ready { .. }) => draft.push(VolumeReady { name }),
+        (VolumeState::Creating, ObservedState::Ready { .. }) => draft.push(VolumeReady { name }),
         // The volume existed all along; its disk was perhaps absent. On an expunged node it stays lost.
         (VolumeState::Lost(_), ObservedState::Ready { .. })
             if !fleet.index().places.is_expunged(&volume.node) =>
         {
             draft.push(VolumeReady { name });
         }
-        (_, ObservedState::Failed { message, hope }) => {
-            failed(fleet, volume, message, *hope, ctx, &mut draft);
+        (_, ObservedState::Failed { message, retry: retry_class }) => {
+            failed(fleet, volume, message, *retry_class, ctx, &mut draft);
         }
         (VolumeState::Destroying, ObservedState::Gone) => draft.push(VolumeDestroyed { name }),
-        (VolumeState::Ensuring | VolumeState::Ready, ObservedState::Ended { exit, .. }) => {
+        (VolumeState::Creating | VolumeState::Ready, ObservedState::Ended { exit, .. }) => {
             let reason = match exit {
                 IncarnationExit::Failed { reason } => reason.clone(),
                 IncarnationExit::Clean => "it was removed".to_owned(),
             };
             draft.push(VolumeLost { name, reason });
         }
-        (VolumeState::Ensuring | VolumeState::Ready, ObservedState::Gone) => {
+        (VolumeState::Creating | VolumeState::Ready, ObservedState::Gone) => {
             draft.push(VolumeLost { name, reason: "its object no longer exists".into() });
         }
         (
             VolumeState::Ready | VolumeState::Lost(_) | VolumeState::Destroying,
             ObservedState::Ready { .. } | ObservedState::Ended { .. } | ObservedState::Gone,
         )
-        | (_, ObservedState::Ensured { .. } | ObservedState::NotReady { .. }) => {}
+        | (_, ObservedState::Started { .. } | ObservedState::NotReady { .. }) => {}
     }
     draft.done()
 }
@@ -199,15 +201,15 @@ fn failed(
     fleet: &FleetState,
     volume: &Volume,
     error: &str,
-    hope: RetryClass,
+    retry: RetryClass,
     ctx: &DecisionContext,
     draft: &mut FactDraft,
 ) {
     let Some(command) = volume.command.filter(|command| command.not_before <= ctx.now) else { return };
     let wait = BACKOFF.wait(command.attempt, volume.id.position().get());
-    let wait = match (hope, command.effect) {
-        (RetryClass::Never, CommandEffect::Ensure) => None,
-        (RetryClass::Retry, CommandEffect::Ensure) => wait,
+    let wait = match (retry, command.effect) {
+        (RetryClass::Permanent, CommandEffect::Ensure) => None,
+        (RetryClass::Retryable, CommandEffect::Ensure) => wait,
         // A destroy is retried until it succeeds.
         (_, CommandEffect::Stop | CommandEffect::Kill) => wait.or(Some(BACKOFF.max)),
     };
@@ -221,9 +223,9 @@ fn failed(
     if wait.is_some() {
         return;
     }
-    if volume.removing.is_none() {
+    if volume.deletion_requested_by.is_none() {
         let by = Requester::Rule(UNMADE.into());
-        draft.push(VolumeDeletionStarted { name: volume.name.clone(), by });
+        draft.push(VolumeDeletionStarted { name: volume.name.clone(), requested_by: by });
     }
     let reason = format!("cannot create volume {}: {error}", volume.name);
     // Other operations fail in the same way, when the volume is created again for them.
@@ -293,8 +295,8 @@ pub(crate) fn serve(fleet: &FleetState, id: IncarnationId, ctx: &DecisionContext
 pub(crate) fn passes_on(fleet: &FleetState, old: &Incarnation, new: &Incarnation) -> bool {
     let free = |name: &VolumeName| {
         fleet.volumes().get(name).is_some_and(|volume| {
-            let is_left = volume.user.is_none_or(|user| user == old.id);
-            volume.state == VolumeState::Ready && volume.removing.is_none() && is_left
+            let is_left = volume.used_by.is_none_or(|user| user == old.id);
+            volume.state == VolumeState::Ready && volume.deletion_requested_by.is_none() && is_left
         })
     };
     new.ties.mounts.iter().all(free) && wanting(fleet, new).is_ok_and(|missing| missing.is_empty())
@@ -304,7 +306,7 @@ pub(crate) fn passes_on(fleet: &FleetState, old: &Incarnation, new: &Incarnation
 pub(crate) fn late(fleet: &FleetState, incarnation: &Incarnation) -> String {
     let waits_for = incarnation.ties.mounts.iter().find_map(|name| {
         let volume = fleet.volumes().get(name)?;
-        let user = volume.user.and_then(|user| fleet.incarnations().get(&user));
+        let user = volume.used_by.and_then(|user| fleet.incarnations().get(&user));
         match user {
             Some(user) => Some(format!("volume {name} was used by replica {} until then", user.replica)),
             None if volume.state != VolumeState::Ready => {
@@ -346,7 +348,7 @@ fn wanting(fleet: &FleetState, incarnation: &Incarnation) -> Result<Vec<VolumeCr
         *sum = sum.saturating_add(capacity);
     }
     // Volumes that existed at the placement may have been deleted or moved since.
-    for (class, held) in &incarnation.ties.volumes {
+    for (class, held) in &incarnation.ties.reserved_storage {
         needed.entry(class.clone()).and_modify(|sum| *sum = sum.saturating_sub(*held));
     }
     needed.retain(|_, bytes| *bytes > 0);

@@ -25,11 +25,11 @@ use chancery_machine::state::Replica;
 use rustc_hash::FxHashSet;
 use sled::IVec;
 
+use crate::build_row;
 use crate::counts::{CountStep, RowCounts};
 use crate::fold::{PastState, StateView, TouchedEntities};
 use crate::index::IndexEntries;
 use crate::kind::{KeyedRow as _, ReadModelRow, RowKey, with_row};
-use crate::row_of;
 use crate::rows::{
     ClusterRow, DeploymentRow, IncarnationRow, IncarnationStatus, NodeRow, PlanRow, VolumeRow,
 };
@@ -206,12 +206,12 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
 
     fn incarnations(&mut self) {
         for id in drain(&mut self.sets.incarnations) {
-            let (old, new) = (row_of::incarnation(&self.past, id), row_of::incarnation(self.fleet, id));
+            let (old, new) = (build_row::incarnation(&self.past, id), build_row::incarnation(self.fleet, id));
             self.waits(new.as_ref().or(old.as_ref()).map(|row| &row.plan));
             if !self.follow(&RowKey::Incarnation(id), old.as_ref(), new.as_ref()) {
                 continue;
             }
-            let (before, after) = (row_of::command(&self.past, id), row_of::command(self.fleet, id));
+            let (before, after) = (build_row::command(&self.past, id), build_row::command(self.fleet, id));
             // A command is at its incarnation's last revision.
             if let Some(before) = &before
                 && after.as_ref().is_none_or(|after| after.revision != before.revision)
@@ -224,7 +224,7 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
             }
             let Some(row) = new.as_ref().or(old.as_ref()) else { continue };
             self.sets.replicas.insert(row.replica.clone());
-            let volumes = |row: Option<&IncarnationRow>| row.map(|row| row.volumes.clone());
+            let volumes = |row: Option<&IncarnationRow>| row.map(|row| row.reserved_storage.clone());
             let stores = volumes(old.as_ref()) != volumes(new.as_ref());
             if stores || holds(old.as_ref()) != holds(new.as_ref()) {
                 self.sets.nodes.insert(row.node.clone());
@@ -234,7 +234,7 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
 
     fn operations(&mut self) {
         for id in drain(&mut self.sets.operations) {
-            let (old, new) = (row_of::operation(&self.past, id), row_of::operation(self.fleet, id));
+            let (old, new) = (build_row::operation(&self.past, id), build_row::operation(self.fleet, id));
             self.waits(new.as_ref().or(old.as_ref()).map(|row| &row.plan));
             if !self.follow(&RowKey::Operation(id), old.as_ref(), new.as_ref()) {
                 continue;
@@ -252,7 +252,7 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
 
     fn replicas(&mut self) {
         for name in drain(&mut self.sets.replicas) {
-            let (old, new) = (row_of::replica(&self.past, &name), row_of::replica(self.fleet, &name));
+            let (old, new) = (build_row::replica(&self.past, &name), build_row::replica(self.fleet, &name));
             self.waits(new.as_ref().or(old.as_ref()).map(|row| &row.plan));
             let domain = |of: Option<&Replica>| of.and_then(Replica::remaining).map(|run| run.domain.clone());
             let moved = domain(self.past.replica(&name)) != domain(self.fleet.replica(&name));

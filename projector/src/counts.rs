@@ -9,7 +9,7 @@ use chancery_machine::fleet::FleetState;
 use chancery_machine::operation::state_word;
 use rustc_hash::FxHashMap;
 
-use crate::row_of::phase_word;
+use crate::build_row::phase_word;
 use crate::rows::{OperationStatus, PhaseStatus};
 
 /// States of operations that have not ended.

@@ -200,7 +200,7 @@ fn fold(
     touched: Option<&mut TouchedEntities>,
 ) -> Result<(), FoldError> {
     let header = record.header();
-    fleet.note();
+    fleet.savepoint();
     let folded = facts.iter().try_for_each(|(position, fact)| {
         let at = FactPosition {
             position: *position,

@@ -11,7 +11,7 @@ use chancery_events::event::{Event, EventKind, EventLine, InvalidEvent};
 use chancery_events::fact::{ApprovalActor, Fact, OperationApproved};
 use chancery_events::id::{Lineage, Position};
 use chancery_events::name::{Actor, ExecutorName};
-use chancery_events::record::Record;
+use chancery_events::record::{LINEAGE_STARTED, Record, TERM_STARTED};
 use chancery_events::subject::Subject;
 use chancery_events::time::{Time, shown};
 use chancery_journal::{JournalReader, ReadError};
@@ -56,8 +56,8 @@ pub struct RootCause {
 /// Start of a chain of causes, and its initiator.
 #[derive(Clone)]
 struct CauseRoot {
-    who: EventInitiator,
-    because: RootCause,
+    initiator: EventInitiator,
+    root_cause: RootCause,
 }
 
 /// One event of an entity's history.
@@ -76,11 +76,11 @@ pub struct HistoryEntry {
     #[serde(rename = "type")]
     pub type_name: String,
     /// Initiator of the event.
-    pub who: EventInitiator,
+    pub initiator: EventInitiator,
     /// Position of the cause, if the event is a fact.
     pub cause: Option<Position>,
     /// First event of the chain of causes, if the event is a fact.
-    pub because: Option<RootCause>,
+    pub root_cause: Option<RootCause>,
     /// Data of the event, as stored.
     #[schemars(with = "serde_json::Value")]
     pub data: Box<RawValue>,
@@ -137,8 +137,9 @@ impl HistoryReader {
     /// Returns at most `limit` events about the subject, from `from` on (1 to [`LIMIT_MAX`]).
     pub fn of(&self, subject: &Subject, from: Position, limit: usize) -> Result<HistoryPage, HistoryError> {
         let limit = limit.clamp(1, LIMIT_MAX);
-        let needle = needle(subject);
-        let finder = Finder::new(&needle);
+        let needles = needles(subject);
+        let finders: Vec<_> = needles.iter().map(Finder::new).collect();
+        let may_be = |bytes: &[u8]| finders.iter().any(|finder| finder.find(bytes).is_some());
         let issued = subject.issued();
         let from = from.max(issued.unwrap_or(Position::FIRST));
         let mut entries = Vec::new();
@@ -151,11 +152,11 @@ impl HistoryReader {
             }
             looks += u64::from(record.header().count);
             let is_origin = issued.is_some_and(|at| record.first() <= at && at <= record.last());
-            if !is_origin && finder.find(record.bytes()).is_none() {
+            if !is_origin && !may_be(record.bytes()) {
                 continue;
             }
             for (position, line) in record.events().filter(|(position, _)| *position >= from) {
-                if issued != Some(position) && finder.find(line).is_none() {
+                if issued != Some(position) && !may_be(line) {
                     continue;
                 }
                 if entries.len() == limit {
@@ -192,10 +193,20 @@ impl HistoryReader {
         let root = self.root(&event, position, record, known, DEPTH)?;
         // Most later entries of the page result from this event.
         known.insert(position, root.clone());
-        let CauseRoot { who, because } = root;
+        let CauseRoot { initiator: who, root_cause: because } = root;
         let because = Some(because).filter(|because| because.position != position);
         let (time, lineage) = (record.header().time, record.header().lineage);
-        Ok(Some(HistoryEntry { position, time, kind, type_name, who, cause, because, data, lineage }))
+        Ok(Some(HistoryEntry {
+            position,
+            time,
+            kind,
+            type_name,
+            initiator: who,
+            cause,
+            root_cause: because,
+            data,
+            lineage,
+        }))
     }
 
     /// Follows causes back to an intent, an observation or a rule.
@@ -207,13 +218,16 @@ impl HistoryReader {
         known: &mut BTreeMap<Position, CauseRoot>,
         depth: usize,
     ) -> Result<CauseRoot, HistoryError> {
-        let itself =
-            |who| CauseRoot { who, because: RootCause { position, type_name: event.type_name().to_owned() } };
+        let itself = |who| CauseRoot {
+            initiator: who,
+            root_cause: RootCause { position, type_name: event.type_name().to_owned() },
+        };
         let cause = match event {
             Event::Intent(request) => return Ok(itself(EventInitiator::Actor(request.actor.clone()))),
             Event::Observation { by, .. } => return Ok(itself(EventInitiator::Executor(by.clone()))),
             Event::Fact {
-                fact: Fact::OperationApproved(OperationApproved { by: ApprovalActor::Rule(rule), .. }),
+                fact:
+                    Fact::OperationApproved(OperationApproved { approved_by: ApprovalActor::Rule(rule), .. }),
                 ..
             } => {
                 return Ok(itself(EventInitiator::Rule(rule.clone())));
@@ -239,11 +253,14 @@ impl HistoryReader {
     }
 }
 
-/// Returns bytes that are in every event about the subject, except for the event that issues its id.
-fn needle(subject: &Subject) -> Vec<u8> {
+/// Returns bytes of which some are in every event about the subject, except for the event that issues its id.
+fn needles(subject: &Subject) -> Vec<Vec<u8>> {
     // A name is at the end of a string, alone or in the text of a subject.
     let end = subject.with_key(|key| key.last().map(|part| format!("{part}\"").into_bytes()));
-    end.unwrap_or_else(|| b".started.v1\"".to_vec())
+    end.map_or_else(
+        || [TERM_STARTED, LINEAGE_STARTED].map(|name| format!("\"{name}\"").into_bytes()).to_vec(),
+        |end| vec![end],
+    )
 }
 
 fn is_about(event: &Event, subject: &Subject, record: &Record, position: Position) -> bool {

@@ -1,6 +1,6 @@
 //! Kinds of rows and their keys: the names in a path, the typed keys, and the bytes under which rows are
 //! stored. They follow from the register of kinds ([`chancery_events::each_kind`]); the content of a row is
-//! an `impl` of [`ReadModelRow`] in [`crate::row_of`].
+//! an `impl` of [`ReadModelRow`] in [`crate::build_row`].
 #![allow(unused_parens, reason = "the keys of most kinds have one part, and are not tuples")]
 
 use std::fmt;
@@ -15,11 +15,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::build_row::{RowVisitor, command};
 use crate::counts::RowCounts;
 use crate::filter::FilterDef;
 use crate::index::IndexEntries;
-use crate::reach::{ReachabilityFields, ReachabilitySource};
-use crate::row_of::{RowVisitor, command};
+use crate::reachability::{ReachabilityFields, ReachabilitySource};
 use crate::rows;
 
 macro_rules! row_kinds {

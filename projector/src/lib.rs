@@ -1,16 +1,18 @@
 //! Folds the journal into read models. Without the feature `store`, only the types of rows exist, for
 //! clients.
 //!
-//! In reading order: rows and their keys, and how they follow from the state ([`row_of`]). Then how records
+//! In reading order: rows and their keys, and how they follow from the state ([`build_row`]). Then how records
 //! are folded and which rows change, the store, and the projector. Then reads: their required freshness,
 //! lists and single rows ([`query`]), and histories.
 
 #[cfg(feature = "store")]
+pub mod build_row;
+#[cfg(feature = "store")]
+mod bulk_load;
+#[cfg(feature = "store")]
 mod changes;
 #[cfg(feature = "store")]
 mod counts;
-#[cfg(feature = "store")]
-mod fill;
 #[cfg(feature = "store")]
 mod filter;
 #[cfg(feature = "store")]
@@ -28,13 +30,13 @@ pub mod page;
 #[cfg(feature = "store")]
 mod past;
 #[cfg(feature = "store")]
+pub mod position_watch;
+#[cfg(feature = "store")]
 pub mod projector;
 #[cfg(feature = "store")]
 pub mod query;
 #[cfg(feature = "store")]
-mod reach;
-#[cfg(feature = "store")]
-pub mod row_of;
+mod reachability;
 pub mod rows;
 #[cfg(feature = "store")]
 pub mod snapshot;
@@ -42,8 +44,6 @@ pub mod snapshot;
 mod store;
 #[cfg(all(test, feature = "store"))]
 mod tests;
-#[cfg(feature = "store")]
-pub mod watch;
 
 #[cfg(feature = "store")]
 pub use self::{
@@ -55,8 +55,8 @@ pub use self::{
     last_verdict::{LastVerdict, ReadConsistency},
     page::{JsonPage, JsonRow, ListQuery, PageToken, QueryError, RowPage},
     past::OperationSearch,
+    position_watch::{AppliedPosition, PositionWaitError, PositionWatch},
     projector::{ProjectError, Projector},
     query::RowReader,
     store::{FoundRows, StoreError, StoreTuning},
-    watch::{AppliedPosition, PositionWaitError, PositionWatch},
 };

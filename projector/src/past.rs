@@ -12,8 +12,8 @@ use chancery_events::subject::Subject;
 use chancery_machine::operation::state_word;
 use chancery_machine::state::OperationState;
 
+use crate::build_row::operation_message;
 use crate::history::{HistoryEntry, HistoryError, HistoryReader, LIMIT_MAX};
-use crate::row_of::operation_message;
 use crate::rows::OperationRow;
 
 /// History of a replica as far as it was read, and one operation of the replica.
@@ -113,11 +113,11 @@ impl ReplicaHistory {
                 self.ask(x.operation, x.incarnation);
                 if x.operation == id {
                     self.change(entry, 1, |row, state| {
-                        *state = match x.begins {
-                            ApprovalStart::Now => OperationState::Running,
-                            ApprovalStart::Later => OperationState::Approved,
+                        *state = match x.start {
+                            ApprovalStart::Immediate => OperationState::Running,
+                            ApprovalStart::Queued => OperationState::Approved,
                         };
-                        row.approved_by = Some(x.by.clone());
+                        row.approved_by = Some(x.approved_by.clone());
                         row.incarnation = row.incarnation.or(x.incarnation);
                     });
                 }
@@ -149,7 +149,7 @@ impl ReplicaHistory {
             }
             Fact::IncarnationEnded(x) => {
                 self.active = self.active.filter(|active| *active != x.incarnation);
-                if x.displaces == Some(id) {
+                if x.reschedules == Some(id) {
                     self.change(entry, 0, |row, state| {
                         *state = OperationState::Preparing;
                         (row.hash, row.incarnation, row.node, row.approved_by) = (None, None, None, None);
@@ -163,11 +163,11 @@ impl ReplicaHistory {
 
     fn opened(&mut self, id: OperationId, entry: &HistoryEntry, fact: &OperationCreated) {
         let (Some(plan), Some(deployment)) = (self.plan.clone(), self.deployment.clone()) else { return };
-        let runs_by = fact.version.clone().unwrap_or(deployment);
+        let target_deployment = fact.version.clone().unwrap_or(deployment);
         // An update that needs no placement changes the active incarnation.
         let there = self.active.filter(|_| fact.kind == OperationKind::Update && fact.proposal.is_some());
         if there.is_some() {
-            self.changes.insert(entry.position, runs_by.clone());
+            self.changes.insert(entry.position, target_deployment.clone());
         }
         if entry.position != id.position() {
             return;
@@ -180,8 +180,8 @@ impl ReplicaHistory {
             plan,
             kind: fact.kind,
             deployment: fact.deployment.clone(),
-            by: fact.by.clone(),
-            runs_by,
+            requested_by: fact.requested_by.clone(),
+            target_deployment,
             state: state_word(&state),
             hash: fact.proposal.map(|proposal| proposal.hash),
             node,
@@ -189,8 +189,8 @@ impl ReplicaHistory {
             approved_by: None,
             message: operation_message(&state),
             version: 1,
-            created: entry.time,
-            changed: entry.time,
+            created_at: entry.time,
+            updated_at: entry.time,
             position: entry.position,
         };
         self.row = Some((row, state));
@@ -213,6 +213,6 @@ impl ReplicaHistory {
         how(row, state);
         (row.state, row.message) = (state_word(state), operation_message(state));
         row.version += versions;
-        (row.changed, row.position) = (entry.time, entry.position);
+        (row.updated_at, row.position) = (entry.time, entry.position);
     }
 }

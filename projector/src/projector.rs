@@ -26,14 +26,14 @@ use chancery_journal::snapshots::{SnapshotError, SnapshotStore};
 use chancery_journal::witness::has_record_of;
 use chancery_journal::{ChainCursor, JournalReader, ReadError};
 
+use crate::bulk_load::bulk_load;
 use crate::changes::{RowWrites, changes};
 use crate::counts::RowCounts;
-use crate::fill::fill;
 use crate::fold::{DecodedRecord, FoldError, FoldedState, JournalFold, TouchedEntities};
+use crate::position_watch::{AppliedPosition, PositionWatch};
 use crate::query::{BatchCounter, RowReader};
 use crate::snapshot;
 use crate::store::{FoundRows, RowStore, StoreError, StoreTuning};
-use crate::watch::{AppliedPosition, PositionWatch};
 
 /// Maximum number of records decoded ahead of the fold while the store is filled.
 const AHEAD: usize = 8;
@@ -253,7 +253,7 @@ impl Projector {
         // Records folded before an error are valid.
         if let Some(state) = self.fold.state() {
             self.counts = RowCounts::of(&state.fleet);
-            self.written += fill(&self.store, state, &self.counts)?;
+            self.written += bulk_load(&self.store, state, &self.counts)?;
             self.is_filled = true;
             let applied = applied(&self.fold);
             self.rows = applied.position;

@@ -16,15 +16,15 @@ use chancery_events::id::Position;
 use chancery_events::name::PlanName;
 use sled::IVec;
 
+use crate::build_row::waits_because;
 use crate::filter::{self, AccessPath, RowFilter};
 use crate::index::RowIndex;
 use crate::kind::{ReadModelRow, RowKey, with_row};
 use crate::page::{JsonPage, JsonRow, LIMIT_DEFAULT, LIMIT_MAX, ListQuery, PageToken, QueryError, RowPage};
-use crate::reach::ReachabilityLookup;
-use crate::row_of::waits_because;
+use crate::position_watch::{AppliedPosition, PositionWaitError, PositionWatch};
+use crate::reachability::ReachabilityLookup;
 use crate::rows::{PlanRow, ReplicaRow};
 use crate::store::{StoreError, decode};
-use crate::watch::{AppliedPosition, PositionWaitError, PositionWatch};
 
 /// Maximum number of reads of a page, if batches are applied meanwhile.
 const ATTEMPTS: u32 = 4;
@@ -327,7 +327,7 @@ impl<'a> ReasonLookup<'a> {
             return Ok(());
         }
         let found = self.reader.bytes::<PlanRow>(&RowKey::Plan(plan.clone()).stored())?;
-        let text = waits_because(found.as_ref().map_or(&[], |row| &row.waiting));
+        let text = waits_because(found.as_ref().map_or(&[], |row| &row.unschedulable));
         message.clone_from(&text);
         self.known.insert(plan.clone(), text);
         Ok(())

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::amount::Resources;
 use chancery_events::digest::Digest;
 use chancery_events::fact::{
     ApprovalActor, CommandEffect, RequestEffect, RequestedChange, Requester, RollbackReference,
@@ -22,6 +21,7 @@ use chancery_events::name::{
     ExecutorName, KeyName, NodeName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName, ZoneName,
 };
 use chancery_events::observation::ProcessInfo;
+use chancery_events::resources::Resources;
 use chancery_events::spec::{
     BalancePolicy, ClusterActivity, ClusterRuntime, DeploymentStrategy, DisruptionAction, DisruptionState,
     NodeState, OperationKind, PayloadCoordinates, PlanSpec, PolicySpec, VolumeDeletion,
@@ -41,7 +41,7 @@ chancery_events::state_words! {
     /// ends it.
     Reachability { Known = "known", Unknown = "unknown" }
     /// State of a volume, as readers see it.
-    VolumeStatus { Ensuring = "ensuring", Ready = "ready", Lost = "lost", Destroying = "destroying" }
+    VolumeStatus { Creating = "creating", Ready = "ready", Lost = "lost", Destroying = "destroying" }
     /// Kind of a change that waits for approval.
     RequestedKind {
         PlanDelete = "plan_delete", NodeDelete = "node_delete", NodeExpunge = "node_expunge",
@@ -49,7 +49,7 @@ chancery_events::state_words! {
         PolicyDelete = "policy_delete", VolumeDelete = "volume_delete",
     }
     /// State of a session, as readers see it.
-    SessionStatus { Open = "open", Lost = "lost", Left = "left", Removed = "removed" }
+    SessionStatus { Open = "open", Expired = "expired", Left = "left", ClusterDeleted = "cluster_deleted" }
 }
 
 macro_rules! rows {
@@ -63,11 +63,11 @@ macro_rules! rows {
             /// Time at which the entity was created.
             #[serde(with = "shown")]
             #[schemars(with = "String")]
-            pub created: Time,
+            pub created_at: Time,
             /// Time at which the entity last changed.
             #[serde(with = "shown")]
             #[schemars(with = "String")]
-            pub changed: Time,
+            pub updated_at: Time,
             /// Position of the fact that last changed the entity.
             pub position: Position,
         }
@@ -95,7 +95,8 @@ rows! {
         /// Name of the capability.
         name: CapabilityName,
         /// Type of the capability.
-        kind: CapabilityType,
+        #[serde(rename = "type")]
+        type_name: CapabilityType,
         /// Score of the capability; higher is better within a type.
         score: u32,
         /// Whether matchers count the capability.
@@ -116,7 +117,7 @@ rows! {
         /// Labels of the node, for selectors.
         labels: BTreeMap<KeyName, String>,
         /// Total resources of the node.
-        total: Resources,
+        resources: Resources,
         /// Resources that are withheld from placements.
         reserved: Resources,
         /// Resources that are free for placements.
@@ -152,7 +153,7 @@ rows! {
         /// `running` now, and all outcomes so far.
         operations: BTreeMap<String, BTreeMap<String, u64>>,
         /// Reasons why operations have no placement, by node.
-        waiting: Vec<UnschedulableReason>,
+        unschedulable: Vec<UnschedulableReason>,
         /// Spread of the replicas over update domains.
         spread: SpreadRow,
         /// Reason for the state of the plan.
@@ -179,7 +180,7 @@ rows! {
         /// Deployment whose version a rollback deploys again, and the rule that requested the rollback.
         rollback: Option<RollbackReference>,
         /// Actor who requested the deployment.
-        by: Option<Actor>,
+        requested_by: Actor,
         /// State of the deployment.
         state: DeploymentStatus,
         /// Time of the last progress; absent until the deployment is started.
@@ -191,7 +192,7 @@ rows! {
         #[schemars(with = "Option<String>")]
         stalled_at: Option<Time>,
         /// Set of replicas that counts, while new replicas run alongside old ones.
-        set: SetWord,
+        active_set: SetWord,
         /// Reason for the state of the deployment.
         message: String,
     }
@@ -204,7 +205,7 @@ rows! {
         /// Deployment whose version the replica runs.
         deployment: DeploymentName,
         /// Desired state of the replica.
-        will: WillWord,
+        desired: WillWord,
         /// Phase of the replica.
         phase: PhaseStatus,
         /// Whether the replica runs and all its processes are online.
@@ -216,7 +217,7 @@ rows! {
         /// Active incarnation of the replica, which has not ended.
         incarnation: Option<IncarnationId>,
         /// Other incarnation of the replica: its replacement until that is active, then its predecessor.
-        passive: Option<SecondaryRow>,
+        secondary: Option<SecondaryRow>,
         /// Processes of the active incarnation.
         processes: Vec<ProcessInfo>,
         /// Operation of the replica that has not ended.
@@ -224,7 +225,7 @@ rows! {
         /// Time of the next automatic restart by the plan's rule.
         #[serde(with = "shown::option")]
         #[schemars(with = "Option<String>")]
-        again: Option<Time>,
+        next_restart: Option<Time>,
         /// Time since which the active incarnation is not ready, if it was ready before.
         #[serde(with = "shown::option")]
         #[schemars(with = "Option<String>")]
@@ -253,9 +254,9 @@ rows! {
         /// Whether an executor of the cluster is connected; if not, observed fields are as last reported.
         reachability: Reachability,
         /// Reserved resources.
-        amounts: Resources,
+        resources: Resources,
         /// Reserved storage in bytes, by class, for volumes that do not exist yet.
-        volumes: BTreeMap<StorageClass, u64>,
+        reserved_storage: BTreeMap<StorageClass, u64>,
         /// Volumes that the incarnation uses, from its start on.
         mounts: Vec<VolumeName>,
         /// Processes of the incarnation.
@@ -265,9 +266,9 @@ rows! {
         /// Operation that started the incarnation, or will.
         operation: OperationId,
         /// Incarnation that must end before this incarnation is started.
-        follows: Option<IncarnationId>,
+        starts_after: Option<IncarnationId>,
         /// Affinity that the placement violates.
-        strained: Option<String>,
+        affinity_violated: Option<String>,
         /// Time since which the incarnation is not ready, if it was ready before.
         #[serde(with = "shown::option")]
         #[schemars(with = "Option<String>")]
@@ -288,9 +289,9 @@ rows! {
         /// Deployment that requested the operation.
         deployment: Option<DeploymentName>,
         /// Requester of the operation, if no deployment requested it.
-        by: Option<Requester>,
+        requested_by: Option<Requester>,
         /// Deployment whose version the replica runs when the operation has succeeded.
-        runs_by: DeploymentName,
+        target_deployment: DeploymentName,
         /// State of the operation.
         state: OperationStatus,
         /// Hash of what the operation does, which an approval must name.
@@ -315,7 +316,7 @@ rows! {
         /// Runtime that the executor drives.
         runtime: ClusterRuntime,
         /// Executor store that may record objects of the cluster.
-        scope: Option<ExecutorStoreId>,
+        store: ExecutorStoreId,
         /// State of the session.
         state: SessionStatus,
     }
@@ -368,7 +369,7 @@ rows! {
         /// Incarnation that uses the volume.
         incarnation: Option<IncarnationId>,
         /// Requester of the deletion of the volume, if it was requested.
-        removing: Option<Requester>,
+        deletion_requested_by: Option<Requester>,
         /// Reason for the state of the volume.
         message: String,
     }
@@ -387,7 +388,7 @@ rows! {
         /// Replicas that the change ends or moves, by plan, as shown.
         effects: Vec<RequestEffect>,
         /// Actor who asked for the change.
-        by: Actor,
+        requested_by: Actor,
         /// Policies that require the approval of another person; any person can approve if empty.
         policies: Vec<PolicyName>,
         /// Hash of the change and of everything that it ends or moves.
@@ -422,7 +423,7 @@ pub struct DisruptionRow {
     /// State of the disruption.
     pub state: DisruptionState,
     /// Action on the replicas of the node.
-    pub evict: DisruptionAction,
+    pub action: DisruptionAction,
     /// Time at which the drain of the node starts, if it is drained.
     #[serde(with = "shown::option")]
     #[schemars(with = "Option<String>")]
@@ -430,7 +431,7 @@ pub struct DisruptionRow {
     /// Reason for the disruption, for people.
     pub reason: String,
     /// Actor who approved the disruption.
-    pub by: Option<Actor>,
+    pub approved_by: Option<Actor>,
     /// Time at which the disruption entered its state.
     #[serde(with = "shown")]
     #[schemars(with = "String")]
@@ -441,7 +442,7 @@ pub struct DisruptionRow {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct BypassRow {
     /// Actor who did not wait.
-    pub by: Actor,
+    pub requested_by: Actor,
     /// Reason, for people.
     pub reason: String,
     /// Policies that required the approval of another person.

@@ -38,8 +38,8 @@ impl CliArgs {
                 ("journal", "--journal", server.journal.clone()),
                 ("fleets", "--fleets", server.fleets.clone()),
                 ("advertise", "--advertise", server.advertise.clone()),
-                ("executors", "--executors", server.executors.clone()),
-                ("log", "--log", server.log.clone()),
+                ("embedded_executors", "--embedded-executors", server.embedded_executors.clone()),
+                ("log_filter", "--log-filter", server.log_filter.clone()),
                 ("log_format", "--log-format", server.log_format.clone()),
             ]);
         }
@@ -56,7 +56,7 @@ impl CliArgs {
         }
         if let CliCommand::Local(LocalCommand::Executor(executor)) = &self.command {
             flags.extend([
-                ("log", "--log", executor.log.clone()),
+                ("log_filter", "--log-filter", executor.log_filter.clone()),
                 ("log_format", "--log-format", executor.log_format.clone()),
             ]);
         }
@@ -103,7 +103,7 @@ mod tests {
             "chancery explain plan.spec.payloads --recursive",
             "chancery get operations -l state=running --all",
             "chancery approve --plan web -y",
-            "chancery keeper --x -h",
+            "chancery supervisor --x -h",
             "chancery demo-payload --port 80",
             "chancery wait replica/x --for phase=running",
             "chancery describe node/node-1",
@@ -111,12 +111,12 @@ mod tests {
             "chancery completion zsh",
             "chancery relocate replica/web-7f3k --to node-2",
             "chancery restart web-7f3k",
-            "chancery start web-7f3k --on node-2",
-            "chancery create replica --plan web --on node-2",
+            "chancery start web-7f3k --node node-2",
+            "chancery create replica --plan web --node node-2",
             "chancery pause deployment web/d-1",
             "chancery promote deployment/web/d-1",
-            "chancery disrupt node-1 --name switch --start 2h --evict --reason new",
-            "chancery disrupt node-1 --name switch --start 2026-11-21T22:00:00Z",
+            "chancery schedule disruption node-1/switch --start 2h --drain --reason new",
+            "chancery schedule disruption node-1/switch --start 2026-11-21T22:00:00Z",
             "chancery approve disruption node-1/switch",
             "chancery drain node-1 --wait --timeout 5m",
             "chancery apply -f x.yaml --supersede",
@@ -128,20 +128,20 @@ mod tests {
         }
         for line in [
             "chancery drain node-1 --timeout 5m",
-            "chancery disrupt node-1",
-            "chancery disrupt node-1 --name x --start tomorrow",
+            "chancery schedule node-1/x",
+            "chancery schedule disruption node-1/x --start tomorrow",
             "chancery create replica",
             "chancery explain pod.spec",
         ] {
             assert!(CliArgs::try_parse_from(line.split(' ')).is_err(), "{line}");
         }
         let (Ok(cli), wanted) =
-            (CliArgs::try_parse_from(["chancery", "keeper", "--help", "x"]), ["--help", "x"])
+            (CliArgs::try_parse_from(["chancery", "supervisor", "--help", "x"]), ["--help", "x"])
         else {
             panic!("arguments are passed through")
         };
         assert!(
-            matches!(&cli.command, CliCommand::Local(LocalCommand::Keeper(passed)) if passed.args == wanted)
+            matches!(&cli.command, CliCommand::Local(LocalCommand::Supervisor(passed)) if passed.args == wanted)
         );
     }
 
@@ -154,7 +154,10 @@ mod tests {
         let mut out = Vec::new();
         show_config(&config, &cli.context(&config), &mut out).expect("a table");
         let text = String::from_utf8(out).expect("text");
-        assert!(text.lines().any(|line| line.split_whitespace().eq(["lease", "15s", "default"])), "{text}");
+        assert!(
+            text.lines().any(|line| line.split_whitespace().eq(["session_lease", "15s", "default"])),
+            "{text}"
+        );
         assert!(text.lines().any(|line| line.starts_with("server ") && line.ends_with("--server")), "{text}");
     }
 }

@@ -118,22 +118,23 @@ pub fn run(options: &DemoOptions) -> Result<()> {
 }
 
 /// Removes the directory. Supervisors that are just ending may still write their last line.
-fn remove(folder: &Path) -> std::io::Result<()> {
+fn remove(directory: &Path) -> std::io::Result<()> {
     for _ in 0..50 {
-        match remove_directory(folder) {
+        match remove_directory(directory) {
             Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
                 std::thread::sleep(Duration::from_millis(20));
             }
             done => return done,
         }
     }
-    remove_directory(folder)
+    remove_directory(directory)
 }
 
 fn temporary() -> Result<PathBuf> {
-    let folder = std::env::temp_dir().join(format!("chancery-demo-{}", std::process::id()));
-    std::fs::create_dir(&folder).with_context(|| format!("cannot create directory {}", folder.display()))?;
-    Ok(folder)
+    let directory = std::env::temp_dir().join(format!("chancery-demo-{}", std::process::id()));
+    std::fs::create_dir(&directory)
+        .with_context(|| format!("cannot create directory {}", directory.display()))?;
+    Ok(directory)
 }
 
 /// Detects Ctrl-C, SIGTERM and a closed terminal, between steps and while waiting.

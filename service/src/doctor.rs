@@ -7,11 +7,11 @@ use chancery_executor::process::{CgroupSupport, EndProof};
 use chancery_journal::segments::verify;
 
 use crate::config::ServiceConfig;
-use crate::folder::journal_options;
+use crate::data_dir::journal_options;
 
 /// Returns how the end of processes is proved here, and whether an executor with these settings can start.
 pub fn host(config: &ServiceConfig) -> (String, bool) {
-    match CgroupSupport::detect(&config.cgroup) {
+    match CgroupSupport::detect(&config.cgroup_root) {
         Ok(CgroupSupport { proof: EndProof::Cgroup(path), .. }) => (
             format!("processes: the end of a process is proved by control groups in {}\n", path.display()),
             true,

@@ -8,8 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use chancery_decider::desk::LeaderRouter;
-use chancery_decider::{ChannelNumbers, mailbox};
+use chancery_decider::leader_router::LeaderRouter;
+use chancery_decider::{ChannelNumbers, outbox};
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::spec::ClusterRuntime;
@@ -43,7 +43,7 @@ pub struct ExecutorHost {
     /// Directory with a subdirectory for each cluster.
     pub root: PathBuf,
     /// Routes messages to the decider.
-    pub desk: LeaderRouter,
+    pub leader_router: LeaderRouter,
     /// Reader of clusters.
     pub reader: RowReader,
     /// Limits of processes on this machine.
@@ -111,14 +111,14 @@ impl ExecutorHost {
                 Ok(()) => return,
                 Err(
                     stop @ (ExecutorStop::Diverged(_)
-                    | ExecutorStop::NewerElsewhere(_)
+                    | ExecutorStop::StaleDecider(_)
                     | ExecutorStop::Refused(_)
                     | ExecutorStop::Copied(_)),
                 ) => {
                     tracing::error!(%cluster, %stop, "executor stopped, its incarnations continue");
                     return;
                 }
-                Err(stop @ (ExecutorStop::ScopeTaken | ExecutorStop::Storage(_))) => {
+                Err(stop @ (ExecutorStop::StoreTaken | ExecutorStop::Storage(_))) => {
                     tracing::warn!(%cluster, %stop, "cannot start executor, retrying");
                 }
             }
@@ -151,14 +151,14 @@ impl ExecutorHost {
 
     async fn connect(&self) -> io::Result<DeciderChannel> {
         let gone = || io::Error::new(io::ErrorKind::NotConnected, "no decider on this server");
-        let decider = self.desk.here().ok_or_else(gone)?;
+        let decider = self.leader_router.here().ok_or_else(gone)?;
         let way = decider.way(self.connections.next());
-        let (mailbox, mut letters) = mailbox();
+        let (outbox, mut messages) = outbox();
         let (to_executor, from_decider) = mpsc::channel(WAITING);
         let (to_decider, mut said) = mpsc::channel::<Vec<u8>>(WAITING);
-        way.connected(mailbox).await.map_err(|_| gone())?;
+        way.connected(outbox).await.map_err(|_| gone())?;
         tokio::spawn(async move {
-            while let Some(message) = letters.take().await {
+            while let Some(message) = messages.take().await {
                 if to_executor.send(message).await.is_err() {
                     return;
                 }
@@ -247,7 +247,12 @@ pub struct ProcessLimits {
 impl ProcessLimits {
     /// Returns the configured limits, in a process that has raised its own limit of descriptors.
     pub fn of(config: &ServiceConfig, files: &OpenFileLimit, copies: CopyPolicy) -> ProcessLimits {
-        ProcessLimits { output: config.output, cgroup: config.cgroup.clone(), files: files.began, copies }
+        ProcessLimits {
+            output: config.output,
+            cgroup: config.cgroup_root.clone(),
+            files: files.began,
+            copies,
+        }
     }
 }
 
@@ -288,8 +293,8 @@ where
         ClusterRuntime::Process => {
             let program = SupervisorProgram {
                 program: std::env::current_exe().map_err(ExecutorStop::Storage)?,
-                keeper_args: vec!["keeper".into()],
-                trampoline_args: vec!["exec-when-told".into()],
+                supervisor_args: vec!["supervisor".into()],
+                trampoline_args: vec!["trampoline".into()],
             };
             let ProcessLimits { output, cgroup, files, .. } = means.clone();
             let processes = process::ProcessConfig { root, program, output, cgroup, files, boot: None };
@@ -382,9 +387,9 @@ mod tests {
         journal
             .append(draft.seal(genesis(&by, now, Lineage::from_random(7))).expect("a record"))
             .expect("room");
-        let folder = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         let mut projector =
-            Projector::open(folder.path(), "default", log.source(), None, StoreTuning::default())
+            Projector::open(directory.path(), "default", log.source(), None, StoreTuning::default())
                 .expect("rows");
         projector.catch_up().expect("caught up");
         for page in [2, 7, 1000] {

@@ -17,7 +17,7 @@ use chancery_api::{
     ApiShared, ClusterLogSource, ExecutorChannels, FleetApi, FleetMetrics, LAST_OUTCOMES, LastVerdict,
 };
 use chancery_decider::core::{DeciderSettings, PART};
-use chancery_decider::desk::{LeaderRole, LeaderRouter};
+use chancery_decider::leader_router::{LeaderRole, LeaderRouter};
 use chancery_decider::troubles::FleetTroubles;
 use chancery_decider::wall_clock::WallClock;
 use chancery_decider::{ChannelNumbers, EventHub, JournalFollower, random};
@@ -32,11 +32,11 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::config::{EmbeddedClusters, JournalLocation, OnLoss, ServiceConfig};
-use crate::duty::{LeaderLoop, LeaderTasks, LeadershipSource};
+use crate::data_dir::journal_options;
 use crate::executors::{self, ExecutorHost, ProcessLimits};
-use crate::folder::journal_options;
+use crate::leadership::{LeaderLoop, LeaderTasks, LeadershipSource};
 use crate::loss;
-use crate::rows::{ProjectorQueue, ProjectorThread, publisher};
+use crate::projector_thread::{ProjectorQueue, ProjectorThread, publisher};
 
 /// Error of builds without Kafka.
 pub const NO_KAFKA: &str = "cannot use Kafka: this build was made without --features kafka";
@@ -85,7 +85,7 @@ impl PreparedFleet {
             let _ = told.send(delivery);
         });
         let mut options = journal_options(config, &config.data_dir, name);
-        let tuning = StoreTuning { cache: config.sled_cache, ..StoreTuning::default() };
+        let tuning = StoreTuning { cache: config.store_cache_bytes, ..StoreTuning::default() };
         // Before the journal, which is compared with the cursor of the rows.
         let rows = FoundRows::open(&home.join("rows"), tuning).context("cannot open read models")?;
         options.against = OpenEvidence::Witnesses(loss::witnesses(&config.data_dir, name, rows.cursor())?);
@@ -112,36 +112,36 @@ impl PreparedFleet {
             writer: WriterId::from_random(random()),
             build: env!("CARGO_PKG_VERSION").into(),
             address: Some(own.to_string()),
-            lease: config.lease,
+            lease: config.session_lease,
             part: PART,
             replicas: config.replicas,
             inbox: None,
         };
         let clock = clock_of(config, head.as_ref());
-        let (duty, told) = watch::channel(LeaderRole::Standby);
+        let (role, told) = watch::channel(LeaderRole::Standby);
         let office = LeaderLoop {
             settings,
             journal: Arc::clone(&journal),
             following: JournalFollower {
                 deliveries,
                 publisher,
-                skipped: Box::new(move || counts.skipped()),
+                skipped: Box::new(move || counts.record_skipped()),
                 published: head.map_or(Position::ZERO, |head| head.position),
             },
             states,
-            queue: config.queue.min(1 << 20),
+            queue: config.decider_queue.min(1 << 20),
             beside,
-            duty,
+            duty: role,
             clock: Arc::clone(&clock),
             troubles: Arc::clone(&troubles),
         };
-        let desk = LeaderRouter { duty: told, decider, own: Arc::clone(own), clock, troubles };
+        let router = LeaderRouter { leader_role: told, decider, own: Arc::clone(own), clock, troubles };
         let mut rows = ProjectorThread {
             projector,
             source: Arc::clone(&source),
             snapshots,
             fleet: fleet.into(),
-            every: config.snapshot_events,
+            every: config.snapshot_interval_events,
         };
         let ends = ThreadEndGuard(unfolded);
         let run = move || {
@@ -163,7 +163,7 @@ impl PreparedFleet {
             journal,
             source,
             office,
-            desk,
+            desk: router,
             hub,
             figures,
             clusters,
@@ -179,7 +179,7 @@ impl PreparedFleet {
     }
 
     /// Returns the router to the leader.
-    pub fn desk(&self) -> &LeaderRouter {
+    pub fn router(&self) -> &LeaderRouter {
         &self.desk
     }
 
@@ -196,27 +196,28 @@ impl PreparedFleet {
         let (turns, election) = stand(config, self.partition, &self.desk, &self.source)?;
         let connections = ChannelNumbers::default();
         // The session expires after one lease; then no decider waits for the channel.
-        let links = ExecutorChannels::new(connections.clone(), config.lease * 2, common.limits.executors);
+        let channels =
+            ExecutorChannels::new(connections.clone(), config.session_lease * 2, common.limits.executors);
         let host = ExecutorHost {
             root: self.root.clone(),
-            desk: self.desk.clone(),
+            leader_router: self.desk.clone(),
             reader: self.reader.clone(),
             means,
-            clusters: config.executors.clone(),
+            clusters: config.embedded_executors.clone(),
             connections,
         };
         let executors = tokio::spawn(host.run(self.clusters, stopped));
         let head = self.source.head().map_or(Position::ZERO, |head| head.position);
         let app = FleetApi {
             common: Arc::clone(common),
-            desk: self.desk,
+            router: self.desk,
             reader: self.reader,
             last_verdict: Arc::new(LastVerdict::at(head)),
             source: self.source,
             hub: self.hub,
             figures: self.figures,
-            logs: Arc::new(LocalLogs { root: self.root, clusters: config.executors.clone() }),
-            links: Arc::new(links),
+            logs: Arc::new(LocalLogs { root: self.root, clusters: config.embedded_executors.clone() }),
+            channels: Arc::new(channels),
         };
         let PreparedFleet { name, journal, projector, office, .. } = self;
         Ok((office, turns, app, RunningFleet { name, journal, election, executors, projector }))
@@ -300,14 +301,14 @@ impl NoElection {
 fn stand(
     config: &ServiceConfig,
     partition: i32,
-    desk: &LeaderRouter,
+    router: &LeaderRouter,
     source: &Arc<dyn JournalReader>,
 ) -> Result<(LeadershipSource, Option<ElectionMember>)> {
     match &config.journal {
         #[cfg(feature = "kafka")]
         JournalLocation::Kafka { brokers, prefix } => {
             let (election, turns) =
-                crate::kafka::stand(&config.kafka, brokers, prefix, partition, desk, Arc::clone(source))?;
+                crate::kafka::stand(&config.kafka, brokers, prefix, partition, router, Arc::clone(source))?;
             Ok((LeadershipSource::Told(turns), Some(election)))
         }
         #[cfg(not(feature = "kafka"))]

@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use chancery_decider::desk::LeaderRouter;
 use chancery_decider::inbox::InboxStart;
+use chancery_decider::leader_router::LeaderRouter;
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
 use chancery_decider::{DeciderHandle, DeciderInput};
 use chancery_events::id::WriterId;
@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::config::{KafkaLogin, KafkaSecurity, KafkaSettings};
-use crate::duty::LeaderTasks;
+use crate::leadership::LeaderTasks;
 use election::{ElectionCandidate, ElectionMember};
 
 /// Returns a client for the configured Kafka cluster.
@@ -35,12 +35,12 @@ pub fn client(settings: &KafkaSettings, brokers: &str) -> Result<KafkaClient> {
     let mut properties = security(&settings.security)?;
     // A property of the library must not undo the configured security.
     let is_set = |key: &&String| properties.contains_key(*key) || key.starts_with("sasl.");
-    if let (Some(key), false) = (settings.client.keys().find(is_set), properties.is_empty()) {
+    if let (Some(key), false) = (settings.client_properties.keys().find(is_set), properties.is_empty()) {
         bail!(
-            "invalid kafka.client: must not set {key}, which follows from kafka.tls, kafka.ca_file and kafka.username"
+            "invalid kafka.client_properties: must not set {key}, which follows from kafka.tls, kafka.ca_file and kafka.username"
         );
     }
-    properties.extend(settings.client.clone());
+    properties.extend(settings.client_properties.clone());
     Ok(KafkaClient::new(brokers, properties)?)
 }
 
@@ -127,9 +127,9 @@ fn options(
     for finding in &findings {
         tracing::warn!("{finding}");
     }
-    if let (Some(first), false) = (findings.first(), settings.unsafe_topics) {
+    if let (Some(first), false) = (findings.first(), settings.allow_unsafe_topics) {
         bail!(
-            "cannot use topics: {first}\nhint: `chancery doctor` lists all findings ({}); kafka.unsafe_topics=yes accepts them",
+            "cannot use topics: {first}\nhint: `chancery doctor` lists all findings ({}); kafka.allow_unsafe_topics=yes accepts them",
             findings.len()
         );
     }
@@ -143,23 +143,23 @@ pub fn stand(
     brokers: &str,
     prefix: &str,
     partition: i32,
-    desk: &LeaderRouter,
+    router: &LeaderRouter,
     source: Arc<dyn JournalReader>,
 ) -> Result<(ElectionMember, watch::Receiver<bool>)> {
     election::stand(ElectionCandidate {
         client: client(settings, brokers)?,
         inbox: TopicNames::of(prefix).inbox,
         partition,
-        session: settings.session,
-        address: Arc::clone(&desk.own),
+        session: settings.session_timeout,
+        address: Arc::clone(&router.own),
         source,
-        troubles: Arc::clone(&desk.troubles),
+        troubles: Arc::clone(&router.troubles),
     })
 }
 
 /// Tasks alongside a decider: the inbox is read, and events are exported.
 pub struct KafkaLeaderTasks {
-    letters: Option<inbox::InboxConsumer>,
+    messages: Option<inbox::InboxConsumer>,
     export: Option<export::EventExporter>,
     troubles: Arc<FleetTroubles>,
     runtime: Handle,
@@ -176,7 +176,7 @@ impl KafkaLeaderTasks {
         troubles: &Arc<FleetTroubles>,
     ) -> Result<KafkaLeaderTasks> {
         let (client, names) = (client(settings, brokers)?, TopicNames::of(prefix));
-        let letters = settings.inbox.clone().map(|binding| inbox::InboxConsumer {
+        let inbox_messages = settings.inbox.clone().map(|binding| inbox::InboxConsumer {
             client: client.clone(),
             topic: names.inbox,
             partition,
@@ -184,7 +184,7 @@ impl KafkaLeaderTasks {
             skip: settings.skip_inbox,
             troubles: Arc::clone(troubles),
         });
-        let export = settings.events.then(|| export::EventExporter {
+        let export = settings.export_events.then(|| export::EventExporter {
             fleet: Arc::clone(fleet),
             corrects: settings.correct_events,
             client,
@@ -192,13 +192,18 @@ impl KafkaLeaderTasks {
             partition,
             troubles: Arc::clone(troubles),
         });
-        Ok(KafkaLeaderTasks { letters, export, troubles: Arc::clone(troubles), runtime: Handle::current() })
+        Ok(KafkaLeaderTasks {
+            messages: inbox_messages,
+            export,
+            troubles: Arc::clone(troubles),
+            runtime: Handle::current(),
+        })
     }
 }
 
 impl LeaderTasks for KafkaLeaderTasks {
     fn take_up(&self, watermark: Option<&InboxWatermark>) -> Result<Option<InboxStart>> {
-        self.letters.as_ref().map(|letters| letters.take_up(watermark)).transpose()
+        self.messages.as_ref().map(|inbox_messages| inbox_messages.take_up(watermark)).transpose()
     }
 
     fn begin(
@@ -208,9 +213,11 @@ impl LeaderTasks for KafkaLeaderTasks {
         inbox: Option<InboxStart>,
         source: Arc<dyn JournalReader>,
     ) -> Result<()> {
-        if let (Some(letters), Some(inbox)) = (self.letters.clone(), inbox) {
+        if let (Some(inbox_messages), Some(inbox)) = (self.messages.clone(), inbox) {
             let runtime = self.runtime.clone();
-            self.beside(FleetPart::Inbox, decider, move |decider| letters.bring(&inbox, decider, &runtime))?;
+            self.beside(FleetPart::Inbox, decider, move |decider| {
+                inbox_messages.bring(&inbox, decider, &runtime)
+            })?;
         }
         if let Some(export) = self.export.clone() {
             self.beside(FleetPart::Events, decider, move |decider| {
@@ -296,7 +303,7 @@ mod tests {
             let decider = DeciderHandle::over(queue);
             let troubles: Arc<FleetTroubles> = Arc::default();
             let posts = KafkaLeaderTasks {
-                letters: None,
+                messages: None,
                 export: None,
                 troubles: Arc::clone(&troubles),
                 runtime: Handle::current(),

@@ -3,17 +3,17 @@
 //! In reading order: leadership, executors in this process, fleets, and the server that contains them. The
 //! user interface follows: configuration, the command line, and the demonstration.
 
-pub mod duty;
+pub mod data_dir;
 pub mod executors;
 pub mod fleet;
-pub mod folder;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+pub mod leadership;
 mod loss;
 pub mod modes;
 pub mod open_files;
+pub mod projector_thread;
 pub mod remote;
-pub mod rows;
 pub mod server;
 
 pub mod cli;

@@ -12,8 +12,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use chancery::cli::{self, CliCommand, ConfigCommand, ExecutorArgs, LocalCommand};
 use chancery::config::{self, JournalLocation, LogFormat, OnLoss, ServiceConfig};
+use chancery::data_dir::ServerDataDir;
 use chancery::executors::ProcessLimits;
-use chancery::folder::ServerDataDir;
 use chancery::modes::PermissionFix;
 use chancery::open_files::OpenFileLimit;
 use chancery::remote::ExecutorExit;
@@ -28,11 +28,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1);
     match args.next().as_deref().and_then(|word| word.to_str()) {
-        Some("keeper") => match args.next() {
-            Some(dir) => return chancery_executor::process::keeper_main(Path::new(&dir)),
+        Some("supervisor") => match args.next() {
+            Some(dir) => return chancery_executor::process::supervisor_main(Path::new(&dir)),
             None => return refuse("cannot start supervisor: no incarnation directory"),
         },
-        Some("exec-when-told") => return chancery_executor::process::trampoline_main(),
+        Some("trampoline") => return chancery_executor::process::trampoline_main(),
         Some("demo-payload") => return serve_payload(&args.collect::<Vec<_>>()),
         Some(_) | None => {}
     }
@@ -91,7 +91,7 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
         }
         LocalCommand::Verify { dir } => check(dir.as_deref().unwrap_or(&config.data_dir), output),
         #[cfg(feature = "kafka")]
-        LocalCommand::InitTopics { partitions, copies, .. } => {
+        LocalCommand::InitTopics { partitions, replication_factor: copies, .. } => {
             log(&config)?;
             let done =
                 runtime()?.block_on(chancery::kafka::commands::init_topics(&config, *partitions, *copies))?;
@@ -124,7 +124,7 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
             print(&String::from_utf8(script).context("cannot print script: not UTF-8")?)?;
             Ok(ExitCode::SUCCESS)
         }
-        LocalCommand::Keeper(_) | LocalCommand::ExecWhenTold(_) | LocalCommand::DemoPayload(_) => {
+        LocalCommand::Supervisor(_) | LocalCommand::Trampoline(_) | LocalCommand::DemoPayload(_) => {
             Ok(refuse("invalid arguments: this command takes no flags before its name"))
         }
     }
@@ -158,10 +158,10 @@ fn examine(config: &ServiceConfig, fix: PermissionFix) -> Result<ExitCode> {
 
 fn serve(config: ServiceConfig, copies: CopyPolicy) -> Result<ExitCode> {
     log(&config)?;
-    let folder = ServerDataDir::take(&config.data_dir)?.claim(copies)?;
+    let directory = ServerDataDir::take(&config.data_dir)?.claim(copies)?;
     modes::warn(&config.data_dir);
     let runtime = runtime()?;
-    let ended = runtime.block_on(server::run(config, folder));
+    let ended = runtime.block_on(server::run(config, directory));
     // Requests to brokers that do not answer are abandoned.
     runtime.shutdown_timeout(LAST_TASKS);
     if let Err(error) = ended {
@@ -199,7 +199,8 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 }
 
 fn log(config: &ServiceConfig) -> Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&config.log).context("cannot read setting log")?;
+    let filter = tracing_subscriber::EnvFilter::try_new(&config.log_filter)
+        .context("cannot read setting log_filter")?;
     // A line that cannot be written is dropped: an error report would be another line, which panics.
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -209,7 +210,7 @@ fn log(config: &ServiceConfig) -> Result<()> {
         LogFormat::Text => subscriber.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
         LogFormat::Json => subscriber.json().init(),
     }
-    for slip in config::slips(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
+    for slip in config::typos(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
         tracing::warn!("{slip}");
     }
     Ok(())

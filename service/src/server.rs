@@ -21,13 +21,13 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::config::{JournalLocation, ServiceConfig};
+use crate::data_dir::ServerDataDir;
 use crate::executors::ProcessLimits;
 use crate::fleet::PreparedFleet;
-use crate::folder::ServerDataDir;
 use crate::open_files::OpenFileLimit;
 
 /// Runs a server in its directory until it is asked to stop.
-pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
+pub async fn run(config: ServiceConfig, directory: ServerDataDir) -> Result<()> {
     let files = OpenFileLimit::raise();
     let listener = TcpListener::bind(config.listen).await.map_err(|error| no_port(config.listen, error))?;
     let address = listener.local_addr().context("cannot read listening address")?;
@@ -50,10 +50,10 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
     let mut offices = JoinSet::new();
     let (mut apps, mut running) = (BTreeMap::new(), Vec::new());
     for fleet in fleets {
-        let (name, desk) = (fleet.name().clone(), fleet.desk().clone());
+        let (name, router) = (fleet.name().clone(), fleet.router().clone());
         let (office, turns, app, rest) = fleet.begin(
             &config,
-            ProcessLimits::of(&config, &files, folder.copies()),
+            ProcessLimits::of(&config, &files, directory.copies()),
             &common,
             stopped.clone(),
         )?;
@@ -66,7 +66,7 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
         if config.journal == JournalLocation::Embedded {
             // No other server will decide: clients may send requests as soon as the server is announced.
             tokio::select! {
-                () = desk.decides() => {}
+                () = router.decides() => {}
                 // The server is not announced yet.
                 () = stop.comes() => std::process::exit(0),
                 Some(over) = offices.join_next() => return over.context("cannot join leader loop").flatten(),
@@ -80,7 +80,7 @@ pub async fn run(config: ServiceConfig, folder: ServerDataDir) -> Result<()> {
         // A dropped sender means the same.
         let _ = told.wait_for(|stop| *stop).await;
     }));
-    folder.write_address(&address.to_string())?;
+    directory.write_address(&address.to_string())?;
     greet(&config, &address.to_string());
     tracing::info!(%address, fleets = names(&config), data = %config.data_dir.display(), "ready");
 

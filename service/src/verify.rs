@@ -15,7 +15,7 @@ use crate::loss;
 /// Result of the check of one journal.
 #[derive(Debug)]
 pub struct VerifiedJournal {
-    folder: PathBuf,
+    directory: PathBuf,
     report: VerifyReport,
     /// Records that are proved to be missing by the witnesses near the journal.
     loss: Option<JournalLoss>,
@@ -24,36 +24,40 @@ pub struct VerifiedJournal {
 /// Checks a journal's own directory, or the journals of all readable fleets in a server's directory.
 pub fn check(dir: &Path) -> Result<Vec<Result<VerifiedJournal>>> {
     let fleets = dir.join("fleets");
-    let mut folders = Vec::new();
+    let mut directories = Vec::new();
     if fleets.is_dir() {
         for entry in
             std::fs::read_dir(&fleets).with_context(|| format!("cannot list {}", fleets.display()))?
         {
-            folders.push(entry?.path().join("journal"));
+            directories.push(entry?.path().join("journal"));
         }
-        folders.sort();
+        directories.sort();
     } else {
-        folders.push(dir.to_owned());
+        directories.push(dir.to_owned());
     }
-    ensure!(!folders.is_empty(), "cannot find journal in {}", dir.display());
-    Ok(folders.into_iter().map(one).collect())
+    ensure!(!directories.is_empty(), "cannot find journal in {}", dir.display());
+    Ok(directories.into_iter().map(one).collect())
 }
 
-fn one(folder: PathBuf) -> Result<VerifiedJournal> {
+fn one(incarnation_directory: PathBuf) -> Result<VerifiedJournal> {
     // Before the journal, which may grow meanwhile. Only a server checks the read models.
-    let witnesses = witnesses(&folder)?;
+    let witnesses = witnesses(&incarnation_directory)?;
     let named: BTreeSet<_> = witnesses.iter().map(|witness| witness.position).collect();
     let mut found = BTreeMap::new();
-    let report = verify_each(&folder, &mut |record| {
+    let report = verify_each(&incarnation_directory, &mut |record| {
         if named.contains(&record.last()) {
             found.insert(record.last(), record.hash());
         }
     });
-    let report = report.with_context(|| format!("cannot verify {}", folder.display()))?;
+    let report = report.with_context(|| format!("cannot verify {}", incarnation_directory.display()))?;
     let recorded = |position| Ok::<_, Error>(found.get(&position).copied());
     let loss = against(report.head, report.held.clone(), &witnesses, recorded)?;
-    ensure!(report.segments > 0 || loss.is_some(), "cannot find journal in {}", folder.display());
-    Ok(VerifiedJournal { folder, report, loss })
+    ensure!(
+        report.segments > 0 || loss.is_some(),
+        "cannot find journal in {}",
+        incarnation_directory.display()
+    );
+    Ok(VerifiedJournal { directory: incarnation_directory, report, loss })
 }
 
 /// Returns the witnesses in a server's directory. A mirror has none: its original is elsewhere.
@@ -82,7 +86,7 @@ impl VerifiedJournal {
     /// Returns the result as text for people.
     pub fn text(&self) -> String {
         let report = &self.report;
-        let mut text = format!("journal {}\n", self.folder.display());
+        let mut text = format!("journal {}\n", self.directory.display());
         let Some(head) = &report.head else {
             text.push_str("  empty\n");
             return text + &self.outcome();
@@ -164,7 +168,7 @@ impl VerifiedJournal {
             VerifyOutcome::Damaged(_) => "damaged",
         };
         json!({
-            "folder": self.folder, "fleet": report.fleet, "records": report.records, "events": report.events,
+            "directory": self.directory, "fleet": report.fleet, "records": report.records, "events": report.events,
             "bytes": report.bytes, "segments": report.segments, "terms": report.terms, "open": report.is_open,
             "named": report.named, "position": report.head.map(|head| head.position),
             "hash": report.head.map(|head| head.hash), "outcome": outcome, "found": found, "holds": self.holds(),

@@ -11,7 +11,7 @@ data="$(mktemp -d --tmpdir chancery-golden.XXXXXX)"
 bin="$(mktemp -d --tmpdir chancery-golden.XXXXXX)"
 ln -s "$chancery" "$bin/chancery" # payloads find the program on their PATH
 printf 'segment_bytes = "64KiB"\n' >"$bin/chancery.toml" # several segments
-export PATH="$bin:$PATH" CHANCERY_ACTOR=ann CHANCERY_SNAPSHOT_EVENTS=300
+export PATH="$bin:$PATH" CHANCERY_ACTOR=ann CHANCERY_SNAPSHOT_INTERVAL_EVENTS=300
 
 server=
 start() {
@@ -41,7 +41,7 @@ approved() {
 waits() { "$@" && status=0 || status=$?; [ "$status" = 0 ] || [ "$status" = 6 ]; }
 refused() { ! "$@"; }
 
-start --executors all
+start --embedded-executors all
 
 # The walk-through of the README, with real processes.
 chancery apply -f examples/nodes.yaml -f examples/web-plan.yaml
@@ -86,10 +86,10 @@ approved shop two
 deployment shop three 4 'coordinates: {shop: {version: v3}}, strategy: {canary: {count: 1}}'
 chancery pause deployment/shop/three
 chancery resume deployment/shop/three
-chancery withdraw deployment/shop/three
+chancery rollback deployment/shop/three
 chancery rollback shop --to one --name back
 approved shop back
-deployment shop four 5 'strategy: {graceful: {timeout: 5m}}, coordinates: {shop: {version: v4}}'
+deployment shop four 5 'strategy: {blue_green: {timeout: 5m}}, coordinates: {shop: {version: v4}}'
 chancery cancel deployment/shop/four
 deployment gpu one 1
 completed gpu one
@@ -97,7 +97,7 @@ deployment kept one 1
 completed kept one
 deployment huge one 1
 chancery wait plan/huge --for operations.create.preparing=1
-deployment huge two 0 'turn: supersede'
+deployment huge two 0 'overlap: supersede'
 
 # Single replicas.
 chancery create replica --plan shop
@@ -120,12 +120,12 @@ chancery wait "replica/$shop" --for deleted
 # Nodes: drained and undrained, disrupted, moved through their states, and lost.
 chancery drain sim-1 --reason disk --wait
 chancery undrain sim-1
-chancery disrupt sim-2 --name kernel --evict --reason kernel
+chancery schedule disruption sim-2/kernel --drain --reason kernel
 waits chancery approve disruption sim-2/kernel --actor bob
 for id in $(chancery get requests -l state=pending -o name); do chancery approve "$id" --actor carl; done
 chancery complete disruption sim-2/kernel
 chancery delete disruption sim-2/kernel
-chancery disrupt sim-2 --name later --start 720h --reason later
+chancery schedule disruption sim-2/later --start 720h --reason later
 chancery drain sim-3 --wait
 chancery evict sim-3
 chancery sanitize sim-3
@@ -147,7 +147,7 @@ chancery reject "$id" --actor bob --reason no
 deployment web none 0
 approved web none
 stop
-start --executors none
+start --embedded-executors none
 sleep 2
 
 mkdir -p "$golden/rows"

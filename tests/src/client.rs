@@ -101,7 +101,7 @@ impl Client {
     pub fn decided(&self, key: &str, type_name: &str, data: &Value) -> Answer {
         until("a server is the leader", || {
             let answer = self.intent(key, type_name, data);
-            (answer.json()["code"] != "no_decider").then_some(answer)
+            (answer.json()["code"] != "no_leader").then_some(answer)
         })
     }
 

@@ -50,8 +50,8 @@ impl ServerClock {
 
 /// Returns the path of libfaketime, wherever the system keeps the library.
 pub fn library() -> Result<PathBuf> {
-    let folders = std::fs::read_dir("/usr/lib")?.filter_map(|entry| Some(entry.ok()?.path()));
-    let found = folders.map(|dir| dir.join("faketime/libfaketime.so.1")).find(|file| file.exists());
+    let directories = std::fs::read_dir("/usr/lib")?.filter_map(|entry| Some(entry.ok()?.path()));
+    let found = directories.map(|dir| dir.join("faketime/libfaketime.so.1")).find(|file| file.exists());
     found.context("libfaketime is not installed (on Debian: apt-get install faketime)")
 }
 

@@ -68,7 +68,7 @@ impl Executor {
             .launch
             .command()
             .args(&self.args)
-            .args(["--log", "info", "--data-dir"])
+            .args(["--log-filter", "info", "--data-dir"])
             .arg(&self.data)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -4,11 +4,11 @@
 //! `fuzz/` makes each target a program for `cargo fuzz`. Their corpora are located in `fuzz/corpus/` and are
 //! also replayed by the usual tests, so that a fixed finding stays fixed.
 
-use chancery_events::cloud::CloudEventAttributes;
+use chancery_events::cloudevent::CloudEventAttributes;
 use chancery_events::event::Event;
 use chancery_events::id::Position;
+use chancery_events::inbox_message::InboxMessage;
 use chancery_events::intent::{Intent, IntentRequest};
-use chancery_events::letter::InboxMessage;
 use chancery_events::record::{Record, RecordHash};
 use chancery_projector::PageToken;
 
@@ -20,8 +20,7 @@ pub const TARGETS: &[Target] = &[
     ("record", record),
     ("event", event),
     ("cloudevent", cloudevent),
-    // tidy: allow(letter)
-    ("letter", letter),
+    ("inbox_message", inbox_message),
     ("intent", intent),
     ("manifest", manifest),
     ("tokens", tokens),
@@ -62,7 +61,7 @@ pub fn cloudevent(bytes: &[u8]) {
 }
 
 /// Reads headers of a record in an inbox topic, a line each as `name: value`, then its value.
-pub fn letter(bytes: &[u8]) {
+pub fn inbox_message(bytes: &[u8]) {
     let end = bytes.windows(2).position(|two| two == b"\n\n");
     let (head, value) = end.map_or((bytes, None), |end| (&bytes[..end], Some(bytes[end + 2..].to_vec())));
     let lines = head.split(|byte| *byte == b'\n');
@@ -70,9 +69,9 @@ pub fn letter(bytes: &[u8]) {
         let colon = line.windows(2).position(|two| two == b": ")?;
         Some((String::from_utf8_lossy(&line[..colon]).into_owned(), line[colon + 2..].to_vec()))
     };
-    let letter =
+    let message =
         InboxMessage { headers: lines.filter_map(header).collect(), value, ..InboxMessage::default() };
-    match letter.request(&"ann".parse().expect("an actor")) {
+    match message.request(&"ann".parse().expect("an actor")) {
         Ok(request) => {
             assert_eq!(request.actor.as_str(), "ann", "no other actor");
             is_kept(&request);

@@ -100,8 +100,8 @@ impl Ledger {
     /// Adds the counts of an execution. Several programs may add concurrently.
     pub fn add(path: &Path, kind: &str, tally: CountMap) -> Result<()> {
         let doing = || format!("add to {}", path.display());
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).with_context(doing)?;
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory).with_context(doing)?;
         }
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
         let mut file = file.with_context(doing)?;

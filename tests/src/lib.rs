@@ -7,18 +7,18 @@
 
 pub mod check;
 pub mod clock;
+pub mod fault_campaigns;
 pub mod fuzz;
 pub mod history;
 pub mod host;
 pub mod kafka;
-pub mod lanes;
 pub mod ledger;
 pub mod model;
 pub mod resolver;
 pub mod sim;
 
 #[cfg(test)]
-mod story;
+mod trace;
 
 mod client;
 mod executor;

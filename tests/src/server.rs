@@ -17,8 +17,8 @@ pub fn program() -> PathBuf {
         return named.into();
     }
     let test = std::env::current_exe().expect("a test has a path");
-    let folder = test.parent().and_then(Path::parent).expect("tests are in target/<profile>/deps");
-    let program = folder.join("chancery");
+    let directory = test.parent().and_then(Path::parent).expect("tests are in target/<profile>/deps");
+    let program = directory.join("chancery");
     assert!(program.exists(), "build the program first: cargo build -p chancery");
     program
 }
@@ -109,9 +109,9 @@ impl Server {
     }
 
     /// Creates and returns a new data directory under the home.
-    pub fn move_data(&mut self, folder: &str) -> PathBuf {
+    pub fn move_data(&mut self, directory: &str) -> PathBuf {
         assert!(self.child.is_none(), "it runs");
-        self.data = self.home.path().join(folder);
+        self.data = self.home.path().join(directory);
         std::fs::create_dir_all(&self.data).expect("a directory");
         self.data.clone()
     }
@@ -316,7 +316,7 @@ pub(crate) fn supervisors(root: &Path) -> Vec<(u32, PathBuf)> {
     let found = HostProcess::all().expect("/proc").into_iter().filter_map(|process| {
         let line = std::fs::read(format!("/proc/{}/cmdline", process.pid)).ok()?;
         let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
-        let at = words.iter().position(|word| word == "keeper")?;
+        let at = words.iter().position(|word| word == "supervisor")?;
         let dir = PathBuf::from(words.get(at + 1)?.as_ref());
         let real = dir.canonicalize().unwrap_or_else(|_| dir.clone());
         (dir.starts_with(&root) || real.starts_with(&root)).then_some((process.pid, dir))

@@ -40,7 +40,7 @@ impl Standbys {
         let journal = format!("kafka://{}/{prefix}", cluster.bootstrap());
         let copies = cluster.bootstrap().split(',').count();
         let made = std::process::Command::new(program())
-            .args(["init-topics", "--journal", &journal, "--copies", &copies.to_string()])
+            .args(["init-topics", "--journal", &journal, "--replication-factor", &copies.to_string()])
             .envs(settings.iter().copied())
             .output()
             .expect("the program runs");
@@ -48,10 +48,10 @@ impl Standbys {
         let servers = (0..count).map(|at| {
             let mut server = Server::new();
             server.set("CHANCERY_JOURNAL", &journal);
-            server.set("CHANCERY_KAFKA_SESSION", "6s");
+            server.set("CHANCERY_KAFKA_SESSION_TIMEOUT", "6s");
             // Topics on one broker are never safe.
-            server.set("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes");
-            server.set("CHANCERY_LOG", "info");
+            server.set("CHANCERY_KAFKA_ALLOW_UNSAFE_TOPICS", "yes");
+            server.set("CHANCERY_LOG_FILTER", "info");
             for (name, value) in settings {
                 server.set(name, value);
             }
@@ -110,7 +110,7 @@ impl Drop for Standbys {
 /// Whether the server reports to lead the fleet, if known.
 pub fn decides(server: &Server, fleet: &str) -> Option<bool> {
     let figures = server.client().get("/metrics").text;
-    let figure = format!("\nchancery_decides{{fleet=\"{fleet}\"}} ");
+    let figure = format!("\nchancery_is_leader{{fleet=\"{fleet}\"}} ");
     let (_, value) = figures.split_once(&figure)?;
     Some(value.starts_with('1'))
 }

@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
+use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 use chancery_tests::{Client, Server, until};
 use serde_json::{Value, json};
 
@@ -64,7 +64,7 @@ fn a_cascade_waits_for_another_person_and_shows_what_it_ends() {
     assert!(out.starts_with(&format!("request/{id} approved: delete plan/web")), "{out}");
     until("the plan is deleted", || (client.get("/v1/fleets/default/plans/web").status == 404).then_some(()));
     let (_, past, _) = by(&server, "bob", &format!("history request/{id}"));
-    assert!(past.contains("request.approved by=bob"), "{past}");
+    assert!(past.contains("request.approved approved_by=bob"), "{past}");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_drain_waits_for_another_person_where_moves_do() {
     let (code, _, told) = by(&server, "bob", &format!("approve request/{id}"));
     assert_eq!(code, Some(0), "{told}");
     let disruption = client.read(&format!("nodes/{node}"))["disruptions"][0].clone();
-    assert_eq!((&disruption["state"], &disruption["by"]), (&json!("approved"), &json!("bob")));
+    assert_eq!((&disruption["state"], &disruption["approved_by"]), (&json!("approved"), &json!("bob")));
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn an_expunge_waits_unless_the_glass_is_broken_and_that_is_loud() {
     let (code, out, told) = by(&server, "ann", &format!("expunge {node} --yes --break-glass fire"));
     assert_eq!((code, out), (Some(0), format!("node/{node} expunged\n")), "{told}");
     let row = client.read(&format!("nodes/{node}"));
-    assert_eq!(row["bypass"], json!({"by": "ann", "reason": "fire", "policies": ["two"]}), "{row}");
+    assert_eq!(row["bypass"], json!({"requested_by": "ann", "reason": "fire", "policies": ["two"]}), "{row}");
     let (_, past, _) = by(&server, "bob", &format!("history node {node}"));
     assert!(past.contains("approval.bypassed") && past.contains("fire"), "{past}");
     let metrics = client.get("/metrics").text;

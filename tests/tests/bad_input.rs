@@ -140,12 +140,12 @@ fn a_wrong_field_is_named_with_its_place() {
     let cases: [(&str, Value, &str); 3] = [
         (
             "/v1/fleets/default/nodes/n",
-            json!({"spec": {"domain": "d", "total": {"cpu": "four", "memory": 1}}}),
-            "/spec/total/cpu",
+            json!({"spec": {"domain": "d", "resources": {"cpu": "four", "memory": 1}}}),
+            "/spec/resources/cpu",
         ),
         (
             "/v1/fleets/default/nodes/n",
-            json!({"spec": {"domain": "d", "total": {"cpu": 1, "memory": 1}, "labls": {}}}),
+            json!({"spec": {"domain": "d", "resources": {"cpu": 1, "memory": 1}, "labls": {}}}),
             "/spec/labls",
         ),
         ("/v1/fleets/default/capabilities/c", json!({"spec": {"type": "T", "score": -1}}), "/spec/score"),

@@ -44,7 +44,7 @@ const CROSS_SITE: &str = r#"
     beacon: Promise.resolve(navigator.sendBeacon(approve("beacon"))),
     form: submit("form", "application/x-www-form-urlencoded", []),
     plain: submit("plain", "text/plain", ["{\"a\":\""]),
-    link: fetch(`${fleet}/links`, {method: "POST", mode: "no-cors"}),
+    link: fetch(`${fleet}/channels`, {method: "POST", mode: "no-cors"}),
     read: fetch(`${fleet}/nodes`).then(answer => answer.text()),
   };
 "#;
@@ -212,7 +212,7 @@ fn with_a_node(server: &Server) -> Client {
     let client = server.client();
     client.must(
         "node.apply",
-        &json!({"name": "node-1", "spec": {"domain": "d1", "total": {"cpu": 4000, "memory": 1 << 30}}}),
+        &json!({"name": "node-1", "spec": {"domain": "d1", "resources": {"cpu": 4000, "memory": 1 << 30}}}),
     );
     client
 }
@@ -223,7 +223,7 @@ fn a_page_of_another_site_changes_nothing_and_reads_nothing() {
     let server = Server::start();
     let client = with_a_node(&server);
     for name in ["bare", "text", "untyped", "json", "cors", "beacon", "form", "plain"] {
-        let spec = json!({"start": 1_795_251_600_000_000_u64, "evict": "no", "reason": "test"});
+        let spec = json!({"start": 1_795_251_600_000_000_u64, "action": "none", "reason": "test"});
         client.must("disruption.schedule", &json!({"node": "node-1", "name": name, "spec": spec}));
     }
     let before = recorded(&client);
@@ -241,7 +241,7 @@ fn a_page_of_another_site_changes_nothing_and_reads_nothing() {
         assert_eq!(seen["form"], "sent", "{seen:?}");
         assert_eq!(recorded(&client), before, "of {own}: {seen:?}");
         assert!(
-            client.get("/metrics").text.contains("chancery_executor_links{fleet=\"default\"} 0"),
+            client.get("/metrics").text.contains("chancery_executor_channels{fleet=\"default\"} 0"),
             "{seen:?}"
         );
     }

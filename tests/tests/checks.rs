@@ -7,7 +7,7 @@ use chancery_projector::RowKind;
 use chancery_tests::{Client, Server, payloads, program, until};
 use serde_json::{Value, json};
 
-use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
+use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 
 fn manual(client: &Client) {
     set_up(client, &sleeper());
@@ -36,13 +36,13 @@ fn errors_tell_apart_what_is_absent_taken_stale_impossible_and_wrong() {
         (
             post("b", "node.set_state", &json!({"name": "node-1", "state": "sanitizing"})),
             409,
-            "bad_transition",
+            "invalid_transition",
         ),
         (
             post(
                 "c",
                 "node.apply",
-                &json!({"name": "x", "spec": {"domain": "d", "total": {"cpu": 0, "memory": 1}}}),
+                &json!({"name": "x", "spec": {"domain": "d", "resources": {"cpu": 0, "memory": 1}}}),
             ),
             422,
             "invalid",
@@ -83,7 +83,7 @@ fn a_repeat_with_its_key_gets_the_first_answer_also_across_a_kill() {
         "deployment.create",
         &json!({"plan": "web", "name": "d1", "spec": {"count": 2}}),
     );
-    assert_eq!((other.status, other.json()["code"].as_str()), (422, Some("key_reused")));
+    assert_eq!((other.status, other.json()["code"].as_str()), (422, Some("idempotency_key_reused")));
     let created = client.get("/v1/fleets/default/events?types=deployment.created.v1&follow=false");
     assert_eq!(
         created.text.matches("deployment.created.v1\"").count(),
@@ -184,23 +184,23 @@ fn history_shows_each_step_of_a_stop_in_order_with_time_and_who() {
         history.iter().filter(|e| e["kind"] == "fact").filter_map(|e| e["type"].as_str()).collect();
     let expected = [
         "replica.created.v1",
-        "operation.opened.v1",
+        "operation.created.v1",
         "incarnation.reserved.v1",
         "operation.approved.v1",
-        "incarnation.ensured.v1",
+        "incarnation.started.v1",
         "incarnation.running.v1",
-        "operation.opened.v1",
+        "operation.created.v1",
         "operation.approved.v1",
         "incarnation.ended.v1",
         "operation.ended.v1",
     ];
     let mut rest = facts.iter();
-    for step in expected.iter().filter(|step| **step != "incarnation.ensured.v1") {
+    for step in expected.iter().filter(|step| **step != "incarnation.started.v1") {
         assert!(rest.any(|fact| fact == step), "{step} is in order in {facts:?}");
     }
     for entry in &history {
         assert!(entry["time"].as_str().is_some_and(|time| time.ends_with('Z')), "{entry}");
-        assert!(!entry["who"].is_null(), "{entry}");
+        assert!(!entry["initiator"].is_null(), "{entry}");
     }
     let positions: Vec<_> = history.iter().filter_map(|e| e["position"].as_u64()).collect();
     assert!(positions.is_sorted());
@@ -268,7 +268,7 @@ fn read_models_that_are_lost_are_made_again_byte_for_byte() {
 }
 
 #[test]
-fn a_delete_leaves_no_process_folder_or_place_and_may_be_repeated() {
+fn a_delete_leaves_no_process_directory_or_place_and_may_be_repeated() {
     let server = Server::start();
     let client = server.client();
     set_up(&client, &sleeper());
@@ -322,7 +322,7 @@ fn a_process_killed_behind_the_servers_back_is_seen_within_moments_and_started_a
     kill_behind_its_back(&server);
     let failed = client.wait_for("web", "failed", 1);
     let message = failed[0]["message"].as_str().unwrap_or_default();
-    assert!(message.contains('9') && failed[0]["again"].is_string(), "{}", failed[0]);
+    assert!(message.contains('9') && failed[0]["next_restart"].is_string(), "{}", failed[0]);
     client.must("replica.start", &json!({"name": failed[0]["name"]}));
     client.wait_for("web", "running", 1);
 }
@@ -336,7 +336,7 @@ fn the_plan_of_the_seed_waits_with_reasons_goes_ahead_by_itself_and_runs_with_it
     let client = server.client();
     let plan = "nginx-deployment-plan";
     until("the reasons are shown", || {
-        let waiting = client.read(&format!("plans/{plan}"))["waiting"].clone();
+        let waiting = client.read(&format!("plans/{plan}"))["unschedulable"].clone();
         let nodes: u64 = waiting.as_array()?.iter().filter_map(|unfit| unfit["count"].as_u64()).sum();
         (nodes == 4).then_some(())
     });
@@ -362,7 +362,7 @@ fn what_is_in_a_volume_moves_with_its_replica_and_goes_with_it() {
     for number in 1..=2 {
         let total = json!({"cpu": 8000, "memory": 16u64 << 30, "disk": 0});
         let storage = json!([{"class": "fast", "capacity": 2 << 20}]);
-        let spec = json!({"domain": "domain-1", "total": total, "storage": storage});
+        let spec = json!({"domain": "domain-1", "resources": total, "storage": storage});
         let name = format!("store-{number}");
         client.must("node.apply", &json!({"name": name, "cluster": "local", "spec": spec}));
     }
@@ -386,18 +386,18 @@ fn what_is_in_a_volume_moves_with_its_replica_and_goes_with_it() {
         (&json!("ready"), &replica, &replica)
     );
     let id = volume["id"].as_str().expect("an id").to_owned();
-    let folder = until("its data is found", || {
+    let directory = until("its data is found", || {
         let found = std::process::Command::new("find").arg(server.data()).args(["-name", &id]).output();
         let found = String::from_utf8(found.expect("find runs").stdout).expect("a path");
         found.lines().next().map(std::path::PathBuf::from)
     });
     let nodes = until("both incarnations have written", || {
-        let nodes = std::fs::read_to_string(folder.join("data/nodes")).ok()?;
+        let nodes = std::fs::read_to_string(directory.join("data/nodes")).ok()?;
         (nodes.lines().count() == 2).then_some(nodes)
     });
     assert_eq!(nodes.lines().collect::<BTreeSet<_>>().len(), 2, "one on each node: {nodes}");
     client.must("replica.delete", &json!({"name": replica}));
-    until("nothing is left", || (client.items("volumes").is_empty() && !folder.exists()).then_some(()));
+    until("nothing is left", || (client.items("volumes").is_empty() && !directory.exists()).then_some(()));
 }
 
 #[test]
@@ -422,16 +422,20 @@ fn what_is_handed_over_or_deleted_in_one_go_comes_in_the_order_of_causes() {
     server.cli(&["delete", "volume", "notes"]);
     server.cli(&["delete", "plan", "archive", "--cascade"]);
     until("nothing is left", || client.items("volumes").is_empty().then_some(()));
-    let types = "incarnation.begun.v1,incarnation.ended.v1,volume.created.v1,volume.destroying.v1,volume.destroyed.v1";
+    let types = "incarnation.start_requested.v1,incarnation.ended.v1,volume.created.v1,volume.destroy_requested.v1,volume.destroyed.v1";
     let events = client.get(&format!("/v1/fleets/default/events?types={types}&follow=false")).text;
     let told: Vec<_> = events
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).expect("an event"))
         .map(|event| event["type"].as_str().expect("a type").replace("chancery.", ""))
         .collect();
-    let of_one = ["incarnation.begun.v1", "incarnation.ended.v1"];
-    let wanted =
-        [&["volume.created.v1"], &of_one[..], &of_one, &["volume.destroying.v1", "volume.destroyed.v1"]];
+    let of_one = ["incarnation.start_requested.v1", "incarnation.ended.v1"];
+    let wanted = [
+        &["volume.created.v1"],
+        &of_one[..],
+        &of_one,
+        &["volume.destroy_requested.v1", "volume.destroyed.v1"],
+    ];
     assert_eq!(told, wanted.concat());
 }
 
@@ -443,7 +447,7 @@ fn five_hundred_replicas_on_five_hundred_simulated_nodes_are_placed_once_each() 
     client.must("cluster.apply", &json!({"name": "sim", "spec": {"runtime": "simulated"}}));
     for i in 0..500 {
         let total = json!({"cpu": 1000, "memory": 1 << 30, "disk": 0});
-        let spec = json!({"domain": format!("domain-{}", i % 10), "total": total});
+        let spec = json!({"domain": format!("domain-{}", i % 10), "resources": total});
         client.must("node.apply", &json!({"name": format!("sim-{i}"), "cluster": "sim", "spec": spec}));
     }
     let mut spec = client.read("plans/web")["spec"].clone();
@@ -456,7 +460,7 @@ fn five_hundred_replicas_on_five_hundred_simulated_nodes_are_placed_once_each() 
         events.lines().count()
     };
     assert_eq!(
-        (count("incarnation.reserved.v1"), count("plan.waiting.v1")),
+        (count("incarnation.reserved.v1"), count("plan.unschedulable.v1")),
         (500, 0),
         "one placement each, none repeated"
     );
@@ -515,7 +519,7 @@ fn connections_leave_the_journal_its_descriptors_whatever_limit_a_server_is_star
 #[test]
 fn a_server_whose_log_cannot_be_written_serves_on() {
     let mut server = Server::new();
-    server.set("CHANCERY_LOG", "trace");
+    server.set("CHANCERY_LOG_FILTER", "trace");
     server.log_to("/dev/full");
     server.start_again();
     let client = server.client();
@@ -536,7 +540,8 @@ fn a_server_whose_log_cannot_be_written_serves_on() {
 fn doctor_says_how_ends_are_proved_here_also_without_kafka() {
     let doctor = |cgroup: &str| {
         let mut command = std::process::Command::new(program());
-        let done = command.arg("doctor").env("CHANCERY_CGROUP", cgroup).current_dir("/").output().unwrap();
+        let done =
+            command.arg("doctor").env("CHANCERY_CGROUP_ROOT", cgroup).current_dir("/").output().unwrap();
         (done.status.code(), String::from_utf8_lossy(&done.stdout).into_owned())
     };
     let (status, text) = doctor("none");
@@ -564,7 +569,7 @@ fn a_fleet_that_grew_is_evened_out_by_a_rebalance() {
     client.must("plan.apply", &json!({"name": "web", "spec": spec}));
     deploy(&client, "d1", 6);
     client.wait_for("web", "running", 6);
-    let spec = json!({"domain": "another", "total": {"cpu": 8000, "memory": 16u64 << 30, "disk": 0}});
+    let spec = json!({"domain": "another", "resources": {"cpu": 8000, "memory": 16u64 << 30, "disk": 0}});
     client.must("node.apply", &json!({"name": "later-1", "cluster": "local", "spec": spec}));
     let spread = || client.read("plans/web")["spread"].clone();
     until("the plan is shown as uneven", || (spread()["balance"] == "uneven").then_some(()));

@@ -125,7 +125,7 @@ fn intents_dated_by_a_clock_that_was_late_and_is_right_again_are_decided_at_once
     // As after the start of a machine without a battery-backed clock, or after a suspend.
     std::fs::write(&clock, "-3600").expect("a file");
     server.start_again();
-    assert_eq!(ask_dated(&server, "early")["code"], "from_the_future", "by a clock that is an hour late");
+    assert_eq!(ask_dated(&server, "early")["code"], "timestamp_in_future", "by a clock that is an hour late");
     std::fs::write(&clock, "+0").expect("a file");
     let first = dated(&server, "one");
     assert_eq!(dated(&server, "one"), first, "a repeat gets the first verdict");

@@ -195,7 +195,7 @@ fn services_are_where_the_others_look_for_them() {
         assert_eq!(told, voters);
     }
 
-    let (mut servers, mut prefixes, mut folders) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut servers, mut prefixes, mut directories) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for (name, service) in compose.ours() {
         let config = service.config();
         if let JournalLocation::Kafka { brokers: asked, prefix } = &config.journal {
@@ -207,7 +207,10 @@ fn services_are_where_the_others_look_for_them() {
             assert!(taken.insert(address.clone()), "{address} has one owner");
             servers.insert(format!("http://{address}"));
             let kept = service.mounted(config.data_dir.to_str().expect("text"));
-            assert!(folders.insert(kept.expect("a server keeps its mirror")), "{name} has its own directory");
+            assert!(
+                directories.insert(kept.expect("a server keeps its mirror")),
+                "{name} has its own directory"
+            );
         }
     }
     assert_eq!((servers.len(), prefixes.len()), (3, 1), "three servers of one fleet");

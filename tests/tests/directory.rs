@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
+use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 use chancery_tests::{Server, payloads};
 
 /// Collects files and directories under a path that others than the owner may use, except a payload's own.

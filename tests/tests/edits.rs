@@ -1,7 +1,7 @@
 //! Edits of plans as users see them, and operations that are no longer in the rows.
 
 use chancery_events::spec::PlanSpec;
-use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
+use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 use chancery_tests::{Server, until};
 use serde_json::json;
 
@@ -17,10 +17,10 @@ fn an_edit_says_which_fields_are_in_effect_now_and_which_need_a_deployment() {
     let spec = client.read("plans/web")["spec"].clone();
     let mut edited = spec.clone();
     edited["sharing"] = json!("never");
-    edited["budget"] = json!(2);
+    edited["max_unavailable"] = json!(2);
     edited["namespace"] = json!("other");
     let body = json!({"name": "web", "spec": edited});
-    let wanted = json!({"policy": ["sharing", "budget"], "version": ["namespace"]});
+    let wanted = json!({"policy": ["sharing", "max_unavailable"], "version": ["namespace"]});
     for _ in 0..2 {
         let answer = client.intent("an-edit", "plan.apply", &body);
         assert_eq!(answer.json()["changed"], wanted, "also of a repeat: {}", answer.text);
@@ -36,8 +36,8 @@ fn an_edit_says_which_fields_are_in_effect_now_and_which_need_a_deployment() {
     );
     assert_eq!(put.json()["changed"], wanted, "back again: {}", put.text);
 
-    let folder = tempfile::tempdir().expect("a directory");
-    let file = folder.path().join("plan.yaml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("plan.yaml");
     let manifest = |zone: &str, argument: &str| {
         format!(
             "apiVersion: chancery/v1\nkind: Plan\nmetadata: {{name: shop}}\nspec:\n  namespace: tests\n  service: shop\n  \

@@ -7,7 +7,7 @@ use std::time::Duration;
 use chancery_tests::{Client, Executor, Payload, Server, payloads, until};
 use serde_json::{Value, json};
 
-use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
+use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 
 /// Lease for tests in which a session expires.
 const SHORT: &str = "2s";
@@ -16,7 +16,8 @@ const LONG: &str = "60s";
 
 /// Server without embedded executors, with a cluster and a plan.
 fn bare_server(lease: &str) -> Server {
-    let mut server = Server::start_with(&[("CHANCERY_EXECUTORS", "none"), ("CHANCERY_LEASE", lease)]);
+    let mut server =
+        Server::start_with(&[("CHANCERY_EMBEDDED_EXECUTORS", "none"), ("CHANCERY_SESSION_LEASE", lease)]);
     server.stay_at_this_address();
     set_up(&server.client(), &sleeper());
     server
@@ -110,7 +111,7 @@ fn what_a_lost_executor_runs_is_not_judged_and_is_taken_up_again() {
     let before = client.items("incarnations?state=running");
     assert!(before.iter().all(|row| row["reachability"] == "known"));
     executor.kill();
-    wait_for_sessions(&client, "lost", 1);
+    wait_for_sessions(&client, "expired", 1);
     let all_are = |reachability: &str| {
         let rows = [client.items("replicas"), client.items("incarnations")].concat();
         rows.len() == 6 && rows.iter().all(|row| row["reachability"] == reachability)
@@ -167,7 +168,7 @@ fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_ove
         second.log().contains("cannot open session of cluster local: executor e1 has one").then_some(())
     });
     first.freeze();
-    let lost = wait_for_sessions(&client, "lost", 1);
+    let lost = wait_for_sessions(&client, "expired", 1);
     assert_eq!(lost[0]["executor"], "e1");
     // Nothing was requested from the first executor: the second may take over all.
     wait_for_sessions(&client, "open", 1);
@@ -195,10 +196,10 @@ fn what_an_executor_was_asked_over_which_it_slept_is_given_to_no_other() {
     first.freeze();
     deploy(&client, "three", 3);
     client.wait_for("web", "starting", 3);
-    wait_for_sessions(&client, "lost", 1);
+    wait_for_sessions(&client, "expired", 1);
     let second = Executor::start(&server, "e2", "--process");
     until("the second is refused", || {
-        second.log().contains("start the executor over that folder").then_some(())
+        second.log().contains("start the executor on that store").then_some(())
     });
     assert!(sessions(&client, "open").is_empty());
     first.thaw();
@@ -208,7 +209,7 @@ fn what_an_executor_was_asked_over_which_it_slept_is_given_to_no_other() {
 }
 
 #[test]
-fn an_executor_over_another_folder_proves_nothing_and_the_operators_word_does() {
+fn an_executor_over_another_directory_proves_nothing_and_the_operators_word_does() {
     let server = bare_server(LONG);
     let client = server.client();
     let mut executor = Executor::start(&server, "e1", "--process");
@@ -217,13 +218,13 @@ fn an_executor_over_another_folder_proves_nothing_and_the_operators_word_does() 
     wait_for_sessions(&client, "left", 1);
     // The same name, but an empty directory without the running payloads.
     let stranger = Executor::start(&server, "e1", "--process");
-    let refusal = "may be there: start the executor over that folder, or expunge node";
+    let refusal = "start the executor on that store, or expunge node";
     until("it is refused", || stranger.log().contains(refusal).then_some(()));
     assert_eq!(client.wait_for("web", "running", 3).len(), 3);
     assert_eq!(executor.payloads(), alive);
     // With the right directory, nothing has changed.
     executor.start_again();
-    let scope = wait_for_sessions(&client, "open", 1)[0]["scope"].clone();
+    let store = wait_for_sessions(&client, "open", 1)[0]["store"].clone();
     assert_eq!(executor.payloads(), alive);
     assert_eq!(client.items("incarnations?state=failed"), Vec::<Value>::new());
     assert_eq!(executor.stop(), Some(0));
@@ -236,11 +237,11 @@ fn an_executor_over_another_folder_proves_nothing_and_the_operators_word_does() 
     until("every incarnation is lost", || {
         (client.items("incarnations?state=failed").len() >= 3).then_some(())
     });
-    assert_ne!(wait_for_sessions(&client, "open", 1)[0]["scope"], scope, "the other one has it now");
+    assert_ne!(wait_for_sessions(&client, "open", 1)[0]["store"], store, "the other one has it now");
 }
 
 #[test]
-fn a_folder_has_one_executor_and_one_journal() {
+fn a_directory_has_one_executor_and_one_journal() {
     let server = bare_server(LONG);
     let mut executor = Executor::start(&server, "e1", "--process");
     run_three(&server, &executor);

@@ -1,8 +1,8 @@
 //! Several fleets in one server, and in one cluster of servers: each has its own journal, decider and
 //! machines.
 
+use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 use chancery_tests::kafka::shared;
-use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
 use chancery_tests::{Client, Server, Standbys, payloads, until};
 use serde_json::{Value, json};
 
@@ -41,7 +41,7 @@ fn fleets_of_one_server_share_nothing_but_its_address() {
     assert!(server.cli(&["--fleet", "blue", "get", "capabilities"]).contains("b "));
     let figures = server.client().get("/metrics").text;
     for fleet in ["red", "blue"] {
-        assert!(figures.contains(&format!("chancery_decides{{fleet=\"{fleet}\"}} 1")), "{figures}");
+        assert!(figures.contains(&format!("chancery_is_leader{{fleet=\"{fleet}\"}} 1")), "{figures}");
     }
     // After a kill and a restart, each fleet has the same state and the same processes.
     let before = payloads(server.data());
@@ -65,7 +65,8 @@ fn fleets_of_one_server_share_nothing_but_its_address() {
 
 #[test]
 fn fleets_of_one_cluster_of_servers_are_decided_each_by_one_of_them() {
-    let settings = [("CHANCERY_FLEETS", "default=0,green=1"), ("CHANCERY_INBOX_SCOPE", "capability.*")];
+    let settings =
+        [("CHANCERY_FLEETS", "default=0,green=1"), ("CHANCERY_INBOX_ALLOWED_INTENTS", "capability.*")];
     let mut standbys = Standbys::start(shared(1), "two-fleets", 3, &settings);
     let decider = |standbys: &Standbys, fleet: &str| until("it is decided", || standbys.decides_for(fleet));
     decider(&standbys, "green");

@@ -21,20 +21,20 @@ struct Room {
 fn rooms() -> BTreeMap<String, Room> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/architecture.md");
     let text = fs::read_to_string(page).expect("the page");
-    let (_, section) = text.split_once("\n## Rooms\n").expect("a section");
+    let (_, section) = text.split_once("\n## Crates\n").expect("a section");
     let code = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
     let mut rooms = BTreeMap::new();
     for row in rows.take_while(|line| line.starts_with('|')) {
         let cells: Vec<_> = row.split('|').map(str::trim).collect();
-        let [_, folder, package, _, ours, others, _] = cells[..] else { panic!("columns of {row}") };
+        let [_, directory, package, _, ours, others, _] = cells[..] else { panic!("columns of {row}") };
         let others = match others.strip_prefix("only ") {
             Some(only) => Some(only.split(", ").map(str::to_owned).collect()),
             None => (others == "free").then_some(None).expect("`free`, or `only` and names"),
         };
-        let folder = code(folder)[0].trim_end_matches('/').to_owned();
+        let incarnation_directory = code(directory)[0].trim_end_matches('/').to_owned();
         let room = Room { package: code(package).remove(0), ours: code(ours), others };
-        assert!(rooms.insert(folder, room).is_none(), "two rows: {row}");
+        assert!(rooms.insert(incarnation_directory, room).is_none(), "two rows: {row}");
     }
     rooms
 }
@@ -59,11 +59,12 @@ fn each_crate_imports_only_what_its_room_allows() {
     let names: BTreeSet<_> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
     let described: BTreeSet<_> = rooms.values().map(|room| room.package.as_str()).collect();
     assert_eq!(names, described, "members of the workspace, and rows of the table of modules");
-    for (folder, Room { package: name, ours, others }) in &rooms {
+    for (directory, Room { package: name, ours, others }) in &rooms {
         let package = packages.iter().find(|package| package["name"] == **name).expect("it is a member");
         let manifest = package["manifest_path"].as_str().expect("a path");
-        assert!(manifest.ends_with(&format!("/{folder}/Cargo.toml")), "{name} is in {manifest}");
-        let allowed: BTreeSet<&str> = ours.iter().map(|folder| rooms[folder].package.as_str()).collect();
+        assert!(manifest.ends_with(&format!("/{directory}/Cargo.toml")), "{name} is in {manifest}");
+        let allowed: BTreeSet<&str> =
+            ours.iter().map(|incarnation_directory| rooms[incarnation_directory].package.as_str()).collect();
         let imports = package["dependencies"].as_array().expect("dependencies").iter();
         for import in imports
             .filter(|dependency| dependency["kind"].is_null())
@@ -118,12 +119,12 @@ fn a_client_is_built_without_a_store_a_journal_or_kafka_on_each_platform() {
 fn a_client_calls_no_operating_system_by_its_name() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = 0;
-    let mut folders = vec![root.join("cli/src"), root.join("events/src")];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).expect("a directory") {
+    let mut directories = vec![root.join("cli/src"), root.join("events/src")];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory).expect("a directory") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
-                folders.push(path);
+                directories.push(path);
                 continue;
             }
             files += 1;

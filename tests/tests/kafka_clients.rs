@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use chancery_events::time::Time;
+use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 use chancery_tests::kafka::shared;
-use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
 use chancery_tests::{Executor, Server, Standbys, until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const MODES: [&str; 2] = ["binary", "structured"];
 /// Number of inbox messages in each mode before the kill, and after it.
-const LETTERS: usize = 5;
+const MESSAGES: usize = 5;
 
 fn program(language: &str, name: &str) -> Command {
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/run"));
@@ -85,24 +85,24 @@ impl Drop for Consumer {
 
 /// Inbox message: most create a capability; the last of each half changes the half's first capability at its
 /// creation version.
-fn letter(language: &str, mode: &str, number: usize) -> Value {
-    let changes = number % LETTERS == LETTERS - 1;
-    let of = if changes { number + 1 - LETTERS } else { number };
+fn message(language: &str, mode: &str, number: usize) -> Value {
+    let changes = number % MESSAGES == MESSAGES - 1;
+    let of = if changes { number + 1 - MESSAGES } else { number };
     let name = format!("{mode}-{of}");
-    let mut letter = json!({
-        "id": format!("{mode}-letter-{number}"), "source": format!("clients/{language}"),
+    let mut inbox_message = json!({
+        "id": format!("{mode}-message-{number}"), "source": format!("clients/{language}"),
         "type": "chancery.capability.apply.v1", "subject": format!("capability/{name}"),
         "actor": "carol", "traceparent": TRACE,
         "data": {"name": name, "spec": {"type": "T", "score": number}},
     });
     if changes {
-        letter["expect"] = json!(1);
+        inbox_message["expectedversion"] = json!(1);
     }
-    letter
+    inbox_message
 }
 
 /// Sends inbox messages, each twice.
-fn send(language: &str, topic: &str, mode: &str, letters: &[Value]) {
+fn send(language: &str, topic: &str, mode: &str, messages: &[Value]) {
     let mut producer = client(language, "produce", topic)
         .arg(mode)
         .stdin(Stdio::piped())
@@ -111,13 +111,13 @@ fn send(language: &str, topic: &str, mode: &str, letters: &[Value]) {
         .spawn()
         .expect("tests/clients/run starts");
     let mut to = producer.stdin.take().expect("it is piped");
-    for letter in letters {
-        writeln!(to, "{letter}\n{letter}").expect("it reads");
+    for message in messages {
+        writeln!(to, "{message}\n{message}").expect("it reads");
     }
     drop(to);
     let output = producer.wait_with_output().expect("it ends");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && out.lines().count() == 2 * letters.len(), "{out}{err}");
+    assert!(output.status.success() && out.lines().count() == 2 * messages.len(), "{out}{err}");
 }
 
 /// Events as the stream over HTTP returns them.
@@ -131,7 +131,7 @@ fn shown(server: &Server) -> Vec<Value> {
 
 /// Sends inbox messages before and after the leader dies, and reads events all the time.
 fn asks_and_reads(language: &str) {
-    let settings = [("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "inbox")];
+    let settings = [("CHANCERY_INBOX_ALLOWED_INTENTS", "capability.*"), ("CHANCERY_INBOX_ACTOR", "inbox")];
     let mut standbys = Standbys::start(shared(1), &format!("by-{language}"), 2, &settings);
     let (inbox, events) = (format!("by-{language}.inbox"), format!("by-{language}.events"));
     let mut consumer = Consumer::start(language, &events);
@@ -143,9 +143,10 @@ fn asks_and_reads(language: &str) {
     let _executor = Executor::start_for(home.path(), &standbys.urls(), "e1", "--process");
     deploy(&of, "d1", 2);
     of.wait_for("web", "running", 2);
-    let letters = |mode, from| (from..from + LETTERS).map(|i| letter(language, mode, i)).collect::<Vec<_>>();
+    let messages =
+        |mode, from| (from..from + MESSAGES).map(|i| message(language, mode, i)).collect::<Vec<_>>();
     for mode in MODES {
-        send(language, &inbox, mode, &letters(mode, 0));
+        send(language, &inbox, mode, &messages(mode, 0));
     }
     until("an inbox message is answered", || {
         let row = of.get("/v1/fleets/default/capabilities/binary-0");
@@ -153,18 +154,18 @@ fn asks_and_reads(language: &str) {
     });
     standbys.servers[decider].kill();
     for mode in MODES {
-        send(language, &inbox, mode, &letters(mode, 0));
-        send(language, &inbox, mode, &letters(mode, LETTERS));
+        send(language, &inbox, mode, &messages(mode, 0));
+        send(language, &inbox, mode, &messages(mode, MESSAGES));
     }
     let now = until("another server decides", || standbys.decides());
     let server = &standbys.servers[now];
     let shown = until("the last inbox message is answered", || {
         let shown = shown(server);
-        let last = format!("structured-letter-{}", 2 * LETTERS - 1);
+        let last = format!("structured-message-{}", 2 * MESSAGES - 1);
         shown.iter().any(|event| event["intentid"] == *last).then_some(shown)
     });
     answered_once(language, &shown);
-    for name in MODES.iter().flat_map(|mode| [format!("{mode}-0"), format!("{mode}-{LETTERS}")]) {
+    for name in MODES.iter().flat_map(|mode| [format!("{mode}-0"), format!("{mode}-{MESSAGES}")]) {
         let row = server.client().get(&format!("/v1/fleets/default/capabilities/{name}")).json();
         assert_eq!(row["version"], 2, "made once and changed once: {row}");
     }
@@ -189,11 +190,11 @@ fn answered_once(language: &str, events: &[Value]) {
         let verdicts: Vec<_> = verdicts.map(|verdict| &verdict["type"]).collect();
         assert_eq!(verdicts, ["chancery.intent.accepted.v1"], "{intent}");
     }
-    let sent = MODES.iter().flat_map(|mode| (0..2 * LETTERS).map(move |i| format!("{mode}-letter-{i}")));
+    let sent = MODES.iter().flat_map(|mode| (0..2 * MESSAGES).map(move |i| format!("{mode}-message-{i}")));
     let sent: Vec<_> = sent.collect();
     let sent: BTreeMap<&str, usize> = sent.iter().map(|id| (id.as_str(), 1)).collect();
     assert_eq!(found, sent);
-    let refused = events.iter().find(|event| event["type"] == "chancery.inbox.refused.v1");
+    let refused = events.iter().find(|event| event["type"] == "chancery.inbox.message_refused.v1");
     assert_eq!(refused, None);
 }
 
@@ -239,16 +240,16 @@ fn same(read: &[Value], shown: &[Value]) {
     }
     assert_eq!(read.len(), shown.len());
     assert_eq!(kinds.keys().collect::<Vec<_>>(), ["fact", "intent", "observation"]);
-    assert_eq!(traced, MODES.len() * 2 * LETTERS, "each inbox message was traced");
+    assert_eq!(traced, MODES.len() * 2 * MESSAGES, "each inbox message was traced");
 }
 
 #[test]
-fn a_program_with_the_python_sdk_reads_every_event_and_asks_by_letters() {
+fn a_program_with_the_python_sdk_reads_every_event_and_asks_by_messages() {
     asks_and_reads("python");
 }
 
 #[test]
-fn a_program_with_the_javascript_sdk_reads_every_event_and_asks_by_letters() {
+fn a_program_with_the_javascript_sdk_reads_every_event_and_asks_by_messages() {
     asks_and_reads("javascript");
 }
 

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
+use chancery_tests::fault_campaigns::evidence::records;
 use chancery_tests::kafka::shared;
-use chancery_tests::lanes::evidence::records;
 use chancery_tests::{Server, Standbys, program, until};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -99,7 +99,7 @@ fn an_events_topic_that_retention_emptied_gets_every_event_that_was_not_exported
     });
     assert_eq!(standbys.servers[0].stop(), Some(0));
     // Later events are not exported.
-    standbys.servers[0].set("CHANCERY_KAFKA_EVENTS", "no");
+    standbys.servers[0].set("CHANCERY_KAFKA_EXPORT_EVENTS", "no");
     standbys.servers[0].start_again();
     standbys.decider();
     apply(&standbys.servers[0], &["d", "e", "f"]);
@@ -109,7 +109,7 @@ fn an_events_topic_that_retention_emptied_gets_every_event_that_was_not_exported
         json!({"partitions": [{"topic": "emptied.events", "partition": 0, "offset": -1}], "version": 1});
     std::fs::write(&file, all.to_string()).expect("a file");
     shared(1).tool("kafka-delete-records", &["--offset-json-file", file.to_str().expect("a path")]);
-    standbys.servers[0].set("CHANCERY_KAFKA_EVENTS", "yes");
+    standbys.servers[0].set("CHANCERY_KAFKA_EXPORT_EVENTS", "yes");
     standbys.servers[0].start_again();
     standbys.decider();
     let after = all_exported(&standbys.servers[0], "emptied");
@@ -144,12 +144,12 @@ fn an_events_topic_with_events_that_the_journal_lost_is_not_continued_before_it_
         let done = Command::new(program())
             .args(args)
             .args(["--journal", standbys.journal()])
-            .env("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes")
+            .env("CHANCERY_KAFKA_ALLOW_UNSAFE_TOPICS", "yes")
             .output()
             .expect("the program runs");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     };
-    run(&["init-topics", "--copies", "1"]);
+    run(&["init-topics", "--replication-factor", "1"]);
     let data = standbys.servers[behind].data().to_owned();
     std::fs::remove_file(data.join("fleets/default/journal/kafka.json")).expect("a file");
     run(&["import", data.to_str().expect("a path")]);
@@ -157,7 +157,7 @@ fn an_events_topic_with_events_that_the_journal_lost_is_not_continued_before_it_
     server.start_again();
     until("the server is not ready", || {
         let answer = server.client().get("/readyz");
-        (answer.status == 503 && answer.text.contains("stands_still")).then_some(answer)
+        (answer.status == 503 && answer.text.contains("fleet_blocked")).then_some(answer)
     });
     let why = server.client().get("/readyz").text;
     assert!(why.contains("events") && why.contains("--correct-events"), "{why}");

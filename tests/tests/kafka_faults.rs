@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 const SETTINGS: [(&str, &str); 2] =
-    [("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "mail")];
+    [("CHANCERY_INBOX_ALLOWED_INTENTS", "capability.*"), ("CHANCERY_INBOX_ACTOR", "mail")];
 /// Time that a client waits for brokers.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -47,10 +47,10 @@ fn producer(codec: &str) -> BaseProducer {
 }
 
 /// Waits until the server reports this part as blocked. Returns the report.
-fn stands_still(server: &Server, part: &str) -> String {
+fn is_blocked(server: &Server, part: &str) -> String {
     until("a part is blocked", || {
         let answer = server.client().get("/readyz");
-        (answer.status == 503 && answer.text.contains("stands_still") && answer.text.contains(part))
+        (answer.status == 503 && answer.text.contains("fleet_blocked") && answer.text.contains(part))
             .then_some(answer.text)
     })
 }
@@ -92,7 +92,7 @@ fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&StoredBatch)) {
     harm(&StoredBatch::find(shared(1), 1, &topic, "broken").expect("the broker has it"));
     standbys.servers[0].start_again();
     let server = &standbys.servers[0];
-    let why = stands_still(server, "inbox");
+    let why = is_blocked(server, "inbox");
     assert!(why.contains("offset 1") && why.contains("chancery inbox skip 1"), "{why}");
     assert_eq!(names(server), ["first"], "no message after it is read");
     let refused = server.run(&["inbox", "skip", "0"]);
@@ -226,14 +226,14 @@ fn a_transaction_that_is_left_open_is_named_and_everything_goes_on_when_it_is_en
     };
     leave_open("left-open.inbox");
     put(&producer("none"), "left-open.inbox", "behind");
-    let why = stands_still(server, "inbox: a transaction is open since offset 0");
+    let why = is_blocked(server, "inbox: a transaction is open since offset 0");
     assert!(names(server).is_empty(), "the message behind it waits");
     end("left-open.inbox", &why);
     until("the message behind it is answered", || (names(server) == ["behind"]).then_some(()));
     is_ready(server);
 
     leave_open("left-open.journal");
-    let why = stands_still(server, "journal: a transaction is open since offset");
+    let why = is_blocked(server, "journal: a transaction is open since offset");
     end("left-open.journal", &why);
     until("an intent is acknowledged", || {
         let data = json!({"name": "again", "spec": {"type": "T", "score": 1}});
@@ -272,7 +272,7 @@ fn a_foreign_member_that_takes_the_partition_is_named_and_its_end_is_that_of_the
         told.lines().any(|line| line.contains("captured.inbox") && line.contains("a stranger")).then_some(())
     });
     server.signal(Signal::CONT);
-    let why = stands_still(server, "no server decides");
+    let why = is_blocked(server, "no server decides");
     assert!(why.contains("a stranger") && why.contains("no server of the fleet"), "{why}");
     let metrics = server.client().get("/metrics").text;
     assert!(metrics.contains("chancery_trouble{fleet=\"default\",part=\"election\"} 1"), "{metrics}");
@@ -299,7 +299,7 @@ fn an_import_that_is_killed_while_a_server_decides_changes_nothing() {
         let mut import = Command::new(program())
             .args(["import", "--journal", standbys.journal()])
             .arg(other.data())
-            .env("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes")
+            .env("CHANCERY_KAFKA_ALLOW_UNSAFE_TOPICS", "yes")
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
+use chancery_tests::fault_campaigns::Lane;
+use chancery_tests::fault_campaigns::evidence::records;
 use chancery_tests::kafka::proxy::ProxyFaults;
 use chancery_tests::kafka::{Cluster, shared};
-use chancery_tests::lanes::Lane;
-use chancery_tests::lanes::evidence::records;
 use chancery_tests::{Executor, Place, Server, Standbys, payloads, program, until};
 use serde_json::{Value, json};
 
-const SCOPE: (&str, &str) = ("CHANCERY_INBOX_SCOPE", "capability.*,cluster.apply");
+const SCOPE: (&str, &str) = ("CHANCERY_INBOX_ALLOWED_INTENTS", "capability.*,cluster.apply");
 
 fn kcat(args: &[&str], input: &str) -> String {
     let mut kcat = Command::new("kcat")
@@ -68,9 +68,12 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
     // An executor outside that knows all three servers.
     let home = tempfile::tempdir().expect("a directory");
     let client = standbys.servers[other].client();
-    chancery_tests::lanes::fleet::set_up(&client, &chancery_tests::lanes::fleet::sleeper());
+    chancery_tests::fault_campaigns::fleet::set_up(
+        &client,
+        &chancery_tests::fault_campaigns::fleet::sleeper(),
+    );
     let mut executor = Executor::start_for(home.path(), &standbys.urls(), "e1", "--process");
-    chancery_tests::lanes::fleet::deploy(&client, "d1", 3);
+    chancery_tests::fault_campaigns::fleet::deploy(&client, "d1", 3);
     client.wait_for("web", "running", 3);
     let before = payloads(home.path());
     standbys.servers[decider].kill();
@@ -82,14 +85,14 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
         (answer.status == 201).then_some(answer)
     });
     assert_eq!(again.json()["position"].as_u64(), Some(position));
-    chancery_tests::lanes::fleet::deploy(&standbys.servers[now].client(), "d2", 4);
+    chancery_tests::fault_campaigns::fleet::deploy(&standbys.servers[now].client(), "d2", 4);
     standbys.servers[now].client().wait_for("web", "running", 4);
     let after = payloads(home.path());
     assert!(
         before.iter().all(|payload| after.contains(payload)),
         "no process was lost: {before:?} {after:?}"
     );
-    chancery_tests::lanes::fleet::deploy(&standbys.servers[now].client(), "d3", 0);
+    chancery_tests::fault_campaigns::fleet::deploy(&standbys.servers[now].client(), "d3", 0);
     until("nothing runs", || payloads(home.path()).is_empty().then_some(()));
     assert_eq!(executor.stop(), Some(0));
     standbys.servers[decider].start_again();
@@ -105,7 +108,7 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
 }
 
 #[test]
-fn letters_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
+fn messages_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
     let mut standbys = Standbys::start(shared(1), "messages", 2, &settings);
     let brokers = shared(1).bootstrap();
@@ -156,7 +159,7 @@ fn letters_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
     let applied = told(server, "capability.apply.v1");
     assert!(applied.iter().all(|event| event["actor"] == "mail"), "{applied:?}");
     assert_eq!(applied[1]["claimedactor"], "mallory");
-    let refused = told(server, "inbox.refused.v1");
+    let refused = told(server, "inbox.message_refused.v1");
     assert_eq!(refused.len(), 3, "{refused:?}");
     let denied = told(server, "intent.refused.v1");
     assert!(denied.len() == 2 && denied.iter().all(|event| event["data"]["code"] == "denied"), "{denied:?}");
@@ -174,13 +177,13 @@ fn letters_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
 }
 
 #[test]
-fn letters_that_come_slowly_after_a_takeover_are_all_answered() {
+fn messages_that_come_slowly_after_a_takeover_are_all_answered() {
     let cluster = Cluster::start_with_proxies(1);
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
     let mut standbys = Standbys::start(&cluster, "slow", 1, &settings);
     standbys.servers[0].kill();
     for i in 0..20 {
-        let name = format!("letter-{i}");
+        let name = format!("message-{i}");
         let event = json!({
             "specversion": "1.0", "id": name, "source": "elsewhere", "type": "chancery.capability.apply.v1",
             "datacontenttype": "application/json", "data": {"name": name, "spec": {"type": "T", "score": 1}},
@@ -203,11 +206,11 @@ fn letters_that_come_slowly_after_a_takeover_are_all_answered() {
     until("the inbox messages are answered", || {
         (told(&standbys.servers[0], "capability.apply.v1").len() == 21).then_some(())
     });
-    assert!(told(&standbys.servers[0], "inbox.refused.v1").is_empty());
+    assert!(told(&standbys.servers[0], "inbox.message_refused.v1").is_empty());
 }
 
 #[test]
-fn a_letter_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up() {
+fn a_message_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up() {
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
     let standbys = Standbys::start(shared(1), "header-names", 1, &settings);
     let kcat_letter = |headers: &[&OsStr], value: &str| {
@@ -236,7 +239,7 @@ fn a_letter_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up(
     until("the inbox message behind is answered", || {
         (told(server, "capability.apply.v1").len() == 1).then_some(())
     });
-    let refused = told(server, "inbox.refused.v1");
+    let refused = told(server, "inbox.message_refused.v1");
     assert_eq!(refused.len(), 2, "{refused:?}");
     assert!(refused.iter().all(|event| event.to_string().contains("must be UTF-8")), "{refused:?}");
     // The client library panics at such a name, and each panic is in the log: once for a message.
@@ -357,11 +360,11 @@ fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
     assert!(String::from_utf8_lossy(&missing.stderr).contains("try: chancery init-topics"), "{missing:?}");
     let few = run(&["init-topics", "--journal", &journal]);
     assert!(String::from_utf8_lossy(&few.stderr).contains("the cluster has 1 brokers"), "{few:?}");
-    let made = run(&["init-topics", "--journal", &journal, "--copies", "1"]);
+    let made = run(&["init-topics", "--journal", &journal, "--replication-factor", "1"]);
     assert!(made.status.success(), "{made:?}");
     let text = String::from_utf8_lossy(&made.stdout).into_owned();
     assert!(text.contains("unsafe.journal: made, 1 partitions, 1 copies"), "{text}");
-    let again = run(&["init-topics", "--journal", &journal, "--copies", "1"]);
+    let again = run(&["init-topics", "--journal", &journal, "--replication-factor", "1"]);
     assert!(String::from_utf8_lossy(&again.stdout).contains("unsafe.journal: is there"), "{again:?}");
     let doctor = run(&["doctor", "--journal", &journal]);
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
@@ -370,8 +373,8 @@ fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
         text.contains("min.insync.replicas is 1, and must be 2") && text.contains("kafka-configs"),
         "{text}"
     );
-    let folder = tempfile::tempdir().expect("a directory");
-    let data = folder.path().to_str().expect("a path");
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().to_str().expect("a path");
     let refused = run(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data, "--journal", &journal]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("and must be"), "{refused:?}");

@@ -13,8 +13,8 @@ use chancery_journal::kafka::{KafkaClient as Brokers, KafkaJournal, KafkaOptions
 use chancery_journal::segments::{self, SegmentJournal};
 use chancery_journal::{ChainCursor, DeliverySink, Journal};
 use chancery_projector::{ListQuery, Projector, RowKind, StoreTuning};
+use chancery_tests::fault_campaigns::fleet::{by_hand, deploy, set_up, sleeper};
 use chancery_tests::kafka::{Cluster, shared};
-use chancery_tests::lanes::fleet::{by_hand, deploy, set_up, sleeper};
 use chancery_tests::{Client, Executor, Server, Standbys, payloads, program, until};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use serde_json::{Value, json};
@@ -133,13 +133,13 @@ fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (Gives, Vec<Arc
     let output = Command::new(program()).args(["-o", "json", "verify"]).arg(dir).output().expect("it runs");
     let mut verified: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let about = verified.as_object_mut().expect("an object");
-    for place in ["folder", "segments", "open"] {
+    for place in ["directory", "segments", "open"] {
         about.remove(place).expect("the field exists");
     }
     (Gives { head, state, rows, verified }, records)
 }
 
-fn in_a_folder(dir: &Path) -> (Gives, Vec<Arc<Record>>) {
+fn in_a_directory(dir: &Path) -> (Gives, Vec<Arc<Record>>) {
     let options = segments::SegmentOptions::new(dir, "default");
     gives(dir, || Box::new(SegmentJournal::open(&options, nowhere()).expect("open").0))
 }
@@ -161,7 +161,7 @@ fn on_kafka(cluster: &Cluster, prefix: &str) -> (Gives, Vec<Arc<Record>>, u64) {
 fn run(args: &[&str]) {
     let output = Command::new(program())
         .args(args)
-        .env("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes")
+        .env("CHANCERY_KAFKA_ALLOW_UNSAFE_TOPICS", "yes")
         .output()
         .expect("the program runs");
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -169,7 +169,7 @@ fn run(args: &[&str]) {
 
 #[test]
 fn what_a_server_alone_wrote_gives_the_same_on_one_broker_and_on_three() {
-    let mut server = Server::start_with(&[("CHANCERY_EXECUTORS", "none")]);
+    let mut server = Server::start_with(&[("CHANCERY_EMBEDDED_EXECUTORS", "none")]);
     server.stay_at_this_address();
     let mut executor = Executor::start_within(&server, "e1", "--process");
     let server = std::cell::RefCell::new(server);
@@ -183,13 +183,13 @@ fn what_a_server_alone_wrote_gives_the_same_on_one_broker_and_on_three() {
     assert_eq!(server.stop(), Some(0));
     assert_eq!(executor.stop(), Some(0));
     let journal = server.data().join("fleets/default/journal");
-    let (wanted, records) = in_a_folder(&journal);
+    let (wanted, records) = in_a_directory(&journal);
     assert_eq!((&wanted.verified["terms"], &wanted.verified["holds"]), (&json!(2), &json!(true)));
     assert!(wanted.rows.values().filter(|pages| pages[0] != "[]").count() > 5, "{:?}", wanted.rows);
     for brokers in [1, 3] {
         let (cluster, copies) = (shared(brokers), brokers.to_string());
         let url = format!("kafka://{}/history-{brokers}", cluster.bootstrap());
-        run(&["init-topics", "--journal", &url, "--copies", &copies]);
+        run(&["init-topics", "--journal", &url, "--replication-factor", &copies]);
         run(&["import", server.data().to_str().expect("a path"), "--journal", &url]);
         // As if that topic were lost.
         std::fs::remove_file(journal.join("kafka.json")).expect("a mirror");
@@ -198,11 +198,11 @@ fn what_a_server_alone_wrote_gives_the_same_on_one_broker_and_on_three() {
         assert!(same == records, "the same bytes on {brokers}");
         assert_eq!(found, wanted, "on {brokers}");
     }
-    assert_eq!(in_a_folder(&journal).0, wanted, "the directory is unchanged");
+    assert_eq!(in_a_directory(&journal).0, wanted, "the directory is unchanged");
 }
 
 #[test]
-fn what_servers_on_kafka_wrote_gives_the_same_in_a_folder() {
+fn what_servers_on_kafka_wrote_gives_the_same_in_a_directory() {
     let prefix = "history-back";
     let standbys = std::cell::RefCell::new(Standbys::start(shared(1), prefix, 2, &[]));
     let home = tempfile::tempdir().expect("a directory");
@@ -236,15 +236,15 @@ fn what_servers_on_kafka_wrote_gives_the_same_in_a_folder() {
     let (wanted, records, skipped) = on_kafka(shared(1), prefix);
     assert!(skipped > 0, "invalid records do not count");
     assert!(wanted.verified["terms"].as_u64() >= Some(2), "{}", wanted.verified);
-    let folder: TempDir = tempfile::tempdir().expect("a directory");
+    let directory: TempDir = tempfile::tempdir().expect("a directory");
     let (journal, _) =
-        SegmentJournal::open(&segments::SegmentOptions::new(folder.path(), "default"), nowhere())
+        SegmentJournal::open(&segments::SegmentOptions::new(directory.path(), "default"), nowhere())
             .expect("open");
     for record in &records {
         journal.append((**record).clone()).expect("appended");
     }
     journal.close().expect("closed");
-    let (found, same) = in_a_folder(folder.path());
+    let (found, same) = in_a_directory(directory.path());
     assert!(same == records, "the same bytes");
     assert_eq!(found, wanted);
 }

@@ -12,12 +12,12 @@ use chancery_journal::conformance::{FLEET, TestWriter};
 use chancery_journal::kafka::topics::{TopicAdmin, TopicRole};
 use chancery_journal::kafka::{
     ImportError, KafkaClient, KafkaJournal, KafkaOptions, OpenedKafkaJournal, PartitionMismatch,
-    PartitionState, fill, offsets,
+    PartitionState, import_journal, offsets,
 };
 use chancery_journal::segments::{self, SegmentJournal};
 use chancery_journal::{AppendError, DeliverySink, Journal, JournalDelivery, is_mirror};
+use chancery_tests::fault_campaigns::evidence::records;
 use chancery_tests::kafka::{Cluster, shared};
-use chancery_tests::lanes::evidence::records;
 use chancery_tests::{Server, Standbys, program, until};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -127,7 +127,7 @@ impl<'a> Target<'a> {
         let mut command = Command::new(program());
         command.args(["import", "--journal", &self.url(), "--fleet", fleet]).arg(data);
         // A single broker cannot guarantee durability.
-        command.env("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes").stdin(Stdio::null());
+        command.env("CHANCERY_KAFKA_ALLOW_UNSAFE_TOPICS", "yes").stdin(Stdio::null());
         command
     }
 
@@ -179,7 +179,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
     early
         .args(["serve", "--listen", "127.0.0.1:0", "--journal", &target.url(), "--data-dir"])
         .arg(server.data());
-    let early = early.env("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes").output().expect("the program runs");
+    let early = early.env("CHANCERY_KAFKA_ALLOW_UNSAFE_TOPICS", "yes").output().expect("the program runs");
     assert!(told(&early).contains("was never on Kafka. try: chancery import"), "{early:?}");
     let before = records(server.data()).expect("a journal");
     let journal = server.data().join("fleets/default/journal");
@@ -208,7 +208,9 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
     );
     assert_eq!(files(&journal), kept, "nothing was changed");
     let url = target.url();
-    for (name, value) in [("JOURNAL", &*url), ("KAFKA_UNSAFE_TOPICS", "yes"), ("KAFKA_SESSION", "6s")] {
+    for (name, value) in
+        [("JOURNAL", &*url), ("KAFKA_ALLOW_UNSAFE_TOPICS", "yes"), ("KAFKA_SESSION_TIMEOUT", "6s")]
+    {
         server.set(&format!("CHANCERY_{name}"), value);
     }
     server.start_again();
@@ -241,7 +243,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
 }
 
 #[test]
-fn a_folder_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it() {
+fn a_directory_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it() {
     let mut standbys = Standbys::start(shared(1), "marked", 1, &[]);
     let server = &mut standbys.servers[0];
     let journal = server.data().join("fleets/default/journal");
@@ -323,7 +325,7 @@ fn a_journal_that_is_shorter_than_the_read_models_prove_is_not_imported() {
 fn a_partition_that_holds_anything_is_left_alone() {
     let target = Target::new(shared(1), "holds");
     let (written, other) = (Written::new(20), Written::new(2));
-    fill(&target.options(written.mirror()), LONG).expect("filled");
+    import_journal(&target.options(written.mirror()), LONG).expect("filled");
     let before = target.written();
     let mut author = TestWriter::new(2, None);
     let third = Written { home: tempfile::tempdir().expect("a directory"), records: vec![author.genesis()] };
@@ -334,7 +336,7 @@ fn a_partition_that_holds_anything_is_left_alone() {
         (&other, PartitionMismatch::Further(Position::new(3))),
         (&third, PartitionMismatch::Differs(Position::FIRST)),
     ] {
-        match fill(&target.options(written.mirror()), LONG) {
+        match import_journal(&target.options(written.mirror()), LONG) {
             Err(ImportError::NotEmpty { found, .. }) => assert_eq!(found, wanted),
             other => panic!("{other:?}"),
         }
@@ -342,12 +344,12 @@ fn a_partition_that_holds_anything_is_left_alone() {
     }
     assert_eq!(target.written(), before, "nothing was sent");
     let emptied = Target::new(shared(1), "holds-no-more");
-    match fill(&emptied.options(written.mirror()), LONG) {
+    match import_journal(&emptied.options(written.mirror()), LONG) {
         Err(ImportError::Mirror { topic, partition: 0, .. }) => assert_eq!(*topic, *target.topic()),
         other => panic!("a second history would start: {other:?}"),
     }
     std::fs::remove_file(written.journal().join("kafka.json")).expect("a mirror");
-    fill(&emptied.options(written.mirror()), LONG).expect("filled");
+    import_journal(&emptied.options(written.mirror()), LONG).expect("filled");
     let file = written.home.path().join("delete.json");
     let list = format!(
         r#"{{"partitions": [{{"topic": "{}", "partition": 0, "offset": -1}}], "version": 1}}"#,
@@ -355,7 +357,7 @@ fn a_partition_that_holds_anything_is_left_alone() {
     );
     std::fs::write(&file, list).expect("written");
     shared(1).tool("kafka-delete-records", &["--offset-json-file", file.to_str().expect("a path")]);
-    match fill(&emptied.options(written.mirror()), LONG) {
+    match import_journal(&emptied.options(written.mirror()), LONG) {
         Err(ImportError::NotEmpty { found: PartitionMismatch::BeginsLate(_), .. }) => {}
         other => panic!("no server would read it: {other:?}"),
     }
@@ -366,14 +368,14 @@ fn what_takes_too_long_counts_for_nothing_and_may_be_tried_again() {
     let target = Target::new(shared(1), "too-long");
     let written = Written::new(100);
     let options = target.options(written.mirror());
-    match fill(&options, Duration::ZERO) {
+    match import_journal(&options, Duration::ZERO) {
         Err(ImportError::TooLong { sent: 1, records: 100, .. }) => {}
         other => panic!("{other:?}"),
     }
     assert!(!is_mirror(&written.journal()).expect("checked"), "the directory is unchanged");
     let (opened, records) = target.read();
     assert_eq!((opened.head, opened.skipped, records.len()), (None, 0, 0), "no reader sees it");
-    let filled = fill(&options, LONG).expect("filled");
+    let filled = import_journal(&options, LONG).expect("filled");
     assert_eq!((filled.found, filled.records), (PartitionState::Empty, 100));
     assert_same(&target.read().1, &written.records);
 }
@@ -457,7 +459,7 @@ fn a_broker_that_dies_while_it_is_imported_loses_nothing_and_doubles_nothing() {
         };
         std::thread::scope(|scope| {
             let options = target.options(written.mirror());
-            let filling = scope.spawn(move || fill(&options, LONG));
+            let filling = scope.spawn(move || import_journal(&options, LONG));
             until("something is written", || (target.written() > 0).then_some(()));
             println!("in the middle of it: {}", !filling.is_finished());
             // Clients with any metadata of the leader get an answer meanwhile.

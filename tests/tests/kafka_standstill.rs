@@ -13,7 +13,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use serde_json::json;
 
-const INBOX: [(&str, &str); 2] = [("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "mail")];
+const INBOX: [(&str, &str); 2] =
+    [("CHANCERY_INBOX_ALLOWED_INTENTS", "capability.*"), ("CHANCERY_INBOX_ACTOR", "mail")];
 /// Time that a client waits for brokers.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -103,7 +104,7 @@ fn a_coordinator_that_no_server_reaches_is_named_by_all_and_another_broker_by_no
         let made = ["--create", "--topic", &topic, "--replica-assignment", &leads.to_string()];
         cluster.tool("kafka-topics", &[&made[..], &["--config", "min.insync.replicas=1"]].concat());
     }
-    let log = ("CHANCERY_LOG", "info,chancery::kafka=debug");
+    let log = ("CHANCERY_LOG_FILTER", "info,chancery::kafka=debug");
     let standbys = Standbys::start(&cluster, "unreached", 2, &[log]);
     standbys.servers.iter().for_each(is_ready);
     let hangs = ProxyFaults { stalls: true, ..ProxyFaults::default() };

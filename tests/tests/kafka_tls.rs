@@ -10,7 +10,7 @@ use serde_json::json;
 /// Settings that reach the brokers correctly.
 fn settings(ca: &Path, password: &Path) -> Vec<(&'static str, String)> {
     vec![
-        ("CHANCERY_KAFKA_UNSAFE_TOPICS", "yes".into()),
+        ("CHANCERY_KAFKA_ALLOW_UNSAFE_TOPICS", "yes".into()),
         ("CHANCERY_KAFKA_TLS", "yes".into()),
         ("CHANCERY_KAFKA_CA_FILE", ca.display().to_string()),
         ("CHANCERY_KAFKA_USERNAME", "chancery".into()),
@@ -29,15 +29,15 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
     let cluster = Cluster::start_secure();
     let (brokers, ca) = cluster.secure();
     let journal = format!("kafka://{brokers}/secure");
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let write = |name: &str, text: &str| -> PathBuf {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         std::fs::write(&path, text).expect("a file");
         path
     };
     let password = write("password", "secret\n");
     let good = settings(&ca, &password);
-    let made = run(&["init-topics", "--copies", "1"], &journal, &good);
+    let made = run(&["init-topics", "--replication-factor", "1"], &journal, &good);
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
 
     let mut server = Server::new();
@@ -45,7 +45,7 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
         server.set(name, value);
     }
     server.set("CHANCERY_JOURNAL", &journal);
-    server.set("CHANCERY_EXECUTORS", "none");
+    server.set("CHANCERY_EMBEDDED_EXECUTORS", "none");
     server.start_again();
     let fact = json!({"name": "a", "spec": {"type": "T", "score": 1}});
     assert_eq!(server.client().decided("a", "capability.apply", &fact).status, 201);
@@ -75,13 +75,16 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(told.contains("invalid kafka.username: requires kafka.password_file"), "{told}");
     let mut undone = good.clone();
-    undone.push(("CHANCERY_KAFKA_CLIENT", "enable.ssl.certificate.verification=false".into()));
+    undone.push(("CHANCERY_KAFKA_CLIENT_PROPERTIES", "enable.ssl.certificate.verification=false".into()));
     let (is_told, why) = asked(&undone);
     assert!(
-        !is_told && why.contains("invalid kafka.client: must not set enable.ssl.certificate.verification"),
+        !is_told
+            && why.contains(
+                "invalid kafka.client_properties: must not set enable.ssl.certificate.verification"
+            ),
         "{why}"
     );
-    let refused = run(&["doctor"], &journal, &settings(&ca, &folder.path().join("none")));
+    let refused = run(&["doctor"], &journal, &settings(&ca, &directory.path().join("none")));
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(told.contains("read kafka.password_file"), "{told}");
 }

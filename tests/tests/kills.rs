@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use chancery_tests::Place;
-use chancery_tests::lanes::{Fault, Lane};
+use chancery_tests::fault_campaigns::{Fault, Lane};
 use chancery_tests::ledger::Ledger;
 
 /// Runs a campaign with a fixed seed; timing still varies.

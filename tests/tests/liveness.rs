@@ -1,6 +1,6 @@
 //! Payload of the real program that answers, then hangs.
 
-use chancery_tests::lanes::fleet::{deploy, set_up};
+use chancery_tests::fault_campaigns::fleet::{deploy, set_up};
 use chancery_tests::{Server, until};
 use serde_json::{Value, json};
 
@@ -34,12 +34,12 @@ fn payload() -> Value {
 fn work(server: &Server, replica: &Value) -> std::path::PathBuf {
     let id = replica["incarnation"].as_str().expect("it runs");
     until("the directory of the incarnation exists", || {
-        walk(server.data(), id).map(|folder| folder.join("app-0/work")).filter(|work| work.is_dir())
+        walk(server.data(), id).map(|directory| directory.join("app-0/work")).filter(|work| work.is_dir())
     })
 }
 
-fn walk(folder: &std::path::Path, name: &str) -> Option<std::path::PathBuf> {
-    for entry in std::fs::read_dir(folder).ok()? {
+fn walk(directory: &std::path::Path, name: &str) -> Option<std::path::PathBuf> {
+    for entry in std::fs::read_dir(directory).ok()? {
         let path = entry.ok()?.path();
         if path.file_name().and_then(|file| file.to_str()) == Some(name) && path.join("spec.json").exists() {
             return Some(path);
@@ -63,8 +63,8 @@ fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote
     let name = first["name"].as_str().expect("a name").to_owned();
     let row = || client.read(&format!("replicas/{name}"));
     // Unready: the row has time and error, and nothing else happens.
-    let folder = work(&server, &first);
-    std::fs::write(folder.join("unready"), "").expect("written");
+    let directory = work(&server, &first);
+    std::fs::write(directory.join("unready"), "").expect("written");
     let unready = until("it is seen unready", || Some(row()).filter(|row| row["unready_at"].is_string()));
     assert_eq!((&unready["phase"], &unready["ready"]), (&json!("running"), &json!(false)));
     let message = unready["message"].as_str().expect("a message");
@@ -73,12 +73,12 @@ fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote
             && message.ends_with(": readiness probe of app-0: status 503"),
         "{message}"
     );
-    std::fs::remove_file(folder.join("unready")).expect("removed");
+    std::fs::remove_file(directory.join("unready")).expect("removed");
     until("it is ready again", || {
         Some(row()).filter(|row| row["ready"] == true && row["unready_at"].is_null())
     });
     // The payload hangs.
-    std::fs::write(folder.join("hang"), "").expect("written");
+    std::fs::write(directory.join("hang"), "").expect("written");
     let second = until("another incarnation of it is ready", || {
         Some(row()).filter(|row| row["incarnation"] != first["incarnation"] && row["ready"] == true)
     });
@@ -150,9 +150,9 @@ fn requests_for_logs_whose_clients_read_nothing_take_few_descriptors() {
     deploy(&client, "d1", 1);
     let replica = client.wait_for("web", "running", 1)[0].clone();
     let id = replica["incarnation"].as_str().expect("it runs").to_owned();
-    let folder = until("its directory exists", || walk(server.data(), &id));
+    let directory = until("its directory exists", || walk(server.data(), &id));
     until("everything is written", || {
-        let sizes = std::fs::read_dir(&folder).ok()?.flatten().filter_map(|entry| {
+        let sizes = std::fs::read_dir(&directory).ok()?.flatten().filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
             (name.ends_with(".out.1") || name.ends_with(".err.1")).then(|| entry.metadata().ok())?
         });

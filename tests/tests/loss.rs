@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use chancery_tests::lanes::fleet::{deploy, set_up, sleeper};
+use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 use chancery_tests::{Client, Server, payloads, until};
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Mutations of the sources (`tests/mutations/*.patch`) that the simulation finds (`tests/mutations/hunt`).
+//! Mutations of the sources (`tests/mutations/*.patch`) that the simulation finds (`tests/mutations/search`).
 
 use std::path::Path;
 use std::process::Command;

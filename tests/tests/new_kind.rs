@@ -84,22 +84,22 @@ fn run(command: &mut Command) -> Output {
 
 /// Copies the sources and applies both patches, in a directory that is removed with the value.
 fn patched(root: &Path) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     for source in SOURCES {
-        copy(&root.join(source), &folder.path().join(source));
+        copy(&root.join(source), &directory.path().join(source));
     }
     for name in ["certificate", "orchestrator"] {
         run(Command::new("patch")
             .args(["-p1", "--no-backup-if-mismatch", "-i"])
             .arg(patch(name))
-            .current_dir(folder.path()));
+            .current_dir(directory.path()));
     }
     // The program of the tests is located in the same target directory.
-    let manifest = folder.path().join("service/Cargo.toml");
+    let manifest = directory.path().join("service/Cargo.toml");
     let text = fs::read_to_string(&manifest).expect("a manifest");
     let named = format!("\n[[bin]]\nname = \"{PROGRAM}\"\npath = \"src/main.rs\"\n");
     fs::write(&manifest, text + &named).expect("a manifest");
-    folder
+    directory
 }
 
 /// Results of the build with patched sources.
@@ -167,9 +167,9 @@ fn product_files(name: &str) -> Vec<String> {
     let patch = fs::read_to_string(patch(name)).expect("the patch");
     let files = patch.lines().filter_map(|line| line.strip_prefix("+++ b/"));
     let is_product = |file: &&str| {
-        let mut folders = file.split('/');
+        let mut directories = file.split('/');
         let is_source = Path::new(file).extension().is_some_and(|extension| extension == "rs");
-        is_source && folders.next() != Some("tests") && folders.next() != Some("tests")
+        is_source && directories.next() != Some("tests") && directories.next() != Some("tests")
     };
     files.filter(is_product).map(str::to_owned).collect()
 }
@@ -260,8 +260,8 @@ fn the_example_of_a_new_kind_builds_and_works() {
     assert_eq!(schema.text, stored);
 
     // A manifest, a row, a filter, a table, a description.
-    let folder = tempfile::tempdir().expect("a directory");
-    let file = folder.path().join("certificate.yaml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("certificate.yaml");
     let sha256 = "ab".repeat(32);
     let manifest = format!(
         "apiVersion: chancery/v1\nkind: Certificate\nmetadata: {{name: shop}}\nspec: {{service: shop, sha256: {sha256}}}\n"

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
-use chancery_tests::lanes::fleet::{set_up, sleeper};
+use chancery_tests::fault_campaigns::fleet::{set_up, sleeper};
 use chancery_tests::{Server, program};
 
 fn run(args: &[&str]) -> Output {
@@ -16,7 +16,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn a_folder_has_one_server_whatever_its_fleet() {
+fn a_directory_has_one_server_whatever_its_fleet() {
     let server = Server::start();
     let data = server.data().to_str().expect("a path");
     for fleet in ["default", "other"] {
@@ -35,8 +35,8 @@ fn a_folder_has_one_server_whatever_its_fleet() {
 fn a_port_that_is_taken_is_told_with_another() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port();
-    let folder = tempfile::tempdir().expect("a directory");
-    let data = folder.path().to_str().expect("a path");
+    let directory = tempfile::tempdir().expect("a directory");
+    let data = directory.path().to_str().expect("a path");
     let output = run(&["serve", "--listen", &format!("127.0.0.1:{port}"), "--data-dir", data]);
     assert_eq!(output.status.code(), Some(1));
     let text = said(&output);
@@ -48,13 +48,13 @@ fn a_port_that_is_taken_is_told_with_another() {
         text.contains(&format!("another program uses port {port}")) && text.contains("--listen"),
         "{text}"
     );
-    assert!(!folder.path().join("fleets").exists(), "no journal is created");
+    assert!(!directory.path().join("fleets").exists(), "no journal is created");
 }
 
 #[test]
 fn the_demonstration_runs_under_any_name_and_leaves_no_log_when_it_succeeds() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (data, other) = (folder.path().join("demo"), folder.path().join("a $name of its own"));
+    let directory = tempfile::tempdir().expect("a directory");
+    let (data, other) = (directory.path().join("demo"), directory.path().join("a $name of its own"));
     std::fs::copy(program(), &other).expect("a copy of the program");
     let output = Command::new(&other).args(["demo", "--data-dir"]).arg(&data).output().expect("it runs");
     assert!(output.status.success(), "{}", said(&output));

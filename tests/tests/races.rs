@@ -28,8 +28,8 @@ fn numbers(row: &str) -> Vec<u32> {
 }
 
 /// Rows of a table whose first cell starts with one of these characters.
-fn rows<'a>(part: &'a str, letters: &'a [char]) -> impl Iterator<Item = &'a str> {
-    part.lines().filter(move |line| line.strip_prefix("| ").is_some_and(|cell| cell.starts_with(letters)))
+fn rows<'a>(part: &'a str, messages: &'a [char]) -> impl Iterator<Item = &'a str> {
+    part.lines().filter(move |line| line.strip_prefix("| ").is_some_and(|cell| cell.starts_with(messages)))
 }
 
 /// Checks that the tests named in a row exist.
@@ -61,10 +61,10 @@ fn every_race_is_shown_by_a_test_that_exists_or_waits_for_something() {
 
 #[test]
 fn every_check_is_shown_by_a_test_that_exists() {
-    let letters = ['M', 'A', 'B', 'C', 'D', 'F'];
+    let messages = ['M', 'A', 'B', 'C', 'D', 'F'];
     let cell = |row: &str| row.split('|').nth(1).expect("a first cell").trim().to_owned();
     let mut all = BTreeSet::new();
-    for row in rows(CHECKS, &letters) {
+    for row in rows(CHECKS, &messages) {
         assert!(
             quoted(row).any(|name| name.contains("::")) || row.contains("performance.md"),
             "no test: {row}"
@@ -74,8 +74,8 @@ fn every_check_is_shown_by_a_test_that_exists() {
             assert!(all.insert(check.to_owned()), "{check} is listed twice");
         }
     }
-    let of = |letter: char, numbers: std::ops::RangeInclusive<u32>| {
-        numbers.map(move |number| format!("{letter}{number}"))
+    let of = |message: char, numbers: std::ops::RangeInclusive<u32>| {
+        numbers.map(move |number| format!("{message}{number}"))
     };
     let wanted = of('M', 1..=37).chain(of('M', 54..=55)).chain(of('A', 4..=11)).chain(of('B', 1..=5));
     let wanted =

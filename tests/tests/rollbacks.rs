@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use chancery_tests::lanes::fleet::set_up;
+use chancery_tests::fault_campaigns::fleet::set_up;
 use chancery_tests::{Client, Server, payloads, program, until};
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 //! `tests/reliability rollouts` plays any number.
 
 use chancery_tests::Place;
-use chancery_tests::lanes::Lane;
+use chancery_tests::fault_campaigns::Lane;
 
 #[test]
 fn whatever_is_done_about_deployments_as_many_good_replicas_serve_as_promised_and_the_end_is_what_is_wanted()

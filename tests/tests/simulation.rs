@@ -3,7 +3,7 @@
 //! `SEED=… cargo test -p chancery-tests the_seed` plays one seed; `tests/reliability simulate 200000` many
 //! more.
 
-use chancery_tests::sim::{Fault, Script, Story, play, play_many};
+use chancery_tests::sim::{Fault, Script, TraceOption, play, play_many};
 
 /// Number of seeds that the tests always play.
 const SEEDS: u64 = 3000;
@@ -25,18 +25,18 @@ const WORK: &[&str] = &[
     "deployment.ended.v1",
     "deployment.stalled.v1",
     "replica.deleted.v1",
-    "command.failed.v1",
-    "object.judged.v1",
+    "incarnation.command_failed.v1",
+    "orphan.resolved.v1",
     "request.opened.v1",
     "request.approved.v1",
     "request.ended.v1",
     "approval.bypassed.v1",
     "session.closed.v1",
-    "plan.waiting.v1",
+    "plan.unschedulable.v1",
     "plan.balance_changed.v1",
     "plan.rebalance_ended.v1",
     "inbox message",
-    "inbox.refused.v1",
+    "inbox.message_refused.v1",
     "inbox.advanced.v1",
     "hung",
 ];
@@ -62,11 +62,12 @@ fn thousands_of_worlds_hold() {
 #[test]
 fn the_same_seed_gives_the_same_world() {
     for seed in [3, 44, 407] {
-        let (one, two) = (play(Script::draw(seed), Story::Told), play(Script::draw(seed), Story::Told));
+        let (one, two) =
+            (play(Script::draw(seed), TraceOption::Told), play(Script::draw(seed), TraceOption::Told));
         assert_eq!(one.hash, two.hash, "seed {seed}");
-        assert!(one.story == two.story && !one.story.is_empty(), "seed {seed}");
+        assert!(one.trace == two.trace && !one.trace.is_empty(), "seed {seed}");
         // Recording the story does not change the world.
-        assert_eq!(play(Script::draw(seed), Story::Untold).hash, one.hash, "seed {seed}");
+        assert_eq!(play(Script::draw(seed), TraceOption::Untold).hash, one.hash, "seed {seed}");
     }
 }
 
@@ -76,9 +77,9 @@ fn the_seed() {
     let Some(seed) = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
     println!("seed {seed}");
     let script = Script::draw(seed);
-    if let Some(violation) = play(script.clone(), Story::Untold).violation {
+    if let Some(violation) = play(script.clone(), TraceOption::Untold).violation {
         let (small, played) = chancery_tests::sim::shrink::shrink(&script);
-        println!("{}", played.story.join("\n"));
+        println!("{}", played.trace.join("\n"));
         panic!("{violation}; the smallest world that fails so has {} inputs", small.inputs.len());
     }
 }

@@ -72,7 +72,7 @@ kinds! {
     INVALID = 422 "invalid" final
         "A value in the body breaks a rule. The member `errors` has the location of the value and the rule."
         "Correct the values at these locations.";
-    BAD_TRANSITION = 409 "bad_transition" final
+    INVALID_TRANSITION = 409 "invalid_transition" final
         "The state of the entity does not allow the change. The member `detail` names the state."
         "Read the state with `chancery describe KIND NAME`. Wait until the state allows the change, or make another change.";
     IN_USE = 409 "in_use" final
@@ -87,13 +87,13 @@ kinds! {
     NOT_PENDING = 409 "not_pending" final
         "The operation or request does not wait for approval. It is approved, rejected, expired or no longer requested."
         "Read its state with `chancery describe KIND ID`. If the change is still needed, request it again.";
-    KEY_REUSED = 422 "key_reused" final
+    IDEMPOTENCY_KEY_REUSED = 422 "idempotency_key_reused" final
         "The idempotency key was used for an intent with another body."
         "Send the intent with a new idempotency key.";
-    EXPIRED = 409 "expired" final
+    INTENT_EXPIRED = 409 "intent_expired" final
         "The intent is older than the idempotency keys that are kept. Whether it was decided before is unknown."
         "Read the entity. If the change is missing, send it with a new idempotency key and with the time that `detail` names.";
-    FROM_THE_FUTURE = 422 "from_the_future" final
+    TIMESTAMP_IN_FUTURE = 422 "timestamp_in_future" final
         "The time of the intent is more than five minutes ahead of the server's clock."
         "Correct the clock of the client, and send the intent with the correct time.";
     UNSUPPORTED = 422 "unsupported" final
@@ -101,7 +101,7 @@ kinds! {
         "Change the request as `detail` describes, or update the program.";
     TOO_LARGE = 413 "too_large" final
         "The body, the batch or the consequences of the intent are larger than a limit."
-        "Split the request, or request less. The setting `limits.body` limits the body of a request.";
+        "Split the request, or request less. The setting `limits.body_bytes` limits the body of a request.";
     INTERNAL = 500 "internal" final
         "The server has an internal error. A refused intent with this code has changed nothing."
         "Find the cause in the server's log, and report it.";
@@ -122,10 +122,10 @@ kinds! {
     ORIGIN_NOT_ALLOWED = 403 "origin_not_allowed" final
         "The request is from a web page of another site."
         "Add the origin of the page to the setting `cors_origins` if the page may use this server.";
-    BAD_PARAMETER = 400 "bad_parameter" final
+    INVALID_PARAMETER = 400 "invalid_parameter" final
         "A parameter of the path, the query or the headers is missing, unknown or invalid."
         "Correct the parameter that `errors` or `detail` names.";
-    NO_SUCH_ROUTE = 404 "no_such_route" final
+    ROUTE_NOT_FOUND = 404 "route_not_found" final
         "No route has the path of the request."
         "Correct the path. `/v1/openapi.json` describes all routes.";
     METHOD_NOT_ALLOWED = 405 "method_not_allowed" final
@@ -154,7 +154,7 @@ kinds! {
         "Send a media type that `detail` names. Every request that changes something needs `Content-Type`, also without a body.";
     MISDIRECTED = 421 "misdirected" final
         "A forwarded request is for a leader of another journal or of a later term. Nothing was recorded."
-        "Send the request again. A server that gets this answer reports `no_decider` to the client.";
+        "Send the request again. A server that gets this answer reports `no_leader` to the client.";
     TOO_MANY = 429 "too_many_requests" retry
         "The client sends more requests a second than the limit that `detail` names."
         "Send the request again after the time in `Retry-After`, and send fewer requests a second.";
@@ -164,13 +164,13 @@ kinds! {
     BUSY = 503 "busy" retry
         "The server has no capacity for the request. An intent with this answer was not recorded."
         "Send the request again after the time in `Retry-After`.";
-    NO_DECIDER = 503 "no_decider" retry
+    NO_LEADER = 503 "no_leader" retry
         "No server is the leader of the fleet, or the leader cannot be reached. Nothing was recorded."
         "Send the request again after the time in `Retry-After`. `/readyz` of each server reports why it has no leader.";
     CLOCK_AHEAD = 503 "clock_ahead" retry
         "The clock of the server is too far ahead of the journal, and the server does not follow it. Only `/readyz` reports this."
         "Correct the clock of the server. If the clock is correct, start the server once with `--accept-clock`.";
-    STANDS_STILL = 503 "stands_still" retry
+    FLEET_BLOCKED = 503 "fleet_blocked" retry
         "The journal, the inbox, the events topic or the election of the fleet does not work. Only `/readyz` reports this."
         "Repair the part that `detail` names.";
     POSITION_NOT_APPLIED = 503 "position_not_applied" retry
@@ -191,14 +191,14 @@ pub fn kind_of(code: RefusalCode) -> &'static ProblemKind {
         RefusalCode::AlreadyExists => ALREADY_EXISTS,
         RefusalCode::VersionConflict => VERSION_CONFLICT,
         RefusalCode::Invalid => INVALID,
-        RefusalCode::BadTransition => BAD_TRANSITION,
+        RefusalCode::InvalidTransition => INVALID_TRANSITION,
         RefusalCode::InUse => IN_USE,
         RefusalCode::Inactive => INACTIVE,
         RefusalCode::HashMismatch => HASH_MISMATCH,
         RefusalCode::NotPending => NOT_PENDING,
-        RefusalCode::KeyReused => KEY_REUSED,
-        RefusalCode::Expired => EXPIRED,
-        RefusalCode::FromTheFuture => FROM_THE_FUTURE,
+        RefusalCode::IdempotencyKeyReused => IDEMPOTENCY_KEY_REUSED,
+        RefusalCode::IntentExpired => INTENT_EXPIRED,
+        RefusalCode::TimestampInFuture => TIMESTAMP_IN_FUTURE,
         RefusalCode::Unsupported => UNSUPPORTED,
         RefusalCode::TooLarge => TOO_LARGE,
         RefusalCode::Internal => INTERNAL,

@@ -139,7 +139,7 @@ async fn every_route_refuses_other_methods_and_unknown_parameters() {
         let (status, code, pointer) = answer.problem();
         assert_eq!(
             (status, code.as_str(), pointer.as_str()),
-            (400, "bad_parameter", "/no such"),
+            (400, "invalid_parameter", "/no such"),
             "{}",
             route.path
         );
@@ -174,7 +174,7 @@ async fn what_the_path_says_wrong_is_told() {
         (Method::GET, "//errors/unheard_of", 404, ""),
         (Method::GET, "//", 404, ""),
     ] {
-        let body = if method == Method::PUT { r#"{"spec":{"domain":"d1","total":{}}}"# } else { "{}" };
+        let body = if method == Method::PUT { r#"{"spec":{"domain":"d1","resources":{}}}"# } else { "{}" };
         let answer = world.put(method, path, body).await;
         let (found, _, at) = answer.problem();
         assert_eq!((found, at.as_str()), (status, pointer), "{path}: {:?}", answer.body);
@@ -205,7 +205,7 @@ async fn what_the_query_says_wrong_is_told() {
         ("/incarnations/00000000-0008-8801-8000-000000000007/logs?payload=A%20B", "/payload"),
     ] {
         let answer = world.get(path).await;
-        assert_eq!(answer.problem(), (400, "bad_parameter".into(), pointer.into()), "{path}");
+        assert_eq!(answer.problem(), (400, "invalid_parameter".into(), pointer.into()), "{path}");
     }
 }
 
@@ -247,7 +247,7 @@ async fn what_another_server_sends_on_for_a_fleet_that_is_not_here_may_be_asked_
     let direct = world.send(request(Method::PUT, path, &[json], body)).await;
     assert_eq!(direct.problem().1, "not_found");
     let forwarded = world.send(request(Method::PUT, path, &[json, ("chancery-forwarded", "1")], body)).await;
-    assert_eq!((forwarded.problem().0, forwarded.problem().1.as_str()), (503, "no_decider"));
+    assert_eq!((forwarded.problem().0, forwarded.problem().1.as_str()), (503, "no_leader"));
 }
 
 /// Serves the world on a port of its own until the test ends, and returns its address.
@@ -293,7 +293,7 @@ async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_a
         let answer = follower.send(request(Method::PUT, path, &[json], body)).await;
         assert_eq!(answer.status.as_u16(), status, "{:?}", answer.body);
         if status == 503 {
-            assert_eq!(answer.problem().1, "no_decider");
+            assert_eq!(answer.problem().1, "no_leader");
             assert!(!answer.header("retry-after").is_empty());
         }
         let last = if status == 200 { 7 } else { 0 };

@@ -27,7 +27,7 @@ async fn a_structured_event_is_an_intent() {
     world.decide(accepted(IntentOutcome::Changed, 2));
     let mut body = event("e1", &json!({"name": "node-1"}));
     body["actor"] = "someone".into();
-    body["expect"] = 7.into();
+    body["expectedversion"] = 7.into();
     body["time"] = "2026-11-21T09:00:00Z".into();
     body["subject"] = "node/node-1".into();
     body["partitionkey"] = "x".into();
@@ -51,7 +51,8 @@ async fn a_binary_event_is_an_intent() {
     let world = World::new();
     world.decide(accepted(IntentOutcome::Changed, 2));
     let trace = ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
-    let headers = [BINARY, &[("ce-actor", "J%C3%BCrgen%20%22J%22"), ("ce-expect", "3"), trace]].concat();
+    let headers =
+        [BINARY, &[("ce-actor", "J%C3%BCrgen%20%22J%22"), ("ce-expectedversion", "3"), trace]].concat();
     let answer = world.send(request(Method::POST, "/intents", &headers, r#"{"name":"node-1"}"#)).await;
     assert_eq!(answer.status, 200, "{:?}", answer.body);
     let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
@@ -87,7 +88,7 @@ async fn a_header_that_cannot_be_read_is_named() {
         let mut request = request(Method::POST, "/intents", BINARY, r#"{"name":"node-1"}"#);
         request.headers_mut().append(name, HeaderValue::from_bytes(value).expect("a header"));
         let answer = world.send(request).await;
-        assert_eq!(answer.problem(), (400, "bad_parameter".into(), pointer.into()), "{name} {value:?}");
+        assert_eq!(answer.problem(), (400, "invalid_parameter".into(), pointer.into()), "{name} {value:?}");
     }
     assert!(world.asked.lock().expect("no panic").is_empty());
 }
@@ -107,7 +108,7 @@ async fn what_is_wrong_with_an_event_is_told_with_its_place() {
         changed.to_string()
     };
     for (body, status, pointer) in [
-        (with("type", "chancery.node.moved.v1".into()), 422, "/type"),
+        (with("type", "chancery.node.state_changed.v1".into()), 422, "/type"),
         (with("id", "".into()), 422, "/id"),
         (with("id", json!({})), 422, "/id"),
         (with("expct", 3.into()), 422, "/expct"),
@@ -161,7 +162,8 @@ async fn a_batch_is_answered_in_order_each_for_itself() {
 async fn behind_a_busy_decider_nothing_of_a_batch_gets_ahead() {
     let mut world = World::new();
     let (queue, mut inputs) = tokio::sync::mpsc::channel(2);
-    world.app.desk = chancery_decider::desk::LeaderRouter::with(chancery_decider::DeciderHandle::over(queue));
+    world.app.router =
+        chancery_decider::leader_router::LeaderRouter::with(chancery_decider::DeciderHandle::over(queue));
     let answered = tokio::spawn(async move {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         let mut count = 0;

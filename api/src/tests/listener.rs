@@ -271,11 +271,11 @@ impl LogSource for Many {
 #[tokio::test]
 async fn logs_are_shown_and_followed() {
     let mut world = World::new();
-    let folder = tempfile::tempdir().expect("a directory");
-    let out = folder.path().join("0.out.1");
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("0.out.1");
     std::fs::write(&out, "one\ntwo\nthree\n").expect("a file");
-    std::fs::write(folder.path().join("0.err.1"), "oh\n").expect("a file");
-    let kept = Arc::new(Folder(folder));
+    std::fs::write(directory.path().join("0.err.1"), "oh\n").expect("a file");
+    let kept = Arc::new(Folder(directory));
     world.app.logs = kept.clone();
     let id = IncarnationId::issue(LINEAGE, Position::new(3));
     let path = format!("/incarnations/{id}/logs");

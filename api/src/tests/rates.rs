@@ -10,7 +10,7 @@ use super::world::{Answer, World, request};
 use super::writes::accepted;
 use crate::{HttpLimits, serve};
 
-const NODE: &str = r#"{"spec":{"domain":"d1","total":{"cpu":4000}}}"#;
+const NODE: &str = r#"{"spec":{"domain":"d1","resources":{"cpu":4000}}}"#;
 
 fn write(actor: &str) -> Request<Body> {
     let headers = [("content-type", "application/json"), ("chancery-actor", actor)];

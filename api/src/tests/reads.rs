@@ -58,7 +58,7 @@ async fn what_never_was_and_what_is_no_more_are_told_apart() {
     let spec = r#"{"namespace":"web","service":"nginx","payloads":[{"name":"server","resources":{}}]}"#;
     world.commit(&[
         &format!(r#"plan.applied.v1 {{"name":"nginx","generation":1,"spec":{spec}}}"#),
-        r#"deployment.created.v1 {"plan":"nginx","name":"d1","generation":1,"spec":{"count":1}}"#,
+        r#"deployment.created.v1 {"plan":"nginx","name":"d1","generation":1,"spec":{"count":1},"requested_by":"ann"}"#,
         r#"deployment.started.v1 {"plan":"nginx","name":"d1"}"#,
     ]);
     let name = ReplicaName::issue(&"nginx".parse().expect("a name"), Position::new(9));
@@ -67,7 +67,7 @@ async fn what_never_was_and_what_is_no_more_are_told_apart() {
     world.commit(&[&format!(r#"replica.deleted.v1 {{"name":"{name}"}}"#)]);
     let gone = world.get(&format!("/replicas/{name}")).await;
     assert_eq!(gone.problem().0, 410);
-    let see = gone.json()["see"].as_str().expect("a pointer to its history").to_owned();
+    let see = gone.json()["help"].as_str().expect("a pointer to its history").to_owned();
     let history = world.get(&format!("/{see}")).await.json();
     assert_eq!(history["items"].as_array().map(Vec::len), Some(2), "{history}");
     let others = name.to_string().replace("nginx", "other");
@@ -252,7 +252,7 @@ async fn a_read_that_cannot_be_as_new_as_the_last_verdict_is_refused_and_an_even
     let strong = world.get("/nodes?consistency=eventual&min_position=6").await;
     assert_eq!(strong.problem().1, "position_not_applied", "what is named is waited for all the same");
     let other = world.get("/nodes?consistency=strong").await;
-    assert_eq!(other.problem(), (400, "bad_parameter".into(), "/consistency".into()));
+    assert_eq!(other.problem(), (400, "invalid_parameter".into(), "/consistency".into()));
 }
 
 #[tokio::test]
@@ -308,11 +308,11 @@ async fn health_and_figures_are_told() {
     let text = String::from_utf8(world.get("//metrics").await.body.to_vec()).expect("text");
     for line in [
         "chancery_journal_position{fleet=\"default\"} 5",
-        "chancery_applied_position{fleet=\"default\"} 5",
-        "chancery_applied_lag{fleet=\"default\"} 0",
-        "chancery_decider_backlog{fleet=\"default\"} 0",
+        "chancery_read_model_position{fleet=\"default\"} 5",
+        "chancery_read_model_lag_events{fleet=\"default\"} 0",
+        "chancery_decider_queue_length{fleet=\"default\"} 0",
         "chancery_http_requests_total{route=\"/v1/fleets/{fleet}/nodes\",method=\"GET\",status=\"200\"} 1",
-        "chancery_journal_skipped_total{fleet=\"default\"} 0",
+        "chancery_journal_records_skipped_total{fleet=\"default\"} 0",
     ] {
         assert!(text.contains(line), "{line} in\n{text}");
     }
@@ -337,8 +337,9 @@ async fn lists_wait_for_their_turn_and_hold_up_neither_probes_nor_rows() {
 #[tokio::test]
 async fn large_pages_are_compressed_for_those_who_take_it_and_nothing_else_is() {
     let world = World::new();
-    let node =
-        |n| format!(r#"node.applied.v1 {{"name":"many-{n}","spec":{{"domain":"d1","total":{{"cpu":1}}}}}}"#);
+    let node = |n| {
+        format!(r#"node.applied.v1 {{"name":"many-{n}","spec":{{"domain":"d1","resources":{{"cpu":1}}}}}}"#)
+    };
     let nodes: Vec<_> = (0..500).map(node).collect();
     world.commit(&nodes.iter().map(String::as_str).collect::<Vec<_>>());
     let plain = world.get("/nodes?limit=500").await;

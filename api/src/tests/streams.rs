@@ -122,7 +122,8 @@ async fn random_disconnects_lose_and_repeat_nothing() {
     while seen.len() < 305 {
         random = random * 31 % 1_009;
         if random % 3 == 0 && seen.len() < 250 {
-            world.commit(&[r#"node.moved.v1 {"name":"node-2","to":"unallocated","cluster":null}"#]);
+            world
+                .commit(&[r#"node.state_changed.v1 {"name":"node-2","state":"unallocated","cluster":null}"#]);
         }
         let last = seen.last().copied().unwrap_or(0).to_string();
         let mut reading = Reading::open(&world, "/events", &[SSE, ("last-event-id", &last)]).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
-use chancery_decider::desk::{LeaderRole, LeaderRouter};
+use chancery_decider::leader_router::{LeaderRole, LeaderRouter};
 use chancery_decider::{ChannelNumbers, DeciderHandle, DeciderInput, EventHub, Verdict};
 use chancery_events::event::Event;
 use chancery_events::fact::Fact;
@@ -107,20 +107,25 @@ impl World {
     /// Returns a server with a journal of the lineage that follows the leader at an address.
     pub(super) fn following(there: &str, lineage: Lineage) -> World {
         let mut world = World::of(HttpLimits::default(), lineage);
-        let (_, duty) = watch::channel(LeaderRole::Standby);
+        let (_, role) = watch::channel(LeaderRole::Standby);
         let (_, decider) = watch::channel(Some(there.into()));
-        let clock = Arc::clone(&world.app.desk.clock);
-        world.app.desk =
-            LeaderRouter { duty, decider, own: "127.0.0.1:1".into(), clock, troubles: Arc::default() };
+        let clock = Arc::clone(&world.app.router.clock);
+        world.app.router = LeaderRouter {
+            leader_role: role,
+            decider,
+            own: "127.0.0.1:1".into(),
+            clock,
+            troubles: Arc::default(),
+        };
         world
     }
 
     fn of(limits: HttpLimits, lineage: Lineage) -> World {
-        let folder = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         let log = MemoryLog::new("default");
         let hub = Arc::new(EventHub::new());
         let tuning = StoreTuning { cache: 1 << 20, ..StoreTuning::default() };
-        let rows = folder.path().join("rows");
+        let rows = directory.path().join("rows");
         let projector = Projector::open(&rows, "default", log.source(), None, tuning).expect("rows");
         let reader = projector.reader();
         let (projector, published) = (Arc::new(Mutex::new(projector)), hub.clone());
@@ -140,14 +145,14 @@ impl World {
         tokio::spawn(decide(inputs, asked.clone(), says.clone(), hear));
         let common = Arc::new(ApiShared::new(limits, AllowedHosts::default()));
         let app = FleetApi {
-            desk: LeaderRouter::with(DeciderHandle::over(queue)),
+            router: LeaderRouter::with(DeciderHandle::over(queue)),
             reader,
             last_verdict: Arc::new(LastVerdict::default()),
             source: log.source(),
             hub,
             figures: Arc::new(common.metrics.of(&fleet())),
             logs: Arc::new(NoLogSource),
-            links: Arc::new(ExecutorChannels::new(
+            channels: Arc::new(ExecutorChannels::new(
                 ChannelNumbers::default(),
                 Duration::from_mins(1),
                 common.limits.executors,
@@ -159,7 +164,7 @@ impl World {
             build: "test".into(),
             writer: WriterId::from_random(1),
         };
-        let world = World { app, journal, lineage, by, asked, says, heard, _folder: folder };
+        let world = World { app, journal, lineage, by, asked, says, heard, _folder: directory };
         world.begin();
         world
     }
@@ -168,8 +173,8 @@ impl World {
         self.commit(&[
             "term.started.v1 {}",
             r#"cluster.applied.v1 {"name":"local","spec":{"runtime":"simulated"}}"#,
-            r#"node.applied.v1 {"name":"node-1","spec":{"domain":"d1","total":{"cpu":4000}}}"#,
-            r#"node.applied.v1 {"name":"node-2","spec":{"domain":"d2","total":{"cpu":8000}}}"#,
+            r#"node.applied.v1 {"name":"node-1","spec":{"domain":"d1","resources":{"cpu":4000}}}"#,
+            r#"node.applied.v1 {"name":"node-2","spec":{"domain":"d2","resources":{"cpu":8000}}}"#,
             r#"capability.applied.v1 {"name":"nvidia/v100","spec":{"type":"GPU","score":70}}"#,
         ]);
     }
@@ -194,7 +199,7 @@ impl World {
     /// Updates a node `count` times, each in a record of its own.
     pub(super) fn touch(&self, node: &str, count: usize) {
         for cpu in 1..=count {
-            let spec = format!(r#"{{"domain":"d1","total":{{"cpu":{cpu}}}}}"#);
+            let spec = format!(r#"{{"domain":"d1","resources":{{"cpu":{cpu}}}}}"#);
             self.commit(&[&format!(r#"node.applied.v1 {{"name":"{node}","spec":{spec}}}"#)]);
         }
     }

@@ -39,7 +39,7 @@ fn refused(code: RefusalCode) -> impl Fn(&intent::IntentRequest) -> Option<Verdi
     }
 }
 
-const NODE: &str = r#"{"spec":{"domain":"d1","total":{}}}"#;
+const NODE: &str = r#"{"spec":{"domain":"d1","resources":{}}}"#;
 
 /// Method, path, body, type of the intent, and status.
 type Row = (Method, String, String, &'static str, u16);
@@ -95,7 +95,7 @@ fn table() -> Vec<Row> {
         (
             Method::PUT,
             "/nodes/node-1/disruptions/switch".into(),
-            r#"{"spec":{"evict":"yes"}}"#.into(),
+            r#"{"spec":{"action":"drain"}}"#.into(),
             "disruption.schedule.v1",
             201,
         ),
@@ -123,7 +123,7 @@ fn table() -> Vec<Row> {
         (
             Method::PUT,
             "/policies/nightly".into(),
-            r#"{"spec":{"rule":{"approve":{"in_flight":3}}}}"#.into(),
+            r#"{"spec":{"rule":{"approve":{"max_in_flight":3}}}}"#.into(),
             "policy.apply.v1",
             201,
         ),
@@ -170,9 +170,9 @@ fn table() -> Vec<Row> {
         ),
         (
             Method::POST,
-            "/plans/nginx/deployments/d1/withdraw".into(),
+            "/plans/nginx/deployments/d1/rollback".into(),
             String::new(),
-            "deployment.withdraw.v1",
+            "deployment.rollback.v1",
             202,
         ),
         (Method::POST, "/plans/nginx/rollback".into(), r#"{"name":"back"}"#.into(), "plan.rollback.v1", 202),
@@ -298,7 +298,7 @@ async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_o
     assert_eq!(refused("/nodes/node-1?cascade=all").await.problem().2, "/cascade");
     assert_eq!(
         refused("/clusters/c?cascade=yes").await.problem().1,
-        "bad_parameter",
+        "invalid_parameter",
         "a cluster has no dependents"
     );
     assert!(world.asked.lock().expect("no panic").is_empty(), "none of them was asked for");
@@ -346,7 +346,8 @@ async fn each_refusal_is_a_problem_of_its_own_status() {
 
 #[tokio::test]
 async fn an_outcome_that_is_not_known_is_told_with_the_key() {
-    let world = World::with(HttpLimits { request: Duration::from_millis(200), ..HttpLimits::default() });
+    let world =
+        World::with(HttpLimits { request_timeout: Duration::from_millis(200), ..HttpLimits::default() });
     let headers = [("content-type", "application/json"), ("idempotency-key", "k1")];
     let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
     assert_eq!(answer.problem(), (504, "unknown_outcome".into(), String::new()));
@@ -358,10 +359,12 @@ async fn an_outcome_that_is_not_known_is_told_with_the_key() {
 
 #[tokio::test]
 async fn a_full_queue_is_busy_and_nothing_is_recorded() {
-    let mut world = World::with(HttpLimits { request: Duration::from_millis(200), ..HttpLimits::default() });
+    let mut world =
+        World::with(HttpLimits { request_timeout: Duration::from_millis(200), ..HttpLimits::default() });
     let (queue, _inputs) = tokio::sync::mpsc::channel(1);
     queue.try_send(chancery_decider::DeciderInput::Drain).expect("room");
-    world.app.desk = chancery_decider::desk::LeaderRouter::with(chancery_decider::DeciderHandle::over(queue));
+    world.app.router =
+        chancery_decider::leader_router::LeaderRouter::with(chancery_decider::DeciderHandle::over(queue));
     let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
     assert_eq!(answer.problem().1, "busy");
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, "1"));

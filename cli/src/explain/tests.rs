@@ -39,18 +39,18 @@ ROW (chancery get capabilities -o json)
   activity <string> -required-
     Whether matchers count the capability.
     enum: active, inactive
-  changed <string> -required-
-    Time at which the entity last changed.
-  created <string> -required-
+  created_at <string> -required-
     Time at which the entity was created.
-  kind <string> -required-
-    Type of the capability.
   name <string> -required-
     Name of the capability.
   position <integer> -required-
     Position of the fact that last changed the entity.
   score <integer> -required-
     Score of the capability; higher is better within a type.
+  type <string> -required-
+    Type of the capability.
+  updated_at <string> -required-
+    Time at which the entity last changed.
   version <integer> -required-
     Number of facts about the entity so far.
 ";
@@ -60,7 +60,7 @@ ROW (chancery get capabilities -o json)
 #[test]
 fn a_field_is_explained_in_each_document_that_has_it() {
     for (path, wanted) in
-        [("deployment.spec.strategy.graceful", GRACEFUL), ("plan.spec.unready.action", ACTION)]
+        [("deployment.spec.strategy.blue_green", GRACEFUL), ("plan.spec.unready.action", ACTION)]
     {
         assert_eq!(output(&format!("chancery explain {path}")).expect("text"), wanted);
     }
@@ -68,16 +68,16 @@ fn a_field_is_explained_in_each_document_that_has_it() {
 
 const GRACEFUL: &str = "\
 KIND:   deployment (deployments, dep)
-FIELD:  spec.strategy.graceful
+FIELD:  spec.strategy.blue_green
 
 MANIFEST (chancery apply -f)
-  graceful <object>
+  blue_green <object>
     Blue-green update: a whole new set alongside the old one; once all are
     ready, the old ones are deleted.
   FIELDS
     on_timeout <string>
       Action after the timeout (default: the new replicas are deleted).
-      enum: rollback, commit
+      enum: rollback, cut_over
     timeout <string> -required-
       Maximum time until all new replicas are ready.
 ";
@@ -117,14 +117,14 @@ fn an_unknown_field_is_a_usage_error_that_lists_the_known_ones() {
     for (path, wanted) in [
         (
             "deployment.spec.strategy.rollng",
-            "invalid field \"rollng\" of deployment.spec.strategy: must be one of canary, graceful, rolling\n\
+            "invalid field \"rollng\" of deployment.spec.strategy: must be one of blue_green, canary, rolling\n\
              try: chancery explain deployment.spec.strategy.rolling",
         ),
         ("node.spec.zone.x", "invalid field \"x\": node.spec.zone has no fields"),
         (
             "capability.",
-            "invalid field \"\" of capability: must be one of activity, apiVersion, changed, created, kind, metadata, \
-             name, position, score, spec, version",
+            "invalid field \"\" of capability: must be one of activity, apiVersion, created_at, kind, metadata, name, \
+             position, score, spec, type, updated_at, version",
         ),
     ] {
         let error = output(&format!("chancery explain {path}")).expect_err(path);

@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::amount::Resources;
 use chancery_events::intent::{DeploymentCreate, Intent, NodeApply, OverlapPolicy, PlanApply, PolicyApply};
 use chancery_events::name::{
     CapabilityName, CapabilityType, ClusterName, DeploymentName, DomainName, KeyName, Namespace, NodeName,
     PayloadName, PlanName, PolicyName, PortName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
+use chancery_events::resources::Resources;
 
 use chancery_events::spec::{
     AffinityRule, ApprovalMode, ApprovalPolicy, CapabilityMatcher, DeploymentSpec, ExecSpec, MatchComparator,
@@ -24,9 +24,9 @@ use serde::de::DeserializeOwned;
 use serde_saphyr::{Location, Spanned};
 
 use super::approval::ApprovalForm;
-use super::edge::{AnyCase, CpuAmount, DiskAmount, DurationText, MemoryAmount};
 use super::policy::PolicyForm;
 use super::strategy::StrategyForm;
+use super::units::{AnyCase, CpuAmount, DiskAmount, DurationText, MemoryAmount};
 
 /// Spec as users write it, if that form differs from the stored one.
 pub(super) trait SpecForm: DeserializeOwned + JsonSchema {
@@ -56,7 +56,7 @@ impl SpecForm for NodeForm {
             domain: self.domain,
             zone: self.zone,
             labels,
-            total: self.resources.into(),
+            resources: self.resources.into(),
             reserved: self.reserved.into(),
             capabilities: self.capabilities,
             storage: self.storage.into_iter().map(storage).collect(),
@@ -102,7 +102,7 @@ impl SpecForm for DeploymentForm {
             progress_deadline: millis(self.progress_deadline, PROGRESS_DEADLINE),
             auto_rollback: self.auto_rollback,
         };
-        Ok(DeploymentCreate { plan: self.plan, name, spec, turn: self.turn }.into())
+        Ok(DeploymentCreate { plan: self.plan, name, spec, overlap: self.overlap }.into())
     }
 }
 
@@ -152,7 +152,6 @@ pub(super) struct NodeForm {
     #[serde(default)]
     zone: Option<ZoneName>,
     /// Total resources of the node.
-    #[serde(alias = "total")]
     resources: ResourcesForm,
     /// Resources that are withheld from placements (default: none).
     #[serde(default)]
@@ -441,13 +440,13 @@ pub(super) struct PlanForm {
     /// Delay between the first and the second automatic restart; the delay doubles each time, up to 32 times
     /// (default: 10s).
     #[serde(default)]
-    cooldown: Option<DurationText>,
-    /// Order of an update that cannot be made in place (default: beside).
+    restart_delay: Option<DurationText>,
+    /// Order of an update that cannot be made in place (default: `start_first`).
     #[serde(default)]
-    update: Option<UpdateOrder>,
+    update_order: Option<UpdateOrder>,
     /// Maximum number of replicas that disruptions move concurrently (default: 1).
     #[serde(default)]
-    budget: Option<u32>,
+    max_unavailable: Option<u32>,
     /// Approval of operations: a word for all kinds, or a word for each kind (default: manual).
     #[serde(default)]
     approval: Option<ApprovalForm>,
@@ -472,10 +471,10 @@ impl From<PlanForm> for PlanSpec {
             placement: form.placement.unwrap_or(PlacementPolicy::Spread),
             affinity: form.affinity,
             payloads: form.payloads.into_iter().map(Payload::from).collect(),
-            restart: form.restart.unwrap_or(RestartPolicy::BestEffort),
-            cooldown: millis(form.cooldown, 10_000),
-            update: form.update.unwrap_or(UpdateOrder::Beside),
-            budget: form.budget.unwrap_or(1),
+            restart: form.restart.unwrap_or(RestartPolicy::OnFailure),
+            restart_delay: millis(form.restart_delay, 10_000),
+            update_order: form.update_order.unwrap_or(UpdateOrder::StartFirst),
+            max_unavailable: form.max_unavailable.unwrap_or(1),
             approval: form.approval.map_or(ApprovalPolicy::all(ApprovalMode::Manual), |form| form.0),
             timeouts: form.timeouts.into(),
             unready: form.unready.into(),
@@ -523,5 +522,5 @@ pub(super) struct DeploymentForm {
     auto_rollback: bool,
     /// Whether the deployment waits for the one that is being carried out, or supersedes it.
     #[serde(default)]
-    turn: OverlapPolicy,
+    overlap: OverlapPolicy,
 }

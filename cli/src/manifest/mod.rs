@@ -15,12 +15,11 @@
 //! Unknown fields are refused: a misspelt limit must not mean "unlimited".
 
 mod approval;
-mod edge;
-mod fault;
-mod faulty;
+mod errors;
 mod form;
-mod place;
+mod locate;
 mod policy;
+mod recovery;
 #[cfg(test)]
 mod reference;
 mod schema;
@@ -28,6 +27,7 @@ mod strategy;
 pub mod suggest;
 #[cfg(test)]
 mod tests;
+mod units;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -42,8 +42,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_saphyr::{Location, Options, Spanned};
 
-use fault::YamlDocument;
-pub use fault::{FileLocation, ManifestError, ManifestErrors};
+use errors::YamlDocument;
+pub use errors::{FileLocation, ManifestError, ManifestErrors};
 use form::{DeploymentForm, NodeForm, PlanForm, SpecForm};
 use policy::PolicyForm;
 use schema::schema;
@@ -79,7 +79,7 @@ impl ManifestDocument {
     /// Returns the location in the file of a JSON Pointer into the intent, and the value if it is a single
     /// one. For a part that the file does not have, it is the location of the nearest parent.
     pub fn locate(&self, pointer: &str) -> (FileLocation, Option<&str>) {
-        match place::find(&self.document.text, pointer) {
+        match locate::find(&self.document.text, pointer) {
             Some(found) => {
                 let value = if found.is_value { self.document.value(found.at) } else { None };
                 (self.document.place(found.at), value)
@@ -206,7 +206,7 @@ fn options() -> Options {
 }
 
 fn parse<T: DeserializeOwned>(document: &YamlDocument, start: Location) -> Result<T, ManifestErrors> {
-    faulty::read(&document.text, options).map_err(|errors| {
+    recovery::read(&document.text, options).map_err(|errors| {
         let mut faults: Vec<_> = errors.iter().map(|error| document.read_error(error, start)).collect();
         faults.sort_by_key(|fault| (fault.place.line, fault.place.column));
         ManifestErrors(faults)

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned};
 
-use super::edge::{AnyCase, ClockTime, MinuteSpan};
+use super::units::{AnyCase, ClockTime, MinuteSpan};
 
 /// Policy about approvals: either operations that it approves, or operations that another person must
 /// approve.
@@ -40,7 +40,7 @@ struct ApproveForm {
     windows: Vec<WindowForm>,
     /// Maximum number of operations that the policy approved and that have not ended.
     #[serde(default)]
-    in_flight: Option<u32>,
+    max_in_flight: Option<u32>,
 }
 
 /// Time of the week, in UTC.
@@ -51,16 +51,15 @@ struct WindowForm {
     #[serde(default)]
     days: Vec<AnyCase<Weekday>>,
     /// Time at which the window opens, in UTC: `"22:00"`.
-    from: ClockTime,
+    start: ClockTime,
     /// Duration of the window, from a minute to seven days: `8h`.
-    #[serde(rename = "for")]
-    lasts: MinuteSpan,
+    duration: MinuteSpan,
 }
 
 impl From<WindowForm> for ApprovalWindow {
     fn from(form: WindowForm) -> ApprovalWindow {
         let days = form.days.into_iter().map(|AnyCase(day)| day).collect();
-        ApprovalWindow { days, from: form.from.0, minutes: form.lasts.0 }
+        ApprovalWindow { days, start: form.start.0, duration: form.duration.0 }
     }
 }
 
@@ -68,9 +67,9 @@ impl PolicyForm {
     /// Spec of the policy, or the error and its location.
     pub(super) fn spec(self) -> Result<PolicySpec, (String, Option<Location>)> {
         let rule = match (self.approve, self.four_eyes) {
-            (Some(ApproveForm { windows, in_flight }), None) => PolicyRule::Approve {
+            (Some(ApproveForm { windows, max_in_flight: in_flight }), None) => PolicyRule::Approve {
                 windows: windows.into_iter().map(ApprovalWindow::from).collect(),
-                in_flight,
+                max_in_flight: in_flight,
             },
             (None, Some(Spanned { value: true, .. })) => PolicyRule::FourEyes {},
             (None, Some(Spanned { referenced, .. })) => {

@@ -9,12 +9,12 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::edge::DurationText;
 use super::suggest;
+use super::units::DurationText;
 
-const WORDS: &[&str] = &["rolling", "graceful", "canary"];
+const WORDS: &[&str] = &["rolling", "blue_green", "canary"];
 
-/// Strategy: `rolling`, `{rolling: {wave: 2}}`, `{graceful: {timeout: 5m}}` or `{canary: {count: 1}}`.
+/// Strategy: `rolling`, `{rolling: {max_parallel: 2}}`, `{blue_green: {timeout: 5m}}` or `{canary: {count: 1}}`.
 #[derive(Clone, Copy, Default)]
 pub(super) struct StrategyForm(pub(super) DeploymentStrategy);
 
@@ -24,13 +24,13 @@ pub(super) struct StrategyForm(pub(super) DeploymentStrategy);
 struct RollingForm {
     /// Maximum number of concurrent operations (default: one update, and all others).
     #[serde(default)]
-    wave: Option<u32>,
+    max_parallel: Option<u32>,
     /// Whether concurrent operations must be in one update domain.
     #[serde(default)]
     per_domain: bool,
     /// Delay after each completed operation (default: none).
     #[serde(default)]
-    pause: Option<DurationText>,
+    delay: Option<DurationText>,
 }
 
 /// Blue-green update: a whole new set alongside the old one; once all are ready, the old ones are deleted.
@@ -45,7 +45,7 @@ struct BlueGreenForm {
 }
 
 /// Canary update: some replicas of the new version alongside the old ones, until they are promoted or
-/// withdrawn.
+/// rolled back.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CanaryForm {
@@ -64,25 +64,25 @@ struct StrategyBlock {
     /// Blue-green update: a whole new set alongside the old one; once all are ready, the old ones are
     /// deleted.
     #[serde(default)]
-    graceful: Option<BlueGreenForm>,
+    blue_green: Option<BlueGreenForm>,
     /// Canary update: some replicas of the new version alongside the old ones, until they are promoted or
-    /// withdrawn.
+    /// rolled back.
     #[serde(default)]
     canary: Option<CanaryForm>,
 }
 
 impl StrategyBlock {
     fn strategy(self) -> Option<DeploymentStrategy> {
-        match (self.rolling, self.graceful, self.canary) {
-            (Some(RollingForm { wave, per_domain, pause }), None, None) => {
+        match (self.rolling, self.blue_green, self.canary) {
+            (Some(RollingForm { max_parallel: wave, per_domain, delay: pause }), None, None) => {
                 Some(DeploymentStrategy::Rolling {
-                    wave,
+                    max_parallel: wave,
                     per_domain,
-                    pause: pause.map_or(0, |DurationText(millis)| millis),
+                    delay: pause.map_or(0, |DurationText(millis)| millis),
                 })
             }
             (None, Some(BlueGreenForm { timeout: DurationText(timeout), on_timeout }), None) => {
-                Some(DeploymentStrategy::Graceful {
+                Some(DeploymentStrategy::BlueGreen {
                     timeout,
                     on_timeout: on_timeout.unwrap_or(TimeoutAction::Rollback),
                 })
@@ -105,14 +105,14 @@ impl<'de> Visitor<'de> for StrategyVisitor {
     type Value = StrategyForm;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("rolling, graceful or canary")
+        f.write_str("rolling, blue_green or canary")
     }
 
     fn visit_str<E: Error>(self, word: &str) -> Result<StrategyForm, E> {
         match word {
             "rolling" => Ok(StrategyForm::default()),
-            "graceful" => Err(E::custom(
-                "invalid strategy \"graceful\": must have a timeout, as {graceful: {timeout: 5m}}",
+            "blue_green" => Err(E::custom(
+                "invalid strategy \"blue_green\": must have a timeout, as {blue_green: {timeout: 5m}}",
             )),
             "canary" => {
                 Err(E::custom("invalid strategy \"canary\": must have a count, as {canary: {count: 1}}"))
@@ -126,7 +126,7 @@ impl<'de> Visitor<'de> for StrategyVisitor {
         let strategy = block.strategy();
         strategy
             .map(StrategyForm)
-            .ok_or_else(|| A::Error::custom("invalid strategy: must be one of rolling, graceful, canary"))
+            .ok_or_else(|| A::Error::custom("invalid strategy: must be one of rolling, blue_green, canary"))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Manifests, and the intents or errors that they result in.
 
-use chancery_events::amount::{GB, GIB, Resources};
 use chancery_events::intent::{NodeApply, OverlapPolicy, PlanApply};
+use chancery_events::resources::{GB, GIB, Resources};
 use chancery_events::spec::{
     ApprovalMode, ApprovalWindow, DeploymentStrategy, MatchComparator, OperationKind, PolicyKind, PolicyRule,
     PortProtocol, ProbeTiming, ReadinessProbe, RestartPolicy, TimeoutAction, UnreadyAction, UpdateOrder,
@@ -116,7 +116,7 @@ fn a_node_has_the_labels_of_its_metadata_and_exact_amounts() {
     let Intent::NodeApply(NodeApply { spec, cluster, .. }) = only(text) else { panic!("a node") };
     assert_eq!(spec.labels["disk"], "fast");
     assert_eq!(cluster.expect("a cluster").as_str(), "local");
-    assert_eq!(spec.total, Resources { cpu: 500, memory: 512 << 20, disk: 100 * GB });
+    assert_eq!(spec.resources, Resources { cpu: 500, memory: 512 << 20, disk: 100 * GB });
     assert_eq!((spec.reserved.cpu, spec.storage[0].capacity), (250, 1 << 40));
 }
 
@@ -156,11 +156,17 @@ fn a_plan_says_how_its_replicas_live_and_what_it_does_not_say_is_usual() {
     let plan = |lines: &str| {
         let spec = format!("namespace: n\nservice: s\npayloads: []\n{lines}");
         let Intent::PlanApply(plan) = only(&header("Plan", &spec)) else { panic!("a plan") };
-        (plan.spec.restart, plan.spec.cooldown, plan.spec.update, plan.spec.budget, plan.spec.affinity.len())
+        (
+            plan.spec.restart,
+            plan.spec.restart_delay,
+            plan.spec.update_order,
+            plan.spec.max_unavailable,
+            plan.spec.affinity.len(),
+        )
     };
-    assert_eq!(plan(""), (RestartPolicy::BestEffort, 10_000, UpdateOrder::Beside, 1, 0));
-    let all = "restart: never\ncooldown: 1m\nupdate: stop_first\nbudget: 2\n\
-        affinity: [{group: caches, nodes: apart, otherwise: allow}]";
+    assert_eq!(plan(""), (RestartPolicy::OnFailure, 10_000, UpdateOrder::StartFirst, 1, 0));
+    let all = "restart: never\nrestart_delay: 1m\nupdate_order: stop_first\nmax_unavailable: 2\n\
+        affinity: [{group: caches, kind: anti_affinity, policy: allow}]";
     assert_eq!(plan(all), (RestartPolicy::Never, 60_000, UpdateOrder::StopFirst, 2, 1));
 }
 
@@ -198,29 +204,36 @@ fn a_probe_has_its_settings_beside_its_port_and_what_it_does_not_say_is_usual() 
 
 #[test]
 fn a_strategy_is_a_word_or_one_block() {
-    let rolling = |wave, per_domain, pause| DeploymentStrategy::Rolling { wave, per_domain, pause };
+    let rolling = |wave, per_domain, pause| DeploymentStrategy::Rolling {
+        max_parallel: wave,
+        per_domain,
+        delay: pause,
+    };
     for (text, wanted) in [
         ("", rolling(None, false, 0)),
         ("strategy: rolling", rolling(None, false, 0)),
         ("strategy: {rolling: {}}", rolling(None, false, 0)),
-        ("strategy: {rolling: {wave: 2, per_domain: true, pause: 10s}}", rolling(Some(2), true, 10_000)),
         (
-            "strategy:\n  graceful:\n    timeout: 5m",
-            DeploymentStrategy::Graceful { timeout: 300_000, on_timeout: TimeoutAction::Rollback },
+            "strategy: {rolling: {max_parallel: 2, per_domain: true, delay: 10s}}",
+            rolling(Some(2), true, 10_000),
         ),
         (
-            "strategy: {graceful: {timeout: 5m, on_timeout: commit}}",
-            DeploymentStrategy::Graceful { timeout: 300_000, on_timeout: TimeoutAction::Commit },
+            "strategy:\n  blue_green:\n    timeout: 5m",
+            DeploymentStrategy::BlueGreen { timeout: 300_000, on_timeout: TimeoutAction::Rollback },
+        ),
+        (
+            "strategy: {blue_green: {timeout: 5m, on_timeout: cut_over}}",
+            DeploymentStrategy::BlueGreen { timeout: 300_000, on_timeout: TimeoutAction::CutOver },
         ),
         ("strategy: {canary: {count: 1}}", DeploymentStrategy::Canary { count: 1 }),
     ] {
         let spec = format!("plan: p\ncount: 3\n{text}");
         let Intent::DeploymentCreate(create) = only(&header("Deployment", &spec)) else { panic!("one") };
-        assert_eq!((create.spec.strategy, create.turn), (wanted, OverlapPolicy::Queue), "{text}");
+        assert_eq!((create.spec.strategy, create.overlap), (wanted, OverlapPolicy::Queue), "{text}");
     }
-    let spec = "plan: p\ncount: 3\nturn: supersede";
+    let spec = "plan: p\ncount: 3\noverlap: supersede";
     let Intent::DeploymentCreate(create) = only(&header("Deployment", spec)) else { panic!("one") };
-    assert_eq!(create.turn, OverlapPolicy::Supersede);
+    assert_eq!(create.overlap, OverlapPolicy::Supersede);
 }
 
 #[test]
@@ -232,16 +245,16 @@ fn a_policy_approves_at_times_or_wants_four_eyes() {
     };
     let nightly = policy(
         "kinds: [update, Relocate]\nplans: [web]\ndomains: [a]\napprove:\n  windows:\n  \
-         - {days: [sat, Sun], from: \"22:00\", for: 8h}\n  - {from: 3:30, for: 90m}\n  in_flight: 3",
+         - {days: [sat, Sun], start: \"22:00\", duration: 8h}\n  - {start: 3:30, duration: 90m}\n  max_in_flight: 3",
     );
     assert_eq!(nightly.kinds, [PolicyKind::Update, PolicyKind::Relocate]);
     assert_eq!((nightly.plans[0].as_str(), nightly.domains[0].as_str()), ("web", "a"));
     let windows = vec![
-        ApprovalWindow { days: vec![Weekday::Sat, Weekday::Sun], from: 1320, minutes: 480 },
-        ApprovalWindow { days: vec![], from: 210, minutes: 90 },
+        ApprovalWindow { days: vec![Weekday::Sat, Weekday::Sun], start: 1320, duration: 480 },
+        ApprovalWindow { days: vec![], start: 210, duration: 90 },
     ];
-    assert_eq!(nightly.rule, PolicyRule::Approve { windows, in_flight: Some(3) });
-    assert_eq!(policy("approve: {}").rule, PolicyRule::Approve { windows: vec![], in_flight: None });
+    assert_eq!(nightly.rule, PolicyRule::Approve { windows, max_in_flight: Some(3) });
+    assert_eq!(policy("approve: {}").rule, PolicyRule::Approve { windows: vec![], max_in_flight: None });
     assert_eq!(policy("kinds: [delete]\nfour_eyes: true").rule, PolicyRule::FourEyes {});
 }
 
@@ -361,19 +374,19 @@ fn errors_say_where_and_what_to_write() {
             "8:13: invalid strategy \"roling\": did you mean \"rolling\"?",
         ),
         (
-            header("Deployment", "plan: p\ncount: 1\nstrategy: graceful"),
-            "8:13: invalid strategy \"graceful\": must have a timeout, as {graceful: {timeout: 5m}}",
+            header("Deployment", "plan: p\ncount: 1\nstrategy: blue_green"),
+            "8:13: invalid strategy \"blue_green\": must have a timeout, as {blue_green: {timeout: 5m}}",
         ),
         (
             header("Deployment", "plan: p\ncount: 1\nstrategy: {canary: {count: 1}, rolling: {}}"),
-            "8:13: invalid strategy: must be one of rolling, graceful, canary\n",
+            "8:13: invalid strategy: must be one of rolling, blue_green, canary\n",
         ),
         (
-            header("Deployment", "plan: p\ncount: 1\nstrategy: {rolling: {waves: 2}}"),
-            "8:24: invalid field \"waves\": did you mean \"wave\"?",
+            header("Deployment", "plan: p\ncount: 1\nstrategy: {rolling: {max_paralel: 2}}"),
+            "8:24: invalid field \"max_paralel\": did you mean \"max_parallel\"?",
         ),
         (
-            header("Policy", "approve: {windows: [{days: [satur], from: 25:00, for: 90s}]}"),
+            header("Policy", "approve: {windows: [{days: [satur], start: 25:00, duration: 90s}]}"),
             "6:31: invalid day \"satur\": did you mean \"sat\"?",
         ),
         (
@@ -428,8 +441,8 @@ fn what_a_server_points_to_is_found_in_the_file() {
     let seed = under_header("Plan", SEED_PLAN);
     let node = header("Node", "cluster: local\nupdateDomain: a\nresources: {cpu: 4, memory: 8}");
     let deployment = under_header("Deployment", SEED_DEPLOYMENT);
-    let policy = header("Policy", "approve:\n  windows: [{from: 2:00, for: 8h}]\n  in_flight: 0");
-    let rolling = header("Deployment", "plan: p\ncount: 1\nstrategy: {rolling: {wave: 0}}");
+    let policy = header("Policy", "approve:\n  windows: [{start: 2:00, duration: 8h}]\n  max_in_flight: 0");
+    let rolling = header("Deployment", "plan: p\ncount: 1\nstrategy: {rolling: {max_parallel: 0}}");
     let cases = [
         (&seed, "/name", "6:9", Some("nginx-deployment-plan")),
         (&seed, "/spec/matchers/1/type", "15:23", Some("CPU")),
@@ -439,14 +452,14 @@ fn what_a_server_points_to_is_found_in_the_file() {
         (&seed, "/spec/timeouts/start", "6:3", None),
         (&node, "/name", "5:9", Some("x")),
         (&node, "/cluster", "7:12", Some("local")),
-        (&node, "/spec/total/cpu", "9:20", Some("4")),
+        (&node, "/spec/resources/cpu", "9:20", Some("4")),
         (&node, "/spec/domain", "8:17", Some("a")),
         (&deployment, "/spec/count", "12:19", Some("1")),
         (&deployment, "/spec/coordinates/web", "9:5", None),
         (&deployment, "/elsewhere", "2:1", None),
-        (&policy, "/spec/rule/approve/in_flight", "9:16", Some("0")),
-        (&policy, "/spec/rule/approve/windows/0/minutes", "8:33", Some("8h")),
-        (&rolling, "/spec/strategy/rolling/wave", "9:30", Some("0")),
+        (&policy, "/spec/rule/approve/max_in_flight", "9:20", Some("0")),
+        (&policy, "/spec/rule/approve/windows/0/duration", "8:39", Some("8h")),
+        (&rolling, "/spec/strategy/rolling/max_parallel", "9:38", Some("0")),
     ];
     for (text, pointer, place, value) in cases {
         let manifests = read("f.yaml", &format!("---\n{text}")).expect("a manifest");

@@ -14,10 +14,10 @@ fn capabilities(count: usize) -> String {
 
 /// File of documents, which exists as long as its directory.
 fn file(text: &str) -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().expect("a directory");
-    let path = folder.path().join("all.yaml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("all.yaml");
     std::fs::write(&path, text).expect("a file");
-    (folder, path.display().to_string())
+    (directory, path.display().to_string())
 }
 
 fn none() -> Act {

@@ -20,7 +20,7 @@ fn what_is_asked_of_a_replica_tells_what_its_operation_waits_for() {
             "restart requested",
         ),
         (
-            "chancery start web-7f3k --on node-2",
+            "chancery start web-7f3k --node node-2",
             "chancery.replica.start.v1",
             json!({ "name": "web-7f3k", "node": "node-2" }),
             "start requested",
@@ -51,7 +51,7 @@ fn a_replica_that_is_created_is_told_by_its_name() {
     earlier["replica"] = json!("web-0100");
     let waiting = operation(&new.to_string(), "pending_approval");
     let script = vec![verdict(), page(json!([waiting, earlier])), page(json!([waiting]))];
-    let (result, asked) = told("chancery create replica --plan plan/web --on node-2", script);
+    let (result, asked) = told("chancery create replica --plan plan/web --node node-2", script);
     assert_eq!(result.expect("one more"), "replica/web-7f3k created\n");
     let event: Value = serde_json::from_str(&asked[0].body).expect("an event");
     assert_eq!(event["data"], json!({ "plan": "web", "node": "node-2" }));
@@ -66,7 +66,7 @@ fn disrupted(disruptions: &Value, runs: u64) -> Value {
 
 fn disruption(name: &str, state: &str, evict: &str) -> Value {
     json!({
-        "name": name, "state": state, "evict": evict, "start": null, "reason": "new disks", "by": "ann",
+        "name": name, "state": state, "action": evict, "start": null, "reason": "new disks", "approved_by": "ann",
         "since": "2026-11-21T09:00:00Z",
     })
 }
@@ -74,14 +74,14 @@ fn disruption(name: &str, state: &str, evict: &str) -> Value {
 #[test]
 fn disruptions_are_listed_with_their_nodes() {
     let first = disrupted(
-        &json!([disruption("drain", "completed", "yes"), disruption("switch", "approved", "no")]),
+        &json!([disruption("drain", "completed", "drain"), disruption("switch", "approved", "none")]),
         1,
     );
     let page = json!({ "items": [first, node("node-2", "")], "next_page_token": null, "position": 12 });
     let wanted = "\
-NODE    NAME    STATE      EVICT  START  APPROVED BY  REASON
-node-1  drain   completed  yes    -      ann          new disks
-node-1  switch  approved   no     -      ann          new disks
+NODE    NAME    STATE      ACTION  START  APPROVED BY  REASON
+node-1  drain   completed  drain   -      ann          new disks
+node-1  switch  approved   none    -      ann          new disks
 ";
     assert_eq!(told("chancery get disruptions", vec![ok(&page)]).0.expect("a table"), wanted);
     let (result, _) = told("chancery get disruptions -l state=approved -o name", vec![ok(&page)]);
@@ -105,7 +105,7 @@ node-1  switch  approved   no     -      ann          new disks
             "cannot read disruption/node-1/other: disruption \"node-1/other\" does not exist"
         )
     );
-    let error = told("chancery get disruptions -l by=ann", vec![]).0.expect_err("no such filter");
+    let error = told("chancery get disruptions -l approved_by=ann", vec![]).0.expect_err("no such filter");
     assert_eq!(error.exit, CliExit::Usage);
     let line = "chancery wait disruption/node-1/drain --for state=completed";
     assert!(told(line, vec![ok(&first)]).0.is_ok());
@@ -114,9 +114,9 @@ node-1  switch  approved   no     -      ann          new disks
 #[test]
 fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empty() {
     let page = |items: Value| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
-    let before = disrupted(&json!([disruption("drain", "completed", "yes")]), 1);
-    let during = disrupted(&json!([disruption("drain-2", "approved", "yes")]), 1);
-    let after = disrupted(&json!([disruption("drain-2", "completed", "yes")]), 0);
+    let before = disrupted(&json!([disruption("drain", "completed", "drain")]), 1);
+    let during = disrupted(&json!([disruption("drain-2", "approved", "drain")]), 1);
+    let after = disrupted(&json!([disruption("drain-2", "completed", "drain")]), 0);
     let left = json!([{ "replica": "web-7f3k", "state": "running" }, { "replica": "web-0100", "state": "destroyed" }]);
     let script = vec![ok(&before), verdict(), verdict(), ok(&during), page(left), ok(&after)];
     let (result, asked) = told("chancery drain node/node-1 --reason disks --wait", script);
@@ -124,7 +124,7 @@ fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empt
     let events: Vec<Value> =
         asked[1..3].iter().map(|asked| serde_json::from_str(&asked.body).expect("an event")).collect();
     assert_eq!(events[0]["type"], "chancery.disruption.schedule.v1");
-    let spec = json!({ "start": null, "evict": "yes", "reason": "disks" });
+    let spec = json!({ "start": null, "action": "drain", "reason": "disks" });
     assert_eq!(events[0]["data"], json!({ "node": "node-1", "name": "drain-2", "spec": spec }));
     assert_eq!(events[1]["type"], "chancery.disruption.approve.v1");
     assert_eq!(events[1]["data"], json!({ "node": "node-1", "name": "drain-2" }));
@@ -133,7 +133,7 @@ fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empt
     let (result, asked) = told("chancery drain node-1", vec![ok(&during), verdict()]);
     assert!(result.is_ok() && asked[1].body.contains(r#""name":"drain-2""#), "{result:?} {asked:?}");
     // The disruption is completed and incarnations remain: an operator has put the node back into use.
-    let given_up = disrupted(&json!([disruption("drain-2", "completed", "yes")]), 1);
+    let given_up = disrupted(&json!([disruption("drain-2", "completed", "drain")]), 1);
     let script = vec![ok(&during), verdict(), ok(&given_up)];
     let error = told("chancery drain node-1 --wait", script).0.expect_err("the disruption was completed");
     assert!(error.exit == CliExit::Failure && error.message.ends_with("before it was empty"), "{error}");
@@ -152,16 +152,16 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
         };
         events.map(told).collect::<Vec<_>>()
     };
-    let during = disrupted(&json!([disruption("drain", "approved", "yes")]), 1);
+    let during = disrupted(&json!([disruption("drain", "approved", "drain")]), 1);
     let (result, asked) =
         told("chancery undrain node-1", vec![ok(&during), verdict(), ok(&node("node-1", ""))]);
     assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
     let wanted = json!({ "node": "node-1", "name": "drain" });
     assert_eq!(types(&asked), [("chancery.disruption.complete.v1".to_owned(), wanted)]);
 
-    let mut emptied = disrupted(&json!([disruption("drain", "completed", "yes")]), 0);
+    let mut emptied = disrupted(&json!([disruption("drain", "completed", "drain")]), 0);
     (emptied["state"], emptied["cluster"]) = (json!("evicted"), Value::Null);
-    let moved = |position: u64, to: &str, cluster: Value| json!({ "position": position, "type": "node.moved.v1", "data": { "name": "node-1", "to": to, "cluster": cluster } });
+    let moved = |position: u64, to: &str, cluster: Value| json!({ "position": position, "type": "node.state_changed.v1", "data": { "name": "node-1", "state": to, "cluster": cluster } });
     let items = json!([moved(3, "allocated", json!("local")), moved(9, "evicted", Value::Null)]);
     let past = ok(&json!({ "items": items, "next_from": null, "position": 9 }));
     let volumes = |items: Value| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
@@ -192,8 +192,8 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
 
 #[test]
 fn deployments_are_applied_in_their_turn_or_in_the_place_of_others() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let file = folder.path().join("d.yaml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("d.yaml");
     let text =
         "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {name: d-1}\nspec: {plan: web, count: 1}\n";
     std::fs::write(&file, text).expect("a file");
@@ -202,7 +202,7 @@ fn deployments_are_applied_in_their_turn_or_in_the_place_of_others() {
         let (result, asked) = told(&line, vec![problem(404, "not_found", false), batch(&[accepted(7)])]);
         assert_eq!(result.expect("applied"), "deployment/web/d-1 created\n");
         let events: Value = serde_json::from_str(&asked[1].body).expect("events");
-        assert_eq!(events[0]["data"]["turn"], turn);
+        assert_eq!(events[0]["data"]["overlap"], turn);
     }
 }
 

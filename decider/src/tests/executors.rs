@@ -13,8 +13,8 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
         panic!("{effects:?}")
     };
     assert!(commands.is_empty());
-    let (attach, session) = (envelope.attach, envelope.session);
-    rig.say(1, ExecutorMessage::Level { attach, reports: vec![], part: ReportPart::Last });
+    let (token, session) = (envelope.connection, envelope.session);
+    rig.say(1, ExecutorMessage::FullReport { connection: token, reports: vec![], part: ReportPart::Last });
     rig.plan_and_deployment();
     let effects = rig.settle();
     let [DeciderMessage::Command { envelope, command }] = sent(&effects)[..] else { panic!("{effects:?}") };
@@ -26,19 +26,22 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
             index: 0,
             pid: Some(9),
             addresses: vec![],
-            status: ProcessStatus::Online,
+            status: ProcessStatus::Ready,
         },
     );
-    let report = |revision, saw| ObjectReport { object: incarnation, revision, saw };
+    let report = |revision, saw| ObjectReport { object: incarnation, revision, observed: saw };
     let ready = ObservedState::Ready { processes: vec![process] };
     let before = rig.journal.len();
     for _ in 0..2 {
-        rig.say(1, ExecutorMessage::Report { attach, sequence: 1, report: report(1, ready.clone()) });
+        rig.say(
+            1,
+            ExecutorMessage::Report { connection: token, sequence: 1, report: report(1, ready.clone()) },
+        );
     }
     assert!(rig.effects().is_empty(), "the acknowledgement is held back too");
     let effects = rig.settle();
     assert!(
-        sent(&effects).iter().all(|m| matches!(m, DeciderMessage::Accepted { sequence: 1, .. })),
+        sent(&effects).iter().all(|m| matches!(m, DeciderMessage::ReportsAccepted { sequence: 1, .. })),
         "{effects:?}"
     );
     assert_eq!(
@@ -46,12 +49,15 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
         ["incarnation.reported.v1", "incarnation.running.v1", "deployment.ended.v1"],
         "once, though reported twice"
     );
-    rig.say(1, ExecutorMessage::Report { attach, sequence: 2, report: report(1, ObservedState::Gone) });
+    rig.say(
+        1,
+        ExecutorMessage::Report { connection: token, sequence: 2, report: report(1, ObservedState::Gone) },
+    );
     let effects = rig.settle();
     assert!(
         sent(&effects)
             .iter()
-            .any(|m| matches!(m, DeciderMessage::Forget { object: i, .. } if *i == incarnation))
+            .any(|m| matches!(m, DeciderMessage::Purge { object: i, .. } if *i == incarnation))
     );
 }
 
@@ -75,14 +81,14 @@ fn an_executor_that_comes_back_gets_the_whole_inventory_and_its_old_connection_i
     rig.hello(3, "other", None);
     let effects = rig.settle();
     assert!(
-        matches!(sent(&effects)[..], [DeciderMessage::Refused { again: HelloRetry::Later, .. }]),
+        matches!(sent(&effects)[..], [DeciderMessage::Refused { retry: HelloRetry::Later, .. }]),
         "the store has a session"
     );
-    let attach = ConnectionToken::from_random(1);
-    rig.say(1, ExecutorMessage::Heartbeat { attach, beat: 1 });
+    let token = ConnectionToken::from_random(1);
+    rig.say(1, ExecutorMessage::Heartbeat { connection: token, sequence: 1 });
     let effects = rig.settle();
     assert!(
-        matches!(sent(&effects)[..], [DeciderMessage::Closed { .. }]),
+        matches!(sent(&effects)[..], [DeciderMessage::ConnectionClosed { .. }]),
         "an old connection token is refused"
     );
 }
@@ -94,18 +100,20 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
     let lineage = Lineage::from_random(5);
     let head = rig.core.durable();
     let cases = [
-        (lineage, JournalHead { position: head.position.plus(1), ..head }, HelloRetry::NewerElsewhere),
+        (lineage, JournalHead { position: head.position.plus(1), ..head }, HelloRetry::StaleDecider),
         (Lineage::from_random(6), head, HelloRetry::Never),
     ];
     for (i, (lineage, head, expected)) in cases.into_iter().enumerate() {
         rig.hello(10 + i as u64, "ex", Some((lineage, head)));
         let effects = rig.settle();
-        let [DeciderMessage::Refused { again, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
+        let [DeciderMessage::Refused { retry: again, .. }] = sent(&effects)[..] else {
+            panic!("{effects:?}")
+        };
         assert_eq!(*again, expected);
     }
     rig.give(CoreInput::Connected(ChannelNumber(20), ConnectionToken::from_random(20)));
     let seen = Some((lineage, head));
-    let hello = hello("ex", SCOPE, life(1, 1), seen);
+    let hello = hello("ex", SCOPE, epoch(1, 1), seen);
     for (recorded, expected) in
         [(Some(RecordHash::of(b"another record")), true), (None, true), (Some(head.hash), false)]
     {
@@ -113,7 +121,7 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
         rig.say(20, hello.clone());
         let effects = rig.settle();
         let refused =
-            matches!(sent(&effects)[..], [DeciderMessage::Refused { again: HelloRetry::Never, .. }]);
+            matches!(sent(&effects)[..], [DeciderMessage::Refused { retry: HelloRetry::Never, .. }]);
         assert_eq!(refused, expected, "{recorded:?}: {effects:?}");
     }
 }
@@ -124,7 +132,7 @@ fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
     rig.cluster();
     let head = rig.core.durable();
     rig.give(CoreInput::Connected(ChannelNumber(1), ConnectionToken::from_random(1)));
-    let hello = hello("ex", SCOPE, life(1, 1), Some((Lineage::from_random(5), head)));
+    let hello = hello("ex", SCOPE, epoch(1, 1), Some((Lineage::from_random(5), head)));
     let failing = |_| {
         let source = std::io::Error::from_raw_os_error(24);
         Err(ReadError::Io { place: "a segment".into(), source })
@@ -142,19 +150,19 @@ fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
 /// Returns why a hello was refused, and whether to retry.
 fn refusal(effects: &[DeciderEffect]) -> Option<(String, HelloRetry)> {
     sent(effects).iter().find_map(|message| match message {
-        DeciderMessage::Refused { reason, again } => Some((reason.clone(), *again)),
+        DeciderMessage::Refused { reason, retry: again } => Some((reason.clone(), *again)),
         _ => None,
     })
 }
 
 #[test]
-fn an_executor_over_another_folder_is_refused_until_nothing_is_left_in_the_old_one() {
+fn an_executor_over_another_directory_is_refused_until_nothing_is_left_in_the_old_one() {
     let mut rig = Rig::new();
     rig.cluster();
-    assert_eq!(refusal(&rig.hello_over(1, 1, life(1, 1))), None);
+    assert_eq!(refusal(&rig.hello_over(1, 1, epoch(1, 1))), None);
     rig.plan_and_deployment();
     rig.settle();
-    let (reason, again) = refusal(&rig.hello_over(2, 2, life(1, 2))).expect("refused");
+    let (reason, again) = refusal(&rig.hello_over(2, 2, epoch(1, 2))).expect("refused");
     assert!(
         reason.contains(
             "cannot open session of cluster local: executor ex with another executor store has one"
@@ -164,14 +172,14 @@ fn an_executor_over_another_folder_is_refused_until_nothing_is_left_in_the_old_o
     assert_eq!(again, HelloRetry::Later);
     rig.now = rig.now + LEASE + LEASE;
     rig.settle();
-    let (reason, again) = refusal(&rig.hello_over(3, 2, life(1, 2))).expect("refused");
+    let (reason, again) = refusal(&rig.hello_over(3, 2, epoch(1, 2))).expect("refused");
     assert!(reason.contains("expunge node n1 if its machine is lost"), "{reason}");
     assert_eq!(again, HelloRetry::Later);
     assert!(!rig.types(0).contains(&"incarnation.ended.v1"), "a refused executor proves no end");
     rig.must("node.set_state", &json!({"name": "n1", "state": "expunged"}));
     rig.settle();
-    assert_eq!(refusal(&rig.hello_over(4, 2, life(1, 2))), None);
-    let (reason, _) = refusal(&rig.hello_over(5, 1, life(2, 3))).expect("refused");
+    assert_eq!(refusal(&rig.hello_over(4, 2, epoch(1, 2))), None);
+    let (reason, _) = refusal(&rig.hello_over(5, 1, epoch(2, 3))).expect("refused");
     assert!(reason.contains("another executor store"), "now the other executor has another store: {reason}");
 }
 
@@ -194,11 +202,13 @@ fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_a
     let mut effects = rig.settle();
     let (mut all, mut parts) = (Vec::new(), 0);
     loop {
-        let (commands, rest, attach) = match sent(&effects)[..] {
-            [DeciderMessage::Welcome { envelope, commands, rest, .. }] if parts == 0 => {
-                (commands, *rest, envelope.attach)
+        let (commands, rest, token) = match sent(&effects)[..] {
+            [DeciderMessage::Welcome { envelope, commands, next_after: rest, .. }] if parts == 0 => {
+                (commands, *rest, envelope.connection)
             }
-            [DeciderMessage::Inventory { envelope, commands, rest }] => (commands, *rest, envelope.attach),
+            [DeciderMessage::Inventory { envelope, commands, next_after: rest }] => {
+                (commands, *rest, envelope.connection)
+            }
             _ => panic!("{} parts, then {} messages", parts, effects.len()),
         };
         let bytes: usize = commands.iter().map(|one| serde_json::to_vec(one).expect("JSON").len()).sum();
@@ -206,7 +216,7 @@ fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_a
         all.extend(commands.iter().map(|command| command.object));
         parts += 1;
         let Some(after) = rest else { break };
-        rig.say(1, ExecutorMessage::More { attach, after });
+        rig.say(1, ExecutorMessage::InventoryRequest { connection: token, after });
         effects = rig.settle();
     }
     let known: Vec<_> = rig.core.fleet().incarnations().sorted().iter().map(|i| i.id.into()).collect();
@@ -219,15 +229,15 @@ fn a_later_life_takes_over_at_once_and_an_earlier_one_or_a_copy_never() {
     let mut rig = Rig::new();
     rig.cluster();
     let cases = [
-        (life(2, 1), None, "the first"),
-        (life(2, 1), None, "a newer epoch connects"),
-        (life(3, 2), None, "it was started again"),
-        (life(2, 1), Some(HelloRetry::Never), "the one before it, which should have ended"),
-        (life(3, 9), Some(HelloRetry::Later), "a copy of the store, started as often"),
-        (life(3, 2), None, "and it is still the one that holds the session"),
+        (epoch(2, 1), None, "the first"),
+        (epoch(2, 1), None, "a newer epoch connects"),
+        (epoch(3, 2), None, "it was started again"),
+        (epoch(2, 1), Some(HelloRetry::Never), "the one before it, which should have ended"),
+        (epoch(3, 9), Some(HelloRetry::Later), "a copy of the store, started as often"),
+        (epoch(3, 2), None, "and it is still the one that holds the session"),
     ];
-    for (connection, (life, expected, why)) in (1..).zip(cases) {
-        let again = refusal(&rig.hello_over(connection, 1, life)).map(|(_, again)| again);
+    for (connection, (executor_epoch, expected, why)) in (1..).zip(cases) {
+        let again = refusal(&rig.hello_over(connection, 1, executor_epoch)).map(|(_, again)| again);
         assert_eq!(again, expected, "{why}");
     }
     assert_eq!(rig.types(0).iter().filter(|t| **t == "session.opened.v1").count(), 1);
@@ -239,7 +249,7 @@ fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit()
     rig.cluster();
     rig.hello(1, "ex", None);
     rig.settle();
-    let attach = ConnectionToken::from_random(1);
+    let token = ConnectionToken::from_random(1);
     rig.plan_and_deployment();
     let effects = rig.settle();
     let [DeciderMessage::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
@@ -249,12 +259,12 @@ fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit()
     rig.say(
         1,
         ExecutorMessage::Report {
-            attach,
+            connection: token,
             sequence: 1,
             report: ObjectReport {
                 object: incarnation,
                 revision: 1,
-                saw: ObservedState::Ready { processes: vec![] },
+                observed: ObservedState::Ready { processes: vec![] },
             },
         },
     );
@@ -262,9 +272,9 @@ fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit()
     rig.say(
         1,
         ExecutorMessage::Report {
-            attach,
+            connection: token,
             sequence: 2,
-            report: ObjectReport { object: incarnation, revision: 2, saw: ObservedState::Gone },
+            report: ObjectReport { object: incarnation, revision: 2, observed: ObservedState::Gone },
         },
     );
     let effects = rig.settle();
@@ -272,12 +282,15 @@ fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit()
     let forgets = |effects: &[DeciderEffect]| {
         sent(effects)
             .iter()
-            .any(|m| matches!(m, DeciderMessage::Forget { object: i, .. } if *i == incarnation))
+            .any(|m| matches!(m, DeciderMessage::Purge { object: i, .. } if *i == incarnation))
     };
     assert!(forgets(&effects), "{effects:?}");
     let before = rig.journal.len();
-    let report = ObjectReport { object: incarnation, revision: 2, saw: ObservedState::Gone };
-    rig.say(1, ExecutorMessage::Level { attach, reports: vec![report], part: ReportPart::Last });
+    let report = ObjectReport { object: incarnation, revision: 2, observed: ObservedState::Gone };
+    rig.say(
+        1,
+        ExecutorMessage::FullReport { connection: token, reports: vec![report], part: ReportPart::Last },
+    );
     let effects = rig.settle();
     assert!(
         forgets(&effects) && rig.types(before).is_empty(),
@@ -291,10 +304,10 @@ fn a_session_is_lost_after_a_lease_without_a_heartbeat_and_not_during_grace() {
     rig.cluster();
     rig.hello(1, "ex", None);
     rig.settle();
-    let attach = ConnectionToken::from_random(1);
-    for beat in 0..10 {
+    let token = ConnectionToken::from_random(1);
+    for heartbeat in 0..10 {
         rig.now = rig.now + Duration::from_secs(LEASE.as_secs() - 1);
-        rig.say(1, ExecutorMessage::Heartbeat { attach, beat });
+        rig.say(1, ExecutorMessage::Heartbeat { connection: token, sequence: heartbeat });
         rig.settle();
     }
     let before = rig.journal.len();
@@ -304,8 +317,8 @@ fn a_session_is_lost_after_a_lease_without_a_heartbeat_and_not_during_grace() {
     assert_eq!(rig.types(before), Vec::<&str>::new(), "one missed heartbeat loses nothing");
     rig.now = rig.now + Duration::from_secs(1);
     let effects = rig.settle();
-    assert_eq!(rig.types(before), ["session.over.v1", "session.closed.v1"]);
-    assert!(matches!(sent(&effects)[..], [DeciderMessage::Closed { .. }]));
+    assert_eq!(rig.types(before), ["session.ended.v1", "session.closed.v1"]);
+    assert!(matches!(sent(&effects)[..], [DeciderMessage::ConnectionClosed { .. }]));
 }
 
 #[test]
@@ -317,7 +330,10 @@ fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_asked_for
     rig.plan_and_deployment();
     let effects = rig.settle();
     let [DeciderMessage::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
-    let more = ExecutorMessage::More { attach: ConnectionToken::from_random(1), after: command.object };
+    let more = ExecutorMessage::InventoryRequest {
+        connection: ConnectionToken::from_random(1),
+        after: command.object,
+    };
     let parts = |effects: &[DeciderEffect]| {
         sent(effects).iter().filter(|message| matches!(message, DeciderMessage::Inventory { .. })).count()
     };
@@ -340,9 +356,12 @@ fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
     rig.settle();
     let words: [(&str, Says); 2] = [
         ("small ones", |rig, n| {
-            rig.say(1, ExecutorMessage::Heartbeat { attach: ConnectionToken::from_random(1), beat: n });
+            rig.say(
+                1,
+                ExecutorMessage::Heartbeat { connection: ConnectionToken::from_random(1), sequence: n },
+            );
         }),
-        ("large ones", |rig, _| rig.say(1, hello("ex", SCOPE, life(1, 1), None))),
+        ("large ones", |rig, _| rig.say(1, hello("ex", SCOPE, epoch(1, 1), None))),
     ];
     let text = "x".repeat(50_000);
     let run = json!({"argv": ["app"], "env": {"TEXT": text}});
@@ -381,7 +400,7 @@ fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is(
     assert_eq!(closed(&rig), 0, "no session expires while the disk stalls");
     let due = rig.core.next_due().expect("a lease ends");
     assert!(due > rig.now, "the command is not repeated immediately");
-    rig.say(1, ExecutorMessage::Heartbeat { attach: ConnectionToken::from_random(1), beat: 1 });
+    rig.say(1, ExecutorMessage::Heartbeat { connection: ConnectionToken::from_random(1), sequence: 1 });
     rig.now = rig.now + LEASE;
     rig.settle();
     assert_eq!(closed(&rig), 0, "the heartbeat was in time");
@@ -393,20 +412,23 @@ fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is(
 
 #[test]
 fn a_deadline_that_passed_while_nobody_was_heard_waits_for_what_executors_say() {
-    for (then, ended) in [(ProcessStatus::Online, false), (unready(), true)] {
+    for (then, ended) in [(ProcessStatus::Ready, false), (unready(), true)] {
         let mut rig = Rig::new();
         rig.cluster();
         rig.hello(1, "ex", None);
         let effects = rig.settle();
         let [DeciderMessage::Welcome { envelope, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
-        let attach = envelope.attach;
-        rig.say(1, ExecutorMessage::Level { attach, reports: vec![], part: ReportPart::Last });
+        let token = envelope.connection;
+        rig.say(
+            1,
+            ExecutorMessage::FullReport { connection: token, reports: vec![], part: ReportPart::Last },
+        );
         rig.plan_and_deployment_with(&json!({"unready": {"after": 60_000, "action": "restart"}}));
         let effects = rig.settle();
         let [DeciderMessage::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
         let object = command.object;
         let say = |rig: &mut Rig, sequence, status: ProcessStatus| {
-            let ready = status == ProcessStatus::Online;
+            let ready = status == ProcessStatus::Ready;
             let processes =
                 vec![ProcessInfo { payload: name("app"), index: 0, pid: Some(9), addresses: vec![], status }];
             let saw = if ready {
@@ -414,22 +436,22 @@ fn a_deadline_that_passed_while_nobody_was_heard_waits_for_what_executors_say() 
             } else {
                 ObservedState::NotReady { processes }
             };
-            let report = ObjectReport { object, revision: 1, saw };
-            rig.say(1, ExecutorMessage::Report { attach, sequence, report });
+            let report = ObjectReport { object, revision: 1, observed: saw };
+            rig.say(1, ExecutorMessage::Report { connection: token, sequence, report });
             rig.settle();
         };
-        say(&mut rig, 1, ProcessStatus::Online);
+        say(&mut rig, 1, ProcessStatus::Ready);
         say(&mut rig, 2, unready());
         // The server pauses until after the deadline, and then finds waiting messages.
         rig.now = rig.now + Duration::from_secs(90);
         rig.give(CoreInput::Unheard(Duration::from_secs(90)));
         let before = rig.journal.len();
         rig.settle();
-        assert!(!rig.types(before).contains(&"incarnation.commanded.v1"), "{then:?}");
+        assert!(!rig.types(before).contains(&"incarnation.stop_requested.v1"), "{then:?}");
         say(&mut rig, 3, then.clone());
         rig.now = rig.now + LEASE / 2;
         rig.settle();
-        assert_eq!(rig.types(before).contains(&"incarnation.commanded.v1"), ended, "{then:?}");
+        assert_eq!(rig.types(before).contains(&"incarnation.stop_requested.v1"), ended, "{then:?}");
     }
 }
 

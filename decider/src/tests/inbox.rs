@@ -1,7 +1,7 @@
 //! Inbox: results of its messages, and the offset where the next decider continues.
 
 use chancery_events::fact::{Fact, InboxMessageRefused};
-use chancery_events::letter::{InboxBinding, InboxMessage};
+use chancery_events::inbox_message::{InboxBinding, InboxMessage};
 use chancery_events::record::InboxWatermark;
 use chancery_events::refusal::Refusal;
 use chancery_projector::JournalFold;
@@ -18,12 +18,12 @@ fn topic(text: &str) -> InboxTopic {
 fn binding() -> InboxBinding {
     InboxBinding {
         actor: name("pipeline"),
-        scope: "capability.*,replica.*,plan.*,node.*".parse().expect("a scope"),
+        allowed_intents: "capability.*,replica.*,plan.*,node.*".parse().expect("a scope"),
     }
 }
 
 /// Returns an inbox message with a request that is `id` of the source `ci`.
-fn letter(offset: u64, id: &str, type_name: &str, data: &serde_json::Value) -> InboxMessage {
+fn message(offset: u64, id: &str, type_name: &str, data: &serde_json::Value) -> InboxMessage {
     let type_name = format!("chancery.{type_name}.v1");
     let headers = [
         ("ce_specversion", "1.0"),
@@ -37,7 +37,7 @@ fn letter(offset: u64, id: &str, type_name: &str, data: &serde_json::Value) -> I
 }
 
 fn capability(offset: u64, id: &str) -> InboxMessage {
-    letter(offset, id, "capability.apply", &json!({"name": id, "spec": {"type": "T", "score": 1}}))
+    message(offset, id, "capability.apply", &json!({"name": id, "spec": {"type": "T", "score": 1}}))
 }
 
 fn nonsense(offset: u64) -> InboxMessage {
@@ -81,8 +81,8 @@ impl Rig {
         rig
     }
 
-    fn post(&mut self, letter: &InboxMessage) {
-        self.give(CoreInput::Letter(Box::new(letter.clone())));
+    fn post(&mut self, message: &InboxMessage) {
+        self.give(CoreInput::InboxMessage(Box::new(message.clone())));
     }
 
     /// Returns the watermarks of the records from one on.
@@ -144,29 +144,29 @@ fn a_decider_takes_up_only_an_inbox_that_holds_what_it_has_not_answered() {
 }
 
 #[test]
-fn every_letter_leaves_one_trace_in_the_order_of_their_offsets() {
+fn every_message_leaves_one_trace_in_the_order_of_their_offsets() {
     let mut rig = Rig::reading(10..20);
     let from = rig.journal.len();
     let approve = json!({"operations": []});
-    for letter in [
+    for inbox_message in [
         capability(10, "a"),
         nonsense(11),
         // Offsets may have holes.
-        letter(14, "b", "cluster.delete", &json!({"name": "local"})),
-        letter(15, "c", "operation.approve", &approve),
-        letter(16, "a", "capability.delete", &json!({"name": "a"})),
-        letter(17, "d", "capability.delete", &json!({"name": "nowhere"})),
+        message(14, "b", "cluster.delete", &json!({"name": "local"})),
+        message(15, "c", "operation.approve", &approve),
+        message(16, "a", "capability.delete", &json!({"name": "a"})),
+        message(17, "d", "capability.delete", &json!({"name": "nowhere"})),
         InboxMessage { offset: 18, ..InboxMessage::default() },
-        letter(19, "e", "moon.land", &json!({})),
+        message(19, "e", "moon.land", &json!({})),
     ] {
-        rig.post(&letter);
+        rig.post(&inbox_message);
     }
     assert!(rig.settle().is_empty(), "no answer is sent");
     let types = [
         "capability.apply.v1",
         "intent.accepted.v1",
         "capability.applied.v1",
-        "inbox.refused.v1",
+        "inbox.message_refused.v1",
         "cluster.delete.v1",
         "intent.refused.v1",
         "operation.approve.v1",
@@ -175,8 +175,8 @@ fn every_letter_leaves_one_trace_in_the_order_of_their_offsets() {
         "intent.refused.v1",
         "capability.delete.v1",
         "intent.refused.v1",
-        "inbox.refused.v1",
-        "inbox.refused.v1",
+        "inbox.message_refused.v1",
+        "inbox.message_refused.v1",
     ];
     assert_eq!(rig.types(from), types);
     assert_eq!(rig.watermarks(from), [20]);
@@ -204,12 +204,12 @@ fn every_letter_leaves_one_trace_in_the_order_of_their_offsets() {
         .collect();
     assert_eq!(
         codes,
-        [RefusalCode::Denied, RefusalCode::Denied, RefusalCode::KeyReused, RefusalCode::NotFound]
+        [RefusalCode::Denied, RefusalCode::Denied, RefusalCode::IdempotencyKeyReused, RefusalCode::NotFound]
     );
 }
 
 #[test]
-fn a_letter_is_durable_with_its_answer_and_the_next_decider_goes_on_behind_it() {
+fn a_message_is_durable_with_its_answer_and_the_next_decider_goes_on_behind_it() {
     let mut rig = Rig::reading(0..0);
     rig.post(&capability(0, "a"));
     rig.post(&nonsense(1));
@@ -221,18 +221,19 @@ fn a_letter_is_durable_with_its_answer_and_the_next_decider_goes_on_behind_it() 
     rig.with_inbox(0..4);
     rig.settle();
     assert_eq!(rig.watermarks(from), [2]);
-    for letter in [capability(0, "a"), nonsense(1), capability(2, "b"), nonsense(3), nonsense(3)] {
-        rig.post(&letter);
+    for message in [capability(0, "a"), nonsense(1), capability(2, "b"), nonsense(3), nonsense(3)] {
+        rig.post(&message);
     }
     rig.settle();
     let types: Vec<_> = rig.types(from)[1..].to_vec();
-    let once = ["capability.apply.v1", "intent.accepted.v1", "capability.applied.v1", "inbox.refused.v1"];
+    let once =
+        ["capability.apply.v1", "intent.accepted.v1", "capability.applied.v1", "inbox.message_refused.v1"];
     assert_eq!(types, once, "messages below the watermark are answered already");
     assert_eq!(rig.watermarks(from), [2, 4]);
 }
 
 #[test]
-fn a_commit_that_is_closed_before_a_letter_does_not_count_it() {
+fn a_commit_that_is_closed_before_a_message_does_not_count_it() {
     let mut rig = Rig::reading(0..0);
     let from = rig.journal.len();
     for offset in 0..400 {
@@ -289,7 +290,7 @@ fn a_repeat_records_nothing_and_a_watermark_that_lags_is_carried_by_a_fact_of_it
 }
 
 #[test]
-fn where_offsets_hold_no_letters_the_reader_says_so() {
+fn where_offsets_hold_no_messages_the_reader_says_so() {
     let mut rig = Rig::reading(0..0);
     let from = rig.journal.len();
     rig.give(CoreInput::InboxPassed(7));
@@ -309,7 +310,7 @@ fn stumbling(
 }
 
 #[test]
-fn a_letter_that_is_poison_is_refused_once_and_the_next_is_answered() {
+fn a_message_that_is_poison_is_refused_once_and_the_next_is_answered() {
     let mut rig = torn();
     let fleet = FleetSnapshot::of(rig.core.fleet()).fleet();
     rig.with_inbox_over(Some(fleet), &(0..0));
@@ -318,8 +319,8 @@ fn a_letter_that_is_poison_is_refused_once_and_the_next_is_answered() {
     let from = rig.journal.len();
     let replica = rig.core.fleet().replicas().sorted()[0].name.clone();
     // The first cannot be folded; deciding the second panics.
-    rig.post(&letter(0, "p", "replica.delete", &json!({"name": replica})));
-    rig.post(&letter(1, "q", "node.delete", &json!({"name": "n1"})));
+    rig.post(&message(0, "p", "replica.delete", &json!({"name": replica})));
+    rig.post(&message(1, "q", "node.delete", &json!({"name": "n1"})));
     rig.post(&capability(2, "a"));
     rig.settle();
     let types = [
@@ -350,36 +351,40 @@ fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_
         rig.ask(&request);
         answers(&rig.settle())[0].2
     };
-    assert_eq!(skip(&mut rig, 1), Some(RefusalCode::BadTransition), "all can be read");
+    assert_eq!(skip(&mut rig, 1), Some(RefusalCode::InvalidTransition), "all can be read");
     // The offsets 1 and 2 hold no messages.
     rig.give(CoreInput::InboxStands(3));
-    assert_eq!(skip(&mut rig, 2), Some(RefusalCode::BadTransition), "the inbox is blocked at another offset");
+    assert_eq!(
+        skip(&mut rig, 2),
+        Some(RefusalCode::InvalidTransition),
+        "the inbox is blocked at another offset"
+    );
     assert_eq!(
         skip(&mut rig, 4),
-        Some(RefusalCode::BadTransition),
+        Some(RefusalCode::InvalidTransition),
         "the decider does not know that it cannot be read"
     );
     let from = rig.journal.len();
     assert_eq!(skip(&mut rig, 3), None);
     assert_eq!(rig.types(from), ["inbox.skip.v1", "intent.accepted.v1", "inbox.skipped.v1"]);
     assert_eq!(rig.watermarks(from), [4], "in the record of the fact");
-    assert_eq!(skip(&mut rig, 3), Some(RefusalCode::BadTransition), "the offset was skipped already");
+    assert_eq!(skip(&mut rig, 3), Some(RefusalCode::InvalidTransition), "the offset was skipped already");
     // A message that has become readable is answered, and not skipped.
     rig.give(CoreInput::InboxStands(4));
     rig.post(&capability(4, "b"));
-    assert_eq!(skip(&mut rig, 4), Some(RefusalCode::BadTransition));
+    assert_eq!(skip(&mut rig, 4), Some(RefusalCode::InvalidTransition));
     // A late report about an answered offset changes nothing.
     rig.give(CoreInput::InboxStands(2));
-    assert_eq!(skip(&mut rig, 2), Some(RefusalCode::BadTransition));
+    assert_eq!(skip(&mut rig, 2), Some(RefusalCode::InvalidTransition));
     rig.with_inbox(0..9);
     rig.settle();
     assert_eq!(
         skip(&mut rig, 5),
-        Some(RefusalCode::BadTransition),
+        Some(RefusalCode::InvalidTransition),
         "a new decider does not know where the inbox is blocked"
     );
     let from = rig.journal.len();
-    rig.post(&letter(5, "fifth", "inbox.skip", &json!({"offset": 5})));
+    rig.post(&message(5, "fifth", "inbox.skip", &json!({"offset": 5})));
     rig.settle();
     assert_eq!(rig.types(from), ["inbox.skip.v1", "intent.refused.v1"], "no message skips another");
 }
@@ -391,7 +396,7 @@ fn an_intent_that_no_commit_can_hold_is_answered_by_the_fact_alone() {
     // With all defaults filled in, the payloads are four times as long.
     let payloads = vec![json!({"name": "a", "resources": {}}); 9000];
     let spec = json!({"namespace": "ns", "service": "web", "payloads": payloads});
-    let large = letter(0, "large", "plan.apply", &json!({"name": "web", "spec": spec}));
+    let large = message(0, "large", "plan.apply", &json!({"name": "web", "spec": spec}));
     assert!(large.request(&name("x")).is_ok(), "{} bytes", large.bytes());
     rig.post(&large);
     rig.post(&capability(1, "a"));
@@ -402,7 +407,7 @@ fn an_intent_that_no_commit_can_hold_is_answered_by_the_fact_alone() {
 }
 
 #[test]
-fn deadlines_wait_for_the_letters_that_were_there_and_a_lease_after_them() {
+fn deadlines_wait_for_the_messages_that_were_there_and_a_lease_after_them() {
     let mut rig = Rig::new();
     rig.cluster();
     rig.plan_and_deployment();
@@ -416,19 +421,19 @@ fn deadlines_wait_for_the_letters_that_were_there_and_a_lease_after_them() {
     rig.post(&nonsense(1));
     rig.now = rig.now + Duration::from_hours(1);
     rig.settle();
-    assert_eq!(rig.types(from), ["term.started.v1", "inbox.refused.v1", "inbox.refused.v1"]);
+    assert_eq!(rig.types(from), ["term.started.v1", "inbox.message_refused.v1", "inbox.message_refused.v1"]);
     // The last offset holds no message.
     rig.give(CoreInput::InboxPassed(3));
     rig.settle();
     rig.now = rig.now + LEASE.saturating_sub(Duration::from_secs(1));
     rig.settle();
     assert!(
-        !rig.types(from).contains(&"incarnation.commanded.v1"),
+        !rig.types(from).contains(&"incarnation.stop_requested.v1"),
         "every executor has a lease to reconnect"
     );
     rig.now = rig.now + Duration::from_secs(1);
     rig.settle();
-    assert!(rig.types(from).contains(&"incarnation.commanded.v1"));
+    assert!(rig.types(from).contains(&"incarnation.stop_requested.v1"));
 }
 
 #[test]

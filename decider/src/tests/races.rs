@@ -34,14 +34,17 @@ impl Rig {
         revision: u32,
         saw: ObservedState,
     ) {
-        let report = ObjectReport { object: incarnation.into(), revision, saw };
-        let attach = ConnectionToken::from_random(connection);
-        self.say(connection, ExecutorMessage::Report { attach, sequence, report });
+        let report = ObjectReport { object: incarnation.into(), revision, observed: saw };
+        let token = ConnectionToken::from_random(connection);
+        self.say(connection, ExecutorMessage::Report { connection: token, sequence, report });
     }
 
     fn level(&mut self, connection: u64, reports: Vec<ObjectReport>) {
-        let attach = ConnectionToken::from_random(connection);
-        self.say(connection, ExecutorMessage::Level { attach, reports, part: ReportPart::Last });
+        let token = ConnectionToken::from_random(connection);
+        self.say(
+            connection,
+            ExecutorMessage::FullReport { connection: token, reports, part: ReportPart::Last },
+        );
     }
 
     /// Returns a rig with an executor, and one replica that must start.
@@ -84,13 +87,13 @@ fn commands(effects: &[DeciderEffect]) -> Vec<(IncarnationId, u32, u32, CommandS
             ObjectId::Incarnation(id) => id,
             ObjectId::Volume(id) => panic!("unexpected command for volume {id}"),
         };
-        all.extend(told.iter().map(|c| (run(c.object), c.revision, c.attempt, c.standing)));
+        all.extend(told.iter().map(|c| (run(c.object), c.revision, c.attempt, c.status)));
     }
     all
 }
 
 fn forgets(effects: &[DeciderEffect]) -> usize {
-    sent(effects).iter().filter(|message| matches!(message, DeciderMessage::Forget { .. })).count()
+    sent(effects).iter().filter(|message| matches!(message, DeciderMessage::Purge { .. })).count()
 }
 
 fn crashed() -> ObservedState {
@@ -110,7 +113,7 @@ fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
     rig.settle();
     let mut told = 0;
     for _ in 0..3 {
-        rig.level(2, vec![ObjectReport { object: id.into(), revision: 1, saw: crashed() }]);
+        rig.level(2, vec![ObjectReport { object: id.into(), revision: 1, observed: crashed() }]);
         told += forgets(&rig.settle());
     }
     assert_eq!(told, 3, "once for each report");
@@ -124,7 +127,7 @@ fn a_list_that_was_made_before_a_start_says_nothing_about_it() {
     let (mut rig, id) = Rig::starting();
     let before = rig.journal.len();
     rig.level(1, vec![]);
-    rig.level(1, vec![ObjectReport { object: id.into(), revision: 0, saw: ObservedState::Gone }]);
+    rig.level(1, vec![ObjectReport { object: id.into(), revision: 0, observed: ObservedState::Gone }]);
     rig.settle();
     assert!(
         rig.types(before).iter().all(|name| *name == "incarnation.reported.v1"),
@@ -177,7 +180,7 @@ fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_goes_on_
 #[test]
 fn a_second_try_of_what_is_gone_by_then_is_dropped_and_holds_up_nobody() {
     let (mut rig, id) = Rig::starting();
-    rig.report(1, 1, id, 1, ObservedState::Failed { message: "no".into(), hope: RetryClass::Retry });
+    rig.report(1, 1, id, 1, ObservedState::Failed { message: "no".into(), retry: RetryClass::Retryable });
     rig.ask_replica("replica.delete");
     rig.settle();
     rig.report(1, 2, id, 2, ObservedState::Gone);
@@ -207,14 +210,14 @@ fn what_was_given_up_on_somebodys_word_and_turns_up_again_is_removed_and_changes
         vec![ObjectReport {
             object: id.into(),
             revision: 1,
-            saw: ObservedState::Ready { processes: vec![] },
+            observed: ObservedState::Ready { processes: vec![] },
         }],
     );
     let effects = rig.settle();
-    assert_eq!(rig.types(before), ["object.reported.v1", "object.judged.v1"]);
+    assert_eq!(rig.types(before), ["orphan.reported.v1", "orphan.resolved.v1"]);
     let judged = |message: &&DeciderMessage| {
-        matches!(message, DeciderMessage::Judged { object, judgement, revision: 2, .. }
-            if *object == id.into() && *judgement == chancery_events::fact::OrphanResolution::Remove)
+        matches!(message, DeciderMessage::OrphanResolved { object, resolution, revision: 2, .. }
+            if *object == id.into() && *resolution == chancery_events::fact::OrphanResolution::Remove)
     };
     assert!(sent(&effects).iter().any(judged), "{effects:?}");
     assert_eq!(rig.core.fleet().incarnations().sorted().iter().filter(|i| i.is_live()).count(), 0);
@@ -224,7 +227,7 @@ fn what_was_given_up_on_somebodys_word_and_turns_up_again_is_removed_and_changes
 #[test]
 fn a_pause_before_the_next_try_lasts_over_the_death_of_the_server() {
     let (mut rig, id) = Rig::starting();
-    rig.report(1, 1, id, 1, ObservedState::Failed { message: "no".into(), hope: RetryClass::Retry });
+    rig.report(1, 1, id, 1, ObservedState::Failed { message: "no".into(), retry: RetryClass::Retryable });
     rig.settle();
     let due =
         rig.core.fleet().incarnations().get(&id).and_then(|i| i.command).expect("tried again").not_before;
@@ -236,7 +239,7 @@ fn a_pause_before_the_next_try_lasts_over_the_death_of_the_server() {
     rig.now = due;
     assert_eq!(
         commands(&rig.settle()),
-        [(id, 1, 2, CommandStatus::Open)],
+        [(id, 1, 2, CommandStatus::Pending)],
         "after the backoff, as the second attempt"
     );
 }
@@ -258,7 +261,7 @@ fn an_end_that_was_decided_and_told_nobody_is_in_the_next_welcome() {
         rig.settle();
         rig.hello(2, "ex", None);
         let told = commands(&rig.settle());
-        assert_eq!(told, [(id, 2, 1, CommandStatus::Open)], "{what}, accepted only: {accepted_only}");
+        assert_eq!(told, [(id, 2, 1, CommandStatus::Pending)], "{what}, accepted only: {accepted_only}");
         rig.report(2, 1, id, 2, ObservedState::Gone);
         rig.settle();
         assert_eq!(rig.core.fleet().replicas().is_empty(), what == "replica.delete");

@@ -90,7 +90,7 @@ fn processes(spec: &PlanSpec) -> Vec<ProcessInfo> {
             .iter()
             .map(|port| PortAddress { port: port.name.clone(), address: address.into() })
             .collect(),
-        status: ProcessStatus::Online,
+        status: ProcessStatus::Ready,
     };
     spec.payloads
         .iter()
@@ -105,7 +105,7 @@ impl Rig {
         rig.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
         let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
         let storage = json!([{"class": "c", "capacity": 1_000_000}]);
-        let spec = json!({"domain": "d", "total": total, "storage": storage});
+        let spec = json!({"domain": "d", "resources": total, "storage": storage});
         rig.must("node.apply", &json!({"name": "n1", "cluster": "local", "spec": spec}));
         rig.hello(1, "ex", None);
         rig.settle();
@@ -113,7 +113,7 @@ impl Rig {
     }
 
     fn asked(&self) -> Option<ObjectId> {
-        self.core.fleet().index().outstanding.first().map(|(_, object)| *object)
+        self.core.fleet().index().pending_commands.first().map(|(_, object)| *object)
     }
 
     /// Reports about an object at its last revision.
@@ -129,8 +129,11 @@ impl Rig {
                 self.core.fleet().volumes().get(name).map_or(1, |volume| volume.revision)
             }
         };
-        let report = ObjectReport { object, revision, saw };
-        self.say(1, ExecutorMessage::Report { attach: ConnectionToken::from_random(1), sequence, report });
+        let report = ObjectReport { object, revision, observed: saw };
+        self.say(
+            1,
+            ExecutorMessage::Report { connection: ConnectionToken::from_random(1), sequence, report },
+        );
     }
 
     /// Executes all commands, with the largest possible reports.
@@ -156,7 +159,7 @@ impl Rig {
                     }
                 }
                 ObjectId::Incarnation(id) => {
-                    let asked = self.core.fleet().incarnations().get(&id).and_then(|it| it.asked);
+                    let asked = self.core.fleet().incarnations().get(&id).and_then(|it| it.last_effect);
                     if asked == Some(CommandEffect::Ensure) {
                         ObservedState::Ready { processes: processes(spec) }
                     } else {
@@ -179,7 +182,7 @@ impl Rig {
 }
 
 /// Whether the plan is accepted. An accepted plan has started, and is deleted again.
-fn lives(shape: Shape) -> bool {
+fn epochs(shape: Shape) -> bool {
     let mut rig = Rig::with_storage();
     let spec = spec(shape);
     let bytes = spec.processes_bytes();
@@ -226,13 +229,13 @@ fn every_plan_that_validates_can_be_created_reported_and_ended() {
         Shape { payloads: 8, ports: 64, name: 63, volumes: 64, mount: 255, before: 250_000, ..shape },
     ];
     for shape in largest {
-        assert!(lives(shape), "{shape:?}");
+        assert!(epochs(shape), "{shape:?}");
     }
     let config = ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() };
     let lived = std::cell::Cell::new(0);
     TestRunner::new(config)
         .run(&shapes(), |shape| {
-            lived.set(lived.get() + u32::from(lives(shape)));
+            lived.set(lived.get() + u32::from(epochs(shape)));
             Ok(())
         })
         .expect("every plan that validates");
@@ -250,7 +253,7 @@ fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
         index: 0,
         pid: Some(1),
         addresses: vec![],
-        status: ProcessStatus::Online,
+        status: ProcessStatus::Ready,
     };
     let many = vec![process.clone(); 65_536];
     rig.tell(object, ObservedState::Ready { processes: many.clone() });

@@ -17,7 +17,6 @@ use super::{
     IntentOutcome, OperationEnd, OrphanResolution, RebalanceEnd, RequestEffect, RequestEnd, RequestedChange,
     Requester, RestartBackoff, RollbackReference, UnschedulableReason,
 };
-use crate::amount::Resources;
 use crate::digest::Digest;
 use crate::event::bodies;
 use crate::id::{
@@ -30,6 +29,7 @@ use crate::name::{
 use crate::observation::{ProcessInfo, SessionEnd};
 use crate::record::RecordHash;
 use crate::refusal::RefusalCode;
+use crate::resources::Resources;
 use crate::spec::{
     BalancePolicy, CapabilitySpec, ClusterActivity, ClusterRuntime, ClusterSpec, DeploymentSpec,
     DisruptionSpec, NodeSpec, NodeState, OperationKind, PlanSpec, PolicySpec, ProbePurpose, VolumeDeletion,
@@ -157,7 +157,7 @@ facts! {
     }
     // A message that cannot become an intent concerns no entity.
     /// Inbox message refused: the message cannot become an intent.
-    InboxMessageRefused = "inbox.refused.v1" + ". The fact changes no entity: it answers the message at the offset.", [] {
+    InboxMessageRefused = "inbox.message_refused.v1" + ". The fact changes no entity: it answers the message at the offset.", [] {
         /// Topic of the inbox, as in the watermark of the record's header.
         topic: String,
         /// Offset of the message in the topic.
@@ -186,7 +186,7 @@ facts! {
     /// Passage of time recorded, after a long period without other records.
     TimeRecorded = "time.recorded.v1" + ". The fact changes no entity: the time is that of the record.", [] {}
     /// Entity quarantined: it is skipped after an internal error.
-    EntityQuarantined = "entity.parked.v1", [(subject)] {
+    EntityQuarantined = "entity.quarantined.v1", [(subject)] {
         /// Entity that is quarantined.
         subject: Subject,
         /// Description of the internal error.
@@ -238,11 +238,11 @@ facts! {
         spec: NodeSpec,
     }
     /// State of a node changed, possibly with its cluster.
-    NodeStateChanged = "node.moved.v1", [Node(name)] {
+    NodeStateChanged = "node.state_changed.v1", [Node(name)] {
         /// Name of the node.
         name: NodeName,
         /// New state of the node.
-        to: NodeState,
+        state: NodeState,
         /// Cluster of the node in the new state, if any.
         cluster: Option<ClusterName>,
     }
@@ -267,7 +267,7 @@ facts! {
         /// Name of the disruption, unique on the node.
         name: DisruptionName,
         /// Actor who approved the disruption.
-        by: Actor,
+        approved_by: Actor,
     }
     /// Disruption completed.
     DisruptionCompleted = "disruption.completed.v1", [Node(node)] {
@@ -303,8 +303,7 @@ facts! {
         generation: u32,
         /// Specification of the plan.
         spec: PlanSpec,
-        /// Fields that differ from the previous generation. Absent for a new plan, and in facts of older
-        /// builds.
+        /// Fields that differ from the previous generation; absent for a new plan.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         changed: Vec<String>,
     }
@@ -337,11 +336,11 @@ facts! {
         end: RebalanceEnd,
     }
     /// Cascading deletion of a plan started: the plan is deleted with everything that it has.
-    PlanDeletionStarted = "plan.removing.v1", [Plan(name)] {
+    PlanDeletionStarted = "plan.deletion_started.v1", [Plan(name)] {
         /// Name of the plan.
         name: PlanName,
         /// Actor who requested the deletion.
-        by: Actor,
+        requested_by: Actor,
     }
     /// Plan deleted.
     PlanDeleted = "plan.deleted.v1", [Plan(name)] {
@@ -358,9 +357,8 @@ facts! {
         generation: u32,
         /// Specification of the deployment.
         spec: DeploymentSpec,
-        /// Actor who requested the deployment. Absent if a rule did, and in facts of older builds.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        by: Option<Actor>,
+        /// Actor who requested the deployment; for a rollback by a rule, who requested the failed deployment.
+        requested_by: Actor,
         /// Target of the rollback, if the deployment is a rollback.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rollback: Option<RollbackReference>,
@@ -408,13 +406,13 @@ facts! {
         name: DeploymentName,
     }
     /// Deployment halted: it starts nothing more, and ends when running operations have settled.
-    DeploymentHalted = "deployment.ending.v1", [Deployment(plan, name)] {
+    DeploymentHalted = "deployment.halted.v1", [Deployment(plan, name)] {
         /// Plan that the deployment belongs to.
         plan: PlanName,
         /// Name of the deployment, unique in the plan.
         name: DeploymentName,
         /// Outcome of the deployment, recorded when it ends.
-        why: DeploymentEnd,
+        end: DeploymentEnd,
     }
     /// Deployment ended.
     DeploymentEnded = "deployment.ended.v1", [Deployment(plan, name), Plan(plan)] {
@@ -435,7 +433,7 @@ facts! {
         deployment: DeploymentName,
     }
     /// Deployment of a replica without incarnation changed: the replica has another version from now on.
-    ReplicaDeploymentChanged = "replica.assigned.v1", [Replica(name), Deployment(plan, deployment)] {
+    ReplicaDeploymentChanged = "replica.deployment_changed.v1", [Replica(name), Deployment(plan, deployment)] {
         /// Name of the replica.
         name: ReplicaName,
         /// Plan that the replica belongs to.
@@ -452,17 +450,19 @@ facts! {
         volumes: Vec<VolumeName>,
     }
     /// Operation created; its id derives from the position of this fact.
-    OperationCreated = "operation.opened.v1", [Replica(replica)] issues Operation(OperationId) {
+    OperationCreated = "operation.created.v1", [Replica(replica)] issues Operation(OperationId) {
         /// Replica that the operation changes.
         replica: ReplicaName,
         /// Kind of the operation.
         kind: OperationKind,
-        /// Deployment that requested the operation; if absent, [`by`](OperationCreated::by) is the requester.
+        /// Deployment that requested the operation; if absent,
+        /// [`requested_by`](OperationCreated::requested_by) is the requester.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deployment: Option<DeploymentName>,
-        /// Requester of the operation, if no deployment requested it. Absent in facts of older builds.
+        /// Requester of the operation, if no deployment requested it; otherwise the rule of the deployment,
+        /// if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        by: Option<Requester>,
+        requested_by: Option<Requester>,
         /// Deployment whose version the replica will have, if it differs from the current version.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         version: Option<DeploymentName>,
@@ -477,7 +477,7 @@ facts! {
         purpose: Option<ProbePurpose>,
     }
     /// Plan unschedulable: operations of the plan have no placement yet.
-    PlanUnschedulable = "plan.waiting.v1", [Plan(plan)] {
+    PlanUnschedulable = "plan.unschedulable.v1", [Plan(plan)] {
         /// Name of the plan.
         plan: PlanName,
         /// Reasons that rule out nodes, with the nodes of each reason.
@@ -490,7 +490,7 @@ facts! {
         /// Replica that the operation changes.
         replica: ReplicaName,
         /// Approver of the operation.
-        by: ApprovalActor,
+        approved_by: ApprovalActor,
         /// Hash of the approved change.
         hash: Digest,
         /// Incarnation that the operation commands, if any.
@@ -501,10 +501,10 @@ facts! {
         deadline: Option<Time>,
         /// Start of the operation: immediately, or when it is dequeued.
         #[serde(default, skip_serializing_if = "crate::is_default")]
-        begins: ApprovalStart,
+        start: ApprovalStart,
     }
     /// Approved operation dequeued and started.
-    OperationStarted = "operation.begun.v1", [Operation(operation), Replica(replica), ..Incarnation(incarnation)] {
+    OperationStarted = "operation.started.v1", [Operation(operation), Replica(replica), ..Incarnation(incarnation)] {
         /// Id of the operation.
         operation: OperationId,
         /// Replica that the operation changes.
@@ -531,7 +531,7 @@ facts! {
         /// Change that waits for approval.
         change: RequestedChange,
         /// Actor who requested the change.
-        by: Actor,
+        requested_by: Actor,
         /// Replicas that the change ends or moves, by plan.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         effects: Vec<RequestEffect>,
@@ -549,7 +549,7 @@ facts! {
         /// Id of the request.
         request: RequestId,
         /// Actor who approved the request.
-        by: Actor,
+        approved_by: Actor,
         /// Hash of the change, as shown to the approver.
         hash: Digest,
     }
@@ -565,7 +565,7 @@ facts! {
         /// Name of the node that is expunged.
         node: NodeName,
         /// Actor who bypassed the approval.
-        by: Actor,
+        requested_by: Actor,
         /// Reason of the bypass, for people.
         reason: String,
         /// Policies that required the approval of another person.
@@ -583,28 +583,28 @@ facts! {
         /// Deployment that gives the coordinates and generation of the incarnation.
         deployment: DeploymentName,
         /// Resources that the incarnation reserves on the node.
-        amounts: Resources,
+        resources: Resources,
         /// Storage that the incarnation reserves on the node, in bytes by storage class.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-        volumes: BTreeMap<StorageClass, u64>,
+        reserved_storage: BTreeMap<StorageClass, u64>,
         /// Proposal to approve.
         proposal: ApprovalProposal,
         /// Predecessor: the incarnation of the same replica that must end before the new incarnation starts.
         /// On the same node, resources that both need are counted on the predecessor until it ends.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        follows: Option<IncarnationId>,
+        starts_after: Option<IncarnationId>,
         /// Groups of replicas that the incarnation belongs to.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         groups: Vec<GroupName>,
         /// Soft affinity that the placement violates, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        strained: Option<String>,
+        affinity_violated: Option<String>,
         /// Volumes that the incarnation uses once it is started.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         mounts: Vec<VolumeName>,
     }
     /// Stop or kill of an incarnation requested.
-    IncarnationStopRequested = "incarnation.commanded.v1", [Incarnation(incarnation), Replica(replica)] {
+    IncarnationStopRequested = "incarnation.stop_requested.v1", [Incarnation(incarnation), Replica(replica)] {
         /// Id of the incarnation.
         incarnation: IncarnationId,
         /// Replica that the incarnation belongs to.
@@ -612,13 +612,13 @@ facts! {
         /// Requested effect: `stop` or `kill`.
         effect: CommandEffect,
         /// Outcome that is recorded when the end of the incarnation is proved.
-        then: IncarnationEnd,
+        end: IncarnationEnd,
         /// Time at which the stop times out, and the incarnation is killed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
     }
     /// Start of an incarnation requested, after a wait or to revert an update.
-    IncarnationStartRequested = "incarnation.begun.v1", [Incarnation(incarnation), Replica(replica), ..Volume(mounts)] {
+    IncarnationStartRequested = "incarnation.start_requested.v1", [Incarnation(incarnation), Replica(replica), ..Volume(mounts)] {
         /// Id of the incarnation.
         incarnation: IncarnationId,
         /// Replica that the incarnation belongs to.
@@ -634,7 +634,7 @@ facts! {
         mounts: Vec<VolumeName>,
     }
     /// Command of an incarnation failed.
-    IncarnationCommandFailed = "command.failed.v1", [Incarnation(incarnation)] {
+    IncarnationCommandFailed = "incarnation.command_failed.v1", [Incarnation(incarnation)] {
         /// Id of the incarnation.
         incarnation: IncarnationId,
         /// Revision of the command: its number among the commands of the incarnation, from 1.
@@ -648,7 +648,7 @@ facts! {
         not_before: Option<Time>,
     }
     /// Incarnation started: all its processes were started.
-    IncarnationStarted = "incarnation.ensured.v1", [Incarnation(incarnation), Replica(replica)] {
+    IncarnationStarted = "incarnation.started.v1", [Incarnation(incarnation), Replica(replica)] {
         /// Id of the incarnation.
         incarnation: IncarnationId,
         /// Replica that the incarnation belongs to.
@@ -675,7 +675,7 @@ facts! {
         processes: Vec<ProcessInfo>,
     }
     /// Processes of an incarnation changed, but not its state.
-    IncarnationProcessesChanged = "incarnation.status.v1", [Incarnation(incarnation), Replica(replica)] {
+    IncarnationProcessesChanged = "incarnation.processes_changed.v1", [Incarnation(incarnation), Replica(replica)] {
         /// Id of the incarnation.
         incarnation: IncarnationId,
         /// Replica that the incarnation belongs to.
@@ -687,7 +687,7 @@ facts! {
         deadline: Option<Time>,
     }
     /// Incarnation ended; its reservation is released.
-    IncarnationEnded = "incarnation.ended.v1", [Incarnation(incarnation), Replica(replica), Node(node), ..Operation(displaces), ..Volume(mounts)] {
+    IncarnationEnded = "incarnation.ended.v1", [Incarnation(incarnation), Replica(replica), Node(node), ..Operation(reschedules), ..Volume(mounts)] {
         /// Id of the incarnation.
         incarnation: IncarnationId,
         /// Replica that the incarnation belongs to.
@@ -698,13 +698,13 @@ facts! {
         end: IncarnationEnd,
         /// Operation that had only the reservation of the incarnation, and now needs another placement.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        displaces: Option<OperationId>,
+        reschedules: Option<OperationId>,
         /// Processes of the incarnation, as far as their ends were observed.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         processes: Vec<ProcessInfo>,
         /// Automatic restart of the replica by the plan's restart rule, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        again: Option<RestartBackoff>,
+        restart_backoff: Option<RestartBackoff>,
         /// Volumes that the incarnation used, and that are available to others now.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         mounts: Vec<VolumeName>,
@@ -735,7 +735,7 @@ facts! {
         name: VolumeName,
     }
     /// Command of a volume failed.
-    VolumeCommandFailed = "volume.failed.v1", [Volume(name)] {
+    VolumeCommandFailed = "volume.command_failed.v1", [Volume(name)] {
         /// Name of the volume.
         name: VolumeName,
         /// Revision of the command: its number among the commands of the volume, from 1.
@@ -756,14 +756,14 @@ facts! {
         reason: String,
     }
     /// Deletion of a volume started: it is destroyed once nothing can use it.
-    VolumeDeletionStarted = "volume.removing.v1", [Volume(name)] {
+    VolumeDeletionStarted = "volume.deletion_started.v1", [Volume(name)] {
         /// Name of the volume.
         name: VolumeName,
         /// Requester of the deletion.
-        by: Requester,
+        requested_by: Requester,
     }
     /// Destruction of a volume requested from its executor: nothing can use the volume any more.
-    VolumeDestroyRequested = "volume.destroying.v1", [Volume(name)] {
+    VolumeDestroyRequested = "volume.destroy_requested.v1", [Volume(name)] {
         /// Name of the volume.
         name: VolumeName,
     }
@@ -782,8 +782,7 @@ facts! {
         runtime: ClusterRuntime,
         /// Executor store that records the cluster's objects from now on. Only an executor with this store
         /// may report what happens to these objects.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        scope: Option<ExecutorStoreId>,
+        store: ExecutorStoreId,
     }
     /// Session closed: the executor no longer has the lease of the cluster.
     SessionClosed = "session.closed.v1", [Session(session), Cluster(cluster)] {
@@ -795,15 +794,13 @@ facts! {
         end: SessionEnd,
     }
     /// Orphan resolved: an object unknown to the fleet is removed, or left in place.
-    OrphanResolved = "object.judged.v1", [Cluster(cluster)] {
+    OrphanResolved = "orphan.resolved.v1", [Cluster(cluster)] {
         /// Cluster of the orphan.
         cluster: ClusterName,
-        /// Id that the orphan reports. The name `incarnation` is from the time when all objects were
-        /// incarnations.
-        #[serde(rename = "incarnation")]
+        /// Id in the object's labels.
         object: ObjectId,
         /// Resolution of the orphan.
-        judgement: OrphanResolution,
+        resolution: OrphanResolution,
         /// Revision of the command to remove the orphan.
         revision: u32,
     }

@@ -27,7 +27,6 @@ pub enum RequestedChange {
         /// Name of the node.
         name: NodeName,
         /// Number of volumes on the node, which are lost with it.
-        #[serde(default)]
         volumes: u32,
     },
     /// Approves a disruption that drains its node.
@@ -37,7 +36,6 @@ pub enum RequestedChange {
         /// Name of the disruption, unique on the node.
         name: DisruptionName,
         /// Disruption as it was when the change was requested.
-        #[serde(default)]
         spec: DisruptionSpec,
     },
     /// Updates a plan to approve with fewer people than before.
@@ -132,7 +130,7 @@ pub enum RequestEnd {
     /// Rejected by a person.
     Rejected {
         /// Actor who rejected the request.
-        by: Actor,
+        rejected_by: Actor,
         /// Reason, for people.
         reason: String,
     },
@@ -141,6 +139,6 @@ pub enum RequestEnd {
     /// Replaced by a later request for the same subject.
     Superseded {
         /// Id of the later request.
-        by: RequestId,
+        successor: RequestId,
     },
 }

@@ -11,7 +11,7 @@ fn parts(begins: Option<RecordStart>) -> HeaderParts {
         writer: WriterId::from_random(0xabc),
         time: Time::from_micros(1_795_251_600_000_000),
         build: "0.1.0".into(),
-        begins,
+        starts: begins,
         watermark: None,
         prev: RecordHash::ZERO,
     }
@@ -30,8 +30,8 @@ fn the_bytes_are_these() {
     let record = sealed(Some(RecordStart::Term), &[r#"{"t":"term.started.v1"}"#, r#"{"t":"b.v1"}"#])
         .expect("a record");
     let wanted = concat!(
-        r#"{"chancery":1,"fleet":"default","lineage":"0000000000000001","first":7,"count":2,"term":2,"#,
-        r#""writer":"0000000000000abc","time":1795251600000000,"build":"0.1.0","begins":"term","#,
+        r#"{"chancery":2,"fleet":"default","lineage":"0000000000000001","first":7,"count":2,"term":2,"#,
+        r#""writer":"0000000000000abc","time":1795251600000000,"build":"0.1.0","starts":"term","#,
         r#""prev":"0000000000000000000000000000000000000000000000000000000000000000"}"#,
         "\n{\"t\":\"term.started.v1\"}\n{\"t\":\"b.v1\"}\n",
     );
@@ -52,7 +52,7 @@ fn a_header_gives_back_what_it_was_made_of() {
     let record = draft.seal(parts).expect("a record");
     let (header, _) = RecordHeader::peek(record.bytes()).expect("a header");
     assert_eq!(&header, record.header());
-    assert_eq!(header.begins, Some(RecordStart::Lineage { previous }));
+    assert_eq!(header.starts, Some(RecordStart::Lineage { previous }));
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn noise_has_no_header_and_a_bad_body_has_one() {
         good.replace("\"first\":7", "\"first\":72057594037927936"),
         good.replace("\"count\":1", "\"count\":0"),
         good.replace("\"prev\":\"0", "\"prev\":\"A"),
-        good.replace("\"prev\"", "\"begins\":\"lineage\",\"prev\""),
+        good.replace("\"prev\"", "\"starts\":\"lineage\",\"prev\""),
         good.replace("\"prev\"", "\"previous\":\"0000000000000001\",\"prev\""),
     ];
     for bytes in noise {
@@ -81,16 +81,20 @@ fn noise_has_no_header_and_a_bad_body_has_one() {
         good.trim_end().into(),
         format!("{good}\n"),
         format!("{good}x\n"),
-        good.replace("\"prev\"", "\"begins\":\"term\",\"prev\""),
+        good.replace("\"prev\"", "\"starts\":\"term\",\"prev\""),
         good.replace("a.v1", "term.started.v1"),
         good.replace("a.v1", "lineage.started.v1"),
     ];
     for bytes in bad {
         assert!(matches!(Record::decode(bytes.as_bytes()), Err(InvalidRecord::Body(_))), "{bytes}");
     }
-    let newer = good.replace("\"chancery\":1", "\"chancery\":2");
-    let found = Record::decode(newer.as_bytes());
-    assert!(matches!(found, Err(InvalidRecord::Body(InvalidBody::Format { found: 2 }))));
+    for format in [1, 3] {
+        let other = good.replace("\"chancery\":2", &format!("\"chancery\":{format}"));
+        let error = Record::decode(other.as_bytes()).expect_err("another format");
+        assert!(matches!(error, InvalidRecord::Body(InvalidBody::Format { found }) if found == format));
+        let told = "this build reads only format 2; format 1 was written by builds before 0.1.0";
+        assert_eq!(error.to_string(), format!("cannot read record of format {format}: {told}"));
+    }
     // A first event that only mentions such a type starts nothing.
     assert!(
         Record::decode(good.replace(r#"{"t":"a.v1"}"#, r#"{"t":"a.v1","d":"term.started.v1"}"#).as_bytes())

@@ -14,10 +14,10 @@ use super::{
     AffinityRule, ApprovalPolicy, CapabilityMatcher, NodeSharing, Payload, PlacementPolicy, PlanSpec,
     PlanTimeouts, RestartPolicy, UnreadyRule, UpdateOrder, VolumeClaim,
 };
-use crate::amount::Resources;
 use crate::name::{
     ClusterName, GroupName, KeyName, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
+use crate::resources::Resources;
 
 super::words! {
     /// Class of a plan's field: when an edit takes effect.
@@ -90,9 +90,9 @@ classes! {
         placement: PlacementPolicy,
         affinity: Vec<AffinityRule>,
         restart: RestartPolicy,
-        cooldown: u64,
-        update: UpdateOrder,
-        budget: u32,
+        restart_delay: u64,
+        update_order: UpdateOrder,
+        max_unavailable: u32,
         approval: ApprovalPolicy,
         timeouts: PlanTimeouts,
         unready: UnreadyRule,
@@ -133,8 +133,8 @@ impl<'a> PlanVersion<'a> {
     }
 
     /// Returns the resources that one replica needs of a node.
-    pub fn amounts(self) -> Resources {
-        self.0.amounts()
+    pub fn resources(self) -> Resources {
+        self.0.resources()
     }
 
     /// Returns the claims of a replica, each with the name of its volume.
@@ -185,13 +185,13 @@ mod tests {
         let before = spec();
         let after = PlanSpec {
             sharing: NodeSharing::Allowed,
-            budget: 3,
+            max_unavailable: 3,
             service: "shop".parse().expect("a name"),
             ..before.clone()
         };
         let expected = [
             ("sharing", FieldClass::Policy),
-            ("budget", FieldClass::Policy),
+            ("max_unavailable", FieldClass::Policy),
             ("service", FieldClass::Version),
         ];
         assert_eq!(before.changed(&after), expected);

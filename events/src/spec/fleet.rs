@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ClusterRuntime;
-use crate::amount::Resources;
 use crate::name::{CapabilityName, CapabilityType, DomainName, KeyName, StorageClass, ZoneName};
+use crate::resources::Resources;
 
 /// Cluster: a set of nodes behind one orchestrator.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -51,7 +51,7 @@ pub struct NodeSpec {
     #[serde(default)]
     pub labels: BTreeMap<KeyName, String>,
     /// Total resources of the node.
-    pub total: Resources,
+    pub resources: Resources,
     /// Resources of the node that are reserved for other uses than placements; none if absent.
     #[serde(default)]
     pub reserved: Resources,

@@ -7,10 +7,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{MatchComparator, PortProtocol};
-use crate::amount::Resources;
 use crate::name::{
     CapabilityName, CapabilityType, KeyName, PayloadName, PortName, ReplicaName, StorageClass, VolumeName,
 };
+use crate::resources::Resources;
 
 /// Condition on a node's capabilities of one type.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]

@@ -10,11 +10,11 @@ use super::{
     AffinityKind, AffinityPolicy, ApprovalMode, CapabilityMatcher, NodeSharing, OperationKind, Payload,
     PlacementPolicy, RestartPolicy, UnreadyAction, UpdateOrder, VolumeClaim,
 };
-use crate::amount::Resources;
 use crate::name::{
     ClusterName, GroupName, KeyName, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
 use crate::observation::{ADDRESS_BYTES, PortAddress, ProbeError, ProcessInfo, ProcessStatus};
+use crate::resources::Resources;
 use crate::size::json_bytes;
 
 /// Approval modes of a plan, by kind of operation.
@@ -171,10 +171,10 @@ pub struct AffinityRule {
     /// Name of the group. Every plan that names the group adds its replicas.
     pub group: GroupName,
     /// Demand on the nodes of the group's replicas.
-    pub nodes: AffinityKind,
+    pub kind: AffinityKind,
     /// Fallback if there is no such node; `fail` if absent.
     #[serde(default = "fail")]
-    pub otherwise: AffinityPolicy,
+    pub policy: AffinityPolicy,
 }
 
 fn fail() -> AffinityPolicy {
@@ -212,20 +212,20 @@ pub struct PlanSpec {
     pub affinity: Vec<AffinityRule>,
     /// Payloads of the plan, at least one.
     pub payloads: Vec<Payload>,
-    /// Rule for starting an incarnation again that ended without a request; `best_effort` if absent.
-    #[serde(default = "best_effort")]
+    /// Rule for starting an incarnation again that ended without a request; `on_failure` if absent.
+    #[serde(default = "on_failure")]
     pub restart: RestartPolicy,
     /// Delay between the first and the second automatic restart, in milliseconds; 10000 if absent. The first
     /// restart is immediate. The delay doubles with each consecutive restart, up to 32 times. An incarnation
     /// that lasted 32 times the delay ends the series.
-    #[serde(default = "cooldown")]
-    pub cooldown: u64,
-    /// Order of an update that cannot be done in place; `beside` if absent.
-    #[serde(default = "beside")]
-    pub update: UpdateOrder,
+    #[serde(default = "restart_delay")]
+    pub restart_delay: u64,
+    /// Order of an update that cannot be done in place; `start_first` if absent.
+    #[serde(default = "start_first")]
+    pub update_order: UpdateOrder,
     /// Maximum number of the plan's replicas that disruptions move concurrently, at least one; 1 if absent.
     #[serde(default = "one_replica")]
-    pub budget: u32,
+    pub max_unavailable: u32,
     /// Approval modes of the plan's operations; all manual if absent.
     #[serde(default)]
     pub approval: ApprovalPolicy,
@@ -245,16 +245,16 @@ fn spread() -> PlacementPolicy {
     PlacementPolicy::Spread
 }
 
-fn best_effort() -> RestartPolicy {
-    RestartPolicy::BestEffort
+fn on_failure() -> RestartPolicy {
+    RestartPolicy::OnFailure
 }
 
-fn cooldown() -> u64 {
+fn restart_delay() -> u64 {
     10_000
 }
 
-fn beside() -> UpdateOrder {
-    UpdateOrder::Beside
+fn start_first() -> UpdateOrder {
+    UpdateOrder::StartFirst
 }
 
 fn one_replica() -> u32 {
@@ -263,7 +263,7 @@ fn one_replica() -> u32 {
 
 impl PlanSpec {
     /// Returns the resources that one replica needs of a node.
-    pub fn amounts(&self) -> Resources {
+    pub fn resources(&self) -> Resources {
         self.payloads
             .iter()
             .map(|p| {

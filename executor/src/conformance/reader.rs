@@ -69,7 +69,7 @@ impl<O: Orchestrator> OrchestratorClient<O> {
         what: &str,
         is: impl Fn(&ObservedState) -> bool,
     ) -> ObjectReport {
-        self.wait(id, what, |report| report.revision == revision && is(&report.saw)).await
+        self.wait(id, what, |report| report.revision == revision && is(&report.observed)).await
     }
 
     pub(super) async fn wait(

@@ -24,11 +24,11 @@ fn mounting<S: OrchestratorUnderTest>(subject: &S, volume: VolumeId) -> Incarnat
 }
 
 fn waits(saw: &ObservedState) -> bool {
-    matches!(saw, ObservedState::Failed { hope: RetryClass::Retry, .. })
+    matches!(saw, ObservedState::Failed { retry: RetryClass::Retryable, .. })
 }
 
 fn never(saw: &ObservedState) -> bool {
-    matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. })
+    matches!(saw, ObservedState::Failed { retry: RetryClass::Permanent, .. })
 }
 
 fn is_lost(saw: &ObservedState) -> bool {
@@ -43,7 +43,7 @@ pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: Orchestrator
     let (spec, other) = (volume(1000), volume(2000));
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let first = reader.until(id, 1, "it is ready", is_ready).await;
-    assert_eq!(first.saw, ObservedState::Ready { processes: vec![] }, "it has no processes");
+    assert_eq!(first.observed, ObservedState::Ready { processes: vec![] }, "it has no processes");
     assert!(subject.holds(id), "a ready volume exists");
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     assert_eq!(reader.told(id).await, first, "the same command again is answered with its outcome");
@@ -53,7 +53,7 @@ pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: Orchestrator
     reader.until(id, 3, "it cannot be stopped", never).await;
     let mut reader = reader.restart(subject).await;
     let listed = reader.list().await;
-    let told = listed.get(&id.into()).map(|report| (report.revision, is_ready(&report.saw)));
+    let told = listed.get(&id.into()).map(|report| (report.revision, is_ready(&report.observed)));
     assert_eq!(told, Some((2, true)), "it is found after a restart");
     reader.orchestrator.forget(id.into()).await;
     assert!(reader.list().await.contains_key(&id.into()), "an existing volume is never purged");
@@ -91,7 +91,8 @@ pub(super) async fn what_was_a_volume_once_is_not_made_again<S: OrchestratorUnde
     assert!(!subject.holds(lost), "a lost volume is not recreated silently");
     reader.order(lost, 3, CommandEffect::Kill, &spec).await;
     reader.until(lost, 3, "a lost volume can be destroyed", is_gone).await;
-    let met = Command { standing: CommandStatus::Met, ..command(unknown, 3, CommandEffect::Ensure, &spec) };
+    let met =
+        Command { status: CommandStatus::Fulfilled, ..command(unknown, 3, CommandEffect::Ensure, &spec) };
     reader.orchestrator.carry_out(met).await;
     reader.until(unknown, 3, "a volume without records is gone", is_gone).await;
     assert!(!subject.holds(unknown), "it is not created");
@@ -160,7 +161,7 @@ pub(super) async fn what_was_recorded_and_not_made_is_made_when_it_comes_again<S
     let spec = volume(1000);
     subject.crash_after_record(&command(id, 2, CommandEffect::Ensure, &spec));
     let mut reader = OrchestratorClient::open(subject).await;
-    let listed = reader.known.get(&id.into()).map(|report| (report.revision, report.saw.clone()));
+    let listed = reader.known.get(&id.into()).map(|report| (report.revision, report.observed.clone()));
     let nothing = ObservedState::NotReady { processes: vec![] };
     assert_eq!(listed, Some((1, nothing)), "it is listed, at a lower revision than the command");
     assert!(!subject.holds(id), "it is not created");

@@ -1,4 +1,4 @@
-//! Directory per object, with a pair of files for each record (`durable`).
+//! Directory per object, with a pair of files for each record (`state_file`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use chancery_events::id::ObjectId;
 
 use super::{CommandRecord, ExecutorStore, ObjectStore, StoreRecord};
-use crate::durable::{self, FileAccess};
+use crate::state_file::{self, FileAccess};
 
 /// Directories of objects, each named by an object id.
 #[derive(Clone, Debug)]
@@ -52,27 +52,27 @@ impl ObjectDirectory for PathBuf {
 
 impl<D: ObjectDirectory> ObjectStore for D {
     fn make(&self) -> io::Result<()> {
-        durable::make_folder(self.path())?;
-        durable::sync_folder(self.path())?;
-        self.path().parent().map_or(Ok(()), durable::sync_folder)
+        state_file::make_directory(self.path())?;
+        state_file::sync_directory(self.path())?;
+        self.path().parent().map_or(Ok(()), state_file::sync_directory)
     }
 
     fn read<R: StoreRecord>(&self, by: FileAccess) -> io::Result<Option<R>> {
-        durable::read(&self.record::<R>(), by)
+        state_file::read(&self.record::<R>(), by)
     }
 
     fn write<R: StoreRecord>(&self, record: &R) -> io::Result<()> {
-        durable::write(&self.record::<R>(), record)
+        state_file::write(&self.record::<R>(), record)
     }
 
     fn remove<R: StoreRecord>(&self) -> io::Result<()> {
-        durable::remove(&self.record::<R>())
+        state_file::remove(&self.record::<R>())
     }
 
     fn purge<C: CommandRecord>(&self) -> io::Result<()> {
         self.remove::<C>()?;
-        durable::if_found(std::fs::remove_dir(self.path()))?;
-        durable::sync_folder(self.path())
+        state_file::if_found(std::fs::remove_dir(self.path()))?;
+        state_file::sync_directory(self.path())
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use chancery_events::id::ObjectId;
 
 use super::{CommandRecord, ExecutorStore, ObjectStore, StoreRecord};
-use crate::durable::FileAccess;
+use crate::state_file::FileAccess;
 
 /// Records by object and name.
 type MemoryObjects = BTreeMap<ObjectId, BTreeMap<&'static str, Box<dyn Any + Send>>>;

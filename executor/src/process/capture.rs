@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entries;
 use super::times::{self, TimesWriter};
-use crate::durable;
+use crate::state_file;
 
 /// Maximum bytes of a read: the capacity of a pipe.
 const CHUNK: usize = 64 << 10;
@@ -31,16 +31,16 @@ const LAST_CHUNKS: usize = 64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OutputLimits {
     /// Maximum size of a file in bytes.
-    pub file_bytes: NonZeroU64,
+    pub max_file_bytes: NonZeroU64,
     /// Maximum number of files; a new file replaces the oldest.
-    pub files: NonZeroU16,
+    pub max_files: NonZeroU16,
 }
 
 impl Default for OutputLimits {
     /// Returns three files of 10 MiB.
     fn default() -> OutputLimits {
         let file_bytes = const { NonZeroU64::new(10 << 20).unwrap() };
-        OutputLimits { file_bytes, files: const { NonZeroU16::new(3).unwrap() } }
+        OutputLimits { max_file_bytes: file_bytes, max_files: const { NonZeroU16::new(3).unwrap() } }
     }
 }
 
@@ -199,7 +199,7 @@ impl RotatedFiles {
     /// bytes.
     fn try_take(&mut self, mut bytes: &[u8]) -> Result<(), (usize, io::Error)> {
         while !bytes.is_empty() {
-            let room = self.limits.file_bytes.get().saturating_sub(self.length);
+            let room = self.limits.max_file_bytes.get().saturating_sub(self.length);
             let fits = usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len());
             let here = if fits == bytes.len() {
                 fits
@@ -220,7 +220,7 @@ impl RotatedFiles {
         let path = part(&self.base, self.number);
         let file = match &mut self.file {
             Some(file) => file,
-            none => none.insert(durable::open_plain(
+            none => none.insert(state_file::open_plain(
                 OpenOptions::new().append(true).create(true).mode(0o600),
                 &path,
             )?),
@@ -234,7 +234,7 @@ impl RotatedFiles {
     fn begin_next(&mut self) -> io::Result<()> {
         (self.number, self.length, self.file) = (self.number + 1, 0, None);
         self.times = TimesWriter::default();
-        let first_kept = (self.number + 1).saturating_sub(self.limits.files.get().into());
+        let first_kept = (self.number + 1).saturating_sub(self.limits.max_files.get().into());
         let mut result = Ok(());
         // A file that cannot be removed does not keep others.
         for number in parts(&self.base)?.into_iter().filter(|number| *number < first_kept) {
@@ -252,12 +252,12 @@ pub(super) fn part(base: &Path, number: u64) -> PathBuf {
 
 /// Numbers of an output's files.
 pub(super) fn parts(base: &Path) -> io::Result<Vec<u64>> {
-    let (Some(folder), Some(name)) = (base.parent(), base.file_name()) else { return Ok(Vec::new()) };
+    let (Some(directory), Some(name)) = (base.parent(), base.file_name()) else { return Ok(Vec::new()) };
     let number = |path: PathBuf| match split(&path) {
         Some((stem, number)) if stem == name => Some(number),
         Some(_) | None => None,
     };
-    Ok(entries(folder)?.into_iter().filter_map(number).collect())
+    Ok(entries(directory)?.into_iter().filter_map(number).collect())
 }
 
 /// Splits the path of an output's file into the output's name and the file's number.
@@ -273,8 +273,8 @@ mod tests {
 
     fn limits(file_bytes: u64, files: u16) -> OutputLimits {
         OutputLimits {
-            file_bytes: NonZeroU64::new(file_bytes).unwrap(),
-            files: NonZeroU16::new(files).unwrap(),
+            max_file_bytes: NonZeroU64::new(file_bytes).unwrap(),
+            max_files: NonZeroU16::new(files).unwrap(),
         }
     }
 
@@ -299,8 +299,8 @@ mod tests {
             (&["1234567\n2234567\n3234567\n4"], &[(2, "2234567\n"), (3, "3234567\n"), (4, "4")]),
         ];
         for (writes, wanted) in cases {
-            let folder = tempfile::tempdir().unwrap();
-            let base = folder.path().join("web-0.out");
+            let directory = tempfile::tempdir().unwrap();
+            let base = directory.path().join("web-0.out");
             let mut files = RotatedFiles::open(base.clone(), limits(8, 3)).unwrap();
             for text in writes {
                 files.take(text.as_bytes());
@@ -311,9 +311,9 @@ mod tests {
     }
 
     #[test]
-    fn the_next_keeper_goes_on_where_the_last_one_was() {
-        let folder = tempfile::tempdir().unwrap();
-        let base = folder.path().join("web-0.out");
+    fn the_next_supervisor_goes_on_where_the_last_one_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let base = directory.path().join("web-0.out");
         for text in ["one\n", "two\n", "three\n"] {
             RotatedFiles::open(base.clone(), limits(8, 2)).unwrap().take(text.as_bytes());
         }
@@ -322,8 +322,8 @@ mod tests {
 
     #[test]
     fn what_could_not_be_written_is_counted_where_it_would_have_stood() {
-        let folder = tempfile::tempdir().unwrap();
-        let inner = folder.path().join("inner");
+        let directory = tempfile::tempdir().unwrap();
+        let inner = directory.path().join("inner");
         std::fs::create_dir(&inner).unwrap();
         let base = inner.join("web-0.out");
         let mut files = RotatedFiles::open(base.clone(), limits(1000, 2)).unwrap();
@@ -341,8 +341,8 @@ mod tests {
 
     #[test]
     fn an_old_file_that_cannot_be_removed_keeps_no_other() {
-        let folder = tempfile::tempdir().unwrap();
-        let base = folder.path().join("web-0.out");
+        let directory = tempfile::tempdir().unwrap();
+        let base = directory.path().join("web-0.out");
         let mut files = RotatedFiles::open(base.clone(), limits(8, 2)).unwrap();
         files.take(b"12345678");
         std::fs::remove_file(part(&base, 1)).unwrap();
@@ -356,8 +356,8 @@ mod tests {
 
     #[test]
     fn who_writes_for_ever_is_not_heard_to_the_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let base = folder.path().join("web-0.out");
+        let directory = tempfile::tempdir().unwrap();
+        let base = directory.path().join("web-0.out");
         let (capture, mut theirs) = open(&base, limits(1000, 2)).unwrap();
         rustix::fs::fcntl_setfl(&theirs, OFlags::NONBLOCK).unwrap();
         let over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -374,8 +374,8 @@ mod tests {
 
     #[test]
     fn a_writer_is_never_broken_and_what_waits_in_the_pipe_is_taken_over() {
-        let folder = tempfile::tempdir().unwrap();
-        let base = folder.path().join("web-0.out");
+        let directory = tempfile::tempdir().unwrap();
+        let base = directory.path().join("web-0.out");
         let (capture, mut theirs) = open(&base, limits(1000, 2)).unwrap();
         theirs.write_all(b"one\n").unwrap();
         drop(capture);

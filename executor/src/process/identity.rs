@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-use super::drift::FileId;
-use crate::durable::if_found;
+use super::integrity::FileId;
+use crate::state_file::if_found;
 
 /// Content of `/proc/PID/stat`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

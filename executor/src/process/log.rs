@@ -1,4 +1,4 @@
-//! Log of a supervisor: its standard error, the file `keeper.log`.
+//! Log of a supervisor: its standard error, the file `supervisor.log`.
 
 use std::fmt::Arguments;
 use std::io::Write as _;

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use chancery_events::id::IncarnationId;
 
-use super::drift::{DirectoryLoss, FileId};
-use super::folder::IncarnationDirectory;
-use super::group::{self, CgroupParent, GroupPopulation};
+use super::cgroup::{self, CgroupParent, GroupPopulation};
 use super::identity::{self, EnvironmentReader, ProcStat};
-use super::proof::folder_named_by;
+use super::incarnation_dir::IncarnationDirectory;
+use super::integrity::{DirectoryLoss, FileId};
+use super::proof::directory_named_by;
 use super::{ANSWER, ReconcilerKey};
 
 /// Delay before unreadable processes are tried again.
@@ -30,14 +30,14 @@ pub(super) fn find(
     let place = FileId::of(&nodes)?;
     let mut known = kept.clone();
     let mut lost = Vec::new();
-    let mut add = |id, folder: IncarnationDirectory| {
+    let mut add = |id, directory: IncarnationDirectory| {
         if known.insert(id) {
             tracing::error!(incarnation = %id, "processes run without their directory");
-            lost.push(ReconcilerKey::Incarnation(id, folder, Some(DirectoryLoss::Removed)));
+            lost.push(ReconcilerKey::Incarnation(id, directory, Some(DirectoryLoss::Removed)));
         }
     };
     let mut above_is_ours = BTreeMap::from([(nodes.clone(), place.is_some())]);
-    for named in named_folders()? {
+    for named in named_directories()? {
         let id = named.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
         let node = named.parent().and_then(Path::file_name);
         // Anything else that a program wrote there is not ours, and delays nothing.
@@ -57,7 +57,7 @@ pub(super) fn find(
                 add(id, IncarnationDirectory::at(root.join("removed").join(id.to_string())));
             }
             GroupPopulation::No => {
-                if let Err(error) = group::remove(&group.path) {
+                if let Err(error) = cgroup::remove(&group.path) {
                     tracing::warn!(%error, incarnation = %id, "cannot remove empty control group");
                 }
             }
@@ -71,7 +71,7 @@ pub(super) fn find(
 
 /// Returns the directories that processes have in their environments. An unreadable process, which may only
 /// be slow, is retried for some seconds.
-fn named_folders() -> io::Result<Vec<PathBuf>> {
+fn named_directories() -> io::Result<Vec<PathBuf>> {
     let (mut named, mut until) = (Vec::new(), None);
     let mut unread = ProcStat::shown()?;
     unread.retain(|stat| identity::may_have_no_new_privs(stat.pid));
@@ -79,8 +79,8 @@ fn named_folders() -> io::Result<Vec<PathBuf>> {
         let mut environments = EnvironmentReader::new();
         let mut late = Vec::new();
         for stat in unread {
-            match folder_named_by(&stat, &mut environments) {
-                Ok(folder) => named.extend(folder),
+            match directory_named_by(&stat, &mut environments) {
+                Ok(directory) => named.extend(directory),
                 Err(error) => late.push((stat, error)),
             }
         }
@@ -107,7 +107,7 @@ fn groups(
     cgroup: Option<&CgroupParent>,
     listed: Vec<IncarnationId>,
     kept: &BTreeSet<IncarnationId>,
-) -> io::Result<Vec<(IncarnationId, group::IncarnationCgroup)>> {
+) -> io::Result<Vec<(IncarnationId, cgroup::IncarnationCgroup)>> {
     let Some(parent) = cgroup else { return Ok(Vec::new()) };
     let mut all = Vec::new();
     for id in listed.into_iter().filter(|id| !kept.contains(id)) {

@@ -2,9 +2,9 @@
 //!
 //! Each incarnation has a directory. While the incarnation runs, a supervisor is the parent of its processes,
 //! and outlives the executor. In the executor, a task reconciles the incarnation (`tender`). Only the holder
-//! of `keeper.lock` starts, ends or records anything. The holder is the supervisor, or the executor if nothing
-//! runs or the supervisor died (`foster`). Outside changes to processes and directories are detected, and
-//! repaired or treated as an end (`drift`). Volumes are directories that outlive all of that (`volumes`).
+//! of `supervisor.lock` starts, ends or records anything. The holder is the supervisor, or the executor if nothing
+//! runs or the supervisor died (`unsupervised`). Outside changes to processes and directories are detected, and
+//! repaired or treated as an end (`integrity`). Volumes are directories that outlive all of that (`volumes`).
 //!
 //! A crash at any point leaves one of these states, and repeating the command ends in one set of processes:
 //!
@@ -45,58 +45,58 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 mod capture;
-mod client;
-mod drift;
-mod fill;
-mod folder;
-mod foster;
-mod group;
-mod hold;
+mod cgroup;
 mod identity;
-mod keeper;
+mod incarnation_dir;
+mod integrity;
+mod lock_holder;
 mod log;
 mod lost;
 mod output;
+mod placeholders;
 mod probe;
 mod proof;
 mod reader;
 mod reboot;
+mod reconciler;
 mod removal;
 mod start;
+mod supervisor;
+mod supervisor_client;
+mod supervisor_protocol;
 mod sweeps;
-mod tender;
 mod times;
 mod trampoline;
+mod unsupervised;
 mod volumes;
-mod wire;
 
 pub use capture::OutputLimits;
-pub use group::detect::{CgroupSetting, CgroupSupport, EndProof};
+pub use cgroup::detect::{CgroupSetting, CgroupSupport, EndProof};
 pub use identity::BootId;
-pub use keeper::keeper_main;
 pub use output::{OutputFile, ProcessLogs, log_files};
 pub use reader::OutputReader;
 pub use removal::{debts, remove_directory};
 pub use start::PAYLOAD_VARIABLES;
+pub use supervisor::supervisor_main;
 pub use trampoline::trampoline_main;
 pub use volumes::VolumeUsage;
 
-use crate::board::StatusCache;
-use crate::durable;
 use crate::executor_store::{DirectoryStore, ExecutorStore as _, ObjectStore as _, VolumeLookup, entries};
 use crate::logs::LogSource;
 use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
-use crate::plan::{self, ObjectTarget, UpdateSupport};
-use drift::{DirectoryLoss, DirectoryWatcher};
-use folder::{IncarnationDirectory, SpecFile};
-use group::CgroupParent;
+use crate::reconcile::{self, ObjectTarget, UpdateSupport};
+use crate::state_file;
+use crate::status_cache::StatusCache;
+use cgroup::CgroupParent;
+use incarnation_dir::{IncarnationDirectory, SpecFile};
+use integrity::{DirectoryLoss, DirectoryWatcher};
+use reconciler::{IncarnationReconciler, ReconcilerRequest};
 use removal::RemovalTasks;
-use tender::{IncarnationReconciler, ReconcilerRequest};
 use volumes::VolumeReconciler;
 
 /// Maximum number of concurrent supervisor starts: each writes to the disk and executes two programs.
 const STARTS_AT_ONCE: usize = 16;
-const TENDER_THREADS: usize = 4;
+const RECONCILER_THREADS: usize = 4;
 const VOLUME_THREADS: usize = 4;
 /// Time limit for the disk of volumes: for an inventory to check all volumes, and for a start to check
 /// mounted ones.
@@ -121,13 +121,13 @@ pub struct ProcessConfig {
     pub boot: Option<BootId>,
 }
 
-/// Program that runs [`keeper_main`] and [`trampoline_main`], in production the current executable.
+/// Program that runs [`supervisor_main`] and [`trampoline_main`], in production the current executable.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SupervisorProgram {
     /// Absolute path of the program.
     pub program: PathBuf,
     /// Arguments of a supervisor; the directory is appended.
-    pub keeper_args: Vec<String>,
+    pub supervisor_args: Vec<String>,
     /// Arguments of a trampoline.
     pub trampoline_args: Vec<String>,
 }
@@ -136,7 +136,7 @@ pub struct SupervisorProgram {
 #[derive(Debug)]
 pub struct ProcessOrchestrator {
     shared: Arc<ProcessShared>,
-    tenders: Arc<ReconcilerTasks>,
+    reconcilers: Arc<ReconcilerTasks>,
     /// Objects of earlier epochs, which are listed once they were checked.
     settling: tokio::sync::Mutex<SettlingObjects>,
     runtimes: Option<[Runtime; 2]>,
@@ -146,7 +146,7 @@ impl Drop for ProcessOrchestrator {
     fn drop(&mut self) {
         self.shared.removals.stop();
         self.shared.is_closed.store(true, Ordering::Release);
-        self.tenders.lock().clear();
+        self.reconcilers.lock().clear();
         for runtime in self.runtimes.take().into_iter().flatten() {
             runtime.shutdown_background();
         }
@@ -165,9 +165,9 @@ struct SettlingObjects {
 impl SettlingObjects {
     /// Waits for volumes, once and briefly. No conclusion follows from an unlisted volume: the decider asks
     /// for the volume.
-    async fn look_at_volumes(&mut self, shared: &Arc<ProcessShared>, tenders: &Arc<ReconcilerTasks>) {
-        let folder = shared.volumes();
-        let folder = folder.display();
+    async fn look_at_volumes(&mut self, shared: &Arc<ProcessShared>, reconcilers: &Arc<ReconcilerTasks>) {
+        let directory = shared.volumes();
+        let incarnation_directory = directory.display();
         let Some(finding) = &mut self.volumes else { return };
         let patience = if self.is_late { Duration::ZERO } else { ANSWER };
         match tokio::time::timeout(patience, finding)
@@ -176,12 +176,12 @@ impl SettlingObjects {
         {
             Ok(Ok(())) => self.volumes = None,
             Ok(Err(error)) => {
-                tracing::error!(%error, %folder, "cannot find existing volumes, retrying with next list");
-                self.volumes = Some(tenders.start_to_find_volumes(shared));
+                tracing::error!(%error, %incarnation_directory, "cannot find existing volumes, retrying with next list");
+                self.volumes = Some(reconcilers.start_to_find_volumes(shared));
             }
             Err(_) => {
                 if !self.is_late {
-                    tracing::error!(%folder, "volume disk does not answer; its volumes are reported later");
+                    tracing::error!(%incarnation_directory, "volume disk does not answer; its volumes are reported later");
                 }
                 self.is_late = true;
             }
@@ -206,7 +206,7 @@ impl ReconcilerTasks {
 
     /// Returns the reconciler of an object; starts one if there is none or the last one panicked. A new
     /// reconciler notifies `settled` once it has checked its object.
-    fn tender(
+    fn reconciler(
         &self,
         shared: &Arc<ProcessShared>,
         tended: ReconcilerKey,
@@ -220,10 +220,10 @@ impl ReconcilerTasks {
         let (sender, asks) = mpsc::channel(1);
         let shared = shared.clone();
         match tended {
-            ReconcilerKey::Incarnation(id, folder, lost) => {
+            ReconcilerKey::Incarnation(id, directory, lost) => {
                 drop(
                     self.incarnations
-                        .spawn(IncarnationReconciler::new(id, folder, shared, lost).tend(asks, settled)),
+                        .spawn(IncarnationReconciler::new(id, directory, shared, lost).tend(asks, settled)),
                 );
             }
             ReconcilerKey::Volume(id) => {
@@ -238,8 +238,8 @@ impl ReconcilerTasks {
         self: &Arc<ReconcilerTasks>,
         shared: &Arc<ProcessShared>,
     ) -> JoinHandle<io::Result<()>> {
-        let (tenders, shared) = (self.clone(), shared.clone());
-        self.volumes.spawn(async move { tenders.find_volumes(shared).await })
+        let (reconcilers, shared) = (self.clone(), shared.clone());
+        self.volumes.spawn(async move { reconcilers.find_volumes(shared).await })
     }
 
     /// Finds the volumes of earlier executor epochs and reconciles them; returns once all were checked.
@@ -249,7 +249,7 @@ impl ReconcilerTasks {
         let mut settling = Vec::new();
         for id in found.map_err(io::Error::other)?? {
             let (settled, settles) = oneshot::channel();
-            self.tender(&shared, ReconcilerKey::Volume(id), Some(settled));
+            self.reconciler(&shared, ReconcilerKey::Volume(id), Some(settled));
             settling.push(settles);
         }
         for settles in settling {
@@ -313,7 +313,7 @@ impl ProcessOrchestrator {
         let root = std::path::absolute(root)?;
         // Without its own entries in `/proc`, nothing can be determined about any process.
         identity::pid_namespace()?;
-        durable::make_folder(&root)?;
+        state_file::make_directory(&root)?;
         let support = CgroupSupport::detect(&cgroup)?;
         match &support.proof {
             EndProof::Cgroup(path) => {
@@ -332,7 +332,7 @@ impl ProcessOrchestrator {
             let mut builder = tokio::runtime::Builder::new_multi_thread();
             builder.worker_threads(count).thread_name(name).enable_all().build()
         };
-        let runtime = threads("chancery-tender", TENDER_THREADS)?;
+        let runtime = threads("chancery-reconciler", RECONCILER_THREADS)?;
         let volumes = match threads("chancery-volume", VOLUME_THREADS) {
             Ok(volumes) => volumes,
             Err(error) => {
@@ -361,14 +361,14 @@ impl ProcessOrchestrator {
         });
         runtime.spawn(async move { looks.look_for_ever().await });
         let handle = runtime.handle().clone();
-        let tenders = Arc::new(ReconcilerTasks {
+        let tasks = Arc::new(ReconcilerTasks {
             senders: Mutex::default(),
             incarnations: handle.clone(),
             volumes: volumes.handle().clone(),
         });
         let processes = ProcessOrchestrator {
             shared: shared.clone(),
-            tenders,
+            reconcilers: tasks,
             settling: SettlingObjects { incarnations: Vec::new(), volumes: None, is_late: false }.into(),
             runtimes: Some([runtime, volumes]),
         };
@@ -377,10 +377,10 @@ impl ProcessOrchestrator {
         let found = found.map_err(io::Error::other)??;
         let mut settling = processes.settling.lock().await;
         // Last: a search that hangs would outlive a failed call.
-        settling.volumes = Some(processes.tenders.start_to_find_volumes(&shared));
+        settling.volumes = Some(processes.reconcilers.start_to_find_volumes(&shared));
         for tended in found {
             let (settled, settles) = oneshot::channel();
-            processes.tenders.tender(&processes.shared, tended, Some(settled));
+            processes.reconcilers.reconciler(&processes.shared, tended, Some(settled));
             settling.incarnations.push(settles);
         }
         drop(settling);
@@ -394,12 +394,14 @@ impl ProcessOrchestrator {
         ask: impl FnOnce(oneshot::Sender<WorkProgress>) -> ReconcilerRequest,
     ) -> WorkProgress {
         let whom = match object {
-            ObjectId::Incarnation(id) => ReconcilerKey::Incarnation(id, self.shared.folder(id, node), None),
+            ObjectId::Incarnation(id) => {
+                ReconcilerKey::Incarnation(id, self.shared.directory(id, node), None)
+            }
             ObjectId::Volume(id) => ReconcilerKey::Volume(id),
         };
         let (done, answered) = oneshot::channel();
-        let tender = self.tenders.tender(&self.shared, whom, None);
-        let sent = tender.send(ask(done)).await.is_ok();
+        let reconciler = self.reconcilers.reconciler(&self.shared, whom, None);
+        let sent = reconciler.send(ask(done)).await.is_ok();
         match answered.await {
             Ok(progress) if sent => progress,
             Ok(_) | Err(_) => {
@@ -415,14 +417,19 @@ impl Orchestrator for ProcessOrchestrator {
     const CHANGES: UpdateSupport = UpdateSupport::Never;
 
     async fn carry_out(&self, command: Command) -> WorkProgress {
-        if let Some(message) = plan::misfit(&command) {
-            self.shared.board.refuse(command.object, command.revision, message.to_owned(), RetryClass::Never);
+        if let Some(message) = reconcile::misfit(&command) {
+            self.shared.board.refuse(
+                command.object,
+                command.revision,
+                message.to_owned(),
+                RetryClass::Permanent,
+            );
             return WorkProgress::Begun;
         }
         let order = ObjectTarget::of(&command);
         let (object, spec) = (command.object, command.spec);
         let node = match &spec {
-            ObjectSpec::Run(spec) => Some(spec.node.clone()),
+            ObjectSpec::Incarnation(spec) => Some(spec.node.clone()),
             ObjectSpec::Volume(_) => None,
         };
         self.ask(object, node.as_ref(), |done| ReconcilerRequest::Order { order, spec: Some(spec), done })
@@ -435,13 +442,13 @@ impl Orchestrator for ProcessOrchestrator {
     }
 
     async fn forget(&self, object: ObjectId) -> WorkProgress {
-        if !self.tenders.lock().contains_key(&object) {
+        if !self.reconcilers.lock().contains_key(&object) {
             return WorkProgress::Begun;
         }
         let progress = self.ask(object, None, ReconcilerRequest::Forget).await;
-        let mut tenders = self.tenders.lock();
-        if tenders.get(&object).is_some_and(mpsc::Sender::is_closed) {
-            tenders.remove(&object);
+        let mut tasks = self.reconcilers.lock();
+        if tasks.get(&object).is_some_and(mpsc::Sender::is_closed) {
+            tasks.remove(&object);
         }
         progress
     }
@@ -453,7 +460,7 @@ impl Orchestrator for ProcessOrchestrator {
             let _ = settles.await;
             settling.incarnations.pop();
         }
-        settling.look_at_volumes(&self.shared, &self.tenders).await;
+        settling.look_at_volumes(&self.shared, &self.reconcilers).await;
         drop(settling);
         Ok(self.shared.board.list())
     }
@@ -483,7 +490,7 @@ impl ProcessShared {
 
     /// Directory of an incarnation, existing or not. An incarnation that was removed before its spec was
     /// known has no node.
-    fn folder(&self, id: IncarnationId, node: Option<&NodeName>) -> IncarnationDirectory {
+    fn directory(&self, id: IncarnationId, node: Option<&NodeName>) -> IncarnationDirectory {
         let store = match node {
             Some(node) => self.root.join("nodes").join(node.as_str()),
             None => self.root.join("removed"),
@@ -505,10 +512,10 @@ impl ProcessShared {
     /// Keeps the output of a purged incarnation and removes the rest, in a separate task. The next start
     /// completes what a crash interrupts.
     fn clear_forgotten(&self, on: &Handle, incarnation: IncarnationId, moved: PathBuf) {
-        let (root, folder, removals) = (self.root.clone(), moved.clone(), self.removals.clone());
+        let (root, directory, removals) = (self.root.clone(), moved.clone(), self.removals.clone());
         let keep_output = move || {
-            if let Err(error) = output::keep(&root, incarnation, &folder) {
-                tracing::warn!(%error, folder = %folder.display(), "cannot keep purged incarnation's output");
+            if let Err(error) = output::keep(&root, incarnation, &directory) {
+                tracing::warn!(%error, folder = %directory.display(), "cannot keep purged incarnation's output");
             }
             match output::surplus(&root) {
                 Ok(surplus) => {

@@ -14,8 +14,8 @@ use super::capture::{part, parts, split};
 use super::entries;
 use super::reader::OutputReader;
 use super::times::{self, TimesEntry};
-use crate::durable;
 use crate::logs::{LogOutput, LogReader, LogSource, LogStart, LogStream, OutputName};
+use crate::state_file;
 
 /// Maximum number of ended incarnations whose output is kept.
 const KEPT: usize = 100;
@@ -82,9 +82,9 @@ pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<Outp
     let nodes = entries(&root.join("nodes"))?;
     // The last applies while the output is being kept. tidy: allow(forgotten)
     let elsewhere = [ended(root).join(&id), root.join("forgotten").join(&id)];
-    let folders = nodes.iter().map(|node| node.join(&id)).chain(elsewhere);
-    for folder in folders {
-        let files = in_folder(&folder)?;
+    let directories = nodes.iter().map(|node| node.join(&id)).chain(elsewhere);
+    for directory in directories {
+        let files = in_directory(&directory)?;
         if !files.is_empty() {
             return Ok(files);
         }
@@ -97,8 +97,8 @@ pub fn log_files(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<Outp
 ///
 /// May be called again after a crash: kept output is complete once it has its name, and the directory may
 /// then be partly removed.
-pub(super) fn keep(root: &Path, incarnation: IncarnationId, folder: &Path) -> io::Result<()> {
-    let outputs = in_folder(folder)?;
+pub(super) fn keep(root: &Path, incarnation: IncarnationId, directory: &Path) -> io::Result<()> {
+    let outputs = in_directory(directory)?;
     let whole = ended(root).join(incarnation.to_string());
     let kept = whole.with_extension("new");
     // An earlier call may have moved outputs.
@@ -147,8 +147,8 @@ fn copy_end(base: &Path, path: &Path) -> io::Result<()> {
 
 /// Creates a file, replacing whatever exists at the path: programs can write to directories of the executor.
 pub(super) fn create_anew(path: &Path) -> io::Result<File> {
-    durable::if_found(fs::remove_file(path))?;
-    durable::open_plain(OpenOptions::new().write(true).create_new(true).mode(0o600), path)
+    state_file::if_found(fs::remove_file(path))?;
+    state_file::open_plain(OpenOptions::new().write(true).create_new(true).mode(0o600), path)
 }
 
 /// Moves a file of an output, with its index. Without an index, lines have the time of the file's last
@@ -156,7 +156,7 @@ pub(super) fn create_anew(path: &Path) -> io::Result<File> {
 fn move_part(from: &Path, to: &Path) -> io::Result<()> {
     let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
     // A copy of it is incomplete.
-    durable::if_found(fs::remove_file(to))?;
+    state_file::if_found(fs::remove_file(to))?;
     times::remove(to)?;
     if !is_file(from) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not a regular file"));
@@ -177,8 +177,8 @@ pub(super) fn surplus(root: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Outputs whose files are in a directory, in order.
-fn in_folder(folder: &Path) -> io::Result<Vec<OutputFile>> {
-    let mut files: Vec<_> = entries(folder)?.iter().filter_map(|path| log_file(path)).collect();
+fn in_directory(directory: &Path) -> io::Result<Vec<OutputFile>> {
+    let mut files: Vec<_> = entries(directory)?.iter().filter_map(|path| log_file(path)).collect();
     files.sort();
     files.dedup();
     Ok(files)
@@ -210,12 +210,12 @@ mod tests {
         let id =
             |position: usize| IncarnationId::issue(Lineage::from_random(1), Position::new(position as u64));
         for position in 1..=KEPT + 5 {
-            let folder = tempfile::tempdir().unwrap();
+            let directory = tempfile::tempdir().unwrap();
             let text = format!("{}\nthe end", "x".repeat(2 << 20));
-            fs::write(folder.path().join("app-0.err.4"), text).unwrap();
-            fs::write(folder.path().join("app-0.err.5"), format!(" of {position}")).unwrap();
-            fs::write(folder.path().join("spec.json"), "{}").unwrap();
-            keep(root.path(), id(position), folder.path()).unwrap();
+            fs::write(directory.path().join("app-0.err.4"), text).unwrap();
+            fs::write(directory.path().join("app-0.err.5"), format!(" of {position}")).unwrap();
+            fs::write(directory.path().join("spec.json"), "{}").unwrap();
+            keep(root.path(), id(position), directory.path()).unwrap();
         }
         let surplus: Vec<_> =
             (1..=5).map(|position| ended(root.path()).join(id(position).to_string())).collect();
@@ -227,21 +227,21 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_not_kept_again_from_a_folder_that_is_half_gone() {
-        let (root, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fn what_was_kept_is_not_kept_again_from_a_directory_that_is_half_gone() {
+        let (root, directory) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
         let text = |files: &[OutputFile]| fs::read_to_string(part(&files[0].base, 2)).unwrap();
         // A crash during keeping left a part.
         let begun = ended(root.path()).join(format!("{id}.new"));
         fs::create_dir_all(&begun).unwrap();
         fs::write(begun.join("app-0.out.2"), "on").unwrap();
-        fs::write(folder.path().join("app-0.out.1"), "one ").unwrap();
-        fs::write(folder.path().join("app-0.out.2"), "two").unwrap();
-        keep(root.path(), id, folder.path()).unwrap();
+        fs::write(directory.path().join("app-0.out.1"), "one ").unwrap();
+        fs::write(directory.path().join("app-0.out.2"), "two").unwrap();
+        keep(root.path(), id, directory.path()).unwrap();
         assert_eq!(text(&log_files(root.path(), id).unwrap()), "one two");
         // Another crash, during removal.
-        fs::remove_file(folder.path().join("app-0.out.1")).unwrap();
-        keep(root.path(), id, folder.path()).unwrap();
+        fs::remove_file(directory.path().join("app-0.out.1")).unwrap();
+        keep(root.path(), id, directory.path()).unwrap();
         assert_eq!(text(&log_files(root.path(), id).unwrap()), "one two");
         assert!(!begun.exists());
     }
@@ -249,13 +249,13 @@ mod tests {
     #[test]
     fn what_stands_in_the_place_of_a_copy_is_neither_written_through_nor_waited_for() {
         use std::os::unix::fs::symlink;
-        let (root, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (root, directory) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let foreign = tempfile::tempdir().unwrap();
         let precious = foreign.path().join("precious");
         fs::write(&precious, "as it was").unwrap();
         for (position, lead) in [(1, true), (2, false)] {
             let id = IncarnationId::issue(Lineage::from_random(1), Position::new(position));
-            fs::write(folder.path().join("app-0.out.1"), "hello\n").unwrap();
+            fs::write(directory.path().join("app-0.out.1"), "hello\n").unwrap();
             let kept = ended(root.path()).join(format!("{id}.new"));
             if lead {
                 // The directory itself is a link.
@@ -267,7 +267,7 @@ mod tests {
                 let times = times::path_of(&kept.join("app-0.out.1"));
                 mkfifoat(CWD, &times, Mode::RUSR | Mode::WUSR).unwrap();
             }
-            keep(root.path(), id, folder.path()).unwrap();
+            keep(root.path(), id, directory.path()).unwrap();
             let files = log_files(root.path(), id).unwrap();
             assert_eq!(fs::read_to_string(part(&files[0].base, 1)).unwrap(), "hello\n");
             assert_eq!(fs::read_to_string(&precious).unwrap(), "as it was");
@@ -278,16 +278,16 @@ mod tests {
     #[test]
     fn an_output_that_cannot_be_copied_takes_no_other_with_it_and_its_newest_file_is_moved() {
         use std::os::unix::fs::MetadataExt as _;
-        let (root, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (root, directory) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
-        let at = |name: &str| folder.path().join(name);
+        let at = |name: &str| directory.path().join(name);
         fs::write(at("app-0.out.1"), "hello\n").unwrap();
         std::os::unix::fs::symlink("nowhere", at("app-0.err.1")).unwrap();
         fs::write(at("web-0.out.7"), "the last words\n").unwrap();
         let moved = fs::metadata(at("web-0.out.7")).unwrap().ino();
         // No copy can be made: a part cannot be read.
         fs::create_dir(at("web-0.out.6")).unwrap();
-        keep(root.path(), id, folder.path()).unwrap();
+        keep(root.path(), id, directory.path()).unwrap();
         let files = log_files(root.path(), id).unwrap();
         let names: Vec<_> = files.iter().map(|file| (file.name.payload.as_str(), file.name.stream)).collect();
         assert_eq!(names, [("app", LogStream::Out), ("web", LogStream::Out)]);
@@ -301,14 +301,14 @@ mod tests {
         fs::remove_file(at("app-0.out.1")).unwrap();
         fs::remove_file(at("app-0.err.1")).unwrap();
         fs::remove_dir(at("web-0.out.6")).unwrap();
-        keep(root.path(), id, folder.path()).unwrap();
+        keep(root.path(), id, directory.path()).unwrap();
         assert_eq!(log_files(root.path(), id).unwrap().len(), 2);
 
         // No output can be kept.
-        let (id, folder) =
+        let (id, incarnation_directory) =
             (IncarnationId::issue(Lineage::from_random(1), Position::new(9)), tempfile::tempdir().unwrap());
-        std::os::unix::fs::symlink("nowhere", folder.path().join("app-0.out.1")).unwrap();
-        keep(root.path(), id, folder.path()).unwrap();
+        std::os::unix::fs::symlink("nowhere", incarnation_directory.path().join("app-0.out.1")).unwrap();
+        keep(root.path(), id, incarnation_directory.path()).unwrap();
         assert_eq!(entries(&ended(root.path())).unwrap().len(), 1);
     }
 }

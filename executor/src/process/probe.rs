@@ -26,8 +26,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::folder::ProcessesFile;
-use crate::plan::ReadyHistory;
+use super::incarnation_dir::ProcessesFile;
+use crate::reconcile::ReadyHistory;
 
 /// Delay of a timeout above which the executor could not follow the attempt.
 const LATE: Duration = Duration::from_millis(250);
@@ -118,11 +118,11 @@ impl ProbeSet {
     pub(super) fn status(&self, number: usize) -> ProcessStatus {
         match self.seen.borrow().get(number) {
             Some(ProbedStatus { hung: Some(error), .. }) => ProcessStatus::Unresponsive { error: *error },
-            Some(ProbedStatus { ready: ProbeOutcome::Passes, .. }) => ProcessStatus::Online,
+            Some(ProbedStatus { ready: ProbeOutcome::Passes, .. }) => ProcessStatus::Ready,
             Some(ProbedStatus { ready: ProbeOutcome::Fails(error), .. }) => {
                 ProcessStatus::Unready { error: *error }
             }
-            Some(ProbedStatus { ready: ProbeOutcome::Unknown, .. }) | None => ProcessStatus::Initializing,
+            Some(ProbedStatus { ready: ProbeOutcome::Unknown, .. }) | None => ProcessStatus::Starting,
         }
     }
 

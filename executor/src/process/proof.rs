@@ -3,7 +3,7 @@
 //! | incarnation | proof that nothing is left |
 //! |---|---|
 //! | started in another boot | the boot |
-//! | has a control group that is visible here | the group is empty (`group`), no process here has a mark |
+//! | has a control group that is visible here | the group is empty (`cgroup`), no process here has a mark |
 //! | started in this PID namespace, without a group | every living process is accounted for |
 //! | other | none: the result is unknown |
 //!
@@ -30,13 +30,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use super::drift::FileId;
-use super::folder::{IncarnationDirectory, ProcessesFile, StartPhase};
-use super::group::{GroupPopulation, IncarnationCgroup};
+use super::cgroup::{GroupPopulation, IncarnationCgroup};
 use super::identity::{self, BootId, EnvironmentReader, ProcStat, ProcessHandle};
-use super::start::FOLDER_VARIABLE;
-use crate::durable::FileAccess;
+use super::incarnation_dir::{IncarnationDirectory, ProcessesFile, StartPhase};
+use super::integrity::FileId;
+use super::start::DIRECTORY_VARIABLE;
 use crate::executor_store::ObjectStore as _;
+use crate::state_file::FileAccess;
 
 /// Maximum number of attempts to read all processes while none is started.
 const TRIES: usize = 20;
@@ -83,7 +83,7 @@ pub(super) struct ProcessSearch {
 
 /// Searches for processes that are left of the recorded incarnation.
 pub(super) fn search(
-    folder: &IncarnationDirectory,
+    directory: &IncarnationDirectory,
     record: &ProcessesFile,
     origin: StartedIn,
 ) -> ProcessSearch {
@@ -93,7 +93,7 @@ pub(super) fn search(
         StartedIn::OtherNamespace => {
             (Vec::new(), RemainingProcesses::Unknown("started in another PID namespace".to_owned()), None)
         }
-        StartedIn::Here => search_here(folder, record),
+        StartedIn::Here => search_here(directory, record),
     };
     ours.extend(record.group.iter().flat_map(IncarnationCgroup::members));
     let rest = weigh(!ours.is_empty(), populated, accounted, unread);
@@ -124,11 +124,11 @@ fn weigh(
 
 /// Returns marked processes, the result without a control group, and why a process could not be judged.
 fn search_here(
-    folder: &IncarnationDirectory,
+    directory: &IncarnationDirectory,
     record: &ProcessesFile,
 ) -> (Vec<ProcessHandle>, RemainingProcesses, Option<String>) {
-    let (all, candidates, missed) = snapshot(folder, record);
-    let (marks, mut environments) = (ProcessMarks::of(folder, record), EnvironmentReader::new());
+    let (all, candidates, missed) = snapshot(directory, record);
+    let (marks, mut environments) = (ProcessMarks::of(directory, record), EnvironmentReader::new());
     let (mut marked, mut others, mut unread) = (Vec::new(), Vec::new(), None);
     for stat in &candidates {
         match marks.are_on(stat, &all, &mut environments) {
@@ -156,7 +156,7 @@ fn search_here(
 
 /// Returns all processes, those not accounted for, and why some may have been missed.
 fn snapshot(
-    folder: &IncarnationDirectory,
+    directory: &IncarnationDirectory,
     record: &ProcessesFile,
 ) -> (BTreeMap<u32, ProcStat>, Vec<ProcStat>, Option<String>) {
     let mut found = (BTreeMap::new(), Vec::new(), None);
@@ -169,7 +169,7 @@ fn snapshot(
         let all: BTreeMap<u32, ProcStat> = all.into_iter().map(|stat| (stat.pid, stat)).collect();
         let mut candidates = self::candidates(record, &all, &BTreeSet::new());
         if !candidates.is_empty() {
-            candidates = self::candidates(record, &all, &recorded_elsewhere(folder, record));
+            candidates = self::candidates(record, &all, &recorded_elsewhere(directory, record));
         }
         let is_complete =
             unread.is_none() && before.is_some() && before == identity::started_since_boot().ok();
@@ -184,17 +184,17 @@ fn snapshot(
 }
 
 /// Processes and supervisors that other incarnations of the executor recorded in this boot and namespace.
-fn recorded_elsewhere(folder: &IncarnationDirectory, record: &ProcessesFile) -> BTreeSet<(u32, u64)> {
-    let Some(nodes) = folder.path().ancestors().nth(2) else { return BTreeSet::new() };
+fn recorded_elsewhere(directory: &IncarnationDirectory, record: &ProcessesFile) -> BTreeSet<(u32, u64)> {
+    let Some(nodes) = directory.path().ancestors().nth(2) else { return BTreeSet::new() };
     let nodes = super::entries(nodes).unwrap_or_default();
-    let folders = nodes.iter().flat_map(|node| super::entries(node).unwrap_or_default());
-    let others = folders.filter(|path| path != folder.path()).map(IncarnationDirectory::at);
+    let directories = nodes.iter().flat_map(|node| super::entries(node).unwrap_or_default());
+    let others = directories.filter(|path| path != directory.path()).map(IncarnationDirectory::at);
     recorded(others, &record.boot, record.pid_namespace)
 }
 
 /// Processes and supervisors that incarnations in those directories recorded, in that boot and PID namespace.
 pub(super) fn recorded(
-    folders: impl Iterator<Item = IncarnationDirectory>,
+    directories: impl Iterator<Item = IncarnationDirectory>,
     boot: &str,
     pid_namespace: u64,
 ) -> BTreeSet<(u32, u64)> {
@@ -202,8 +202,8 @@ pub(super) fn recorded(
     let are_here = |one: &ProcessesFile| {
         one.phase != StartPhase::Again && one.boot == boot && one.pid_namespace == pid_namespace
     };
-    let records =
-        folders.filter_map(|folder| folder.read::<ProcessesFile>(FileAccess::Observer).ok().flatten());
+    let records = directories
+        .filter_map(|directory| directory.read::<ProcessesFile>(FileAccess::Observer).ok().flatten());
     let mut all = BTreeSet::new();
     for one in records.filter(are_here) {
         all.extend(one.ancestors.first().map(|supervisor| (supervisor.pid, supervisor.start_time)));
@@ -251,7 +251,7 @@ fn candidates(
 
 /// Marks on processes of an incarnation, unless the processes take care to drop them.
 struct ProcessMarks<'a> {
-    folder: &'a Path,
+    directory: &'a Path,
     place: Option<FileId>,
     /// Pipes in the directory, which the programs write into. Other files there may be read by any process.
     pipes: BTreeMap<OsString, FileId>,
@@ -303,14 +303,14 @@ enum SameSession {
 }
 
 impl ProcessMarks<'_> {
-    fn of<'a>(folder: &'a IncarnationDirectory, record: &ProcessesFile) -> ProcessMarks<'a> {
+    fn of<'a>(incarnation_directory: &'a IncarnationDirectory, record: &ProcessesFile) -> ProcessMarks<'a> {
         let place = |path: &Path| FileId::of(path).ok().flatten();
-        let files = super::entries(folder.path()).unwrap_or_default();
+        let files = super::entries(incarnation_directory.path()).unwrap_or_default();
         let supervisor = record.ancestors.first().map(|one| (one.pid, one.start_time));
         let processes = record.processes.iter().map(|process| (process.pid, process.start_time));
         ProcessMarks {
-            folder: folder.path(),
-            place: place(folder.path()),
+            directory: incarnation_directory.path(),
+            place: place(incarnation_directory.path()),
             pipes: files
                 .iter()
                 .filter(|path| is_pipe(path))
@@ -338,7 +338,7 @@ impl ProcessMarks<'_> {
         let has_any = same == SameSession::Yes
             || self.works_in(stat.pid)
             || identity::has_open(stat.pid, &self.pipes)
-            || folder_named_by(stat, environments)?.is_some_and(|named| self.is_folder(&named));
+            || directory_named_by(stat, environments)?.is_some_and(|named| self.is_directory(&named));
         match same {
             _ if has_any => Ok(true),
             SameSession::No | SameSession::Yes => Ok(false),
@@ -353,14 +353,14 @@ impl ProcessMarks<'_> {
 
     /// Whether the path is that directory. A path with another name is not resolved: its file system might
     /// not answer.
-    fn is_folder(&self, path: &Path) -> bool {
+    fn is_directory(&self, path: &Path) -> bool {
         let is_same = || self.place.is_some() && FileId::of(path).ok().flatten() == self.place;
-        path == self.folder || (path.file_name() == self.folder.file_name() && is_same())
+        path == self.directory || (path.file_name() == self.directory.file_name() && is_same())
     }
 
     fn works_in(&self, pid: u32) -> bool {
         let Ok(cwd) = std::fs::read_link(format!("/proc/{pid}/cwd")) else { return false };
-        cwd.ancestors().any(|path| self.is_folder(path))
+        cwd.ancestors().any(|path| self.is_directory(path))
     }
 }
 
@@ -369,13 +369,13 @@ fn is_pipe(path: &Path) -> bool {
 }
 
 /// Directory of an incarnation that a process has in its environment.
-pub(super) fn folder_named_by(
+pub(super) fn directory_named_by(
     stat: &ProcStat,
     environments: &mut EnvironmentReader,
 ) -> io::Result<Option<PathBuf>> {
     let environment = environments.read(stat)?;
     let value = |entry: &[u8]| {
-        let value = entry.strip_prefix(FOLDER_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
+        let value = entry.strip_prefix(DIRECTORY_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
         Some(PathBuf::from(OsStr::from_bytes(value)))
     };
     Ok(environment.split(|byte| *byte == 0).find_map(value).filter(|_| !stat.is_dead()))
@@ -383,14 +383,14 @@ pub(super) fn folder_named_by(
 
 /// Supervisors of a directory that are visible here: the recorded one, and the holder of the lock.
 pub(super) fn supervisors(
-    folder: &IncarnationDirectory,
+    directory: &IncarnationDirectory,
     record: Option<&ProcessesFile>,
     origin: Option<StartedIn>,
 ) -> Vec<ProcessHandle> {
     let recorded =
         record.and_then(|record| record.ancestors.first()).filter(|_| origin == Some(StartedIn::Here));
     let recorded = recorded.map(|one| (one.pid, one.start_time));
-    let lock = FileId::of(&folder.file("keeper.lock")).ok().flatten();
+    let lock = FileId::of(&directory.file("supervisor.lock")).ok().flatten();
     let me = std::process::id();
     let all = lock.map(|_| ProcStat::shown().unwrap_or_default()).unwrap_or_default();
     let others = all.into_iter().filter(|stat| stat.pid != me);

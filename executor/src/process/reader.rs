@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use super::capture::{part, parts};
 use super::times::{self, SPAN, TimesEntry};
-use crate::durable;
+use crate::state_file;
 
 /// Maximum number of bytes at the end of an output that are searched for its last lines.
 const TAIL: u64 = 1 << 20;
@@ -116,7 +116,7 @@ impl OutputReader {
     /// Whether the current file has more data.
     fn has_more(&self) -> io::Result<bool> {
         let path = part(&self.base, self.number);
-        match durable::if_found(path.symlink_metadata())? {
+        match state_file::if_found(path.symlink_metadata())? {
             Some(found) if found.is_file() => Ok(found.len() > self.at),
             Some(_) => Err(io::Error::new(
                 ErrorKind::InvalidData,
@@ -226,7 +226,7 @@ impl OutputReader {
 }
 
 fn open(path: &Path) -> io::Result<Option<File>> {
-    durable::if_found(durable::open_plain(File::options().read(true), path))
+    state_file::if_found(state_file::open_plain(File::options().read(true), path))
 }
 
 /// Returns the last `most` bytes of a file, and their offset; `None` if the file was deleted.
@@ -264,12 +264,12 @@ mod tests {
     use super::*;
 
     fn output(texts: &[(u64, &str)]) -> (tempfile::TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let base = folder.path().join("a-0.out");
+        let directory = tempfile::tempdir().unwrap();
+        let base = directory.path().join("a-0.out");
         for (number, text) in texts {
             std::fs::write(part(&base, *number), text).unwrap();
         }
-        (folder, base)
+        (directory, base)
     }
 
     fn rest(reader: &mut OutputReader) -> String {
@@ -314,11 +314,11 @@ mod tests {
 
     /// Two files, written at seconds 0, 60, 100 and 200.
     fn indexed() -> (tempfile::TempDir, PathBuf) {
-        let (folder, base) = output(&[(1, "one\ntwo\n"), (2, "three\nfour\n")]);
+        let (directory, base) = output(&[(1, "one\ntwo\n"), (2, "three\nfour\n")]);
         let entry = |offset, seconds| TimesEntry { offset, time: times::micros(time(seconds)) };
         times::copy(&part(&base, 1), &[entry(0, 0), entry(4, 60)]).unwrap();
         times::copy(&part(&base, 2), &[entry(0, 100), entry(6, 200)]).unwrap();
-        (folder, base)
+        (directory, base)
     }
 
     #[test]
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn what_is_no_plain_file_is_not_waited_for() {
-        let (folder, base) = output(&[(1, "one\n")]);
+        let (directory, base) = output(&[(1, "one\n")]);
         rustix::fs::mkfifoat(rustix::fs::CWD, part(&base, 2), rustix::fs::Mode::RWXU).unwrap();
         assert!(OutputReader::last(&base, 1).is_err());
         std::fs::remove_file(part(&base, 2)).unwrap();
@@ -413,7 +413,7 @@ mod tests {
         assert!(OutputReader::last(&base, 1).is_err());
         // A link to a plain file is foreign too, and the file may be longer or shorter than its name.
         for text in ["", &"x".repeat(1000)] {
-            let other = folder.path().join("other");
+            let other = directory.path().join("other");
             std::fs::write(&other, text).unwrap();
             std::fs::remove_file(part(&base, 2)).unwrap();
             let mut reader = OutputReader::last(&base, u64::MAX).unwrap();
@@ -423,12 +423,12 @@ mod tests {
             assert!(reader.read_block(1000).is_err());
             assert!(reader.next_time().is_err());
         }
-        folder.close().unwrap();
+        directory.close().unwrap();
     }
 
     #[test]
     fn it_goes_on_through_new_files_and_past_dropped_ones() {
-        let (folder, base) = output(&[(1, "one\n")]);
+        let (directory, base) = output(&[(1, "one\n")]);
         let mut reader = OutputReader::last(&base, u64::MAX).unwrap();
         assert_eq!(rest(&mut reader), "one\n");
         std::fs::write(part(&base, 1), "one\nmore\n").unwrap();
@@ -438,7 +438,7 @@ mod tests {
         std::fs::remove_file(part(&base, 2)).unwrap();
         std::fs::write(part(&base, 4), "four\n").unwrap();
         assert_eq!(rest(&mut reader), "four\n");
-        folder.close().unwrap();
+        directory.close().unwrap();
         assert_eq!(rest(&mut reader), "", "a removed output is at its end");
     }
 }

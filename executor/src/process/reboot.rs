@@ -17,10 +17,10 @@
 
 use chancery_events::spec::RestartPolicy;
 
-use super::folder::{ProcessEndCause, ProcessesFile, SpecFile, StartPhase};
 use super::identity::BootId;
+use super::incarnation_dir::{ProcessEndCause, ProcessesFile, SpecFile, StartPhase};
 use crate::executor_store::TombstoneFile;
-use crate::plan::TargetGoal;
+use crate::reconcile::TargetGoal;
 
 /// Action for a record without an end, if no other process holds the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use crate::durable;
+use crate::state_file;
 
 /// Delay before a failed removal is retried.
 pub(super) const RETRY: Duration = Duration::from_secs(2);
@@ -64,7 +64,7 @@ pub(super) fn relocate(path: &Path, target: &Path) -> io::Result<()> {
         moved => moved,
     };
     match moved {
-        Ok(()) => durable::sync_folder(path).and_then(|()| durable::sync_folder(target)),
+        Ok(()) => state_file::sync_directory(path).and_then(|()| state_file::sync_directory(target)),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             Ok(())
         }
@@ -89,7 +89,7 @@ fn mounted_inside(path: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    let Some(parent) = durable::if_found(std::fs::canonicalize(parent))? else { return Ok(None) };
+    let Some(parent) = state_file::if_found(std::fs::canonicalize(parent))? else { return Ok(None) };
     Ok(first_inside(&parent.join(name), &std::fs::read("/proc/self/mountinfo")?))
 }
 
@@ -120,7 +120,7 @@ fn unescaped(mut text: &[u8]) -> PathBuf {
 
 /// Removes as [`remove`] does, after its check.
 fn remove_unmounted(path: &Path, stop: &AtomicBool) -> io::Result<()> {
-    let Some(parent) = durable::if_found(open_parent(path))? else { return Ok(()) };
+    let Some(parent) = state_file::if_found(open_parent(path))? else { return Ok(()) };
     let name = name_of(path)?;
     let Some(top) = unlink(&parent, &name, path)? else { return Ok(()) };
     let mut clearing = DirectoryClearing { top: &top, path, stop, moved: 0 };
@@ -148,9 +148,9 @@ struct DirectoryClearing<'a> {
 }
 
 impl DirectoryClearing<'_> {
-    fn clear(&mut self, folder: &OwnedFd, depth: u32) -> io::Result<()> {
+    fn clear(&mut self, directory: &OwnedFd, depth: u32) -> io::Result<()> {
         loop {
-            let names = names(folder)?;
+            let names = names(directory)?;
             if names.is_empty() {
                 return Ok(());
             }
@@ -158,23 +158,23 @@ impl DirectoryClearing<'_> {
                 if self.stop.load(Ordering::Relaxed) {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
-                let Some(inner) = unlink(folder, &name, self.path)? else { continue };
+                let Some(inner) = unlink(directory, &name, self.path)? else { continue };
                 if depth >= DEEPEST {
-                    self.move_up(folder, &name)?;
+                    self.move_up(directory, &name)?;
                     continue;
                 }
                 self.clear(&inner, depth + 1)?;
-                unlink_directory(folder, &name, self.path)?;
+                unlink_directory(directory, &name, self.path)?;
             }
         }
     }
 
     /// Moves a directory to the top, where it is found when the top is read again.
-    fn move_up(&mut self, folder: &OwnedFd, name: &CString) -> io::Result<()> {
+    fn move_up(&mut self, directory: &OwnedFd, name: &CString) -> io::Result<()> {
         loop {
             self.moved += 1;
             let free = format!("deeper-{}", self.moved);
-            match renameat_with(folder, name, self.top, free, RenameFlags::NOREPLACE) {
+            match renameat_with(directory, name, self.top, free, RenameFlags::NOREPLACE) {
                 Ok(()) => return Ok(()),
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
@@ -184,9 +184,9 @@ impl DirectoryClearing<'_> {
 }
 
 /// Returns some of the names in a directory.
-fn names(folder: &OwnedFd) -> io::Result<Vec<CString>> {
+fn names(directory: &OwnedFd) -> io::Result<Vec<CString>> {
     let mut names = Vec::new();
-    for entry in Dir::read_from(folder)? {
+    for entry in Dir::read_from(directory)? {
         let entry = entry?;
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
             names.push(entry.file_name().to_owned());
@@ -199,11 +199,11 @@ fn names(folder: &OwnedFd) -> io::Result<Vec<CString>> {
 }
 
 /// Removes an entry, unless it is a directory, which is opened and made writable to its owner.
-fn unlink(folder: &OwnedFd, name: &CString, path: &Path) -> io::Result<Option<OwnedFd>> {
-    match unlinkat(folder, name, AtFlags::empty()) {
+fn unlink(directory: &OwnedFd, name: &CString, path: &Path) -> io::Result<Option<OwnedFd>> {
+    match unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(None),
         Err(Errno::ISDIR) => {
-            let opened = match open(folder, name) {
+            let opened = match open(directory, name) {
                 Err(Errno::NOENT) => return Ok(None),
                 opened => opened.map_err(|error| named(error, name, path))?,
             };
@@ -217,8 +217,8 @@ fn unlink(folder: &OwnedFd, name: &CString, path: &Path) -> io::Result<Option<Ow
     }
 }
 
-fn unlink_directory(folder: &OwnedFd, name: &CString, path: &Path) -> io::Result<()> {
-    match unlinkat(folder, name, AtFlags::REMOVEDIR) {
+fn unlink_directory(directory: &OwnedFd, name: &CString, path: &Path) -> io::Result<()> {
+    match unlinkat(directory, name, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(named(error, name, path)),
     }
@@ -233,30 +233,30 @@ fn named(error: Errno, name: &CString, path: &Path) -> io::Error {
     io::Error::new(io::Error::from(error).kind(), format!("{text}, in {}", path.display()))
 }
 
-fn open(folder: &OwnedFd, name: &CString) -> rustix::io::Result<OwnedFd> {
-    match open_here(folder, name, DIRECTORY) {
+fn open(directory: &OwnedFd, name: &CString) -> rustix::io::Result<OwnedFd> {
+    match open_here(directory, name, DIRECTORY) {
         // Ours, but forbidden to its owner: permitted first, through a descriptor that no link can redirect.
         Err(Errno::ACCESS) => {
-            let path = open_here(folder, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
+            let path = open_here(directory, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
             rustix::fs::chmod(format!("/proc/self/fd/{}", path.as_raw_fd()), Mode::RWXU)?;
-            open_here(folder, name, DIRECTORY)
+            open_here(directory, name, DIRECTORY)
         }
         opened => opened,
     }
 }
 
-fn open_here(folder: &OwnedFd, name: &CString, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+fn open_here(directory: &OwnedFd, name: &CString, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
-    match openat2(folder, name, flags | OFlags::NOFOLLOW, Mode::empty(), resolve) {
+    match openat2(directory, name, flags | OFlags::NOFOLLOW, Mode::empty(), resolve) {
         // Not supported by the kernel, or forbidden.
-        Err(Errno::NOSYS | Errno::PERM) => open_on_same_mount(folder, name, flags),
+        Err(Errno::NOSYS | Errno::PERM) => open_on_same_mount(directory, name, flags),
         opened => opened,
     }
 }
 
-fn open_on_same_mount(folder: &OwnedFd, name: &CString, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    let opened = openat(folder, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
-    if mount_of(folder)? == mount_of(&opened)? { Ok(opened) } else { Err(Errno::XDEV) }
+fn open_on_same_mount(directory: &OwnedFd, name: &CString, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let opened = openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+    if mount_of(directory)? == mount_of(&opened)? { Ok(opened) } else { Err(Errno::XDEV) }
 }
 
 /// Returns the number of the mount on which a descriptor is open, by `proc_pid_fdinfo(5)`.

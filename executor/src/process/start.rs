@@ -18,13 +18,13 @@ use chancery_events::spec::{PayloadPort, PortProtocol, port_variable, volume_var
 use chancery_events::template::InvalidTemplate;
 
 use super::capture::{self, OutputCapture};
-use super::fill::{PlaceholderValues, fill};
-use super::folder::{IncarnationDirectory, SpecFile, StartedProcess};
-use super::group;
+use super::cgroup;
 use super::identity::ProcStat;
-use super::trampoline::{ExecFailure, ExecRequest, hope};
+use super::incarnation_dir::{IncarnationDirectory, SpecFile, StartedProcess};
+use super::placeholders::{PlaceholderValues, fill};
+use super::trampoline::{ExecFailure, ExecRequest, retry_class};
 use super::volumes;
-use crate::durable;
+use crate::state_file;
 
 /// Default search path of programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -56,9 +56,9 @@ impl HeldTrampoline {
         if let (Some((path, memory)), Some(parent)) = (&self.group, &wanted.cgroup)
             && parent.memory
         {
-            let made = group::limit(path, *memory);
+            let made = cgroup::limit(path, *memory);
             if memory.is_some() {
-                made.and_then(|()| group::put(path, self.started.pid)).map_err(|error| retry(&error))?;
+                made.and_then(|()| cgroup::put(path, self.started.pid)).map_err(|error| retry(&error))?;
                 self.started.group = Some(path.clone());
             }
         }
@@ -77,23 +77,23 @@ impl HeldTrampoline {
 }
 
 fn never(message: String) -> ExecFailure {
-    ExecFailure { message, hope: RetryClass::Never }
+    ExecFailure { message, retry: RetryClass::Permanent }
 }
 
 fn failed(doing: &str, error: &io::Error) -> ExecFailure {
-    ExecFailure { message: format!("{doing}: {error}"), hope: hope(error) }
+    ExecFailure { message: format!("{doing}: {error}"), retry: retry_class(error) }
 }
 
 /// Returns a retryable failure: its cause is this machine or installation, not the plan.
 fn retry(error: &io::Error) -> ExecFailure {
-    ExecFailure { message: format!("cannot start process: {error}"), hope: RetryClass::Retry }
+    ExecFailure { message: format!("cannot start process: {error}"), retry: RetryClass::Retryable }
 }
 
 /// Search path with the directory of this program first: a plan can name the payload that is shipped with it.
 fn search_path() -> String {
     match std::env::current_exe() {
         Ok(program) => match program.parent() {
-            Some(folder) => format!("{}:{PATH}", folder.display()),
+            Some(directory) => format!("{}:{PATH}", directory.display()),
             None => PATH.to_owned(),
         },
         Err(_) => PATH.to_owned(),
@@ -121,7 +121,7 @@ pub(super) fn processes(wanted: &SpecFile) -> Result<Vec<ProcessSlot<'_>>, ExecF
 
 /// Determines what to execute, without starting anything.
 pub(super) fn prepare(
-    folder: &IncarnationDirectory,
+    directory: &IncarnationDirectory,
     wanted: &SpecFile,
     slot: &ProcessSlot<'_>,
 ) -> Result<PreparedProcess, ExecFailure> {
@@ -149,13 +149,13 @@ pub(super) fn prepare(
     let fill = |text: &str| fill(text, &values);
     let bad = |bad: InvalidTemplate| never(format!("payload {name}: {bad}"));
     let argv = run.argv.iter().map(|arg| fill(arg)).collect::<Result<_, _>>().map_err(bad)?;
-    let home = work_folder(folder.path(), name, index).display().to_string();
+    let home = work_directory(directory.path(), name, index).display().to_string();
     let mut env = BTreeMap::from([("PATH".to_owned(), search_path()), ("HOME".to_owned(), home)]);
     for (key, value) in &run.env {
         env.insert(key.as_str().to_owned(), fill(value).map_err(bad)?);
     }
     // Last: a spec must not change the identity of a process.
-    env.extend(identity(folder, wanted, spec, name, index));
+    env.extend(identity(directory, wanted, spec, name, index));
     env.extend(ports.iter().map(|(name, number)| (port_variable(name), number.to_string())));
     env.extend(volumes.iter().map(|(mount, path)| (volume_variable(mount), path.display().to_string())));
     let address = |(port, number): (&PortName, &u16)| PortAddress {
@@ -175,17 +175,14 @@ fn volumes_of(
     wanted: &SpecFile,
     payload: &IncarnationPayload,
 ) -> Result<BTreeMap<String, PathBuf>, ExecFailure> {
-    let place = |mount: &VolumeMount| {
-        let missing = || format!("cannot use volume {}: not found", mount.volume);
-        let root = wanted.volumes.as_ref().ok_or_else(missing)?;
-        Ok((mount.path.clone(), volumes::place(root, mount.volume)?))
-    };
-    let retry = |message| ExecFailure { message, hope: RetryClass::Retry };
+    let place =
+        |mount: &VolumeMount| Ok((mount.path.clone(), volumes::place(&wanted.volumes, mount.volume)?));
+    let retry = |message| ExecFailure { message, retry: RetryClass::Retryable };
     payload.mounts.iter().map(place).collect::<Result<_, String>>().map_err(retry)
 }
 
 /// Variable with the incarnation's directory in the environment of its processes.
-pub(super) const FOLDER_VARIABLE: &str = "CHANCERY_FOLDER";
+pub(super) const DIRECTORY_VARIABLE: &str = "CHANCERY_DIRECTORY";
 
 /// Variables that describe a process and its location, each with its meaning. Variables without a value are
 /// not set.
@@ -200,12 +197,12 @@ pub const PAYLOAD_VARIABLES: &[(&str, &str)] = &[
     ("CHANCERY_NODE", "name of the node"),
     ("CHANCERY_DOMAIN", "update domain of the node, at the start"),
     ("CHANCERY_ZONE", "zone of the node, at the start; not set if the node has none"),
-    (FOLDER_VARIABLE, "directory of the incarnation, for the executor"),
+    (DIRECTORY_VARIABLE, "directory of the incarnation, for the executor"),
 ];
 
 /// Returns the variables that describe a process.
 fn identity(
-    folder: &IncarnationDirectory,
+    directory: &IncarnationDirectory,
     wanted: &SpecFile,
     spec: &IncarnationSpec,
     payload: &PayloadName,
@@ -213,9 +210,9 @@ fn identity(
 ) -> Vec<(String, String)> {
     let labels = &spec.labels;
     let value = |variable: &str| match variable {
-        "CHANCERY_NAMESPACE" => labels.namespace.as_ref().map(ToString::to_string),
+        "CHANCERY_NAMESPACE" => Some(labels.namespace.to_string()),
         "CHANCERY_PLAN" => Some(spec.plan.to_string()),
-        "CHANCERY_DEPLOYMENT" => labels.deployment.as_ref().map(ToString::to_string),
+        "CHANCERY_DEPLOYMENT" => Some(labels.deployment.to_string()),
         "CHANCERY_REPLICA" => Some(spec.replica.to_string()),
         "CHANCERY_INCARNATION" => Some(wanted.incarnation.to_string()),
         "CHANCERY_PAYLOAD" => Some(payload.to_string()),
@@ -223,15 +220,15 @@ fn identity(
         "CHANCERY_NODE" => Some(spec.node.to_string()),
         "CHANCERY_DOMAIN" => labels.domain.as_ref().map(ToString::to_string),
         "CHANCERY_ZONE" => labels.zone.as_ref().map(ToString::to_string),
-        FOLDER_VARIABLE => Some(folder.path().display().to_string()),
+        DIRECTORY_VARIABLE => Some(directory.path().display().to_string()),
         _ => None,
     };
     let set = |(name, _): &(&str, &str)| Some(((*name).to_owned(), value(name)?));
     PAYLOAD_VARIABLES.iter().filter_map(set).collect()
 }
 
-fn work_folder(folder: &Path, payload: &PayloadName, index: u16) -> std::path::PathBuf {
-    folder.join(format!("{payload}-{index}")).join("work")
+fn work_directory(directory: &Path, payload: &PayloadName, index: u16) -> std::path::PathBuf {
+    directory.join(format!("{payload}-{index}")).join("work")
 }
 
 fn free_port(port: &PayloadPort) -> io::Result<(u16, OwnedFd)> {
@@ -250,16 +247,17 @@ fn free_port(port: &PayloadPort) -> io::Result<(u16, OwnedFd)> {
 
 /// Starts a trampoline. It executes nothing until its release, and exits if its socket is dropped first.
 pub(super) fn trampoline(
-    folder: &IncarnationDirectory,
+    directory: &IncarnationDirectory,
     wanted: &SpecFile,
     prepared: PreparedProcess,
 ) -> Result<HeldTrampoline, ExecFailure> {
     let PreparedProcess { payload, index, execute, group, addresses, held } = prepared;
-    let work = work_folder(folder.path(), &payload, index);
+    let work = work_directory(directory.path(), &payload, index);
     let (socket, theirs) = UnixStream::pair().map_err(|error| failed("cannot create socket", &error))?;
-    let output = |stream| capture::open(&folder.file(&format!("{payload}-{index}.{stream}")), wanted.output);
+    let output =
+        |stream| capture::open(&directory.file(&format!("{payload}-{index}.{stream}")), wanted.output);
     let spawn = || -> io::Result<_> {
-        durable::make_folder(&work)?;
+        state_file::make_directory(&work)?;
         let ((out, their_out), (err, their_err)) = (output("out")?, output("err")?);
         let child = Command::new(&wanted.program.program)
             .args(&wanted.program.trampoline_args)

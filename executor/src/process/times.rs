@@ -12,7 +12,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::durable;
+use crate::state_file;
 
 /// Maximum time between an entry and the data it describes.
 pub(super) const SPAN: Duration = Duration::from_secs(10);
@@ -80,7 +80,7 @@ impl TimesWriter {
             none => {
                 let mut options = OpenOptions::new();
                 let file =
-                    durable::open_plain(options.append(true).create(true).mode(0o600), &path_of(part))?;
+                    state_file::open_plain(options.append(true).create(true).mode(0o600), &path_of(part))?;
                 let length = file.metadata()?.len();
                 let whole = length - length % ENTRY as u64;
                 if whole < length {
@@ -166,18 +166,18 @@ pub(super) fn read_at(part: &Path, offset: u64) -> io::Result<VecDeque<TimesEntr
 
 /// Opens the index of a file, if it has one.
 fn open(part: &Path) -> io::Result<Option<File>> {
-    durable::if_found(durable::open_plain(File::options().read(true), &path_of(part)))
+    state_file::if_found(state_file::open_plain(File::options().read(true), &path_of(part)))
 }
 
 /// Returns the entry for all of a file without an index: its last change.
 fn of_file(part: &Path) -> io::Result<Option<TimesEntry>> {
-    let Some(found) = durable::if_found(part.symlink_metadata())? else { return Ok(None) };
+    let Some(found) = state_file::if_found(part.symlink_metadata())? else { return Ok(None) };
     Ok(Some(TimesEntry { offset: 0, time: micros(found.modified()?) }))
 }
 
 /// Returns the size of a file's index in bytes; 0 without one.
 pub(super) fn length(part: &Path) -> io::Result<u64> {
-    Ok(durable::if_found(path_of(part).symlink_metadata())?.map_or(0, |found| found.len()))
+    Ok(state_file::if_found(path_of(part).symlink_metadata())?.map_or(0, |found| found.len()))
 }
 
 /// Writes the index of a copied file.
@@ -188,7 +188,7 @@ pub(super) fn copy(part: &Path, entries: &[TimesEntry]) -> io::Result<()> {
 
 /// Removes the index of a deleted file.
 pub(super) fn remove(part: &Path) -> io::Result<()> {
-    durable::if_found(std::fs::remove_file(path_of(part))).map(drop)
+    state_file::if_found(std::fs::remove_file(path_of(part))).map(drop)
 }
 
 #[cfg(test)]
@@ -197,8 +197,8 @@ mod tests {
 
     #[test]
     fn of_a_long_index_few_entries_are_kept_and_none_says_a_later_time_than_there_was() {
-        let folder = tempfile::tempdir().unwrap();
-        let part = folder.path().join("web-0.out.1");
+        let directory = tempfile::tempdir().unwrap();
+        let part = directory.path().join("web-0.out.1");
         let all: Vec<TimesEntry> =
             (0..50_000).map(|at| TimesEntry { offset: at * 64, time: 1_000 + at * 1_000_000 }).collect();
         copy(&part, &all).unwrap();
@@ -215,8 +215,8 @@ mod tests {
 
     #[test]
     fn the_entries_at_an_offset_are_found_in_an_index_of_any_length() {
-        let folder = tempfile::tempdir().unwrap();
-        let part = folder.path().join("web-0.out.1");
+        let directory = tempfile::tempdir().unwrap();
+        let part = directory.path().join("web-0.out.1");
         for length in [1, 2, 31, 32, 33, 1000] {
             let all: Vec<TimesEntry> =
                 (0..length).map(|at| TimesEntry { offset: at * 10, time: 1_000 + at }).collect();
@@ -232,8 +232,8 @@ mod tests {
 
     #[test]
     fn an_index_has_few_entries_and_one_after_each_pause() {
-        let folder = tempfile::tempdir().unwrap();
-        let part = folder.path().join("web-0.out.1");
+        let directory = tempfile::tempdir().unwrap();
+        let part = directory.path().join("web-0.out.1");
         let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         let mut writer = TimesWriter::default();
         // Milliseconds, offset, and whether there is an entry.

@@ -26,7 +26,6 @@ pub(super) struct ExecRequest {
     /// Maximum bytes of data and anonymous memory, for the process and for each that it starts.
     pub(super) memory: Option<NonZeroU64>,
     /// Soft limit of open descriptors.
-    #[serde(default)]
     pub(super) files: Option<u64>,
 }
 
@@ -34,7 +33,7 @@ pub(super) struct ExecRequest {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ExecFailure {
     pub(super) message: String,
-    pub(super) hope: RetryClass,
+    pub(super) retry: RetryClass,
 }
 
 /// Runs as a trampoline; returns only if nothing was executed.
@@ -52,7 +51,7 @@ pub fn trampoline_main() -> ExitCode {
         Ok(execute) => execute_it(&execute),
         Err(error) => ExecFailure {
             message: format!("cannot read request of supervisor: {error}"),
-            hope: RetryClass::Never,
+            retry: RetryClass::Permanent,
         },
     };
     let mut answer = serde_json::to_vec(&not_executed).unwrap_or_default();
@@ -65,17 +64,17 @@ fn execute_it(execute: &ExecRequest) -> ExecFailure {
     let Some((program, args)) = execute.argv.split_first() else {
         return ExecFailure {
             message: "invalid argv: must not be empty".to_owned(),
-            hope: RetryClass::Never,
+            retry: RetryClass::Permanent,
         };
     };
     if let Err(error) = prepare(execute.memory, execute.files) {
         return ExecFailure {
             message: format!("cannot prepare to execute {program}: {error}"),
-            hope: RetryClass::Retry,
+            retry: RetryClass::Retryable,
         };
     }
     let error = Command::new(program).args(args).env_clear().envs(&execute.env).exec();
-    ExecFailure { message: format!("cannot execute {program}: {error}"), hope: hope(&error) }
+    ExecFailure { message: format!("cannot execute {program}: {error}"), retry: retry_class(&error) }
 }
 
 fn prepare(memory: Option<NonZeroU64>, files: Option<u64>) -> io::Result<()> {
@@ -100,7 +99,7 @@ fn prepare(memory: Option<NonZeroU64>, files: Option<u64>) -> io::Result<()> {
 }
 
 /// Classifies an error: a shortage may end, a fault of the program stays.
-pub(super) fn hope(error: &io::Error) -> RetryClass {
+pub(super) fn retry_class(error: &io::Error) -> RetryClass {
     use rustix::io::Errno;
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(
@@ -115,7 +114,7 @@ pub(super) fn hope(error: &io::Error) -> RetryClass {
             | Errno::ADDRINUSE
             | Errno::ADDRNOTAVAIL
             | Errno::INTR,
-        ) => RetryClass::Retry,
-        _ => RetryClass::Never,
+        ) => RetryClass::Retryable,
+        _ => RetryClass::Permanent,
     }
 }

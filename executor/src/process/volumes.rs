@@ -3,7 +3,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `volume.json`, `volume.copy` | highest target, spec and phase (`durable`); makes the directory ours |
+//! | `volume.json`, `volume.copy` | highest target, spec and phase (`state_file`); makes the directory ours |
 //! | `data` | the content |
 //! | `data.new` | the same while it is being made, empty |
 //! | `doomed` | the same while it is being destroyed |
@@ -39,7 +39,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 mod destroying;
-mod home;
+mod directory;
 mod mark;
 mod usage;
 mod users;
@@ -47,16 +47,16 @@ mod users;
 pub use usage::VolumeUsage;
 pub(super) use users::{check, mounts_any, place};
 
-use super::drift::FileId;
-use super::tender::{ReconcilerFlow, ReconcilerRequest};
+use super::integrity::FileId;
+use super::reconciler::{ReconcilerFlow, ReconcilerRequest};
 use super::{ProcessOrchestrator, ProcessShared, leave};
-use crate::durable::if_found;
 use crate::executor_store::{DirectoryStore, ExecutorStore as _, VolumeLookup};
 use crate::or_never;
 use crate::orchestrator::{Orchestrator as _, WorkProgress};
-use crate::plan::{self, ObjectTarget, ReconcileStep, StatusUpdate, TargetGoal};
+use crate::reconcile::{self, ObjectTarget, ReconcileStep, StatusUpdate, TargetGoal};
+use crate::state_file::if_found;
 use destroying::VolumeRemoval;
-use home::{VolumeDirectory, VolumeFile, VolumePhase};
+use directory::{VolumeDirectory, VolumeFile, VolumePhase};
 
 /// Interval of checks that a volume's content exists.
 const LOOK: Duration = Duration::from_secs(2);
@@ -258,7 +258,7 @@ impl VolumeReconciler {
 
     fn settle(&mut self) {
         let Some(kept) = self.kept() else { return };
-        let told = plan::report(self.volume.into(), &kept.present());
+        let told = reconcile::report(self.volume.into(), &kept.present());
         if self.shown.as_ref() == Some(&told) {
             return;
         }
@@ -266,8 +266,8 @@ impl VolumeReconciler {
         self.shown = Some(told);
     }
 
-    fn refuse(&self, revision: u32, message: String, hope: RetryClass) {
-        self.shared.board.refuse(self.volume.into(), revision, message, hope);
+    fn refuse(&self, revision: u32, message: String, retry: RetryClass) {
+        self.shared.board.refuse(self.volume.into(), revision, message, retry);
     }
 
     async fn order(&mut self, order: ObjectTarget, spec: Option<ObjectSpec>) {
@@ -278,29 +278,29 @@ impl VolumeReconciler {
                 return self.refuse(
                     order.revision,
                     format!("cannot use volume directory: {why}"),
-                    RetryClass::Retry,
+                    RetryClass::Retryable,
                 );
             }
             None => {
                 let why = self.unknown.clone();
                 let message = why.unwrap_or_else(|| "cannot determine state of volume".to_owned());
-                return self.refuse(order.revision, message, RetryClass::Retry);
+                return self.refuse(order.revision, message, RetryClass::Retryable);
             }
         }
         let present = self.kept().map(VolumeFile::present);
-        let step = plan::step(present.as_ref(), &order, spec.as_ref(), ProcessOrchestrator::CHANGES);
+        let step = reconcile::step(present.as_ref(), &order, spec.as_ref(), ProcessOrchestrator::CHANGES);
         let there = present.and_then(|present| present.spec);
-        let spec = match plan::accepted(&step, there, spec.as_ref()) {
+        let spec = match reconcile::accepted(&step, there, spec.as_ref()) {
             Some(ObjectSpec::Volume(spec)) => Some(spec),
-            Some(ObjectSpec::Run(_)) | None => None,
+            Some(ObjectSpec::Incarnation(_)) | None => None,
         };
         let carried_out = match step {
             ReconcileStep::ReportAgain => {
                 self.shown = None;
                 Ok(())
             }
-            ReconcileStep::Refuse(message, hope) => {
-                return self.refuse(order.revision, message.to_owned(), hope);
+            ReconcileStep::Refuse(message, retry) => {
+                return self.refuse(order.revision, message.to_owned(), retry);
             }
             ReconcileStep::Start => self.make(order, spec),
             // A volume is never changed.
@@ -309,7 +309,7 @@ impl VolumeReconciler {
             ReconcileStep::Stop(_) | ReconcileStep::WriteTombstone => self.destroy(order, spec).await,
         };
         if let Err(error) = carried_out {
-            self.refuse(order.revision, format!("cannot carry out command: {error}"), RetryClass::Retry);
+            self.refuse(order.revision, format!("cannot carry out command: {error}"), RetryClass::Retryable);
         }
     }
 
@@ -324,7 +324,7 @@ impl VolumeReconciler {
         if free < capacity {
             let message = format!("cannot create volume: {capacity} bytes requested, {free} free");
             return self.keep(VolumeFile {
-                phase: VolumePhase::Failed { message, hope: RetryClass::Retry },
+                phase: VolumePhase::Failed { message, retry_class: RetryClass::Retryable },
                 ..kept
             });
         }

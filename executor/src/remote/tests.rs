@@ -39,32 +39,32 @@ async fn asked(listener: &TcpListener) -> (TcpStream, String, String) {
 
 /// Opens a channel to the test, and the connection on which the test speaks for the decider.
 async fn open(listener: &TcpListener, remote: &DeciderEndpoint) -> (TcpStream, DeciderChannel) {
-    let (link, mut stream) = tokio::join!(remote.connect(), async {
+    let (channel, mut stream) = tokio::join!(remote.connect(), async {
         let (mut stream, first, _) = asked(listener).await;
-        assert_eq!(first, "POST /before/v1/fleets/default/links");
-        let head = "HTTP/1.1 201 Created\r\nchancery-link: a-1\r\ntransfer-encoding: chunked\r\n\r\n";
+        assert_eq!(first, "POST /before/v1/fleets/default/channels");
+        let head = "HTTP/1.1 201 Created\r\nchancery-channel: a-1\r\ntransfer-encoding: chunked\r\n\r\n";
         stream.write_all(head.as_bytes()).await.expect("written");
         stream
     });
     // A heartbeat, and the first half of a message.
     stream.write_all(b"1\r\n\n\r\n4\r\n{\"on\r\n").await.expect("written");
-    (stream, link.expect("a channel"))
+    (stream, channel.expect("a channel"))
 }
 
 #[tokio::test]
 async fn a_request_without_an_answer_is_repeated_as_it_was() {
     let (listener, remote) = server().await;
-    let (_stream, link) = open(&listener, &remote).await;
-    link.to_decider.send(b"{\"m\":1}".to_vec()).await.expect("the channel is open");
+    let (_stream, channel) = open(&listener, &remote).await;
+    channel.to_decider.send(b"{\"m\":1}".to_vec()).await.expect("the channel is open");
     let (lost, first, body) = asked(&listener).await;
     drop(lost);
     let (mut stream, again, same) = asked(&listener).await;
-    assert_eq!(first, "POST /before/v1/fleets/default/links/a-1/messages?after=0");
+    assert_eq!(first, "POST /before/v1/fleets/default/channels/a-1/messages?after=0");
     assert_eq!((&first, &body, body.as_str()), (&again, &same, "{\"m\":1}\n"));
     // The connection is closed after the response: the next request uses another one.
     stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.expect("written");
     drop(stream);
-    link.to_decider.send(b"{\"m\":2}".to_vec()).await.expect("the channel is open");
+    channel.to_decider.send(b"{\"m\":2}".to_vec()).await.expect("the channel is open");
     let (_stream, next, body) = asked(&listener).await;
     assert_eq!((next.rsplit('=').next(), body.as_str()), (Some("1"), "{\"m\":2}\n"));
 }
@@ -72,12 +72,12 @@ async fn a_request_without_an_answer_is_repeated_as_it_was() {
 #[tokio::test]
 async fn what_the_decider_says_comes_whole_and_the_end_ends_both_halves() {
     let (listener, remote) = server().await;
-    let (mut stream, mut link) = open(&listener, &remote).await;
+    let (mut stream, mut channel) = open(&listener, &remote).await;
     stream.write_all(b"8\r\ne\":1}\n{}\r\n1\r\n\n\r\n0\r\n\r\n").await.expect("written");
-    assert_eq!(link.from_decider.recv().await.as_deref(), Some(b"{\"one\":1}".as_slice()));
-    assert_eq!(link.from_decider.recv().await.as_deref(), Some(b"{}".as_slice()));
-    assert_eq!(link.from_decider.recv().await, None);
-    link.to_decider.closed().await;
+    assert_eq!(channel.from_decider.recv().await.as_deref(), Some(b"{\"one\":1}".as_slice()));
+    assert_eq!(channel.from_decider.recv().await.as_deref(), Some(b"{}".as_slice()));
+    assert_eq!(channel.from_decider.recv().await, None);
+    channel.to_decider.closed().await;
 }
 
 #[tokio::test]
@@ -90,22 +90,25 @@ async fn a_server_that_refuses_is_quoted() {
         stream.write_all((head + text).as_bytes()).await.expect("written");
         stream
     };
-    let (link, _stream) = tokio::join!(remote.connect(), answer);
-    let error = link.expect_err("no channel").to_string();
+    let (channel, _stream) = tokio::join!(remote.connect(), answer);
+    let error = channel.expect_err("no channel").to_string();
     assert!(error.contains("503") && error.ends_with("256 executors are connected"), "{error}");
 }
 
 #[test]
 fn a_server_is_an_address_over_plain_http() {
-    for (url, host, port, links) in [
-        ("http://127.0.0.1:7440", "127.0.0.1", 7440, "/v1/fleets/default/links"),
-        ("http://[::1]:80/", "::1", 80, "/v1/fleets/default/links"),
-        ("http://host.example/a/b/", "host.example", 80, "/a/b/v1/fleets/default/links"),
+    for (url, host, port, executor_channels) in [
+        ("http://127.0.0.1:7440", "127.0.0.1", 7440, "/v1/fleets/default/channels"),
+        ("http://[::1]:80/", "::1", 80, "/v1/fleets/default/channels"),
+        ("http://host.example/a/b/", "host.example", 80, "/a/b/v1/fleets/default/channels"),
     ] {
         let remote = DeciderEndpoint::new(url, &fleet()).expect(url);
-        assert_eq!((remote.host.as_str(), remote.port, remote.links.as_str()), (host, port, links));
+        assert_eq!(
+            (remote.host.as_str(), remote.port, remote.channels.as_str()),
+            (host, port, executor_channels)
+        );
     }
-    for url in ["https://host", "host:80", "http://", "/links", "http://host/?a=b", ""] {
+    for url in ["https://host", "host:80", "http://", "/channels", "http://host/?a=b", ""] {
         assert_eq!(DeciderEndpoint::new(url, &fleet()), Err(InvalidServerUrl(url.into())));
     }
 }

@@ -52,7 +52,7 @@ impl SessionLease {
     }
 
     /// Returns the number of the heartbeat to send, if one is due.
-    pub(super) fn beat(&mut self, now: Duration) -> Option<u64> {
+    pub(super) fn heartbeat(&mut self, now: Duration) -> Option<u64> {
         if now < self.next {
             return None;
         }
@@ -63,13 +63,13 @@ impl SessionLease {
     }
 
     /// Extends the lease: a heartbeat was answered.
-    pub(super) fn answered(&mut self, beat: u64) {
+    pub(super) fn answered(&mut self, sequence: u64) {
         while let Some(&(number, sent)) = self.open.front() {
-            if number > beat {
+            if number > sequence {
                 break;
             }
             self.open.pop_front();
-            if number == beat {
+            if number == sequence {
                 self.since = self.since.max(sent);
             }
         }

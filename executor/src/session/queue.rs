@@ -22,7 +22,7 @@ pub enum ObjectWork {
         revision: u32,
     },
     /// Purge of an ended object.
-    Forget(ObjectId),
+    Purge(ObjectId),
 }
 
 impl ObjectWork {
@@ -30,7 +30,7 @@ impl ObjectWork {
     pub fn object(&self) -> ObjectId {
         match self {
             ObjectWork::CarryOut(command) => command.object,
-            ObjectWork::Remove { object, .. } | ObjectWork::Forget(object) => *object,
+            ObjectWork::Remove { object, .. } | ObjectWork::Purge(object) => *object,
         }
     }
 
@@ -39,10 +39,10 @@ impl ObjectWork {
         let mounts = match self {
             ObjectWork::CarryOut(Command {
                 effect: CommandEffect::Ensure,
-                spec: ObjectSpec::Run(spec),
+                spec: ObjectSpec::Incarnation(spec),
                 ..
             }) => spec.payloads.iter().any(|payload| !payload.mounts.is_empty()),
-            ObjectWork::CarryOut(_) | ObjectWork::Remove { .. } | ObjectWork::Forget(_) => false,
+            ObjectWork::CarryOut(_) | ObjectWork::Remove { .. } | ObjectWork::Purge(_) => false,
         };
         match self.object() {
             ObjectId::Volume(_) => WorkResource::Volumes,
@@ -57,7 +57,7 @@ impl ObjectWork {
         match self {
             ObjectWork::CarryOut(command) => (false, command.revision, command.attempt),
             ObjectWork::Remove { revision, .. } => (false, *revision, u32::MAX),
-            ObjectWork::Forget(_) => (true, 0, 0),
+            ObjectWork::Purge(_) => (true, 0, 0),
         }
     }
 }

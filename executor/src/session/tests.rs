@@ -1,7 +1,7 @@
 use chancery_events::fact::CommandEffect;
 use chancery_events::id::{EpochNonce, ExecutorStoreId, IncarnationId, Position, SessionId, Term, VolumeId};
 use chancery_events::observation::ObservedState;
-use chancery_events::protocol::{CommandStatus, ExecutorEpoch, IncarnationSpec, ObjectSpec};
+use chancery_events::protocol::{CommandStatus, ExecutorEpoch, IncarnationSpec, ObjectSpec, RunLabels};
 use chancery_events::record::RecordHash;
 use chancery_events::spec::ClusterRuntime;
 use serde_json::json;
@@ -29,7 +29,7 @@ fn head(position: u64, hash: u8, term: u64) -> JournalHead {
 
 fn envelope(head: JournalHead) -> DeciderEnvelope {
     let session = SessionId::issue(lineage(), Position::FIRST);
-    DeciderEnvelope { session, attach: ConnectionToken::from_random(5), head }
+    DeciderEnvelope { session, connection: ConnectionToken::from_random(5), head }
 }
 
 fn command(position: u64, revision: u32) -> Command {
@@ -38,8 +38,13 @@ fn command(position: u64, revision: u32) -> Command {
         replica: "web-1".parse().unwrap(),
         plan: "web".parse().unwrap(),
         node: name("n1"),
-        restart: chancery_events::spec::RestartPolicy::BestEffort,
-        labels: Box::default(),
+        restart: chancery_events::spec::RestartPolicy::OnFailure,
+        labels: Box::new(RunLabels {
+            namespace: "ns".parse().unwrap(),
+            deployment: "d1".parse().unwrap(),
+            domain: None,
+            zone: None,
+        }),
         payloads: vec![],
     };
     let grace = Duration::ZERO;
@@ -47,7 +52,7 @@ fn command(position: u64, revision: u32) -> Command {
         object: id(position),
         revision,
         attempt: 1,
-        standing: CommandStatus::Open,
+        status: CommandStatus::Pending,
         effect: CommandEffect::Ensure,
         grace,
         spec: spec.into(),
@@ -59,7 +64,7 @@ fn given(position: u64, revision: u32) -> DeciderMessage {
 }
 
 fn gone(position: u64) -> ObjectReport {
-    ObjectReport { object: id(position), revision: 1, saw: ObservedState::Gone }
+    ObjectReport { object: id(position), revision: 1, observed: ObservedState::Gone }
 }
 
 fn secs(secs: u64) -> Duration {
@@ -72,8 +77,8 @@ fn core(seen: Option<JournalHead>) -> SessionCore {
         executor: "e1".parse().unwrap(),
         cluster: name("c1"),
         runtime: ClusterRuntime::Simulated,
-        scope: ExecutorStoreId::from_random(1),
-        life: ExecutorEpoch { number: 1, instance: EpochNonce::from_random(1) },
+        store: ExecutorStoreId::from_random(1),
+        epoch: ExecutorEpoch { number: 1, instance: EpochNonce::from_random(1) },
     };
     let seen = seen.map(|head| HighestHead { lineage: lineage(), head });
     SessionCore::new(identity, seen, 2)
@@ -81,7 +86,14 @@ fn core(seen: Option<JournalHead>) -> SessionCore {
 
 fn welcome(head: JournalHead, commands: Vec<Command>) -> DeciderMessage {
     let (lineage, fleet) = (lineage(), "main".parse().unwrap());
-    DeciderMessage::Welcome { envelope: envelope(head), lineage, fleet, lease: LEASE, commands, rest: None }
+    DeciderMessage::Welcome {
+        envelope: envelope(head),
+        lineage,
+        fleet,
+        lease: LEASE,
+        commands,
+        next_after: None,
+    }
 }
 
 /// Returns a session that sent a hello at 0 s and got this answer.
@@ -116,7 +128,7 @@ fn begun(out: &[SessionAction]) -> Vec<u64> {
 fn the_head_is_on_disk_before_anything_is_begun() {
     let (mut core, out) = attached(vec![command(7, 1)]);
     let [
-        SessionAction::Say(ExecutorMessage::Level { .. }),
+        SessionAction::Say(ExecutorMessage::FullReport { .. }),
         SessionAction::Persist(seen),
         SessionAction::Begin(_),
     ] = &out[..]
@@ -131,17 +143,21 @@ fn the_head_is_on_disk_before_anything_is_begun() {
 #[test]
 fn the_rest_of_an_inventory_is_asked_for_part_by_part() {
     let mut first = welcome(head(100, 1, 3), vec![command(7, 1)]);
-    if let DeciderMessage::Welcome { rest, .. } = &mut first {
+    if let DeciderMessage::Welcome { next_after: rest, .. } = &mut first {
         *rest = Some(id(7));
     }
     let asks = |out: &[SessionAction]| match out {
-        [.., SessionAction::Say(ExecutorMessage::More { after, .. })] => Some(*after),
+        [.., SessionAction::Say(ExecutorMessage::InventoryRequest { after, .. })] => Some(*after),
         _ => None,
     };
     let (mut core, out) = greeted(None, first);
     assert_eq!(asks(&out), Some(id(7)));
     let part = |commands, rest| {
-        SessionInput::Heard(DeciderMessage::Inventory { envelope: envelope(head(100, 1, 3)), commands, rest })
+        SessionInput::Heard(DeciderMessage::Inventory {
+            envelope: envelope(head(100, 1, 3)),
+            commands,
+            next_after: rest,
+        })
     };
     // A part may arrive before the list and after it.
     assert_eq!(asks(&core.handle(secs(0), part(vec![command(8, 1)], Some(id(8))))), Some(id(8)));
@@ -161,7 +177,7 @@ fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
     };
     let mounting = |position: u64, revision: u32, effect: CommandEffect| {
         let mut command = Command { effect, ..command(position, revision) };
-        let ObjectSpec::Run(spec) = &mut command.spec else { panic!("a run") };
+        let ObjectSpec::Incarnation(spec) = &mut command.spec else { panic!("a run") };
         let payload = json!({
             "name": "web", "processes": 1, "memory": null, "ports": [], "coordinates": {}, "run": null, "ready": null,
             "mounts": [{"path": "/data", "volume": VolumeId::issue(lineage(), Position::new(1)).to_string()}],
@@ -208,14 +224,14 @@ fn nothing_is_begun_after_three_quarters_of_the_lease() {
     let (mut core, _) = attached(vec![]);
     assert_eq!(begun(&core.handle(secs(8), SessionInput::Heard(given(7, 1)))), [7]);
     let beats = core.handle(secs(8), SessionInput::Tick);
-    assert!(matches!(beats[..], [SessionAction::Say(ExecutorMessage::Heartbeat { beat: 1, .. })]));
+    assert!(matches!(beats[..], [SessionAction::Say(ExecutorMessage::Heartbeat { sequence: 1, .. })]));
     assert_eq!(
         begun(&core.handle(secs(9), SessionInput::Heard(given(8, 1)))),
         [0; 0],
         "nine of twelve seconds have passed"
     );
-    let beat = DeciderMessage::Beat { envelope: envelope(head(100, 1, 3)), beat: 1 };
-    let out = core.handle(secs(11), SessionInput::Heard(beat));
+    let heartbeat = DeciderMessage::HeartbeatAck { envelope: envelope(head(100, 1, 3)), sequence: 1 };
+    let out = core.handle(secs(11), SessionInput::Heard(heartbeat));
     assert_eq!(begun(&out), [8], "the answer to the heartbeat of 8 s allows work until 17 s");
     core.handle(secs(11), SessionInput::Done(id(7)));
     assert_eq!(
@@ -286,7 +302,7 @@ fn a_decider_that_knows_less_changes_nothing() {
     );
     let (_, out) = greeted(seen, welcome(head(99, 1, 3), vec![]));
     assert!(
-        matches!(out[..], [SessionAction::Stop(ExecutorStop::NewerElsewhere(_))]),
+        matches!(out[..], [SessionAction::Stop(ExecutorStop::StaleDecider(_))]),
         "its head is behind the seen one: {out:?}"
     );
     let (_, out) = greeted(seen, welcome(head(200, 1, 2), vec![]));
@@ -295,7 +311,7 @@ fn a_decider_that_knows_less_changes_nothing() {
     assert!(matches!(out[..], [SessionAction::List]), "a decider of a later term is accepted: {out:?}");
     let out = core.handle(secs(0), SessionInput::Listed(vec![gone(121)]));
     assert!(
-        matches!(out[..], [SessionAction::Stop(ExecutorStop::NewerElsewhere(_))]),
+        matches!(out[..], [SessionAction::Stop(ExecutorStop::StaleDecider(_))]),
         "its journal has not issued a listed object: {out:?}"
     );
     let (mut core, _) = attached(vec![]);
@@ -305,7 +321,7 @@ fn a_decider_that_knows_less_changes_nothing() {
         SessionInput::Heard(DeciderMessage::Command { envelope: late.clone(), command: command(7, 1) }),
     );
     assert_eq!(begun(&out), [0; 0], "a message of an earlier term");
-    late = DeciderEnvelope { attach: ConnectionToken::from_random(6), ..envelope(head(100, 1, 3)) };
+    late = DeciderEnvelope { connection: ConnectionToken::from_random(6), ..envelope(head(100, 1, 3)) };
     let out = core.handle(
         secs(1),
         SessionInput::Heard(DeciderMessage::Command { envelope: late, command: command(7, 1) }),
@@ -319,14 +335,19 @@ fn only_a_decider_that_knows_all_removes_and_only_its_own() {
     let foreign = IncarnationId::issue(Lineage::from_random(43), Position::new(7)).into();
     let cases = [
         (id(7), OrphanResolution::Remove, head(100, 1, 3), 1, "issued by a decider that is not stale"),
-        (id(7), OrphanResolution::Quarantine, head(100, 1, 3), 0, "resolved to be left in place"),
+        (id(7), OrphanResolution::Leave, head(100, 1, 3), 0, "resolved to be left in place"),
         (foreign, OrphanResolution::Remove, head(100, 1, 3), 0, "another lineage"),
         (id(101), OrphanResolution::Remove, head(100, 1, 3), 0, "not issued yet"),
         (id(7), OrphanResolution::Remove, head(99, 1, 3), 0, "its head is behind the seen one"),
     ];
     for (object, judgement, head, then, because) in cases {
         let (mut core, _) = attached(vec![]);
-        let judged = DeciderMessage::Judged { envelope: envelope(head), object, judgement, revision: 2 };
+        let judged = DeciderMessage::OrphanResolved {
+            envelope: envelope(head),
+            object,
+            resolution: judgement,
+            revision: 2,
+        };
         assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(judged))).len(), then, "{because}");
     }
 }
@@ -340,7 +361,9 @@ fn a_level_is_cut_into_parts_and_reports_count_from_one() {
         let said: Vec<(usize, ReportPart)> = out
             .iter()
             .map(|output| match output {
-                SessionAction::Say(ExecutorMessage::Level { reports, part, .. }) => (reports.len(), *part),
+                SessionAction::Say(ExecutorMessage::FullReport { reports, part, .. }) => {
+                    (reports.len(), *part)
+                }
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -362,14 +385,15 @@ fn a_level_is_cut_into_parts_and_reports_count_from_one() {
 fn a_part_of_a_level_ends_before_it_is_larger_than_a_message_may_be() {
     let large = |position| {
         let message = "x".repeat(300 << 10);
-        let saw = ObservedState::Failed { message, hope: chancery_events::observation::RetryClass::Retry };
-        ObjectReport { object: id(position), revision: 1, saw }
+        let saw =
+            ObservedState::Failed { message, retry: chancery_events::observation::RetryClass::Retryable };
+        ObjectReport { object: id(position), revision: 1, observed: saw }
     };
     let (mut core, _) = greeted(None, welcome(head(9000, 1, 3), vec![]));
     let out = core.handle(secs(0), SessionInput::Listed((1..=60).map(large).collect()));
     let mut reports = 0;
     for output in &out {
-        let SessionAction::Say(ExecutorMessage::Level { reports: part, .. }) = output else {
+        let SessionAction::Say(ExecutorMessage::FullReport { reports: part, .. }) = output else {
             panic!("{output:?}")
         };
         assert!(json_bytes(part) < 2 << 20, "{} reports", part.len());
@@ -385,7 +409,10 @@ fn too_many_reports_that_wait_hold_back_changes() {
     assert!(!core.takes_changes());
     core.handle(
         secs(0),
-        SessionInput::Heard(DeciderMessage::Accepted { envelope: envelope(head(100, 1, 3)), sequence: 1 }),
+        SessionInput::Heard(DeciderMessage::ReportsAccepted {
+            envelope: envelope(head(100, 1, 3)),
+            sequence: 1,
+        }),
     );
     assert!(core.takes_changes());
 }
@@ -406,11 +433,11 @@ fn pauses(core: &mut SessionCore) -> Vec<u128> {
 
 #[test]
 fn what_is_refused_or_lost_is_tried_again_after_a_growing_pause() {
-    let refuse = |again| DeciderMessage::Refused { reason: "no".into(), again };
+    let refuse = |again| DeciderMessage::Refused { reason: "no".into(), retry: again };
     let (_, out) = greeted(None, refuse(HelloRetry::Never));
     assert!(matches!(out[..], [SessionAction::Stop(ExecutorStop::Refused(_))]));
-    let (_, out) = greeted(None, refuse(HelloRetry::NewerElsewhere));
-    assert!(matches!(out[..], [SessionAction::Stop(ExecutorStop::NewerElsewhere(_))]));
+    let (_, out) = greeted(None, refuse(HelloRetry::StaleDecider));
+    assert!(matches!(out[..], [SessionAction::Stop(ExecutorStop::StaleDecider(_))]));
     let (mut core, out) = greeted(None, refuse(HelloRetry::Later));
     assert!(matches!(out[..], [SessionAction::HangUp]));
     assert_eq!(pauses(&mut core), [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
@@ -440,11 +467,13 @@ fn a_list_that_fails_says_nothing_and_is_asked_for_again_while_heartbeats_go_on(
             let out = core.handle(now, SessionInput::Tick);
             for output in &out {
                 match output {
-                    SessionAction::Say(ExecutorMessage::Heartbeat { beat, .. }) => {
+                    SessionAction::Say(ExecutorMessage::Heartbeat { sequence: heartbeat, .. }) => {
                         beats += 1;
-                        let (envelope, beat) = (envelope(head(100, 1, 3)), *beat);
-                        let out =
-                            core.handle(now, SessionInput::Heard(DeciderMessage::Beat { envelope, beat }));
+                        let (envelope, beat) = (envelope(head(100, 1, 3)), *heartbeat);
+                        let out = core.handle(
+                            now,
+                            SessionInput::Heard(DeciderMessage::HeartbeatAck { envelope, sequence: beat }),
+                        );
                         assert!(out.is_empty(), "{out:?}");
                     }
                     SessionAction::List => {}
@@ -461,7 +490,7 @@ fn a_list_that_fails_says_nothing_and_is_asked_for_again_while_heartbeats_go_on(
     assert!(now > LEASE && beats >= 5, "the session has outlived its first lease: {beats} beats");
     let out = core.handle(now, SessionInput::Listed(vec![gone(7)]));
     assert!(
-        matches!(&out[..], [SessionAction::Say(ExecutorMessage::Level { reports, .. }), ..] if reports.len() == 1)
+        matches!(&out[..], [SessionAction::Say(ExecutorMessage::FullReport { reports, .. }), ..] if reports.len() == 1)
     );
     assert_eq!(begun(&out), [7], "waiting work is started");
 }
@@ -483,7 +512,7 @@ fn a_lost_watch_is_followed_by_a_list_and_holds_up_no_work() {
         );
         let out = core.handle(now, SessionInput::Listed(vec![gone(8)]));
         assert!(
-            matches!(&out[..], [SessionAction::Say(ExecutorMessage::Level { reports, .. })] if reports.len() == 1)
+            matches!(&out[..], [SessionAction::Say(ExecutorMessage::FullReport { reports, .. })] if reports.len() == 1)
         );
         assert!(core.takes_changes());
     }

@@ -98,10 +98,10 @@ impl SimulatedBehaviour {
         let (name, value) = word.split_once(':').unwrap_or((word, ""));
         match (name, value) {
             ("delay", value) => self.delay = duration(value)?,
-            ("fail", "" | "never") => self.fail = Some((RetryClass::Never, u32::MAX)),
-            ("fail", "retry") => self.fail = Some((RetryClass::Retry, u32::MAX)),
+            ("fail", "" | "never") => self.fail = Some((RetryClass::Permanent, u32::MAX)),
+            ("fail", "retry") => self.fail = Some((RetryClass::Retryable, u32::MAX)),
             ("fail", value) => {
-                self.fail = Some((RetryClass::Retry, value.strip_prefix("retry:")?.parse().ok()?));
+                self.fail = Some((RetryClass::Retryable, value.strip_prefix("retry:")?.parse().ok()?));
             }
             ("crash" | "exit", value) => {
                 let (code, after) = value.split_once('@').unwrap_or((value, "0ms"));
@@ -198,7 +198,7 @@ impl FaultRules {
         salt: u64,
     ) -> Result<SimulatedBehaviour, InvalidBehaviour> {
         let payloads = match spec {
-            ObjectSpec::Run(spec) => &spec.payloads[..],
+            ObjectSpec::Incarnation(spec) => &spec.payloads[..],
             ObjectSpec::Volume(_) => &[],
         };
         for payload in payloads {
@@ -210,14 +210,14 @@ impl FaultRules {
             (FaultTarget::Any, _) => true,
             (FaultTarget::Incarnation(id), _) => object == ObjectId::Incarnation(*id),
             (FaultTarget::Volume(id), _) => object == ObjectId::Volume(*id),
-            (FaultTarget::Replicas(prefix), ObjectSpec::Run(spec)) => {
+            (FaultTarget::Replicas(prefix), ObjectSpec::Incarnation(spec)) => {
                 spec.replica.as_str().starts_with(&**prefix)
             }
             (FaultTarget::Volumes(prefix), ObjectSpec::Volume(spec)) => {
                 spec.name.as_str().starts_with(&**prefix)
             }
             (FaultTarget::Replicas(_), ObjectSpec::Volume(_))
-            | (FaultTarget::Volumes(_), ObjectSpec::Run(_)) => false,
+            | (FaultTarget::Volumes(_), ObjectSpec::Incarnation(_)) => false,
         };
         if let Some((_, behaviour)) = self.rules.iter().find(|(which, _)| fits(which)) {
             return Ok(*behaviour);
@@ -240,8 +240,10 @@ fn drawn(seed: u64, of_a_thousand: u64, object: ObjectId) -> Option<SimulatedBeh
     };
     Some(match ways.start + (draw >> 16) % (ways.end - ways.start) {
         0 | 8 => SimulatedBehaviour { delay: after, ..well },
-        1 => SimulatedBehaviour { fail: Some((RetryClass::Never, u32::MAX)), ..well },
-        2 | 9 => SimulatedBehaviour { fail: Some((RetryClass::Retry, 1 + (draw >> 32) as u32 % 3)), ..well },
+        1 => SimulatedBehaviour { fail: Some((RetryClass::Permanent, u32::MAX)), ..well },
+        2 | 9 => {
+            SimulatedBehaviour { fail: Some((RetryClass::Retryable, 1 + (draw >> 32) as u32 % 3)), ..well }
+        }
         3 => SimulatedBehaviour { end: Some((after, SimulatedExit::Crash(1))), ..well },
         4 => SimulatedBehaviour { end: Some((after, SimulatedExit::Exit(0))), ..well },
         5 => SimulatedBehaviour { readiness: SimulatedReadiness::Partial, ..well },

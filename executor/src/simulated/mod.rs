@@ -16,16 +16,16 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 mod faults;
-mod item;
+mod object;
 mod world;
 
 pub use faults::{FaultRules, FaultTarget, InvalidBehaviour, SimulatedBehaviour, SimulatedReadiness};
 pub use world::SimulatedWorld;
 
-use crate::board::StatusCache;
 use crate::logs::{LogSource, NoLogSource};
 use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
-use crate::plan::UpdateSupport;
+use crate::reconcile::UpdateSupport;
+use crate::status_cache::StatusCache;
 
 /// Time after which the world counts as unreachable.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -12,15 +12,15 @@ use chancery_events::protocol::{Command, ObjectSpec};
 
 use super::SimulatedOrchestrator;
 use super::faults::{FaultRules, InvalidBehaviour, SimulatedBehaviour, SimulatedExit, SimulatedReadiness};
-use super::item::{HUNG, PendingChange, SimulatedObject, ended, failed, mounts, processes, settle, stick};
-use crate::durable::FileAccess;
+use super::object::{HUNG, PendingChange, SimulatedObject, ended, failed, mounts, processes, settle, stick};
 use crate::executor_store::{
     AcceptedCommand, ExecutorStore as _, MemoryStore, ObjectStore as _, TombstoneFile,
 };
 use crate::orchestrator::Orchestrator as _;
-use crate::plan::{
+use crate::reconcile::{
     self, KnownObject, ObjectState, ObjectTarget, ReadyHistory, ReconcileStep, StatusUpdate, TargetGoal,
 };
+use crate::state_file::FileAccess;
 
 /// Reason why no operation of the store fails.
 const IN_MEMORY: &str = "a store in memory does not fail";
@@ -134,7 +134,7 @@ impl SimulatedWorld {
         item.alive()?;
         let (exit, processes) = ended(object, item.spec(), SimulatedExit::Crash(137));
         self.set(object, ObjectState::Ended { exit, processes });
-        Some(plan::report(object, &self.items[&object].present))
+        Some(reconcile::report(object, &self.items[&object].present))
     }
 
     /// Makes a process of a running incarnation stop responding. Returns the report, if the incarnation was
@@ -145,7 +145,7 @@ impl SimulatedWorld {
             return None;
         }
         stick(&mut item.present.state, HUNG);
-        Some(plan::report(id.into(), &item.present))
+        Some(reconcile::report(id.into(), &item.present))
     }
 
     /// Loses all objects and records, as a machine with a new disk does.
@@ -157,8 +157,8 @@ impl SimulatedWorld {
 
     /// Carries out a command.
     pub fn carry_out(&mut self, command: &Command) -> StatusUpdate {
-        if let Some(message) = plan::misfit(command) {
-            return refused(command.object, command.revision, message.to_owned(), RetryClass::Never);
+        if let Some(message) = reconcile::misfit(command) {
+            return refused(command.object, command.revision, message.to_owned(), RetryClass::Permanent);
         }
         self.order(command.object, ObjectTarget::of(command), Some(&command.spec))
     }
@@ -179,7 +179,7 @@ impl SimulatedWorld {
             | ObjectState::Unchanged { .. } => {
                 // No command waits for the outcome of a change any more.
                 settle(&mut item.present.state);
-                Some(plan::report(object, &item.present))
+                Some(reconcile::report(object, &item.present))
             }
             ObjectState::Accepted
             | ObjectState::Ended { .. }
@@ -194,7 +194,7 @@ impl SimulatedWorld {
 
     /// Returns the reports of all objects.
     pub fn list(&self) -> Vec<ObjectReport> {
-        let report = |(id, item): (&ObjectId, &SimulatedObject)| match plan::report(*id, &item.present) {
+        let report = |(id, item): (&ObjectId, &SimulatedObject)| match reconcile::report(*id, &item.present) {
             StatusUpdate::Change(report) | StatusUpdate::ListOnly(report) => report,
         };
         self.items.iter().map(report).collect()
@@ -202,13 +202,14 @@ impl SimulatedWorld {
 
     fn order(&mut self, id: ObjectId, order: ObjectTarget, spec: Option<&ObjectSpec>) -> StatusUpdate {
         let item = self.items.get(&id);
-        let step = plan::step(item.map(|item| &item.present), &order, spec, SimulatedOrchestrator::CHANGES);
+        let step =
+            reconcile::step(item.map(|item| &item.present), &order, spec, SimulatedOrchestrator::CHANGES);
         if let (ObjectId::Volume(volume), ReconcileStep::Stop(_) | ReconcileStep::WriteTombstone) =
             (id, &step)
             && let Some((user, _)) = self.items.iter().find(|(_, item)| item.uses(volume))
         {
             let message = format!("cannot destroy volume {volume}: in use by {user}");
-            return refused(id, order.revision, message, RetryClass::Retry);
+            return refused(id, order.revision, message, RetryClass::Retryable);
         }
         match step {
             ReconcileStep::Start => {
@@ -237,11 +238,11 @@ impl SimulatedWorld {
                 self.store.object(id).bury(order.revision).expect(IN_MEMORY);
             }
             ReconcileStep::ReportAgain => {}
-            ReconcileStep::Refuse(message, hope) => {
-                return refused(id, order.revision, message.to_owned(), hope);
+            ReconcileStep::Refuse(message, retry) => {
+                return refused(id, order.revision, message.to_owned(), retry);
             }
         }
-        plan::report(id, &self.items[&id].present)
+        reconcile::report(id, &self.items[&id].present)
     }
 
     /// Records a target without starting its work.
@@ -256,7 +257,7 @@ impl SimulatedWorld {
         let present =
             &mut self.items.entry(id).or_insert_with(|| SimulatedObject::accepted(order, None)).present;
         present.order = order;
-        present.spec = plan::accepted(step, present.spec.take(), brought);
+        present.spec = reconcile::accepted(step, present.spec.take(), brought);
         self.record(id, last);
     }
 
@@ -303,15 +304,15 @@ impl SimulatedWorld {
     fn start(&mut self, id: ObjectId) -> StatusUpdate {
         let spec = self.items[&id].present.spec.as_ref();
         let behaviour = self.behaviour(spec, |faults, spec| faults.of(id, spec));
-        let processes = processes(id, spec, |_| ProcessStatus::Initializing);
+        let processes = processes(id, spec, |_| ProcessStatus::Starting);
         match behaviour {
             Ok(behaviour) => {
                 self.set(id, ObjectState::Starting { processes });
                 self.behave(id, behaviour, None)
             }
-            Err((message, hope)) => {
-                self.set(id, ObjectState::Failed { message, hope });
-                plan::report(id, &self.items[&id].present)
+            Err((message, retry_class)) => {
+                self.set(id, ObjectState::Failed { message, retry: retry_class });
+                reconcile::report(id, &self.items[&id].present)
             }
         }
     }
@@ -326,9 +327,9 @@ impl SimulatedWorld {
         let is_here =
             |volume: VolumeId| self.items.get(&volume.into()).is_some_and(SimulatedObject::is_volume);
         if let Some(mount) = mounts(spec).find(|mount| !is_here(mount.volume)) {
-            return Err((format!("cannot use volume {}: not found", mount.volume), RetryClass::Retry));
+            return Err((format!("cannot use volume {}: not found", mount.volume), RetryClass::Retryable));
         }
-        find(&self.faults, spec).map_err(|bad| (bad.to_string(), RetryClass::Never))
+        find(&self.faults, spec).map_err(|bad| (bad.to_string(), RetryClass::Permanent))
     }
 
     /// Starts a change of the running spec, `runs`, to the recorded one.
@@ -352,7 +353,7 @@ impl SimulatedWorld {
         };
         let mut processes = change.processes.clone();
         for process in &mut processes {
-            process.status = ProcessStatus::Initializing;
+            process.status = ProcessStatus::Starting;
         }
         self.set(id, ObjectState::Changing { processes });
         let delay = behaviour.as_ref().map_or(Duration::ZERO, |behaviour| behaviour.delay);
@@ -361,7 +362,7 @@ impl SimulatedWorld {
         self.item(id).change = Some(change);
         match behaviour {
             Ok(behaviour) => self.behave(id, behaviour, end),
-            Err((message, hope)) => self.leave_unchanged(id, message, hope),
+            Err((message, retry)) => self.leave_unchanged(id, message, retry),
         }
     }
 
@@ -377,7 +378,7 @@ impl SimulatedWorld {
         if behaviour.delay.is_zero() && before.is_none() {
             return self.happen(id).expect("a start changes the object");
         }
-        let told = plan::report(id, &self.item(id).present);
+        let told = reconcile::report(id, &self.item(id).present);
         self.wake(id, before.unwrap_or(self.now + behaviour.delay));
         told
     }
@@ -395,10 +396,10 @@ impl SimulatedWorld {
         let failure = || behaviour.fail.filter(|(_, most)| present.order.attempt <= *most);
         match &present.state {
             ObjectState::Starting { .. } => {
-                if let Some((hope, attempts)) = failure() {
+                if let Some((retry_class, attempts)) = failure() {
                     let message = failed("start", present.order.attempt, attempts);
-                    present.state = ObjectState::Failed { message, hope };
-                    return Some(plan::report(id, present));
+                    present.state = ObjectState::Failed { message, retry: retry_class };
+                    return Some(reconcile::report(id, present));
                 }
                 self.starts += 1;
                 Some(self.come_up(id))
@@ -430,15 +431,15 @@ impl SimulatedWorld {
         let SimulatedObject { present, behaviour, .. } = self.item(id);
         let readiness = behaviour.readiness;
         let processes = processes(id, present.spec.as_ref(), |last| match readiness {
-            SimulatedReadiness::All => ProcessStatus::Online,
-            SimulatedReadiness::Partial if !last => ProcessStatus::Online,
-            SimulatedReadiness::Partial | SimulatedReadiness::Never => ProcessStatus::Initializing,
+            SimulatedReadiness::All => ProcessStatus::Ready,
+            SimulatedReadiness::Partial if !last => ProcessStatus::Ready,
+            SimulatedReadiness::Partial | SimulatedReadiness::Never => ProcessStatus::Starting,
         });
         present.state = ObjectState::Up { processes, before: ReadyHistory::NeverReady };
         let told = if behaviour.late && present.order.attempt == 1 {
-            refused(id, present.order.revision, "simulated timeout".to_owned(), RetryClass::Retry)
+            refused(id, present.order.revision, "simulated timeout".to_owned(), RetryClass::Retryable)
         } else {
-            plan::report(id, present)
+            reconcile::report(id, present)
         };
         if let Some((after, _)) = behaviour.end {
             let due = self.now + after;
@@ -448,14 +449,14 @@ impl SimulatedWorld {
     }
 
     /// Fails a change: the object continues as before, and ends when it would have ended.
-    fn leave_unchanged(&mut self, id: ObjectId, message: String, hope: RetryClass) -> StatusUpdate {
+    fn leave_unchanged(&mut self, id: ObjectId, message: String, retry_class: RetryClass) -> StatusUpdate {
         let SimulatedObject { present, behaviour, change, .. } = self.item(id);
         let Some(PendingChange { spec, processes, before, behaviour: its, end, .. }) = change.take() else {
-            return plan::report(id, present);
+            return reconcile::report(id, present);
         };
         (present.spec, *behaviour) = (spec, its);
-        present.state = ObjectState::Unchanged { processes, before, message, hope };
-        let told = plan::report(id, present);
+        present.state = ObjectState::Unchanged { processes, before, message, retry: retry_class };
+        let told = reconcile::report(id, present);
         self.record(id, None);
         if let Some(end) = end {
             self.wake(id, end);
@@ -476,16 +477,20 @@ impl SimulatedWorld {
         };
         if let Some(status) = stuck {
             stick(&mut present.state, status);
-            return Some(plan::report(id, present));
+            return Some(reconcile::report(id, present));
         }
         let (exit, processes) = ended(id, present.spec.as_ref(), ending);
         present.state = ObjectState::Ended { exit, processes };
-        Some(plan::report(id, present))
+        Some(reconcile::report(id, present))
     }
 }
 
-fn refused(object: ObjectId, revision: u32, message: String, hope: RetryClass) -> StatusUpdate {
-    StatusUpdate::Change(ObjectReport { object, revision, saw: ObservedState::Failed { message, hope } })
+fn refused(object: ObjectId, revision: u32, message: String, retry_class: RetryClass) -> StatusUpdate {
+    StatusUpdate::Change(ObjectReport {
+        object,
+        revision,
+        observed: ObservedState::Failed { message, retry: retry_class },
+    })
 }
 
 #[cfg(test)]

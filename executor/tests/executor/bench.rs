@@ -23,7 +23,7 @@ pub(crate) async fn a_hundred_thousand_ensures_take_seconds() {
             .await
             .unwrap()
             .iter()
-            .filter(|r| matches!(r.saw, ObservedState::Ready { .. }))
+            .filter(|r| matches!(r.observed, ObservedState::Ready { .. }))
             .count();
     }
     assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
@@ -35,18 +35,18 @@ pub(crate) async fn coordinates_ask_for_behaviour() {
     let simulated = SimulatedOrchestrator::new(SimulatedWorld::shared(FaultRules::default()));
     let cases: [(&str, Then); 8] = [
         ("delay:30ms", |saw| matches!(saw, ObservedState::Ready { .. })),
-        ("fail", |saw| matches!(saw, ObservedState::Failed { hope: RetryClass::Never, .. })),
-        ("fail:retry", |saw| matches!(saw, ObservedState::Failed { hope: RetryClass::Retry, .. })),
+        ("fail", |saw| matches!(saw, ObservedState::Failed { retry: RetryClass::Permanent, .. })),
+        ("fail:retry", |saw| matches!(saw, ObservedState::Failed { retry: RetryClass::Retryable, .. })),
         (
             "crash:3@20ms",
             |saw| matches!(saw, ObservedState::Ended { processes, .. } if processes[0].status == ProcessStatus::Exited { code: 3 }),
         ),
-        ("never-ready", |saw| matches!(saw, ObservedState::Ensured { .. })),
+        ("never-ready", |saw| matches!(saw, ObservedState::Started { .. })),
         (
             "partial",
-            |saw| matches!(saw, ObservedState::Ensured { processes } if processes[0].status == ProcessStatus::Online),
+            |saw| matches!(saw, ObservedState::Started { processes } if processes[0].status == ProcessStatus::Ready),
         ),
-        ("late", |saw| matches!(saw, ObservedState::Failed { hope: RetryClass::Retry, .. })),
+        ("late", |saw| matches!(saw, ObservedState::Failed { retry: RetryClass::Retryable, .. })),
         (
             "nonsense",
             |saw| matches!(saw, ObservedState::Failed { message, .. } if message.contains("nonsense")),
@@ -59,19 +59,19 @@ pub(crate) async fn coordinates_ask_for_behaviour() {
         let first = simulated.changes(1);
         if behaviour == "late" {
             let told = first.await.unwrap();
-            assert!(then(&told[0].saw), "{behaviour}: {told:?}");
+            assert!(then(&told[0].observed), "{behaviour}: {told:?}");
             let again = chancery_events::protocol::Command {
                 attempt: 2,
                 ..command(id(position), 1, CommandEffect::Ensure, &spec)
             };
             simulated.carry_out(again).await;
             until(&simulated, id(position), "it had succeeded", |r| {
-                matches!(r.saw, ObservedState::Ready { .. })
+                matches!(r.observed, ObservedState::Ready { .. })
             })
             .await;
         } else {
             drop(first);
-            until(&simulated, id(position), behaviour, |report| then(&report.saw)).await;
+            until(&simulated, id(position), behaviour, |report| then(&report.observed)).await;
         }
     }
 }

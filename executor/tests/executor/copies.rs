@@ -34,13 +34,13 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
     drop(processes);
     // One incarnation with its supervisor, and one without.
     let orphans = root.payloads_of(id(2));
-    for keeper in root.keepers() {
-        let line = std::fs::read_to_string(format!("/proc/{keeper}/cmdline")).unwrap_or_default();
+    for supervisor in root.supervisors() {
+        let line = std::fs::read_to_string(format!("/proc/{supervisor}/cmdline")).unwrap_or_default();
         if line.contains(&id(2).to_string()) {
-            kill(keeper, Signal::KILL);
+            kill(supervisor, Signal::KILL);
         }
     }
-    wait_until("one supervisor is left", || root.keepers().len() == 1);
+    wait_until("one supervisor is left", || root.supervisors().len() == 1);
     let before = root.payloads();
     assert_eq!((before.len(), orphans.len()), (4, 2));
 
@@ -60,12 +60,15 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
         }
         processes.remove(id(position).into(), 4).await;
         processes.forget(id(position).into()).await;
-        assert!(copy.folder(id(position)).join("processes.json").exists(), "nothing of it is purged");
+        assert!(
+            copy.incarnation_directory(id(position)).join("processes.json").exists(),
+            "nothing of it is purged"
+        );
     }
     let said: Vec<_> =
         processes.list().await.unwrap().into_iter().filter(|report| report.object != id(3).into()).collect();
     assert!(
-        said.iter().all(|report| matches!(report.saw, ObservedState::Failed { .. })),
+        said.iter().all(|report| matches!(report.observed, ObservedState::Failed { .. })),
         "no end is reported: {said:?}"
     );
     drop(processes);
@@ -100,7 +103,7 @@ pub(crate) async fn what_a_copy_names_is_dead_after_a_reboot_and_not_started_aga
     power_cut(&root);
     let adopted = open(&copy, 2).await.unwrap();
     until(&adopted, id(1), "it has ended with its boot", is_ended).await;
-    assert!(copy.payloads().is_empty() && copy.keepers().is_empty(), "the copy starts nothing");
+    assert!(copy.payloads().is_empty() && copy.supervisors().is_empty(), "the copy starts nothing");
     let processes = open(&root, 2).await.unwrap();
     until(&processes, id(1), "the original starts it", is_ready).await;
     processes.carry_out(command(id(1), 2, CommandEffect::Kill, &always)).await;

@@ -16,14 +16,15 @@ use rustix::process::Signal;
 use crate::world::{Root, command, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until};
 
 fn told(report: &ObjectReport) -> &[ProcessInfo] {
-    let (ObservedState::Ready { processes } | ObservedState::Ended { processes, .. }) = &report.saw else {
+    let (ObservedState::Ready { processes } | ObservedState::Ended { processes, .. }) = &report.observed
+    else {
         panic!("{report:?}")
     };
     processes
 }
 
 fn reason(report: &ObjectReport) -> &str {
-    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &report.saw else {
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &report.observed else {
         panic!("{report:?}")
     };
     reason
@@ -37,7 +38,7 @@ fn stubborn() -> IncarnationSpec {
 
 /// Returns all processes under the root, also in directories that were deleted.
 fn all_of(root: &Root) -> Vec<i32> {
-    let mark = format!("CHANCERY_FOLDER={}", root.path().display());
+    let mark = format!("CHANCERY_DIRECTORY={}", root.path().display());
     let pids = std::fs::read_dir("/proc").unwrap();
     let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     let is_ours = |pid: &i32| {
@@ -54,16 +55,17 @@ async fn run(root: &Root, position: u64, spec: &IncarnationSpec) -> (ProcessOrch
     (processes, ready)
 }
 
-fn kill_keepers(root: &Root) {
-    for keeper in root.keepers() {
-        kill(keeper, Signal::KILL);
+fn kill_supervisors(root: &Root) {
+    for supervisor in root.supervisors() {
+        kill(supervisor, Signal::KILL);
     }
-    wait_until("the supervisor is dead", || root.keepers().is_empty());
+    wait_until("the supervisor is dead", || root.supervisors().is_empty());
 }
 
 /// Whether this process has the lock of an incarnation's directory, as after adopting orphans.
 fn is_locked_here(root: &Root, position: u64) -> bool {
-    let inode = std::fs::metadata(root.folder(id(position)).join("keeper.lock")).unwrap().ino();
+    let inode =
+        std::fs::metadata(root.incarnation_directory(id(position)).join("supervisor.lock")).unwrap().ino();
     let held = format!("FLOCK  ADVISORY  WRITE {} ", std::process::id());
     let locks = std::fs::read_to_string("/proc/locks").unwrap();
     locks.lines().any(|lock| lock.contains(&held) && lock.contains(&format!(":{inode} ")))
@@ -80,10 +82,10 @@ pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
     let (processes, ready) = run(&root, 2, &stubborn()).await;
     kill(told(&ready)[1].pid.unwrap() as i32, Signal::KILL);
     let seen = until(&processes, id(2), "the death is reported", |r| {
-        matches!(r.saw, ObservedState::NotReady { .. })
+        matches!(r.observed, ObservedState::NotReady { .. })
     })
     .await;
-    let ObservedState::NotReady { processes: seen } = &seen.saw else { unreachable!() };
+    let ObservedState::NotReady { processes: seen } = &seen.observed else { unreachable!() };
     assert_eq!(seen[1].status, ProcessStatus::Signaled { signal: 9 });
     assert!(!root.payloads_of(id(2)).is_empty(), "its sibling has its grace");
 }
@@ -91,7 +93,7 @@ pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
 pub(crate) async fn an_orphan_that_somebody_kills_is_an_end_that_nobody_saw() {
     let root = Root::new();
     let (processes, ready) = run(&root, 1, &sleeper(2)).await;
-    kill_keepers(&root);
+    kill_supervisors(&root);
     kill(told(&ready)[0].pid.unwrap() as i32, Signal::KILL);
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
     assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
@@ -100,9 +102,9 @@ pub(crate) async fn an_orphan_that_somebody_kills_is_an_end_that_nobody_saw() {
 
 type Do = fn(&Root, &Path);
 
-fn remove(_: &Root, folder: &Path) {
+fn remove(_: &Root, directory: &Path) {
     // Files written in the meantime must be removed too.
-    while let Err(error) = std::fs::remove_dir_all(folder) {
+    while let Err(error) = std::fs::remove_dir_all(directory) {
         match error.kind() {
             std::io::ErrorKind::NotFound => return,
             std::io::ErrorKind::DirectoryNotEmpty => {}
@@ -111,20 +113,20 @@ fn remove(_: &Root, folder: &Path) {
     }
 }
 
-fn rename(root: &Root, folder: &Path) {
-    std::fs::rename(folder, root.path().join("aside")).unwrap();
+fn rename(root: &Root, directory: &Path) {
+    std::fs::rename(directory, root.path().join("aside")).unwrap();
 }
 
-fn rename_node(root: &Root, folder: &Path) {
-    std::fs::rename(folder.parent().unwrap(), root.path().join("aside")).unwrap();
+fn rename_node(root: &Root, directory: &Path) {
+    std::fs::rename(directory.parent().unwrap(), root.path().join("aside")).unwrap();
 }
 
-fn replace(root: &Root, folder: &Path) {
+fn replace(root: &Root, directory: &Path) {
     let copy = root.path().join("copy");
-    let copied = std::process::Command::new("cp").arg("-a").arg(folder).arg(&copy).status();
+    let copied = std::process::Command::new("cp").arg("-a").arg(directory).arg(&copy).status();
     assert!(copied.unwrap().success());
     // Exchanged atomically: a check in between would find it removed.
-    rustix::fs::renameat_with(CWD, &copy, CWD, folder, RenameFlags::EXCHANGE).unwrap();
+    rustix::fs::renameat_with(CWD, &copy, CWD, directory, RenameFlags::EXCHANGE).unwrap();
     std::fs::rename(copy, root.path().join("aside")).unwrap();
 }
 
@@ -135,24 +137,24 @@ const LOSSES: [(&str, Do, &str); 4] = [
     ("replaced by a copy", replace, "incarnation directory replaced"),
 ];
 
-pub(crate) async fn what_loses_its_folder_is_ended_at_once_and_told_with_the_reason() {
+pub(crate) async fn what_loses_its_directory_is_ended_at_once_and_told_with_the_reason() {
     for (what, lose, because) in LOSSES {
-        for keeper in ["lives", "was killed before", "is killed with it"] {
+        for supervisor in ["lives", "was killed before", "is killed with it"] {
             let root = Root::new();
             let (processes, _) = run(&root, 1, &stubborn()).await;
             wait_until("all run", || all_of(&root).len() >= 4);
-            if keeper == "was killed before" {
-                kill_keepers(&root);
+            if supervisor == "was killed before" {
+                kill_supervisors(&root);
                 wait_until("they are adopted", || is_locked_here(&root, 1));
             }
-            lose(&root, &root.folder(id(1)));
-            if keeper == "is killed with it" {
-                kill_keepers(&root);
+            lose(&root, &root.incarnation_directory(id(1)));
+            if supervisor == "is killed with it" {
+                kill_supervisors(&root);
             }
             let ended = until(&processes, id(1), "it has ended", is_ended).await;
-            assert_eq!((reason(&ended), told(&ended).len()), (because, 2), "{what}, supervisor {keeper}");
+            assert_eq!((reason(&ended), told(&ended).len()), (because, 2), "{what}, supervisor {supervisor}");
             assert_eq!(all_of(&root), Vec::<i32>::new(), "{what}: no process is left");
-            wait_until("no supervisor is left", || root.keepers().is_empty());
+            wait_until("no supervisor is left", || root.supervisors().is_empty());
             // The end stays proved from then on.
             drop(processes);
             let processes = root.open().await;
@@ -165,16 +167,16 @@ pub(crate) async fn what_loses_its_folder_is_ended_at_once_and_told_with_the_rea
     }
 }
 
-pub(crate) async fn a_keeper_alone_ends_what_loses_its_folder() {
+pub(crate) async fn a_supervisor_alone_ends_what_loses_its_directory() {
     let mut roots = Vec::new();
     for (what, lose, _) in LOSSES {
         let root = Root::new();
         drop(run(&root, 1, &stubborn()).await);
-        lose(&root, &root.folder(id(1)));
+        lose(&root, &root.incarnation_directory(id(1)));
         roots.push((what, root));
     }
     for (what, root) in roots {
-        wait_until("no process is left", || all_of(&root).is_empty() && root.keepers().is_empty());
+        wait_until("no process is left", || all_of(&root).is_empty() && root.supervisors().is_empty());
         let processes = root.open().await;
         assert!(
             !processes.list().await.unwrap().iter().any(is_ready),
@@ -183,25 +185,25 @@ pub(crate) async fn a_keeper_alone_ends_what_loses_its_folder() {
     }
 }
 
-pub(crate) async fn a_folder_that_was_moved_away_holds_the_end_when_it_is_moved_back() {
+pub(crate) async fn a_directory_that_was_moved_away_holds_the_end_when_it_is_moved_back() {
     let root = Root::new();
     let (processes, _) = run(&root, 1, &sleeper(1)).await;
     drop(processes);
     let aside = root.path().join("aside");
-    std::fs::rename(root.folder(id(1)), &aside).unwrap();
-    wait_until("no process is left", || all_of(&root).is_empty() && root.keepers().is_empty());
-    std::fs::rename(&aside, root.folder(id(1))).unwrap();
+    std::fs::rename(root.incarnation_directory(id(1)), &aside).unwrap();
+    wait_until("no process is left", || all_of(&root).is_empty() && root.supervisors().is_empty());
+    std::fs::rename(&aside, root.incarnation_directory(id(1))).unwrap();
     let processes = root.open().await;
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
     assert_eq!(reason(&ended), "incarnation directory removed");
 }
 
-pub(crate) async fn what_has_lost_folder_and_keeper_is_found_by_the_next_executor_and_ended() {
+pub(crate) async fn what_has_lost_directory_and_supervisor_is_found_by_the_next_executor_and_ended() {
     let root = Root::new();
     let (processes, _) = run(&root, 1, &stubborn()).await;
     drop(processes);
-    kill_keepers(&root);
-    std::fs::remove_dir_all(root.folder(id(1))).unwrap();
+    kill_supervisors(&root);
+    std::fs::remove_dir_all(root.incarnation_directory(id(1))).unwrap();
     assert!(all_of(&root).len() >= 4, "processes continue to run");
     let processes = root.open().await;
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
@@ -218,12 +220,12 @@ pub(crate) async fn records_that_are_removed_or_altered_are_written_again_and_en
     for (position, executor_lives, orphaned) in [(1, true, false), (2, false, false), (3, true, true)] {
         let spec = sleeper(1);
         let (processes, ready) = run(&root, position, &spec).await;
-        let folder = root.folder(id(position));
+        let directory = root.incarnation_directory(id(position));
         if orphaned {
-            for keeper in root.keepers() {
-                kill(keeper, Signal::KILL);
+            for supervisor in root.supervisors() {
+                kill(supervisor, Signal::KILL);
             }
-            wait_until("the supervisors are dead", || root.keepers().is_empty());
+            wait_until("the supervisors are dead", || root.supervisors().is_empty());
             wait_until("they are adopted", || is_locked_here(&root, position));
         }
         let mut living = Some(processes);
@@ -232,7 +234,7 @@ pub(crate) async fn records_that_are_removed_or_altered_are_written_again_and_en
         }
         for act in [altered, removed] {
             let copies = ["spec.json", "spec.copy", "processes.json", "processes.copy"];
-            let copies: Vec<PathBuf> = copies.iter().map(|copy| folder.join(copy)).collect();
+            let copies: Vec<PathBuf> = copies.iter().map(|copy| directory.join(copy)).collect();
             for copy in &copies {
                 act(&root, copy);
             }
@@ -256,7 +258,8 @@ pub(crate) async fn a_lock_and_a_socket_that_are_taken_away_are_made_anew() {
         if alone {
             living = None;
         }
-        let files = ["keeper.lock", "keeper.sock"].map(|file| root.folder(id(1)).join(file));
+        let files =
+            ["supervisor.lock", "supervisor.sock"].map(|file| root.incarnation_directory(id(1)).join(file));
         for file in &files {
             std::fs::remove_file(file).unwrap();
         }
@@ -264,14 +267,14 @@ pub(crate) async fn a_lock_and_a_socket_that_are_taken_away_are_made_anew() {
         drop(living.take());
         let processes = root.open().await;
         assert_eq!(until(&processes, id(1), "it is adopted", is_ready).await, ready);
-        assert_eq!((root.keepers().len(), root.payloads().len()), (1, 1), "the supervisor is the same");
+        assert_eq!((root.supervisors().len(), root.payloads().len()), (1, 1), "the supervisor is the same");
         living = Some(processes);
     }
     let processes = living.expect("the executor is open");
     processes.carry_out(command(id(1), 2, CommandEffect::Stop, &sleeper(1))).await;
     let ended = until(&processes, id(1), "it is stopped", is_ended).await;
     assert!(
-        matches!(ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. }),
+        matches!(ended.observed, ObservedState::Ended { exit: IncarnationExit::Clean, .. }),
         "ended by its supervisor: {ended:?}"
     );
 }

@@ -27,7 +27,7 @@ fn large() -> IncarnationSpec {
 }
 
 fn executed(root: &Root) -> usize {
-    let entries = std::fs::read_dir(root.folder(id(1))).into_iter().flatten();
+    let entries = std::fs::read_dir(root.incarnation_directory(id(1))).into_iter().flatten();
     entries.filter(|entry| entry.as_ref().unwrap().path().join("work/executed").exists()).count()
 }
 
@@ -36,7 +36,7 @@ pub(crate) async fn an_incarnation_of_many_processes_and_ports_is_reported_whole
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &large())).await;
     let ready = until(&processes, id(1), "it is ready", is_ready).await;
-    let ObservedState::Ready { processes: seen } = ready.saw else { unreachable!() };
+    let ObservedState::Ready { processes: seen } = ready.observed else { unreachable!() };
     assert_eq!(seen.len(), usize::from(PROCESSES));
     assert!(seen.iter().all(|process| process.addresses.len() == PORTS));
     // A later executor sees them too.
@@ -52,9 +52,11 @@ pub(crate) async fn a_stop_that_comes_while_many_processes_are_started_is_not_ke
     let root = Root::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &large())).await;
-    wait_until("its supervisor has started", || root.folder(id(1)).join("keeper.sock").exists());
+    wait_until("its supervisor has started", || {
+        root.incarnation_directory(id(1)).join("supervisor.sock").exists()
+    });
     processes.carry_out(command(id(1), 2, CommandEffect::Stop, &large())).await;
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
     assert_eq!(executed(&root), 0, "nothing was executed: {ended:?}");
-    wait_until("no process is left", || root.trampolines() == 0 && root.keepers().is_empty());
+    wait_until("no process is left", || root.trampolines() == 0 && root.supervisors().is_empty());
 }

@@ -10,11 +10,12 @@ use chancery_events::observation::{IncarnationExit, ObservedState, ProcessStatus
 use chancery_events::protocol::IncarnationSpec;
 use chancery_events::spec::{PayloadPort, PortProtocol};
 use chancery_executor::Orchestrator;
-use chancery_executor::process::ProcessOrchestrator;
+use chancery_executor::process::{OutputLimits, ProcessOrchestrator};
 use rustix::process::Signal;
 
 use crate::world::{
     Root, block_on, command, config, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until,
+    write_state,
 };
 
 /// Ensures `count` incarnations and then waits to be killed.
@@ -41,9 +42,9 @@ pub(crate) async fn killing_the_executor_at_any_moment_neither_loses_nor_doubles
     let root = Root::new();
     let lives: u64 = std::env::var("LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(120);
     // Kills hit every phase of the starts: after 0 to 25 ms, in an order without a pattern.
-    for life in 0..lives {
-        let mut victim = start_victim(&root, life / 4 + 1);
-        std::thread::sleep(Duration::from_micros(life * 7919 % 25_000));
+    for epoch in 0..lives {
+        let mut victim = start_victim(&root, epoch / 4 + 1);
+        std::thread::sleep(Duration::from_micros(epoch * 7919 % 25_000));
         victim.kill().unwrap();
         victim.wait().unwrap();
     }
@@ -57,7 +58,7 @@ pub(crate) async fn killing_the_executor_at_any_moment_neither_loses_nor_doubles
     }
     wait_until("no trampoline is left", || root.trampolines() == 0);
     // Supervisors that came too late for the lock exit after a while, without having started anything.
-    wait_until("each has one supervisor", || root.keepers().len() as u64 == count);
+    wait_until("each has one supervisor", || root.supervisors().len() as u64 == count);
     assert_eq!(root.payloads().len() as u64, count, "one process for each incarnation");
     for position in 1..=count {
         assert_eq!(root.payloads_of(id(position)).len(), 1);
@@ -77,7 +78,7 @@ pub(crate) async fn adoption_keeps_pids_and_ports() {
     let processes = root.open().await;
     let after = until(&processes, id(1), "it is adopted", is_ready).await;
     assert_eq!(after, before, "pids and ports stay");
-    let ObservedState::Ready { processes: told } = &after.saw else { unreachable!() };
+    let ObservedState::Ready { processes: told } = &after.observed else { unreachable!() };
     let mut pids: Vec<_> = told.iter().map(|p| p.pid.unwrap() as i32).collect();
     let mut seen = root.payloads();
     pids.sort_unstable();
@@ -89,17 +90,18 @@ pub(crate) async fn adoption_keeps_pids_and_ports() {
 
 /// Writes a directory as left by an executor that dies before it starts a supervisor.
 fn write_wanted(root: &Root, position: u64, aim: &str, spec: &IncarnationSpec) {
-    let folder = root.folder(id(position));
+    let directory = root.incarnation_directory(id(position));
     let program = serde_json::to_value(config(root.path()).program).unwrap();
     let order = serde_json::json!({
-        "revision": 1, "attempt": 1, "aim": aim, "standing": "open", "grace": {"secs": 1, "nanos": 0}
+        "revision": 1, "attempt": 1, "aim": aim, "status": "pending", "grace": {"secs": 1, "nanos": 0}
     });
     let wanted = serde_json::json!({
-        "incarnation": id(position), "order": order, "spec": spec, "program": program
+        "incarnation": id(position), "order": order, "spec": spec, "program": program,
+        "output": OutputLimits::default(), "volumes": root.path().join("volumes"),
     });
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("spec.json"), wanted.to_string()).unwrap();
-    std::fs::write(folder.join("keeper.lock"), "").unwrap();
+    std::fs::create_dir_all(&directory).unwrap();
+    write_state(&directory.join("spec.json"), &wanted);
+    std::fs::write(directory.join("supervisor.lock"), "").unwrap();
 }
 
 /// Writes a directory as left by a dead supervisor, with a recorded process.
@@ -113,11 +115,11 @@ fn write_record(root: &Root, position: u64, pid: u32, start_time: u64, boot: &st
         "place": {"device": place.dev(), "inode": place.ino()},
     });
     let record = serde_json::json!({
-        "boot": boot, "pid_namespace": namespace, "phase": "started", "group": group, "processes": [{
+        "boot": boot, "pid_namespace": namespace, "ancestors": [], "phase": "started", "group": group, "processes": [{
             "payload": "web", "index": 0, "pid": pid, "start_time": start_time, "addresses": [], "end": null
         }],
     });
-    std::fs::write(root.folder(id(position)).join("processes.json"), record.to_string()).unwrap();
+    write_state(&root.incarnation_directory(id(position)).join("processes.json"), &record);
 }
 
 fn boot() -> String {
@@ -150,7 +152,7 @@ pub(crate) async fn a_pid_that_is_another_process_is_neither_adopted_nor_killed(
     for position in [1, 2] {
         let ended =
             until(&processes, id(position), "a process with another identity is dead", is_ended).await;
-        let ObservedState::Ended { processes: told, .. } = &ended.saw else { unreachable!() };
+        let ObservedState::Ended { processes: told, .. } = &ended.observed else { unreachable!() };
         assert_eq!(told[0].status, ProcessStatus::Unknown);
         processes.carry_out(command(id(position), 2, CommandEffect::Kill, &sleeper(1))).await;
         until(&processes, id(position), "it stays ended", |r| r.revision == 2 && is_ended(r)).await;
@@ -160,23 +162,28 @@ pub(crate) async fn a_pid_that_is_another_process_is_neither_adopted_nor_killed(
     until(&processes, id(3), "the same identity is adopted", is_ready).await;
     processes.carry_out(command(id(3), 2, CommandEffect::Stop, &sleeper(1))).await;
     let ended = until(&processes, id(3), "it is ended", is_ended).await;
-    assert!(matches!(&ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. }), "{ended:?}");
+    assert!(
+        matches!(&ended.observed, ObservedState::Ended { exit: IncarnationExit::Clean, .. }),
+        "{ended:?}"
+    );
     bystander.0.wait().unwrap();
 }
 
 pub(crate) async fn stale_files_do_not_block() {
     let root = Root::new();
-    let folder = root.folder(id(1));
-    std::fs::create_dir_all(&folder).unwrap();
-    for file in ["keeper.lock", "keeper.sock", "keeper.log", "spec.json.new", "processes.copy.new"] {
-        std::fs::write(folder.join(file), "rubbish").unwrap();
+    let directory = root.incarnation_directory(id(1));
+    std::fs::create_dir_all(&directory).unwrap();
+    for file in
+        ["supervisor.lock", "supervisor.sock", "supervisor.log", "spec.json.new", "processes.copy.new"]
+    {
+        std::fs::write(directory.join(file), "rubbish").unwrap();
     }
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
 }
 
-pub(crate) async fn orphans_of_a_dead_keeper_are_adopted_and_ended() {
+pub(crate) async fn orphans_of_a_dead_supervisor_are_adopted_and_ended() {
     let root = Root::new();
     // The second process leaves its group and session, and its parent.
     let script = "setsid sleep 3600 & exec sleep 3600";
@@ -185,10 +192,10 @@ pub(crate) async fn orphans_of_a_dead_keeper_are_adopted_and_ended() {
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     let before = until(&processes, id(1), "it is ready", is_ready).await;
     wait_until("all four run", || root.payloads().len() == 4);
-    for keeper in root.keepers() {
-        kill(keeper, Signal::KILL);
+    for supervisor in root.supervisors() {
+        kill(supervisor, Signal::KILL);
     }
-    wait_until("the supervisor is dead", || root.keepers().is_empty());
+    wait_until("the supervisor is dead", || root.supervisors().is_empty());
     let mut processes = processes;
     for restarted in [false, true] {
         if restarted {
@@ -207,11 +214,14 @@ pub(crate) async fn orphans_of_a_dead_keeper_are_adopted_and_ended() {
     let processes = root.open().await;
     processes.carry_out(command(id(1), 2, CommandEffect::Stop, &spec)).await;
     let ended = until(&processes, id(1), "they are ended", is_ended).await;
-    assert!(matches!(&ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. }), "{ended:?}");
+    assert!(
+        matches!(&ended.observed, ObservedState::Ended { exit: IncarnationExit::Clean, .. }),
+        "{ended:?}"
+    );
     assert_eq!(root.payloads(), Vec::<i32>::new(), "an end covers all processes");
 }
 
-pub(crate) async fn a_keeper_that_dies_before_it_tells_leaves_nothing() {
+pub(crate) async fn a_supervisor_that_dies_before_it_tells_leaves_nothing() {
     let root = Root::new();
     // A trampoline whose socket ends without a line executes nothing.
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -228,24 +238,29 @@ pub(crate) async fn a_keeper_that_dies_before_it_tells_leaves_nothing() {
 }
 
 /// Starts a supervisor as an executor does, perhaps late.
-fn start_keeper(root: &Root, position: u64) -> Child {
-    let mut keeper = Command::new(std::env::current_exe().unwrap());
-    keeper.arg("as-keeper").arg(root.folder(id(position))).stdin(Stdio::null()).spawn().unwrap()
+fn start_supervisor(root: &Root, position: u64) -> Child {
+    let mut supervisor = Command::new(std::env::current_exe().unwrap());
+    supervisor
+        .arg("as-supervisor")
+        .arg(root.incarnation_directory(id(position)))
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap()
 }
 
-pub(crate) async fn keepers_at_once_start_one_set() {
+pub(crate) async fn supervisors_at_once_start_one_set() {
     let root = Root::new();
     let positions = 1..=8;
     for position in positions.clone() {
         write_wanted(&root, position, "up", &sleeper(1));
     }
-    let four = |position| (0..4).map(|_| start_keeper(&root, position)).collect::<Vec<Child>>();
-    let mut keepers: Vec<Vec<Child>> = positions.clone().map(four).collect();
-    for (position, keepers) in positions.clone().zip(&mut keepers) {
+    let four = |position| (0..4).map(|_| start_supervisor(&root, position)).collect::<Vec<Child>>();
+    let mut supervisors: Vec<Vec<Child>> = positions.clone().map(four).collect();
+    for (position, started) in positions.clone().zip(&mut supervisors) {
         wait_until("one supervisor starts it", || root.payloads_of(id(position)).len() == 1);
         let left =
-            |keepers: &mut Vec<Child>| keepers.iter_mut().filter_map(|k| k.try_wait().unwrap()).count();
-        wait_until("the other supervisors exit", || left(keepers) == 3);
+            |started: &mut Vec<Child>| started.iter_mut().filter_map(|k| k.try_wait().unwrap()).count();
+        wait_until("the other supervisors exit", || left(started) == 3);
         assert_eq!(root.payloads_of(id(position)).len(), 1, "one of four supervisors starts it");
     }
     let processes = root.open().await;
@@ -253,40 +268,42 @@ pub(crate) async fn keepers_at_once_start_one_set() {
         processes.carry_out(command(id(position), 2, CommandEffect::Kill, &sleeper(1))).await;
         until(&processes, id(position), "it ended", is_ended).await;
     }
-    for mut keeper in keepers.into_iter().flatten() {
-        keeper.wait().unwrap();
+    for mut supervisor in supervisors.into_iter().flatten() {
+        supervisor.wait().unwrap();
     }
 }
 
-pub(crate) async fn a_late_keeper_starts_nothing() {
+pub(crate) async fn a_late_supervisor_starts_nothing() {
     let root = Root::new();
     let once = spec(vec![payload("web", 1, &["sh", "-c", "echo started >> ../../starts"])]);
     let starts = |position| {
-        let lines = std::fs::read_to_string(root.folder(id(position)).join("starts")).unwrap_or_default();
+        let lines = std::fs::read_to_string(root.incarnation_directory(id(position)).join("starts"))
+            .unwrap_or_default();
         lines.lines().count()
     };
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &once)).await;
     until(&processes, id(1), "it ended automatically", is_ended).await;
     processes.carry_out(command(id(2), 2, CommandEffect::Stop, &once)).await;
-    until(&processes, id(2), "it is gone", |r| r.saw == ObservedState::Gone).await;
-    let tombstone = std::fs::read_to_string(root.folder(id(2)).join("tombstone.json")).unwrap();
+    until(&processes, id(2), "it is gone", |r| r.observed == ObservedState::Gone).await;
+    let tombstone =
+        std::fs::read_to_string(root.incarnation_directory(id(2)).join("tombstone.json")).unwrap();
     assert!(tombstone.ends_with(r#"{"revision":2}"#), "{tombstone}");
     drop(processes);
     write_wanted(&root, 3, "down", &once);
     write_wanted(&root, 4, "up", &once);
     for position in 1..=4 {
-        assert!(start_keeper(&root, position).wait().unwrap().success());
+        assert!(start_supervisor(&root, position).wait().unwrap().success());
     }
     let because = ["it ran once", "it has a tombstone", "its end is requested", "it is desired"];
     for (position, (then, because)) in (1..).zip([1, 0, 0, 1].into_iter().zip(because)) {
         assert_eq!(starts(position), then, "{because}");
     }
     // There is nothing to supervise.
-    assert!(start_keeper(&root, 5).wait().unwrap().success());
+    assert!(start_supervisor(&root, 5).wait().unwrap().success());
 }
 
-pub(crate) async fn a_folder_deeper_than_a_socket_path_works() {
+pub(crate) async fn a_directory_deeper_than_a_socket_path_works() {
     let root = Root::new();
     let deep = root.path().join("a".repeat(100)).join("b".repeat(100));
     let processes = ProcessOrchestrator::open(config(&deep)).await.unwrap();

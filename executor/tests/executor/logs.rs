@@ -27,7 +27,7 @@ pub(crate) async fn what_stands_in_the_place_of_its_log_keeps_no_supervisor_from
     let root = Root::new();
     let processes = root.open().await;
     for position in 1..=2 {
-        let log = root.folder(id(position)).join("keeper.log");
+        let log = root.incarnation_directory(id(position)).join("supervisor.log");
         if position == 1 {
             // The pipe has no reader.
             drop(break_log(&log, false));
@@ -45,24 +45,24 @@ pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports
     let job = spec(vec![payload("web", 1, &["sh", "-c", "while [ ! -e go ]; do sleep 0.01; done"])]);
     // A full file system, and a pipe without a reader; a job that ends, and a process that is killed.
     for position in 1..=4 {
-        let folder = root.folder(id(position));
-        let reader = break_log(&folder.join("keeper.log"), position % 2 == 1);
+        let directory = root.incarnation_directory(id(position));
+        let reader = break_log(&directory.join("supervisor.log"), position % 2 == 1);
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &job)).await;
         let ready = until(&processes, id(position), "it is ready", is_ready).await;
-        let ObservedState::Ready { processes: running } = ready.saw else { unreachable!() };
+        let ObservedState::Ready { processes: running } = ready.observed else { unreachable!() };
         drop(reader);
-        let socket = folder.join("keeper.sock");
+        let socket = directory.join("supervisor.sock");
         std::fs::remove_file(&socket).unwrap();
         let supervisors = || {
             let named = format!("{}", id(position));
-            root.keepers().into_iter().filter(move |pid| {
+            root.supervisors().into_iter().filter(move |pid| {
                 std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains(&named)
             })
         };
         wait_until("the supervisor has written to its log", || socket.exists() || supervisors().count() == 0);
         assert_eq!(supervisors().count(), 1, "it continues without a log");
         let wanted = if position <= 2 {
-            std::fs::write(folder.join("web-0/work/go"), "").unwrap();
+            std::fs::write(directory.join("web-0/work/go"), "").unwrap();
             ProcessStatus::Exited { code: 0 }
         } else {
             // The process itself, not a child, whose pid may be lower.
@@ -70,7 +70,7 @@ pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports
             ProcessStatus::Signaled { signal: 9 }
         };
         let ended = until(&processes, id(position), "its end is reported", is_ended).await;
-        let ObservedState::Ended { exit, processes: ended } = ended.saw else { unreachable!() };
+        let ObservedState::Ended { exit, processes: ended } = ended.observed else { unreachable!() };
         assert_eq!(ended[0].status, wanted);
         assert_eq!(exit == IncarnationExit::Clean, position <= 2, "{exit:?}");
     }

@@ -23,7 +23,7 @@ use crate::world::{PATIENCE, command, id, sleeper};
 struct Decider {
     hears: mpsc::Receiver<Vec<u8>>,
     says: mpsc::Sender<Vec<u8>>,
-    attach: u64,
+    connection_token: u64,
     head: JournalHead,
 }
 
@@ -45,9 +45,9 @@ impl Decider {
     async fn hear_news(&mut self) -> ExecutorMessage {
         loop {
             match self.hear().await {
-                ExecutorMessage::Heartbeat { beat, .. } => {
+                ExecutorMessage::Heartbeat { sequence: heartbeat, .. } => {
                     let envelope = self.envelope();
-                    self.say(DeciderMessage::Beat { envelope, beat }).await;
+                    self.say(DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat }).await;
                 }
                 news => return news,
             }
@@ -60,19 +60,24 @@ impl Decider {
 
     fn envelope(&self) -> DeciderEnvelope {
         let session = SessionId::issue(Lineage::from_random(42), Position::FIRST);
-        DeciderEnvelope { session, attach: ConnectionToken::from_random(self.attach), head: self.head }
+        DeciderEnvelope {
+            session,
+            connection: ConnectionToken::from_random(self.connection_token),
+            head: self.head,
+        }
     }
 
     async fn welcome(&mut self, lease: Duration, commands: Vec<Command>) {
         let envelope = self.envelope();
         let (lineage, fleet) = (Lineage::from_random(42), "main".parse().unwrap());
-        self.say(DeciderMessage::Welcome { envelope, lineage, fleet, lease, commands, rest: None }).await;
+        self.say(DeciderMessage::Welcome { envelope, lineage, fleet, lease, commands, next_after: None })
+            .await;
     }
 }
 
 /// Executor on simulated nodes, whose channels lead to the test.
 struct Executor {
-    links: mpsc::Receiver<Decider>,
+    channels: mpsc::Receiver<Decider>,
     stop: Option<oneshot::Sender<()>>,
     running: JoinHandle<Result<(), ExecutorStop>>,
 }
@@ -90,17 +95,17 @@ fn config(root: &std::path::Path) -> ExecutorConfig {
 
 fn start(root: &std::path::Path, world: &Arc<Mutex<SimulatedWorld>>) -> Executor {
     let config = config(root);
-    let (offer, links) = mpsc::channel(1);
+    let (offer, executor_channels) = mpsc::channel(1);
     let (stop, stopped) = oneshot::channel::<()>();
     let simulated = SimulatedOrchestrator::new(world.clone());
-    let mut attach = 0;
+    let mut token = 0;
     let connect = move || {
         let offer = offer.clone();
-        attach += 1;
+        token += 1;
         async move {
             let (to_decider, hears) = mpsc::channel(4);
             let (says, from_decider) = mpsc::channel(4);
-            let decider = Decider { hears, says, attach, head: head(100, 1) };
+            let decider = Decider { hears, says, connection_token: token, head: head(100, 1) };
             offer.send(decider).await.map_err(std::io::Error::other)?;
             Ok(DeciderChannel { to_decider, from_decider })
         }
@@ -109,12 +114,12 @@ fn start(root: &std::path::Path, world: &Arc<Mutex<SimulatedWorld>>) -> Executor
         let _ = stopped.await;
     };
     let running = tokio::spawn(chancery_executor::run(config, async { Ok(simulated) }, connect, shutdown));
-    Executor { links, stop: Some(stop), running }
+    Executor { channels: executor_channels, stop: Some(stop), running }
 }
 
 impl Executor {
-    async fn link(&mut self) -> Decider {
-        tokio::time::timeout(PATIENCE, self.links.recv()).await.expect("it connects").unwrap()
+    async fn channel(&mut self) -> Decider {
+        tokio::time::timeout(PATIENCE, self.channels.recv()).await.expect("it connects").unwrap()
     }
 
     async fn stop(mut self) -> Result<(), ExecutorStop> {
@@ -132,63 +137,70 @@ pub(crate) async fn a_session_starts_level_and_reports() {
     let foreign = chancery_events::id::IncarnationId::issue(Lineage::from_random(43), Position::new(7));
     world.lock().unwrap().carry_out(&command(foreign, 1, CommandEffect::Ensure, &sleeper(1)));
     let mut executor = start(root.path(), &world);
-    let mut decider = executor.link().await;
+    let mut decider = executor.channel().await;
     assert!(matches!(decider.hear().await, ExecutorMessage::Hello { seen: None, .. }));
     decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
-    let ExecutorMessage::Level { reports, part: ReportPart::Last, .. } = decider.hear_news().await else {
+    let ExecutorMessage::FullReport { reports, part: ReportPart::Last, .. } = decider.hear_news().await
+    else {
         panic!("a full report")
     };
     assert_eq!(reports.iter().map(|r| r.object).collect::<Vec<_>>(), [id(7).into(), foreign.into()]);
     let ExecutorMessage::Report { sequence: 1, report, .. } = decider.hear_news().await else {
         panic!("a report")
     };
-    assert_eq!((report.object, matches!(report.saw, ObservedState::Ready { .. })), (id(8).into(), true));
+    assert_eq!((report.object, matches!(report.observed, ObservedState::Ready { .. })), (id(8).into(), true));
     let envelope = decider.envelope();
     for object in [foreign.into(), id(7).into()] {
         let (envelope, judgement) = (envelope.clone(), OrphanResolution::Remove);
-        decider.say(DeciderMessage::Judged { envelope, object, judgement, revision: 5 }).await;
+        decider
+            .say(DeciderMessage::OrphanResolved { envelope, object, resolution: judgement, revision: 5 })
+            .await;
     }
     let ExecutorMessage::Report { sequence: 2, report, .. } = decider.hear_news().await else {
         panic!("a report")
     };
-    assert_eq!((report.object, report.revision, report.saw), (id(7).into(), 5, ObservedState::Gone));
+    assert_eq!((report.object, report.revision, report.observed), (id(7).into(), 5, ObservedState::Gone));
     assert_eq!(world.lock().unwrap().running(foreign), 1, "an object of another lineage is not changed");
     // Leases are renewed many times, so the executor continues to act.
     for _ in 0..6 {
-        let ExecutorMessage::Heartbeat { beat, .. } = decider.hear().await else { panic!("a heartbeat") };
+        let ExecutorMessage::Heartbeat { sequence: heartbeat, .. } = decider.hear().await else {
+            panic!("a heartbeat")
+        };
         let envelope = decider.envelope();
-        decider.say(DeciderMessage::Beat { envelope, beat }).await;
+        decider.say(DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat }).await;
     }
     let (envelope, command) = (decider.envelope(), command(id(8), 2, CommandEffect::Stop, &sleeper(1)));
     decider.say(DeciderMessage::Command { envelope, command }).await;
     let ExecutorMessage::Report { sequence: 3, report, .. } = decider.hear_news().await else {
         panic!("a report")
     };
-    assert!(matches!(report.saw, ObservedState::Ended { .. }));
+    assert!(matches!(report.observed, ObservedState::Ended { .. }));
     let leaves = tokio::spawn(executor.stop());
     assert!(matches!(decider.hear_news().await, ExecutorMessage::Goodbye { .. }));
     leaves.await.unwrap().unwrap();
 }
 
-pub(crate) async fn a_lost_link_is_taken_up_again() {
+pub(crate) async fn a_lost_channel_is_taken_up_again() {
     let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     let mut executor = start(root.path(), &world);
-    let mut decider = executor.link().await;
+    let mut decider = executor.channel().await;
     decider.hear().await;
     decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
     decider.hear_news().await;
     // The report is sent, and never accepted.
     assert!(matches!(decider.hear_news().await, ExecutorMessage::Report { sequence: 1, .. }));
     drop(decider);
-    let mut decider = executor.link().await;
+    let mut decider = executor.channel().await;
     let ExecutorMessage::Hello { seen: Some((_, seen)), .. } = decider.hear().await else {
         panic!("a hello")
     };
     assert_eq!(seen, head(100, 1));
     decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
-    let ExecutorMessage::Level { reports, .. } = decider.hear_news().await else { panic!("a full report") };
+    let ExecutorMessage::FullReport { reports, .. } = decider.hear_news().await else {
+        panic!("a full report")
+    };
     assert!(
-        matches!(&reports[..], [report] if matches!(report.saw, ObservedState::Ready { .. })),
+        matches!(&reports[..], [report] if matches!(report.observed, ObservedState::Ready { .. })),
         "{reports:?}"
     );
     assert!(
@@ -197,7 +209,7 @@ pub(crate) async fn a_lost_link_is_taken_up_again() {
     );
     assert_eq!(world.lock().unwrap().starts(), 1, "running objects are adopted");
     // The executor leaves a silent decider when the lease expires.
-    let mut decider = executor.link().await;
+    let mut decider = executor.channel().await;
     assert!(matches!(decider.hear().await, ExecutorMessage::Hello { .. }));
 }
 
@@ -206,21 +218,25 @@ pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_l
     world.lock().unwrap().carry_out(&command(id(7), 1, CommandEffect::Ensure, &sleeper(1)));
     world.lock().unwrap().set_out_of_reach(true);
     let mut executor = start(root.path(), &world);
-    let mut decider = executor.link().await;
+    let mut decider = executor.channel().await;
     assert!(matches!(decider.hear().await, ExecutorMessage::Hello { .. }));
     decider.welcome(LEASE, vec![]).await;
     let beats = async |decider: &mut Decider| {
         // Longer than the lease.
         for _ in 0..6 {
-            let ExecutorMessage::Heartbeat { beat, .. } = decider.hear().await else { panic!("a heartbeat") };
+            let ExecutorMessage::Heartbeat { sequence: heartbeat, .. } = decider.hear().await else {
+                panic!("a heartbeat")
+            };
             let envelope = decider.envelope();
-            decider.say(DeciderMessage::Beat { envelope, beat }).await;
+            decider.say(DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat }).await;
         }
     };
     beats(&mut decider).await;
     world.lock().unwrap().set_out_of_reach(false);
-    let ready = |reports: &[ObjectReport]| matches!(reports, [report] if matches!(report.saw, ObservedState::Ready { .. }));
-    let ExecutorMessage::Level { reports, .. } = decider.hear_news().await else { panic!("a full report") };
+    let ready = |reports: &[ObjectReport]| matches!(reports, [report] if matches!(report.observed, ObservedState::Ready { .. }));
+    let ExecutorMessage::FullReport { reports, .. } = decider.hear_news().await else {
+        panic!("a full report")
+    };
     assert!(ready(&reports), "{reports:?}");
     // The watch is lost, and a command is put off until the world responds.
     world.lock().unwrap().set_out_of_reach(true);
@@ -232,14 +248,14 @@ pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_l
     loop {
         match decider.hear_news().await {
             // The list may come first.
-            ExecutorMessage::Level { reports, .. } if ready(&reports) => {}
-            ExecutorMessage::Level { reports, .. } => {
+            ExecutorMessage::FullReport { reports, .. } if ready(&reports) => {}
+            ExecutorMessage::FullReport { reports, .. } => {
                 assert!(matches!(&reports[..], [report] if report.revision == 2), "{reports:?}");
                 break;
             }
             ExecutorMessage::Report { report, .. } => {
                 assert!(
-                    report.revision == 2 && matches!(report.saw, ObservedState::Ended { .. }),
+                    report.revision == 2 && matches!(report.observed, ObservedState::Ended { .. }),
                     "{report:?}"
                 );
                 break;
@@ -250,10 +266,10 @@ pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_l
     executor.stop().await.unwrap();
 }
 
-pub(crate) async fn one_executor_a_scope() {
+pub(crate) async fn one_executor_a_store() {
     let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     let mut first = start(root.path(), &world);
-    first.link().await;
+    first.channel().await;
     // The contents of the directory are not even read.
     let mut looked = false;
     let open = async {
@@ -263,16 +279,16 @@ pub(crate) async fn one_executor_a_scope() {
     let nobody = || std::future::ready(Err(std::io::Error::other("no decider is contacted")));
     let second = chancery_executor::run(config(root.path()), open, nobody, std::future::pending()).await;
     assert!(!looked);
-    assert!(matches!(second, Err(ExecutorStop::ScopeTaken)));
+    assert!(matches!(second, Err(ExecutorStop::StoreTaken)));
     first.stop().await.unwrap();
     let mut third = start(root.path(), &world);
-    third.link().await;
+    third.channel().await;
 }
 
 pub(crate) async fn a_diverged_journal_stops_it_and_the_head_is_kept() {
     let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     let mut executor = start(root.path(), &world);
-    let mut decider = executor.link().await;
+    let mut decider = executor.channel().await;
     decider.hear().await;
     decider.welcome(LEASE, vec![]).await;
     decider.hear_news().await;
@@ -285,15 +301,15 @@ pub(crate) async fn a_diverged_journal_stops_it_and_the_head_is_kept() {
     );
     decider.head = head(120, 3);
     let envelope = decider.envelope();
-    decider.say(DeciderMessage::Accepted { envelope, sequence: 1 }).await;
+    decider.say(DeciderMessage::ReportsAccepted { envelope, sequence: 1 }).await;
     assert!(matches!(executor.running.await.unwrap(), Err(ExecutorStop::Diverged(120))));
     let mut executor = start(root.path(), &world);
-    let mut decider = executor.link().await;
+    let mut decider = executor.channel().await;
     let ExecutorMessage::Hello { seen: Some((_, seen)), .. } = decider.hear().await else {
         panic!("a hello")
     };
     assert_eq!(seen, head(120, 2));
     // The journal of this decider ends before what was seen.
     decider.welcome(LEASE, vec![]).await;
-    assert!(matches!(executor.running.await.unwrap(), Err(ExecutorStop::NewerElsewhere(_))));
+    assert!(matches!(executor.running.await.unwrap(), Err(ExecutorStop::StaleDecider(_))));
 }

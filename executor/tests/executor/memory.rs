@@ -26,7 +26,7 @@ fn limited(memory: u64, argv: &[&str]) -> IncarnationSpec {
 }
 
 fn told(report: &ObjectReport) -> (&IncarnationExit, &ProcessStatus) {
-    let ObservedState::Ended { exit, processes } = &report.saw else { panic!("{report:?}") };
+    let ObservedState::Ended { exit, processes } = &report.observed else { panic!("{report:?}") };
     (exit, &processes[0].status)
 }
 
@@ -88,7 +88,8 @@ pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
     // An incarnation whose limit cannot be enforced is not started.
     std::fs::remove_dir_all(&parent).unwrap();
     processes.carry_out(command(id(3), 1, CommandEffect::Ensure, &limited(MIB, &["sleep", "3600"]))).await;
-    let failed = |r: &ObjectReport| matches!(r.saw, ObservedState::Failed { hope: RetryClass::Retry, .. });
+    let failed =
+        |r: &ObjectReport| matches!(r.observed, ObservedState::Failed { retry: RetryClass::Retryable, .. });
     until(&processes, id(3), "its group cannot be created", failed).await;
     assert!(root.payloads_of(id(3)).is_empty());
 }
@@ -109,11 +110,11 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
         let id = id(position);
         processes.carry_out(command(id, 1, CommandEffect::Ensure, &spec)).await;
         let ready = until(&processes, id, "it is ready", is_ready).await;
-        let ObservedState::Ready { processes: online } = ready.saw else { unreachable!() };
+        let ObservedState::Ready { processes: online } = ready.observed else { unreachable!() };
         std::fs::write(group(&root, &parent, id).join("memory.events"), counted).unwrap();
         match how {
             "killed" => kill(online[0].pid.unwrap() as i32, Signal::KILL),
-            "exits" => std::fs::write(root.folder(id).join("web-0/work/exit"), "").unwrap(),
+            "exits" => std::fs::write(root.incarnation_directory(id).join("web-0/work/exit"), "").unwrap(),
             _ => drop(processes.carry_out(command(id, 2, CommandEffect::Kill, &spec)).await),
         }
         let ended = until(&processes, id, "it ended", is_ended).await;
@@ -131,7 +132,7 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
     }
 }
 
-pub(crate) async fn a_group_that_a_dead_keeper_left_goes_with_what_it_was_for() {
+pub(crate) async fn a_group_that_a_dead_supervisor_left_goes_with_what_it_was_for() {
     let root = Root::new();
     let parent = groups(&root);
     let processes = open(&root, &parent).await;
@@ -142,7 +143,7 @@ pub(crate) async fn a_group_that_a_dead_keeper_left_goes_with_what_it_was_for() 
     }
     let spec = limited(64 * MIB, &["sleep", "3600"]);
     processes.carry_out(command(id(1), 2, CommandEffect::Stop, &spec)).await;
-    until(&processes, id(1), "it is gone", |report| report.saw == ObservedState::Gone).await;
+    until(&processes, id(1), "it is gone", |report| report.observed == ObservedState::Gone).await;
     processes.forget(id(1).into()).await;
     assert!(!group(&root, &parent, id(1)).exists());
     assert!(group(&root, &parent, id(2)).exists(), "the group of another incarnation stays");

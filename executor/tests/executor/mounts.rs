@@ -53,7 +53,7 @@ pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(1))).await;
         until(&processes, id(position), "it is ready", is_ready).await;
     }
-    let point = root.folder(id(1)).join("web-0/work/a point");
+    let point = root.incarnation_directory(id(1)).join("web-0/work/a point");
     // One mount, and another inside it.
     let Some(first) = Bind::mount(outside.path(), &point) else { return };
     let Some(second) = Bind::mount(outside.path(), &point.join("a")) else { return };
@@ -64,20 +64,20 @@ pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_
     }
     assert!(is_whole(&outside), "the mounted directory is unchanged");
     assert!(point.join("a/a/b/file").exists(), "the mount is unchanged");
-    let reason = reason_of(&root.folder(id(1))).expect("a removal debt");
+    let reason = reason_of(&root.incarnation_directory(id(1))).expect("a removal debt");
     assert_eq!(reason, format!("another file system is mounted inside: {}", point.display()));
-    wait_until("another incarnation is removed meanwhile", || !root.folder(id(2)).exists());
+    wait_until("another incarnation is removed meanwhile", || !root.incarnation_directory(id(2)).exists());
     drop(second);
     // Meanwhile another executor takes over, and receives the command too.
     drop(processes);
     let processes = root.open().await;
     assert_eq!(processes.list().await.unwrap().len(), 1, "it is kept until it can be removed");
     processes.forget(id(1).into()).await;
-    assert!(is_whole(&outside) && reason_of(&root.folder(id(1))).is_some());
+    assert!(is_whole(&outside) && reason_of(&root.incarnation_directory(id(1))).is_some());
     drop(first);
-    wait_until("it is removed while the executor runs", || !root.folder(id(1)).exists());
+    wait_until("it is removed while the executor runs", || !root.incarnation_directory(id(1)).exists());
     assert!(is_whole(&outside));
-    wait_until("the debt is settled", || reason_of(&root.folder(id(1))).is_none());
+    wait_until("the debt is settled", || reason_of(&root.incarnation_directory(id(1))).is_none());
     assert!(processes.list().await.unwrap().is_empty());
 }
 

@@ -15,8 +15,8 @@ use crate::world::{Root, command, config, id, is_ended, is_ready, kill, payload,
 
 async fn open(root: &Root, file_bytes: u64, files: u16) -> ProcessOrchestrator {
     let output = OutputLimits {
-        file_bytes: NonZeroU64::new(file_bytes).unwrap(),
-        files: NonZeroU16::new(files).unwrap(),
+        max_file_bytes: NonZeroU64::new(file_bytes).unwrap(),
+        max_files: NonZeroU16::new(files).unwrap(),
     };
     ProcessOrchestrator::open(chancery_executor::process::ProcessConfig { output, ..config(root.path()) })
         .await
@@ -48,7 +48,7 @@ fn rest(reader: &mut OutputReader, text: &mut String) {
 }
 
 fn bytes_in(root: &Root, id: IncarnationId) -> u64 {
-    let entries = std::fs::read_dir(root.folder(id)).unwrap();
+    let entries = std::fs::read_dir(root.incarnation_directory(id)).unwrap();
     let outputs =
         entries.map(|entry| entry.unwrap()).filter(|e| e.file_name().to_str().unwrap().starts_with("web-0."));
     outputs.map(|entry| entry.metadata().unwrap().len()).sum()
@@ -80,7 +80,7 @@ pub(crate) async fn a_follower_reads_every_line_across_files() {
     until(&processes, id(1), "it is ready", is_ready).await;
     wait_until("it has written", || !log_files(root.path(), id(1)).unwrap().is_empty());
     let mut reader = OutputReader::last(&base(&root, id(1), LogStream::Out), u64::MAX).unwrap();
-    std::fs::write(root.folder(id(1)).join("web-0/work/go"), "").unwrap();
+    std::fs::write(root.incarnation_directory(id(1)).join("web-0/work/go"), "").unwrap();
     let mut text = String::new();
     wait_until("the last line is read", || {
         rest(&mut reader, &mut text);
@@ -90,17 +90,17 @@ pub(crate) async fn a_follower_reads_every_line_across_files() {
     assert!(text == wanted, "each line occurs once");
 }
 
-pub(crate) async fn output_outlives_a_crash_while_its_folder_is_forgotten() {
+pub(crate) async fn output_outlives_a_crash_while_its_directory_is_forgotten() {
     let root = Root::new();
     let processes = open(&root, 64 << 10, 3).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &shell("echo last words"))).await;
     until(&processes, id(1), "it has ended", is_ended).await;
     drop(processes);
-    wait_until("its supervisor has exited", || root.keepers().is_empty());
+    wait_until("its supervisor has exited", || root.supervisors().is_empty());
     // The directory was moved, and then the executor was killed. tidy: allow(forgotten)
     let forgotten = root.path().join("forgotten");
     std::fs::create_dir(&forgotten).unwrap();
-    std::fs::rename(root.folder(id(1)), forgotten.join(id(1).to_string())).unwrap();
+    std::fs::rename(root.incarnation_directory(id(1)), forgotten.join(id(1).to_string())).unwrap();
     let processes = open(&root, 64 << 10, 3).await;
     assert!(processes.list().await.unwrap().is_empty());
     let mut text = String::new();
@@ -120,7 +120,7 @@ pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
                   done; exec sleep 3600";
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &shell(script))).await;
     let before = until(&processes, id(1), "it is ready", is_ready).await;
-    let work = root.folder(id(1)).join("web-0/work");
+    let work = root.incarnation_directory(id(1)).join("web-0/work");
     drop(processes);
     std::fs::write(work.join("go-1"), "").unwrap();
     wait_until("its supervisor copies output without an executor", || work.join("did-1").exists());
@@ -130,13 +130,15 @@ pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
         text
     };
     let once = numbers(1, 30_000);
-    let pipe =
-        std::fs::OpenOptions::new().read(true).write(true).open(root.folder(id(1)).join("web-0.out.pipe"));
+    let pipe = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(root.incarnation_directory(id(1)).join("web-0.out.pipe"));
     wait_until("the whole output is copied", || out() == once);
-    for keeper in root.keepers() {
-        kill(keeper, Signal::KILL);
+    for supervisor in root.supervisors() {
+        kill(supervisor, Signal::KILL);
     }
-    wait_until("the supervisor is dead", || root.keepers().is_empty());
+    wait_until("the supervisor is dead", || root.supervisors().is_empty());
     std::fs::write(work.join("go-2"), "").unwrap();
     let pipe = pipe.unwrap();
     wait_until("the pipe is full", || rustix::io::ioctl_fionread(&pipe).unwrap() > 60_000);

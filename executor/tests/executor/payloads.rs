@@ -24,9 +24,9 @@ pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
-    std::fs::write(root.folder(id(1)).join("die-1"), "").unwrap();
+    std::fs::write(root.incarnation_directory(id(1)).join("die-1"), "").unwrap();
     let ended = until(&processes, id(1), "it ended", is_ended).await;
-    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes: told } = &ended.saw
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes: told } = &ended.observed
     else {
         panic!("{ended:?}")
     };
@@ -34,7 +34,7 @@ pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
     assert_eq!(told[1].status, ProcessStatus::Exited { code: 9 });
     assert!(matches!(told[0].status, ProcessStatus::Signaled { signal: 15 }), "{told:?}");
     assert_eq!(root.payloads(), Vec::<i32>::new(), "no descendant is left");
-    wait_until("the supervisor has exited", || root.keepers().is_empty());
+    wait_until("the supervisor has exited", || root.supervisors().is_empty());
 }
 
 pub(crate) async fn what_ignores_the_asking_is_killed() {
@@ -44,7 +44,7 @@ pub(crate) async fn what_ignores_the_asking_is_killed() {
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
-    wait_until("it ignores SIGTERM", || root.folder(id(1)).join("deaf").exists());
+    wait_until("it ignores SIGTERM", || root.incarnation_directory(id(1)).join("deaf").exists());
     let grace = Duration::from_millis(300);
     let begun = std::time::Instant::now();
     processes
@@ -55,14 +55,14 @@ pub(crate) async fn what_ignores_the_asking_is_killed() {
         .await;
     let ended = until(&processes, id(1), "it is killed", is_ended).await;
     assert!(begun.elapsed() >= grace, "it has its whole grace");
-    let ObservedState::Ended { exit: IncarnationExit::Clean, processes: told } = &ended.saw else {
+    let ObservedState::Ended { exit: IncarnationExit::Clean, processes: told } = &ended.observed else {
         panic!("{ended:?}")
     };
     assert_eq!(told[0].status, ProcessStatus::Signaled { signal: 9 });
     // A kill does not wait for the grace of a stop.
     processes.carry_out(command(id(2), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(2), "it is ready", is_ready).await;
-    wait_until("it ignores SIGTERM", || root.folder(id(2)).join("deaf").exists());
+    wait_until("it ignores SIGTERM", || root.incarnation_directory(id(2)).join("deaf").exists());
     let long = Duration::from_hours(1);
     processes
         .carry_out(chancery_events::protocol::Command {
@@ -98,21 +98,25 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
     let script = script.replace('$', "$$");
     let mut spec = served(&script, http);
     *spec.labels = RunLabels {
-        namespace: Some("ns".parse().unwrap()),
-        deployment: Some("d1".parse().unwrap()),
+        namespace: "ns".parse().unwrap(),
+        deployment: "d1".parse().unwrap(),
         domain: Some("rack-1".parse().unwrap()),
         zone: None,
     };
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
-    until(&processes, id(1), "it is started, not ready", |r| matches!(r.saw, ObservedState::Ensured { .. }))
-        .await;
-    let healthy = root.folder(id(1)).join("web-0/work/healthy");
+    until(&processes, id(1), "it is started, not ready", |r| {
+        matches!(r.observed, ObservedState::Started { .. })
+    })
+    .await;
+    let healthy = root.incarnation_directory(id(1)).join("web-0/work/healthy");
     std::fs::write(&healthy, "").unwrap();
     let ready = until(&processes, id(1), "it is ready", is_ready).await;
     std::fs::remove_file(&healthy).unwrap();
-    until(&processes, id(1), "it is no longer ready", |r| matches!(r.saw, ObservedState::NotReady { .. }))
-        .await;
+    until(&processes, id(1), "it is no longer ready", |r| {
+        matches!(r.observed, ObservedState::NotReady { .. })
+    })
+    .await;
     std::fs::write(&healthy, "").unwrap();
     let again = until(&processes, id(1), "it is ready again", is_ready).await;
     assert_eq!(again, ready);
@@ -154,10 +158,10 @@ fn probe(path: &str) -> ReadinessProbe {
 }
 
 fn status(report: &ObjectReport) -> Option<&ProcessStatus> {
-    match &report.saw {
+    match &report.observed {
         ObservedState::Ready { processes }
         | ObservedState::NotReady { processes }
-        | ObservedState::Ensured { processes } => processes.first().map(|process| &process.status),
+        | ObservedState::Started { processes } => processes.first().map(|process| &process.status),
         ObservedState::Ended { .. } | ObservedState::Gone | ObservedState::Failed { .. } => None,
     }
 }
@@ -169,7 +173,7 @@ pub(crate) async fn one_that_hangs_is_reported_with_its_error_and_ended_by_its_e
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(1), "it is ready", is_ready).await;
-    let work = root.folder(id(1)).join("web-0/work");
+    let work = root.incarnation_directory(id(1)).join("web-0/work");
     // Not ready, with the error, and alive.
     std::fs::write(work.join("unready"), "").unwrap();
     let unready = ProcessStatus::Unready { error: ProbeError::Status { code: 503 } };
@@ -206,7 +210,7 @@ pub(crate) async fn a_port_without_a_listener_is_reported_as_refused_and_nothing
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     let refused = ProcessStatus::Unready { error: ProbeError::Refused };
     let told = until(&processes, id(1), "no process listens", |r| status(r) == Some(&refused)).await;
-    assert!(matches!(told.saw, ObservedState::Ensured { .. }), "{told:?}");
+    assert!(matches!(told.observed, ObservedState::Started { .. }), "{told:?}");
 }
 
 pub(crate) async fn what_is_wrong_with_a_run_is_said() {
@@ -227,9 +231,9 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
     ];
     for (position, (payloads, says)) in (1..).zip(cases) {
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &spec(payloads))).await;
-        let failed = |r: &ObjectReport| matches!(r.saw, ObservedState::Failed { .. });
+        let failed = |r: &ObjectReport| matches!(r.observed, ObservedState::Failed { .. });
         let report = until(&processes, id(position), says, failed).await;
-        let ObservedState::Failed { message, hope: RetryClass::Never } = &report.saw else {
+        let ObservedState::Failed { message, retry: RetryClass::Permanent } = &report.observed else {
             panic!("{report:?}")
         };
         assert!(message.contains(says), "{message:?} contains {says:?}");
@@ -238,11 +242,12 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
     // A local fault, not one of the plan, may be fixed later.
     let mut broken = config(root.path());
     broken.root = root.path().join("broken");
-    broken.program.keeper_args = vec!["as-keeper".into(), "too".into(), "many".into(), "--help".into()];
+    broken.program.supervisor_args =
+        vec!["as-supervisor".into(), "too".into(), "many".into(), "--help".into()];
     let processes = ProcessOrchestrator::open(broken).await.unwrap();
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "the supervisor cannot start", |r| {
-        matches!(r.saw, ObservedState::Failed { hope: RetryClass::Retry, .. })
+        matches!(r.observed, ObservedState::Failed { retry: RetryClass::Retryable, .. })
     })
     .await;
 }
@@ -254,7 +259,7 @@ pub(crate) async fn nothing_but_the_standard_descriptors_reaches_a_process() {
     // Both start with unintended descriptors.
     let leak = |run: &str| format!("exec 7</dev/null 300</dev/null; exec \"$0\" {run}");
     leaky.program.program = "/bin/bash".into();
-    leaky.program.keeper_args = vec!["-c".into(), leak("as-keeper \"$1\""), this.clone()];
+    leaky.program.supervisor_args = vec!["-c".into(), leak("as-supervisor \"$1\""), this.clone()];
     leaky.program.trampoline_args = vec!["-c".into(), leak("as-trampoline"), this];
     let processes = ProcessOrchestrator::open(leaky).await.unwrap();
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;

@@ -41,8 +41,8 @@ fn is_alive(pid: i32) -> bool {
 }
 
 fn told(report: &ObjectReport) -> &[ProcessInfo] {
-    match &report.saw {
-        ObservedState::Ensured { processes }
+    match &report.observed {
+        ObservedState::Started { processes }
         | ObservedState::Ready { processes }
         | ObservedState::NotReady { processes }
         | ObservedState::Ended { processes, .. } => processes,
@@ -51,10 +51,10 @@ fn told(report: &ObjectReport) -> &[ProcessInfo] {
 }
 
 fn kill_supervisors(root: &Root) {
-    for supervisor in root.keepers() {
+    for supervisor in root.supervisors() {
         kill(supervisor, Signal::KILL);
     }
-    wait_until("the supervisors are dead", || root.keepers().is_empty());
+    wait_until("the supervisors are dead", || root.supervisors().is_empty());
 }
 
 /// Process that is killed when the test ends, in any way.
@@ -119,7 +119,7 @@ async fn start_and_kill(
     make(&processes, 1).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, spec)).await;
     let ready = until(&processes, id(1), "it is ready", is_ready).await;
-    let child = victim(&root.folder(id(1)).join("child"));
+    let child = victim(&root.incarnation_directory(id(1)).join("child"));
     kill_supervisors(root);
     for process in told(&ready) {
         kill(process.pid.unwrap() as i32, Signal::KILL);
@@ -140,14 +140,15 @@ pub(crate) async fn a_daemon_that_leaves_everything_behind_is_ended_with_its_gro
         wait_until("its group is removed", || !root.groups().unwrap().exists());
         // The proof frees the volume too.
         processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
-        until(&processes, volume(1), "it is destroyed", |report| report.saw == ObservedState::Gone).await;
+        until(&processes, volume(1), "it is destroyed", |report| report.observed == ObservedState::Gone)
+            .await;
     }
 }
 
 pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_the_volume_stays_in_use() {
     let root = Root::new();
     let (processes, child) = start_and_kill(&root, &CgroupSetting::Off, &daemon()).await;
-    let is_unknown = |report: &ObjectReport| matches!(&report.saw, ObservedState::NotReady { processes } if processes[0].status == ProcessStatus::Unknown);
+    let is_unknown = |report: &ObjectReport| matches!(&report.observed, ObservedState::NotReady { processes } if processes[0].status == ProcessStatus::Unknown);
     until(&processes, id(1), "its process is unknown", is_unknown).await;
     processes.carry_out(command(id(1), 2, CommandEffect::Stop, &daemon())).await;
     let refused = until(&processes, id(1), "a stop is answered", |report| failed(report).is_some()).await;
@@ -169,12 +170,12 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
     drop(processes);
     let processes = open(root.path(), &CgroupSetting::Off).await;
     assert!(!processes.list().await.unwrap().iter().any(is_ended));
-    assert!(!root.folder(id(1)).join("tombstone.json").exists());
+    assert!(!root.incarnation_directory(id(1)).join("tombstone.json").exists());
     drop(child);
     let ended = until(&processes, id(1), "nothing is left: it has ended", is_ended).await;
     assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
     processes.carry_out(order(1, 3, CommandEffect::Kill)).await;
-    until(&processes, volume(1), "it is destroyed", |report| report.saw == ObservedState::Gone).await;
+    until(&processes, volume(1), "it is destroyed", |report| report.observed == ObservedState::Gone).await;
 }
 
 pub(crate) async fn what_has_a_mark_is_ended_without_groups_too() {
@@ -196,15 +197,15 @@ pub(crate) async fn what_is_accounted_for_holds_up_no_end_without_groups() {
     let script = format!("setsid sh -c 'echo $$ > {}; exec sleep 3600' &", file.display());
     assert!(Command::new("sh").args(["-c", &script]).current_dir("/").status().unwrap().success());
     let bystander = victim(&file);
-    let keeper = format!("as-keeper\0{}", root.folder(id(2)).display());
-    let is_keeper = |pid: &i32| {
-        std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains(&keeper)
+    let supervisor = format!("as-supervisor\0{}", root.incarnation_directory(id(2)).display());
+    let is_supervisor = |pid: &i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains(&supervisor)
     };
-    assert!(root.keepers().iter().any(is_keeper));
+    assert!(root.supervisors().iter().any(is_supervisor));
     // Orphans of another incarnation are accounted for too.
-    let other = root.folder(id(1)).display().to_string();
-    for pid in root.keepers() {
-        if is_keeper(&pid)
+    let other = root.incarnation_directory(id(1)).display().to_string();
+    for pid in root.supervisors() {
+        if is_supervisor(&pid)
             || std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().contains(&other)
         {
             kill(pid, Signal::KILL);
@@ -223,18 +224,18 @@ pub(crate) async fn a_directory_reached_by_a_link_and_by_its_real_path_is_one() 
             continue;
         }
         let links = tempfile::tempdir().unwrap();
-        let link = links.path().join("link");
-        symlink(root.path(), &link).unwrap();
+        let socket = links.path().join("link");
+        symlink(root.path(), &socket).unwrap();
         // The child has another session, group and directory, and no pipe: its environment names the link.
         let script = "(cd / && exec setsid sh -c \
-            'echo $$$$ > \"$$CHANCERY_FOLDER/child\"; exec sleep 3600 > /dev/null 2>&1') & exec sleep 3600";
+            'echo $$$$ > \"$$CHANCERY_DIRECTORY/child\"; exec sleep 3600 > /dev/null 2>&1') & exec sleep 3600";
         let spec = spec(vec![payload("web", 1, &["sh", "-c", script])]);
-        let processes = open(&link, &cgroup).await;
+        let processes = open(&socket, &cgroup).await;
         processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
         let ready = until(&processes, id(1), "it is ready", is_ready).await;
-        let child = victim(&root.folder(id(1)).join("child"));
+        let child = victim(&root.incarnation_directory(id(1)).join("child"));
         drop(processes);
-        let link_text = link.display().to_string();
+        let link_text = socket.display().to_string();
         let supervisor = |pid: &i32| {
             std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().contains(&link_text)
         };
@@ -300,7 +301,7 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
         processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &daemon())).await;
         let ready = until(&processes, id(1), "it is ready", is_ready).await;
         drop(processes);
-        let child = victim(&root.folder(id(1)).join("child"));
+        let child = victim(&root.incarnation_directory(id(1)).join("child"));
         kill_supervisors(&root);
         let Some(told_there) = in_another_namespace(&root, &cgroup, &["-p", "-f", "--mount-proc"]) else {
             return;
@@ -421,7 +422,7 @@ pub(crate) async fn a_daemon_in_the_pid_namespace_of_others_ends_with_its_incarn
     );
     let spec = spec(vec![payload("web", 1, &["sh", "-c", &script.replace('$', "$$")])]);
     let has_it_open =
-        |pid: &i32| std::fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|link| link == file);
+        |pid: &i32| std::fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|socket| socket == file);
     let daemon = || {
         let all = std::fs::read_dir("/proc").unwrap().flatten();
         let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -484,7 +485,7 @@ pub(crate) async fn a_file_system_that_does_not_answer_holds_up_no_end() {
         // another's.
         let privileges = if cgroup == CgroupSetting::Off { "--reuid=0" } else { "--no-new-privs" };
         let Some(_silent) = Silent::new(privileges) else { return };
-        for supervisor in root.keepers() {
+        for supervisor in root.supervisors() {
             kill(supervisor, Signal::STOP);
         }
         processes.carry_out(command(id(1), 2, CommandEffect::Stop, &sleeper(2))).await;
@@ -595,18 +596,18 @@ pub(crate) async fn a_group_of_an_incarnation_without_directory_is_ended() {
     make(&processes, 1).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &daemon())).await;
     until(&processes, id(1), "it is ready", is_ready).await;
-    let child = victim(&root.folder(id(1)).join("child"));
+    let child = victim(&root.incarnation_directory(id(1)).join("child"));
     drop(processes);
     kill_supervisors(&root);
     // Only the daemon is left, which names nothing, and nothing names it.
     for pid in root.payloads() {
         kill(pid, Signal::KILL);
     }
-    std::fs::remove_dir_all(root.folder(id(1))).unwrap();
+    std::fs::remove_dir_all(root.incarnation_directory(id(1))).unwrap();
     assert!(is_alive(child.0));
     let processes = root.open().await;
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
-    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.saw else {
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.observed else {
         panic!("{ended:?}")
     };
     assert_eq!(reason, "incarnation directory removed");
@@ -639,7 +640,8 @@ pub(crate) async fn a_pipe_of_an_output_that_was_replaced_holds_up_no_end() {
     until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
     kill_supervisors(&root);
-    let [out, err] = ["out", "err"].map(|name| root.folder(id(1)).join(format!("web-0.{name}.pipe")));
+    let [out, err] =
+        ["out", "err"].map(|name| root.incarnation_directory(id(1)).join(format!("web-0.{name}.pipe")));
     for pipe in [&out, &err] {
         std::fs::remove_file(pipe).unwrap();
     }
@@ -664,7 +666,7 @@ pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
             processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(2))).await;
             until(&processes, id(position), "it is ready", is_ready).await;
         }
-        let supervisors = root.keepers();
+        let supervisors = root.supervisors();
         assert_eq!(supervisors.len(), 2);
         for supervisor in supervisors {
             kill(supervisor, Signal::STOP);
@@ -674,10 +676,11 @@ pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
         }
         for (position, effect) in orders {
             let ended = until(&processes, id(position), "it is ended nevertheless", is_ended).await;
-            let is_clean = matches!(&ended.saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. });
+            let is_clean =
+                matches!(&ended.observed, ObservedState::Ended { exit: IncarnationExit::Clean, .. });
             assert!(is_clean && ended.revision == 2, "{effect:?}, {cgroup:?}: {ended:?}");
         }
-        assert_eq!((root.payloads(), root.keepers()), (vec![], vec![]), "{cgroup:?}");
+        assert_eq!((root.payloads(), root.supervisors()), (vec![], vec![]), "{cgroup:?}");
     }
 }
 
@@ -720,7 +723,7 @@ pub(crate) async fn a_supervisor_that_cannot_read_its_control_group_leaves_the_e
     assert!(status.unwrap().success());
     let ended: ObjectReport = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
     assert_eq!(told(&ended)[0].status, ProcessStatus::Signaled { signal: Signal::KILL.as_raw() });
-    assert_eq!(root.keepers(), Vec::<i32>::new());
+    assert_eq!(root.supervisors(), Vec::<i32>::new());
 }
 
 pub(crate) async fn a_supervisor_that_never_answers_the_next_executor_is_replaced() {
@@ -729,7 +732,7 @@ pub(crate) async fn a_supervisor_that_never_answers_the_next_executor_is_replace
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
-    for supervisor in root.keepers() {
+    for supervisor in root.supervisors() {
         kill(supervisor, Signal::STOP);
     }
     let processes = root.open().await;
@@ -738,5 +741,5 @@ pub(crate) async fn a_supervisor_that_never_answers_the_next_executor_is_replace
     processes.carry_out(order).await;
     until(&processes, id(1), "it is ended", is_ended).await;
     let nothing: Vec<PathBuf> = root.payloads().iter().map(|pid| format!("/proc/{pid}").into()).collect();
-    assert!(nothing.is_empty() && root.keepers().is_empty(), "{nothing:?}");
+    assert!(nothing.is_empty() && root.supervisors().is_empty(), "{nothing:?}");
 }

@@ -34,7 +34,7 @@ async fn open(root: &Root, number: u64) -> ProcessOrchestrator {
 /// Kills everything that runs under the root, as a power cut does.
 pub(crate) fn power_cut(root: &Root) {
     wait_until("all processes are dead", || {
-        let left: Vec<i32> = root.keepers().into_iter().chain(root.payloads()).collect();
+        let left: Vec<i32> = root.supervisors().into_iter().chain(root.payloads()).collect();
         for pid in &left {
             kill(*pid, Signal::KILL);
         }
@@ -49,7 +49,7 @@ fn counted(restart: RestartPolicy) -> IncarnationSpec {
 }
 
 fn starts(root: &Root, id: IncarnationId) -> usize {
-    std::fs::read_to_string(root.folder(id).join("starts")).unwrap_or_default().lines().count()
+    std::fs::read_to_string(root.incarnation_directory(id).join("starts")).unwrap_or_default().lines().count()
 }
 
 /// Waits until an incarnation has recorded this many starts: it is ready once its shell runs, before the
@@ -60,8 +60,8 @@ fn wait_for_starts(root: &Root, id: IncarnationId, count: usize) {
 }
 
 fn told(report: &ObjectReport) -> &[ProcessInfo] {
-    match &report.saw {
-        ObservedState::Ensured { processes }
+    match &report.observed {
+        ObservedState::Started { processes }
         | ObservedState::Ready { processes }
         | ObservedState::NotReady { processes }
         | ObservedState::Ended { processes, .. } => processes,
@@ -118,7 +118,7 @@ time.sleep(3600)
 pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_decider_and_nothing_else_does()
 {
     let root = Root::new();
-    let (always, once) = (counted(RestartPolicy::Always), counted(RestartPolicy::BestEffort));
+    let (always, once) = (counted(RestartPolicy::Always), counted(RestartPolicy::OnFailure));
     let processes = open(&root, 1).await;
     for (position, spec) in [
         (1, &always),
@@ -147,16 +147,19 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
     let stopped = until(&processes, id(4), "it is stopped", is_ended).await;
     let ended = until(&processes, id(5), "it ended automatically", is_ended).await;
     let failed =
-        until(&processes, id(6), "it fails", |r| matches!(r.saw, ObservedState::Failed { .. })).await;
+        until(&processes, id(6), "it fails", |r| matches!(r.observed, ObservedState::Failed { .. })).await;
     processes.carry_out(command(id(7), 4, CommandEffect::Stop, &always)).await;
-    let gone = until(&processes, id(7), "it is gone", |r| r.saw == ObservedState::Gone).await;
+    let gone = until(&processes, id(7), "it is gone", |r| r.observed == ObservedState::Gone).await;
     drop(processes);
     power_cut(&root);
     let processes = open(&root, 2).await;
     // No end is reported before it is certain.
     let first = processes.list().await.unwrap();
     let first = first.iter().find(|report| report.object == id(1).into()).expect("it is listed");
-    assert!(matches!(first.saw, ObservedState::NotReady { .. } | ObservedState::Ready { .. }), "{first:?}");
+    assert!(
+        matches!(first.observed, ObservedState::NotReady { .. } | ObservedState::Ready { .. }),
+        "{first:?}"
+    );
     assert!(
         told(first).iter().all(|process| process.pid != told(&before)[0].pid),
         "dead processes are not reported"
@@ -203,9 +206,9 @@ pub(crate) async fn killing_the_executor_at_any_moment_after_a_reboot_starts_eac
     let lives: u64 = std::env::var("LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
     for number in 2..=3 {
         power_cut(&root);
-        for life in 0..lives {
+        for epoch in 0..lives {
             let mut victim = start_victim(&root, number);
-            std::thread::sleep(Duration::from_micros(life * 7919 % 30_000));
+            std::thread::sleep(Duration::from_micros(epoch * 7919 % 30_000));
             victim.kill().unwrap();
             victim.wait().unwrap();
         }
@@ -215,7 +218,7 @@ pub(crate) async fn killing_the_executor_at_any_moment_after_a_reboot_starts_eac
         }
         drop(processes);
         wait_until("no trampoline is left", || root.trampolines() == 0);
-        wait_until("each has one supervisor", || root.keepers().len() as u64 == COUNT);
+        wait_until("each has one supervisor", || root.supervisors().len() as u64 == COUNT);
         for position in 1..=COUNT {
             assert_eq!(root.payloads_of(id(position)).len(), 1, "one set of processes");
             // Once in each boot.
@@ -267,7 +270,7 @@ pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_a
     let processes = open(&root, 2).await;
     for position in 1..=20 {
         let ended = until(&processes, id(position), "it has ended", is_ended).await;
-        let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.saw else {
+        let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.observed else {
             panic!("{ended:?}")
         };
         assert!(reason.contains("after reboot") && reason.contains("program: No such file"), "{reason}");
@@ -282,7 +285,7 @@ pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_a
     assert_eq!((ended, root.payloads().len()), (20, 20), "an end is final");
 }
 
-pub(crate) async fn a_keeper_that_cannot_begin_after_a_reboot_is_an_end_with_its_reason() {
+pub(crate) async fn a_supervisor_that_cannot_begin_after_a_reboot_is_an_end_with_its_reason() {
     let root = Root::new();
     let processes = open(&root, 1).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &counted(RestartPolicy::Always))).await;
@@ -293,7 +296,7 @@ pub(crate) async fn a_keeper_that_cannot_begin_after_a_reboot_is_an_end_with_its
     broken.program.program = "/bin/false".into();
     let processes = ProcessOrchestrator::open(broken).await.unwrap();
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
-    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.saw else {
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.observed else {
         panic!("{ended:?}")
     };
     assert!(reason.contains("supervisor exited before it started processes"), "{reason}");
@@ -330,7 +333,7 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
     let always = counted(RestartPolicy::Always);
     // As in a shutdown: everything receives SIGTERM, supervisors too.
     let end_everything = || {
-        for pid in root.keepers().into_iter().chain(root.payloads()) {
+        for pid in root.supervisors().into_iter().chain(root.payloads()) {
             kill(pid, Signal::TERM);
         }
     };
@@ -345,16 +348,16 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
     }
     drop(processes);
     end_everything();
-    wait_until("everything has ended", || root.keepers().is_empty() && root.payloads().is_empty());
-    let folder = root.folder(id(2));
+    wait_until("everything has ended", || root.supervisors().is_empty() && root.payloads().is_empty());
+    let directory = root.incarnation_directory(id(2));
     let aside = root.path().join("aside");
-    std::fs::rename(&folder, &aside).unwrap();
+    std::fs::rename(&directory, &aside).unwrap();
     let processes = open(&root, 2).await;
     until(&processes, id(1), "it runs again", is_ready).await;
     assert_eq!(until(&processes, id(3), "a reported end is final", |_| true).await, seen);
     drop(processes);
     // The machine did not go down after all: only this incarnation was ended.
-    std::fs::rename(&aside, &folder).unwrap();
+    std::fs::rename(&aside, &directory).unwrap();
     let processes = open(&root, 1).await;
     let ended = until(&processes, id(2), "it has ended", is_ended).await;
     assert_eq!(told(&ended)[0].status, ProcessStatus::Signaled { signal: 15 }, "as the supervisor saw it");
@@ -366,7 +369,7 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
     );
 }
 
-pub(crate) async fn a_copy_of_the_folder_on_another_machine_starts_nothing() {
+pub(crate) async fn a_copy_of_the_directory_on_another_machine_starts_nothing() {
     let root = Root::new();
     let processes = open(&root, 1).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &counted(RestartPolicy::Always))).await;

@@ -34,13 +34,13 @@ pub(crate) async fn one_damaged_copy_of_each_record_loses_nothing() {
     processes.carry_out(command(id(2), 2, CommandEffect::Kill, &spec)).await;
     let ended = until(&processes, id(2), "it ended", is_ended).await;
     processes.carry_out(command(id(3), 4, CommandEffect::Stop, &spec)).await;
-    let gone = until(&processes, id(3), "it is gone", |report| report.saw == ObservedState::Gone).await;
+    let gone = until(&processes, id(3), "it is gone", |report| report.observed == ObservedState::Gone).await;
     drop(processes);
     for which in ["json", "copy"] {
         for (position, record) in
             [(1, "spec"), (1, "processes"), (2, "spec"), (2, "processes"), (3, "tombstone")]
         {
-            damage(&root.folder(id(position)).join(record).with_extension(which));
+            damage(&root.incarnation_directory(id(position)).join(record).with_extension(which));
         }
         let processes = root.open().await;
         assert_eq!(until(&processes, id(1), "it is adopted", is_ready).await, before, "{which}");
@@ -51,20 +51,20 @@ pub(crate) async fn one_damaged_copy_of_each_record_loses_nothing() {
     }
 }
 
-pub(crate) async fn what_a_keeper_has_recorded_is_written_again_by_it_though_no_copy_is_whole() {
+pub(crate) async fn what_a_supervisor_has_recorded_is_written_again_by_it_though_no_copy_is_whole() {
     let root = Root::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     let before = until(&processes, id(1), "it is ready", is_ready).await;
     drop(processes);
-    damage_both(&root.folder(id(1)).join("processes"));
+    damage_both(&root.incarnation_directory(id(1)).join("processes"));
     let processes = root.open().await;
     assert_eq!(until(&processes, id(1), "it is adopted", is_ready).await, before);
     drop(processes);
-    for keeper in root.keepers() {
-        kill(keeper, Signal::KILL);
+    for supervisor in root.supervisors() {
+        kill(supervisor, Signal::KILL);
     }
-    wait_until("the supervisor is dead", || root.keepers().is_empty());
+    wait_until("the supervisor is dead", || root.supervisors().is_empty());
     let processes = root.open().await;
     assert_eq!(until(&processes, id(1), "its record can be read", is_ready).await, before);
 }

@@ -19,18 +19,18 @@ use crate::world::{
 
 /// Returns the observed states of the executor's objects.
 async fn said(processes: &ProcessOrchestrator) -> Vec<ObservedState> {
-    processes.list().await.unwrap().into_iter().map(|report| report.saw).collect()
+    processes.list().await.unwrap().into_iter().map(|report| report.observed).collect()
 }
 
-fn names(folder: &Path) -> Vec<String> {
+fn names(directory: &Path) -> Vec<String> {
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
-    let mut names: Vec<_> = std::fs::read_dir(folder).unwrap().map(name).collect();
+    let mut names: Vec<_> = std::fs::read_dir(directory).unwrap().map(name).collect();
     names.sort();
     names
 }
 
-pub(crate) async fn a_folder_in_the_place_of_a_volume_is_not_touched_and_the_volume_is_known_when_it_is_back()
-{
+pub(crate) async fn a_directory_in_the_place_of_a_volume_is_not_touched_and_the_volume_is_known_when_it_is_back()
+ {
     for linked in [false, true] {
         let root = Root::new();
         let processes = root.open().await;
@@ -63,7 +63,8 @@ pub(crate) async fn a_folder_in_the_place_of_a_volume_is_not_touched_and_the_vol
         }
         std::fs::rename(&aside, &home).unwrap();
         processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
-        until(&processes, volume(1), "it is destroyed", |report| report.saw == ObservedState::Gone).await;
+        until(&processes, volume(1), "it is destroyed", |report| report.observed == ObservedState::Gone)
+            .await;
         assert!(!home.join("data").exists());
     }
 }
@@ -92,7 +93,7 @@ pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_said_of_them
     );
     drop(processes);
     let processes = root.open().await;
-    let met = Order { standing: CommandStatus::Met, ..order(1, 1, CommandEffect::Ensure) };
+    let met = Order { status: CommandStatus::Fulfilled, ..order(1, 1, CommandEffect::Ensure) };
     let orders =
         [(1, met.clone()), (1, order(1, 2, CommandEffect::Kill)), (2, order(2, 1, CommandEffect::Ensure))];
     for (position, order) in orders {
@@ -121,7 +122,8 @@ pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else
     until(&processes, id(11), "it is ready", is_ready).await;
     let Some(mut silent) = SilentMount::at(&root.path().join("volumes")) else { return };
     // Under a running executor, and under one that starts then.
-    let met = |position| Order { standing: CommandStatus::Met, ..order(position, 1, CommandEffect::Ensure) };
+    let met =
+        |position| Order { status: CommandStatus::Fulfilled, ..order(position, 1, CommandEffect::Ensure) };
     let mut running = processes;
     for round in [1, 2] {
         // More than there are threads.

@@ -18,6 +18,7 @@ use chancery_executor::process::{BootId, ProcessConfig, ProcessOrchestrator, Vol
 use crate::reboots::power_cut;
 use crate::world::{
     PATIENCE, Root, block_on, command, config, id, is_ended, is_ready, payload, spec, until, wait_until,
+    write_state,
 };
 
 pub(crate) fn volume(position: u64) -> VolumeId {
@@ -53,14 +54,14 @@ fn lines(root: &Root, position: u64) -> usize {
 }
 
 pub(crate) fn failed(report: &ObjectReport) -> Option<&str> {
-    match &report.saw {
-        ObservedState::Failed { message, hope: RetryClass::Retry } => Some(message),
+    match &report.observed {
+        ObservedState::Failed { message, retry: RetryClass::Retryable } => Some(message),
         _ => None,
     }
 }
 
 fn is_gone(report: &ObjectReport) -> bool {
-    report.saw == ObservedState::Gone
+    report.observed == ObservedState::Gone
 }
 
 pub(crate) async fn make(processes: &ProcessOrchestrator, position: u64) {
@@ -93,16 +94,16 @@ fn start_victim(root: &Root, what: &str, count: u64) -> Child {
 pub(crate) async fn killing_the_executor_while_it_makes_them_neither_loses_nor_doubles() {
     let root = Root::new();
     let lives: u64 = std::env::var("LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(80);
-    for life in 0..lives {
-        let count = life / 4 + 1;
+    for epoch in 0..lives {
+        let count = epoch / 4 + 1;
         let mut victim = start_victim(&root, "make", count);
-        std::thread::sleep(Duration::from_micros(life * 7919 % 25_000));
+        std::thread::sleep(Duration::from_micros(epoch * 7919 % 25_000));
         victim.kill().unwrap();
         victim.wait().unwrap();
         // Every volume that is reported as existing exists, and is used from then on.
-        if life % 4 == 3 {
+        if epoch % 4 == 3 {
             let processes = root.open().await;
-            if life % 8 == 7 {
+            if epoch % 8 == 7 {
                 make(&processes, count).await;
             }
             for report in processes.list().await.unwrap().iter().filter(|report| is_ready(report)) {
@@ -126,9 +127,9 @@ pub(crate) async fn killing_the_executor_while_it_makes_them_neither_loses_nor_d
     assert_eq!(processes.list().await.unwrap().len() as u64, count);
 }
 
-pub(crate) fn fill(folder: &Path) {
+pub(crate) fn fill(directory: &Path) {
     for inner in 0..6 {
-        let inner = folder.join(format!("folder-{inner}/a/b"));
+        let inner = directory.join(format!("folder-{inner}/a/b"));
         std::fs::create_dir_all(&inner).unwrap();
         for file in 0..30 {
             std::fs::write(inner.join(format!("{file}")), "x").unwrap();
@@ -145,9 +146,9 @@ pub(crate) async fn killing_the_executor_while_it_destroys_them_ends_in_none_and
         fill(&data(&root, position));
     }
     drop(processes);
-    for life in 0..60_u64 {
-        let mut victim = start_victim(&root, "destroy", life / 8 + 1);
-        std::thread::sleep(Duration::from_micros(life * 7919 % 25_000));
+    for epoch in 0..60_u64 {
+        let mut victim = start_victim(&root, "destroy", epoch / 8 + 1);
+        std::thread::sleep(Duration::from_micros(epoch * 7919 % 25_000));
         victim.kill().unwrap();
         victim.wait().unwrap();
     }
@@ -171,44 +172,42 @@ pub(crate) async fn what_is_begun_to_be_destroyed_goes_on_without_being_told_to(
     let processes = root.open().await;
     make(&processes, 1).await;
     fill(&data(&root, 1));
-    let folder = root.volume(volume(1));
-    let before = ["volume.json", "volume.copy"].map(|copy| std::fs::read(folder.join(copy)).unwrap());
+    let directory = root.volume(volume(1));
+    let path = directory.join("volume.json");
+    let before = std::fs::read_to_string(&path).unwrap();
     processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
     until(&processes, volume(1), "it is gone", is_gone).await;
     drop(processes);
     // State when its command was recorded.
-    for (copy, bytes) in ["volume.json", "volume.copy"].into_iter().zip(before) {
-        let json = bytes.split(|byte| *byte == b'\n').nth(1).unwrap();
-        let text = String::from_utf8(json.to_vec()).unwrap();
-        let text = text.replace("\"up\"", "\"removed\"").replace("\"revision\":1", "\"revision\":2");
-        std::fs::write(folder.join(copy), text).unwrap();
-    }
+    let json = before.lines().nth(1).unwrap();
+    let json = json.replace("\"up\"", "\"removed\"").replace("\"revision\":1", "\"revision\":2");
+    write_state(&path, &serde_json::from_str(&json).unwrap());
     for at in ["data", "doomed"] {
-        std::fs::create_dir(folder.join(at)).unwrap();
-        fill(&folder.join(at));
+        std::fs::create_dir(directory.join(at)).unwrap();
+        fill(&directory.join(at));
     }
     let processes = root.open().await;
     until(&processes, volume(1), "it is gone", |r| r.revision == 2 && is_gone(r)).await;
-    assert!(!folder.join("data").exists() && !folder.join("doomed").exists());
+    assert!(!directory.join("data").exists() && !directory.join("doomed").exists());
 }
 
 pub(crate) async fn what_is_not_ours_is_never_touched() {
     let root = Root::new();
-    let folders = [1, 2, 3].map(|position| root.volume(volume(position)));
+    let directories = [1, 2, 3].map(|position| root.volume(volume(position)));
     let records = [None, Some("not json"), Some(r#"{"volume":"ID","order":{}}"#)];
     let processes = root.open().await;
     make(&processes, 9).await;
     drop(processes);
     let other = std::fs::read(root.volume(volume(9)).join("volume.json")).unwrap();
-    for (folder, record) in folders.iter().zip(records) {
-        fill(&folder.join("data"));
+    for (directory, record) in directories.iter().zip(records) {
+        fill(&directory.join("data"));
         if let Some(record) = record {
-            std::fs::write(folder.join("volume.json"), record).unwrap();
+            std::fs::write(directory.join("volume.json"), record).unwrap();
         }
     }
     // The record of another volume, with one damaged copy.
-    std::fs::write(folders[2].join("volume.json"), &other).unwrap();
-    std::fs::write(folders[2].join("volume.copy"), "damaged").unwrap();
+    std::fs::write(directories[2].join("volume.json"), &other).unwrap();
+    std::fs::write(directories[2].join("volume.copy"), "damaged").unwrap();
     // A file of an operator.
     std::fs::write(root.path().join("volumes/notes"), "x").unwrap();
     let listing = || {
@@ -345,7 +344,7 @@ pub(crate) async fn what_is_in_a_volume_outlives_executor_run_and_reboot() {
     std::fs::rename(data(&root, 1), root.path().join("aside")).unwrap();
     let processes = ProcessOrchestrator::open(booted(3)).await.unwrap();
     let ended = until(&processes, id(2), "it has ended", is_ended).await;
-    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.saw else {
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, .. } = &ended.observed else {
         panic!("{ended:?}")
     };
     assert!(
@@ -362,7 +361,7 @@ pub(crate) async fn a_volume_whose_data_is_removed_has_ended_and_is_not_made_aga
         make(&processes, position).await;
     }
     let is_lost = |report: &ObjectReport| {
-        matches!(&report.saw, ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes }
+        matches!(&report.observed, ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes }
             if processes.is_empty() && reason.contains("data is not a directory"))
     };
     std::fs::remove_dir(data(&root, 1)).unwrap();
@@ -408,14 +407,14 @@ pub(crate) async fn what_was_told_to_be_there_is_not_removed_for_want_of_a_recor
     fill(&data(&root, 1));
     drop(processes);
     // As on a disk that falsely confirmed the last write.
-    for copy in ["volume.json", "volume.copy"] {
-        let copy = root.volume(volume(1)).join(copy);
-        let bytes = std::fs::read_to_string(&copy).unwrap();
-        let json = bytes.lines().nth(1).unwrap().replace("\"made\"", "\"accepted\"");
-        std::fs::write(copy, json).unwrap();
-    }
+    let path = root.volume(volume(1)).join("volume.json");
+    let bytes = std::fs::read_to_string(&path).unwrap();
+    let json = bytes.lines().nth(1).unwrap().replace("\"made\"", "\"accepted\"");
+    write_state(&path, &serde_json::from_str(&json).unwrap());
     let processes = root.open().await;
-    processes.carry_out(Order { standing: CommandStatus::Met, ..order(1, 1, CommandEffect::Ensure) }).await;
+    processes
+        .carry_out(Order { status: CommandStatus::Fulfilled, ..order(1, 1, CommandEffect::Ensure) })
+        .await;
     until(&processes, volume(1), "the volume exists", is_ready).await;
     assert_eq!(std::fs::read_dir(data(&root, 1)).unwrap().count(), 6);
 }

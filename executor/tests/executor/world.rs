@@ -10,17 +10,19 @@ use std::time::{Duration, Instant};
 use chancery_events::fact::CommandEffect;
 use chancery_events::id::{IncarnationId, Lineage, ObjectId, Position, VolumeId};
 use chancery_events::observation::{ObjectReport, ObservedState};
-use chancery_events::protocol::{Command, CommandStatus, IncarnationPayload, IncarnationSpec, ObjectSpec};
+use chancery_events::protocol::{
+    Command, CommandStatus, IncarnationPayload, IncarnationSpec, ObjectSpec, RunLabels,
+};
 use chancery_events::spec::{
     ExecSpec, PayloadPort, PortProtocol, ProbeTiming, ReadinessProbe, RestartPolicy,
 };
 use chancery_executor::Orchestrator;
 use chancery_executor::conformance::{self, ApiAccess, OrchestratorUnderTest, OutputAccess, TestBehaviour};
-use chancery_executor::plan::ObjectTarget;
 use chancery_executor::process::{
     CgroupSetting, CgroupSupport, EndProof, OutputLimits, ProcessConfig, ProcessOrchestrator,
     SupervisorProgram,
 };
+use chancery_executor::reconcile::ObjectTarget;
 use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedWorld};
 use serde_json::json;
 
@@ -45,7 +47,7 @@ pub(crate) fn config(root: &Path) -> ProcessConfig {
         root: root.to_owned(),
         program: SupervisorProgram {
             program: std::env::current_exe().unwrap(),
-            keeper_args: vec!["as-keeper".into()],
+            supervisor_args: vec!["as-supervisor".into()],
             trampoline_args: vec!["as-trampoline".into()],
         },
         output: OutputLimits::default(),
@@ -78,9 +80,23 @@ pub(crate) fn spec(payloads: Vec<IncarnationPayload>) -> IncarnationSpec {
         replica: "web-1".parse().unwrap(),
         plan: "web".parse().unwrap(),
         node: name("n1"),
-        restart: RestartPolicy::BestEffort,
-        labels: Box::default(),
+        restart: RestartPolicy::OnFailure,
+        labels: Box::new(RunLabels {
+            namespace: "ns".parse().unwrap(),
+            deployment: "d1".parse().unwrap(),
+            domain: None,
+            zone: None,
+        }),
         payloads,
+    }
+}
+
+/// Writes both copies of a state file, as the executor does.
+pub(crate) fn write_state(path: &Path, value: &serde_json::Value) {
+    let json = value.to_string();
+    let checksum = crc32c::crc32c(format!("1\n{json}").as_bytes());
+    for copy in [path.to_owned(), path.with_extension("copy")] {
+        std::fs::write(copy, format!("chancery-record 1 {checksum:08x}\n{json}")).unwrap();
     }
 }
 
@@ -98,7 +114,7 @@ pub(crate) fn command(
         object: object.into(),
         revision,
         attempt: 1,
-        standing: CommandStatus::Open,
+        status: CommandStatus::Pending,
         effect,
         grace: Duration::from_secs(20),
         spec: spec.clone().into(),
@@ -132,11 +148,11 @@ pub(crate) async fn until(
 }
 
 pub(crate) fn is_ready(report: &ObjectReport) -> bool {
-    matches!(report.saw, ObservedState::Ready { .. })
+    matches!(report.observed, ObservedState::Ready { .. })
 }
 
 pub(crate) fn is_ended(report: &ObjectReport) -> bool {
-    matches!(report.saw, ObservedState::Ended { .. })
+    matches!(report.observed, ObservedState::Ended { .. })
 }
 
 pub(crate) fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
@@ -159,7 +175,7 @@ impl Root {
         self.0.path()
     }
 
-    pub(crate) fn folder(&self, id: IncarnationId) -> PathBuf {
+    pub(crate) fn incarnation_directory(&self, id: IncarnationId) -> PathBuf {
         self.path().join("nodes/n1").join(id.to_string())
     }
 
@@ -183,14 +199,16 @@ impl Root {
 
     pub(crate) fn payloads_of(&self, id: IncarnationId) -> Vec<i32> {
         let mine = |pid: &i32| {
-            std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default().starts_with(self.folder(id))
+            std::fs::read_link(format!("/proc/{pid}/cwd"))
+                .unwrap_or_default()
+                .starts_with(self.incarnation_directory(id))
         };
         self.payloads().into_iter().filter(mine).collect()
     }
 
-    pub(crate) fn keepers(&self) -> Vec<i32> {
+    pub(crate) fn supervisors(&self) -> Vec<i32> {
         let root = self.path().to_str().unwrap().to_owned();
-        processes().filter(|pid| command_line(*pid).contains(&format!("as-keeper\0{root}"))).collect()
+        processes().filter(|pid| command_line(*pid).contains(&format!("as-supervisor\0{root}"))).collect()
     }
 
     pub(crate) fn trampolines(&self) -> usize {
@@ -232,7 +250,7 @@ impl Root {
     fn end_processes(&self) {
         // Until nothing is left: a supervisor may be about to start a process, and so may a trampoline.
         for _ in 0..1000 {
-            let left: Vec<i32> = self.keepers().into_iter().chain(self.payloads()).collect();
+            let left: Vec<i32> = self.supervisors().into_iter().chain(self.payloads()).collect();
             if left.is_empty() && self.trampolines() == 0 {
                 return;
             }
@@ -320,8 +338,8 @@ impl OrchestratorUnderTest for Real {
     }
 
     fn holds(&self, volume: VolumeId) -> bool {
-        let folder = self.0.volume(volume);
-        ["data", "data.new", "doomed"].iter().any(|name| folder.join(name).exists())
+        let directory = self.0.volume(volume);
+        ["data", "data.new", "doomed"].iter().any(|name| directory.join(name).exists())
     }
 
     fn lose(&self, volume: VolumeId) {
@@ -332,14 +350,18 @@ impl OrchestratorUnderTest for Real {
         OutputAccess::IsRead
     }
 
-    /// Writes the files of an executor's directory, with the names that they have had since the first build.
+    /// Writes the files of an executor's directory, by their names.
     fn crash_after_record(&self, command: &Command) {
         let order = ObjectTarget::of(command);
         let program = config(self.0.path()).program;
-        let (folder, name, record) = match (command.object, &command.spec) {
-            (ObjectId::Incarnation(id), ObjectSpec::Run(spec)) => {
-                let record = json!({"incarnation": id, "order": order, "spec": spec, "program": program});
-                (self.0.folder(id), "spec.json", record)
+        let (directory, name, record) = match (command.object, &command.spec) {
+            (ObjectId::Incarnation(id), ObjectSpec::Incarnation(spec)) => {
+                let output = OutputLimits::default();
+                let volumes = self.0.path().join("volumes");
+                let record = json!({
+                    "incarnation": id, "order": order, "spec": spec, "program": program, "output": output, "volumes": volumes
+                });
+                (self.0.incarnation_directory(id), "spec.json", record)
             }
             (ObjectId::Volume(id), ObjectSpec::Volume(spec)) => {
                 let record = json!({"volume": id, "order": order, "spec": spec, "phase": "accepted"});
@@ -347,8 +369,8 @@ impl OrchestratorUnderTest for Real {
             }
             (object, spec) => panic!("{object} does not match {spec:?}"),
         };
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join(name), record.to_string()).unwrap();
+        std::fs::create_dir_all(&directory).unwrap();
+        write_state(&directory.join(name), &record);
     }
 
     fn set_api(&self, _api: ApiAccess) -> bool {

@@ -24,7 +24,7 @@ fn by(writer: WriterId) -> WriterIdentity {
 
 fn sealed(parts: HeaderParts) -> Record {
     let mut draft = chancery_events::record::RecordDraft::new();
-    let first = match parts.begins {
+    let first = match parts.starts {
         None => "thing.happened.v1",
         Some(RecordStart::Term) => TERM_STARTED,
         Some(RecordStart::Lineage { .. }) => LINEAGE_STARTED,
@@ -52,7 +52,7 @@ fn the_rule_has_an_answer_for_every_record() {
     let takeover = || at().take_over(&by(W[1]), now, None);
     let renewal = || at().renew(&by(W[1]), now, L[1]);
     let (two, four, five) = (Term::new(2), Term::new(4), Term::new(5));
-    let next_lineage = |previous| HeaderParts { begins: Some(RecordStart::Lineage { previous }), ..next() };
+    let next_lineage = |previous| HeaderParts { starts: Some(RecordStart::Lineage { previous }), ..next() };
     let itself = Some(RecordStart::Lineage { previous: L[1] });
     let cases = [
         ("the next record of the same writer", next(), None),
@@ -78,7 +78,7 @@ fn the_rule_has_an_answer_for_every_record() {
             HeaderParts { lineage: L[1], ..takeover() },
             Some(SkipReason::Lineage),
         ),
-        ("a lineage after another", HeaderParts { begins: itself, ..renewal() }, Some(SkipReason::Lineage)),
+        ("a lineage after another", HeaderParts { starts: itself, ..renewal() }, Some(SkipReason::Lineage)),
         ("the same lineage again", HeaderParts { lineage: L[0], ..renewal() }, Some(SkipReason::Lineage)),
         (
             "the lineage in progress started again by its writer",
@@ -100,8 +100,8 @@ fn a_journal_begins_with_a_first_term_and_nothing_else() {
     let cases = [
         ("genesis", first(), None),
         ("a second term", HeaderParts { term: Term::new(2), ..first() }, Some(SkipReason::Term)),
-        ("starts no term", HeaderParts { begins: None, ..first() }, Some(SkipReason::Term)),
-        ("a lineage", HeaderParts { begins: lineage, ..first() }, Some(SkipReason::Lineage)),
+        ("starts no term", HeaderParts { starts: None, ..first() }, Some(SkipReason::Term)),
+        ("a lineage", HeaderParts { starts: lineage, ..first() }, Some(SkipReason::Lineage)),
         ("a later position", HeaderParts { first: Position::new(2), ..first() }, Some(SkipReason::Gap)),
         ("a previous record", HeaderParts { prev: RecordHash::of(b"x"), ..first() }, Some(SkipReason::Prev)),
     ];
@@ -116,7 +116,7 @@ fn what_continues_but_cannot_be_taken_stops_the_reader() {
     let next = at().follow(&by(W[0]), Time::from_micros(200), None);
     let back = sealed(HeaderParts { time: Time::from_micros(99), ..next.clone() });
     assert!(matches!(chain().take(back.bytes().clone()), Err(ChainError::Time { .. })));
-    let begun = sealed(HeaderParts { begins: Some(RecordStart::Term), ..next.clone() });
+    let begun = sealed(HeaderParts { starts: Some(RecordStart::Term), ..next.clone() });
     assert!(matches!(chain().take(begun.bytes().clone()), Err(ChainError::Begun { .. })));
     let whole = sealed(next);
     let cut = &whole.bytes()[..whole.bytes().len() - 1];

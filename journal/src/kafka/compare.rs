@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use chancery_events::id::Position;
 
-use super::place::OffsetCheckpoint;
-use super::rest::PartitionValue;
+use super::backlog::PartitionValue;
+use super::checkpoint::OffsetCheckpoint;
 use crate::chain::{ChainEntry, ChainReader, SkipReason};
 use crate::journal::{JournalReader, ReadError, RecordIter};
 

@@ -22,18 +22,18 @@
 //! in the mirror yet, opening, the writer. Then obstacles to reading a partition, the delivery loop, topics
 //! and their unsafe settings, and the import of a directory into a topic.
 
+mod backlog;
+mod checkpoint;
 mod client;
 mod compare;
-mod fill;
+mod delivery;
+mod import;
 mod open;
-mod place;
+mod producer;
 mod reader;
-mod recent;
-mod rest;
-mod serve;
+mod tail;
 pub mod topics;
 mod watch;
-mod writing;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,13 +46,13 @@ use chancery_events::record::Record;
 use crate::chain::ChainCursor;
 use crate::journal::{AppendError, CloseError, DeliverySink, Journal, JournalReader};
 use crate::segments::{self, SegmentJournal};
-use recent::{MergedReader, UnmirroredTail};
-use serve::DeliveryLoop;
-use writing::AppendProducer;
+use delivery::DeliveryLoop;
+use producer::AppendProducer;
+use tail::{MergedReader, UnmirroredTail};
 
 pub use client::{FixedKafkaSetting, KafkaClient, LARGEST};
 pub use compare::PartitionMismatch;
-pub use fill::{ImportError, ImportReport, PartitionState, fill};
+pub use import::{ImportError, ImportReport, PartitionState, import_journal};
 pub use open::{KafkaOpenError, OpenedKafkaJournal, PartitionAddress};
 pub use reader::{PartitionReader, PollResult, UnreadablePartition, offsets};
 pub use watch::ReaderWatch;

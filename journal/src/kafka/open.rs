@@ -26,11 +26,11 @@ use chancery_events::id::Position;
 use chancery_events::record::RecordHash;
 use rdkafka::error::KafkaError;
 
-use super::place::OffsetCheckpoint;
+use super::backlog::{BacklogError, PartitionBacklog, cluster, watermarks};
+use super::checkpoint::OffsetCheckpoint;
+use super::producer::AppendProducer;
 use super::reader::PartitionReader;
-use super::recent::UnmirroredTail;
-use super::rest::{BacklogError, PartitionBacklog, cluster, watermarks};
-use super::writing::AppendProducer;
+use super::tail::UnmirroredTail;
 use super::{KafkaOptions, KafkaShared, give, lock};
 use crate::chain::{ChainCursor, ChainEntry, ChainError, ChainReader, SkipReason};
 use crate::journal::{DeliverySink, Journal as _, JournalDelivery, JournalReader, ReadError, RecordIter};

@@ -13,8 +13,8 @@ use chancery_events::id::Position;
 use chancery_events::record::RecordHeader;
 
 use super::frame::{self, FrameKind, FrameLookup};
+use super::postings_cache::PostingsCache;
 use super::scan::OffsetIndex;
-use super::shelf::PostingsCache;
 use crate::chain::ChainCursor;
 
 pub(super) fn file_name(first: Position) -> String {

@@ -13,17 +13,17 @@
 //! Invariants: acknowledged records were synced. What was ever named as synced is present, or the journal
 //! does not open. Only one process writes.
 
-mod about;
 mod catalog;
 mod disk;
 mod frame;
 mod open;
 mod postings;
+mod postings_cache;
+mod preallocated;
 mod queue;
 mod reader;
 mod scan;
-mod shelf;
-mod spare;
+mod subject_reader;
 mod verify;
 mod writer;
 
@@ -45,8 +45,8 @@ use crate::private;
 use crate::witness::JournalWitness;
 use catalog::SegmentCatalog;
 use open::failed;
+use postings_cache::PostingsWriter;
 use queue::{AppendPath, AppendQueue};
-use shelf::PostingsWriter;
 use writer::SegmentWriter;
 
 pub use disk::{DiskAccess, DiskFile, FileSystem};

@@ -10,7 +10,7 @@
 //! After the named position, a torn write is indistinguishable from later damage, and only the very last
 //! group can have been acknowledged. Intact records there are rewritten, because a failed sync leaves pages
 //! that are marked clean but are not on the disk. The truncated part is overwritten with zeros, so that it
-//! cannot be taken for frames later. A segment in a newer build's format, or of another fleet, is never
+//! cannot be taken for frames later. A segment in another build's format, or of another fleet, is never
 //! changed.
 
 use std::fs;
@@ -25,9 +25,9 @@ use super::catalog::{Segment, SegmentCatalog, list};
 use super::disk::DiskAccess;
 use super::frame::len_without_zeros;
 use super::reader::SegmentSource;
-use super::scan::{DamagedBytes, ForeignSegment, PreviousSegment, SegmentScan, scan, sweep};
+use super::scan::{DamagedBytes, ForeignSegment, PreviousSegment, SegmentScan, old_format, scan, sweep};
 use super::writer::{ActiveSegment, adopt};
-use super::{OpenCheck, OpenEvidence, SegmentOptions, postings, spare};
+use super::{OpenCheck, OpenEvidence, SegmentOptions, postings, preallocated};
 use crate::aside::{ExpectedType, set_aside};
 use crate::chain::{ChainCursor, ChainError, ChainReader};
 use crate::journal::ReadError;
@@ -242,7 +242,7 @@ fn weigh(
 
 /// Removes unfinished files that a crash left.
 fn clear(dir: &Path, disk: &dyn DiskAccess) -> Result<(), SegmentOpenError> {
-    let spare = dir.join(spare::NAME);
+    let spare = dir.join(preallocated::NAME);
     set_aside(&spare, ExpectedType::File).map_err(failed("set aside", &spare))?;
     let spare = Some(spare).filter(|spare| spare.exists());
     for left_over in postings::left_over(dir).map_err(failed("list", dir))?.into_iter().chain(spare) {
@@ -259,8 +259,9 @@ fn begin(
 ) -> Result<SegmentParts, SegmentOpenError> {
     let dir = &options.dir;
     let size = options.first_segment.min(options.largest_segment);
-    let path = dir.join(spare::NAME);
-    let file = spare::fill(disk, &path, size, &AtomicBool::new(false)).map_err(failed("fill", &path))?;
+    let path = dir.join(preallocated::NAME);
+    let file =
+        preallocated::fill(disk, &path, size, &AtomicBool::new(false)).map_err(failed("fill", &path))?;
     let open = adopt(disk, dir, Position::FIRST, file, size).map_err(failed("create a segment in", dir))?;
     Ok(SegmentParts {
         opened: OpenedSegments { loss, ..OpenedSegments::default() },
@@ -293,6 +294,9 @@ fn earlier(
             continue;
         }
         let bytes = fs::read(path).map_err(failed("read", path))?;
+        if let Some(source) = old_format(&bytes) {
+            return Err(SegmentOpenError::Broken { file: path.clone(), source });
+        }
         let swept = sweep(&bytes, &options.fleet, before, *first);
         let swept = swept.map_err(|damage| damaged(path, named, damage))?;
         segments.push(Arc::new(Segment::new(*first, path.clone(), swept.end, Some(swept.index))));

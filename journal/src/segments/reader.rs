@@ -11,9 +11,9 @@ use chancery_events::id::Position;
 use chancery_events::record::{Record, RecordHeader};
 use chancery_events::subject::Subject;
 
-use super::about::SubjectReader;
 use super::catalog::{Segment, SegmentCatalog};
 use super::frame::{self, Frame, FrameKind, HEAD};
+use super::subject_reader::SubjectReader;
 use crate::chain::{ChainCursor, ChainEntry, ChainReader};
 use crate::journal::{JournalReader, ReadError, RecordIter, records_by};
 

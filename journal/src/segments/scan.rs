@@ -6,7 +6,7 @@ use chancery_events::id::Position;
 use chancery_events::record::{Record, RecordHeader};
 
 use super::frame::{self, FrameKind, FrameLookup};
-use crate::chain::{ChainCheck, ChainCursor, ChainEntry, ChainError, ChainReader, SkipReason, judge};
+use crate::chain::{self, ChainCheck, ChainCursor, ChainEntry, ChainError, ChainReader, SkipReason, judge};
 
 /// Minimum distance in bytes between indexed records.
 const INDEX_STEP: u64 = 64 << 10;
@@ -140,6 +140,12 @@ pub(super) fn fleet(bytes: &[u8]) -> Option<Arc<str>> {
         FrameLookup::Frame(frame) => fleet_of(frame.payload),
         FrameLookup::End | FrameLookup::Damage(_) => None,
     }
+}
+
+/// Returns the error for a segment whose first record has a format before this build's.
+pub(super) fn old_format(bytes: &[u8]) -> Option<ChainError> {
+    let FrameLookup::Frame(frame) = frame::find(bytes) else { return None };
+    chain::old_format(&RecordHeader::peek(frame.payload).ok()?.0)
 }
 
 /// Result of reading a segment without checking the chain within it.

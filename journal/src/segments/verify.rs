@@ -89,10 +89,10 @@ impl VerifyReport {
         if self.lineages.last().is_none_or(|(lineage, _)| *lineage != header.lineage) {
             self.lineages.push((header.lineage, header.first));
         }
-        if header.begins.is_some() {
+        if header.starts.is_some() {
             follow(&mut self.held, record);
         }
-        self.terms += u64::from(header.begins.is_some());
+        self.terms += u64::from(header.starts.is_some());
         self.records += 1;
         self.events += u64::from(header.count);
         self.bytes += record.bytes().len() as u64;

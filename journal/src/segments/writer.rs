@@ -19,9 +19,9 @@ use rustix::io::Errno;
 use super::catalog::{Segment, SegmentCatalog, file_name};
 use super::disk::{DiskAccess, DiskFile};
 use super::frame::{self, FrameKind, HEAD};
+use super::preallocated::{self, PreallocatedSegment};
 use super::queue::{AppendQueue, QueueWork};
 use super::scan::OffsetIndex;
-use super::spare::{self, PreallocatedSegment};
 use crate::chain::ChainCursor;
 use crate::journal::{DeliverySink, JournalDelivery};
 
@@ -226,8 +226,8 @@ impl SegmentWriter {
 
     fn make_now(&self, need: u64) -> io::Result<(Box<dyn DiskFile>, u64)> {
         let size = self.next_size().max(need);
-        let path = self.dir.join(spare::NAME);
-        let file = patiently(|| spare::fill(&*self.disk, &path, size, &AtomicBool::new(false)))?;
+        let path = self.dir.join(preallocated::NAME);
+        let file = patiently(|| preallocated::fill(&*self.disk, &path, size, &AtomicBool::new(false)))?;
         Ok((file, size))
     }
 }
@@ -266,7 +266,7 @@ pub(super) fn adopt(
     size: u64,
 ) -> io::Result<ActiveSegment> {
     let path = dir.join(file_name(first));
-    disk.rename(&dir.join(spare::NAME), &path)?;
+    disk.rename(&dir.join(preallocated::NAME), &path)?;
     // Syncing opens the directory. A missing descriptor proves nothing about the disk, so a retry is safe.
     patiently(|| disk.sync_dir(dir))?;
     let segment = Arc::new(Segment::new(first, path, 0, Some(OffsetIndex::default())));

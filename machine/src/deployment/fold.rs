@@ -33,7 +33,7 @@ pub(crate) fn created(
     fact: &DeploymentCreated,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    let version = version(fleet.want::<Plan>(&fact.plan)?.version_of(fact.generation), &fact.spec);
+    let version = version(fleet.require::<Plan>(&fact.plan)?.version_of(fact.generation), &fact.spec);
     fleet.touch::<Plan>(&fact.plan, at, |plan| {
         plan.deployments.push(fact.name.clone());
         plan.next = Some(fact.name.clone());
@@ -45,13 +45,13 @@ pub(crate) fn created(
         spec: Arc::new(fact.spec.clone()),
         version,
         state: DeploymentState::Pending,
-        set: SetWord::Old,
+        active_set: SetWord::Old,
         deadline: None,
-        rested: None,
+        last_success: None,
         progressed: None,
         stalled: None,
         rollback: fact.rollback.clone(),
-        by: fact.by.clone(),
+        requested_by: fact.requested_by.clone(),
         meta: EntityMeta::new(at),
     });
     forget(fleet, &fact.plan)
@@ -134,18 +134,18 @@ pub(crate) fn cut_over(
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
     fleet.bump::<Deployment>(&(fact.plan.clone(), fact.name.clone()), at, |deployment| {
-        deployment.set = SetWord::New;
+        deployment.active_set = SetWord::New;
         deployment.deadline = None;
         (deployment.progressed, deployment.stalled) = (Some(at.time), None);
     })
 }
 
-pub(crate) fn ending(
+pub(crate) fn halted(
     fleet: &mut FleetState,
     fact: &DeploymentHalted,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    set(fleet, &fact.plan, &fact.name, DeploymentState::Ending(fact.why.clone()), at)
+    set(fleet, &fact.plan, &fact.name, DeploymentState::Halted(fact.end.clone()), at)
 }
 
 pub(crate) fn ended(
@@ -167,7 +167,7 @@ pub(crate) fn ended(
 /// completed ones stay as rollback targets. This happens when a deployment is created, which may be a
 /// rollback to one of them.
 fn forget(fleet: &mut FleetState, owner: &PlanName) -> Result<(), StateContradiction> {
-    let plan = fleet.want::<Plan>(owner)?;
+    let plan = fleet.require::<Plan>(owner)?;
     let replicas = |name: &DeploymentName| {
         let of = fleet.index().plan_index(owner).and_then(|index| index.deployments.get(name));
         of.map_or(0, |of| of.replicas)
@@ -188,7 +188,7 @@ fn forget(fleet: &mut FleetState, owner: &PlanName) -> Result<(), StateContradic
     for name in &gone {
         fleet.remove::<Deployment>(&(owner.clone(), name.clone()))?;
     }
-    let plan = fleet.want::<Plan>(owner)?;
+    let plan = fleet.require::<Plan>(owner)?;
     let kept: Vec<_> = plan.deployments.iter().filter(|name| !gone.contains(name)).cloned().collect();
     let used: Vec<_> = kept
         .iter()

@@ -45,7 +45,7 @@ pub(crate) fn rollback(
     if owner.activity == ClusterActivity::Inactive {
         return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", ask.plan)));
     }
-    if owner.removing.is_some() {
+    if owner.deletion_requested_by.is_some() {
         return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being deleted", ask.plan)));
     }
     let to = if let Some(to) = &ask.to {
@@ -53,11 +53,13 @@ pub(crate) fn rollback(
     } else {
         if let Some((name, to)) = under_way(fleet, owner) {
             let detail = format!("deployment {name} already rolls plan {} back to {to}", ask.plan);
-            return Err(Refusal::new(RefusalCode::BadTransition, detail).at("/to", "must name a deployment"));
+            return Err(
+                Refusal::new(RefusalCode::InvalidTransition, detail).at("/to", "must name a deployment")
+            );
         }
         last(fleet, owner).ok_or_else(|| {
             let detail = format!("plan {} has no earlier completed deployment", ask.plan);
-            Refusal::new(RefusalCode::BadTransition, detail)
+            Refusal::new(RefusalCode::InvalidTransition, detail)
         })?
     };
     let spec = spec(fleet, owner, to);
@@ -69,6 +71,8 @@ pub(crate) fn rollback(
         let detail = format!("deployment {} cannot be deployed again: {}", to.name, faults.join("; "));
         Refusal::new(refusal.code, detail)
     })?;
+    let requested_by =
+        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a rollback needs an actor"))?;
     let mut draft = FactDraft::new(ctx);
     supersede_next(owner, &ask.name, &mut draft);
     supersede_current(fleet, owner, &ask.name, &mut draft);
@@ -77,7 +81,7 @@ pub(crate) fn rollback(
         name: ask.name.clone(),
         generation: to.generation,
         spec,
-        by: ctx.actor.clone(),
+        requested_by,
         rollback: Some(RollbackReference { to: to.name.clone(), rule: None }),
     });
     Ok(draft.done())
@@ -95,7 +99,7 @@ pub(super) fn follow(
     if !failed.spec.auto_rollback
         || failed.rollback.is_some()
         || plan.next.is_some()
-        || plan.removing.is_some()
+        || plan.deletion_requested_by.is_some()
         || plan.activity == ClusterActivity::Inactive
     {
         return;
@@ -121,7 +125,7 @@ pub(super) fn follow(
         generation: to.generation,
         spec,
         // The deployment's requester also requested this rollback: the same four-eyes rules apply.
-        by: failed.by.clone(),
+        requested_by: failed.requested_by.clone(),
         rollback: Some(RollbackReference { to: to.name.clone(), rule: Some(rule) }),
     });
 }
@@ -145,7 +149,7 @@ fn named<'a>(fleet: &'a FleetState, plan: &Plan, to: &DeploymentName) -> Result<
     let found = fleet.find::<Deployment>(&key).map_err(|refusal| refusal.at("/to", "does not exist"))?;
     if !found.is_completed() {
         let detail = format!("deployment {to} is {}, not completed", state_word(&found.state));
-        return Err(Refusal::new(RefusalCode::BadTransition, detail).at("/to", "has not completed"));
+        return Err(Refusal::new(RefusalCode::InvalidTransition, detail).at("/to", "has not completed"));
     }
     Ok(found)
 }
@@ -169,7 +173,7 @@ fn spec(fleet: &FleetState, plan: &Plan, to: &Deployment) -> DeploymentSpec {
     let mut counts = newest(fleet, plan).filter(|of| of.is_completed()).map(|of| of.spec.count);
     let strategy = match to.spec.strategy {
         DeploymentStrategy::Canary { .. } => DeploymentStrategy::default(),
-        strategy @ (DeploymentStrategy::Rolling { .. } | DeploymentStrategy::Graceful { .. }) => strategy,
+        strategy @ (DeploymentStrategy::Rolling { .. } | DeploymentStrategy::BlueGreen { .. }) => strategy,
     };
     DeploymentSpec {
         count: counts.find(|count| *count > 0).unwrap_or(to.spec.count),

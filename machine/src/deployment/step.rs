@@ -14,7 +14,7 @@ use super::{is_begun, rollback, waits};
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::{DeploymentKey, FleetState};
 use crate::index::{DeletionCandidates, DeploymentWork, PlanIndex};
-use crate::marks::DeploymentStage;
+use crate::index_keys::DeploymentStage;
 use crate::operation::{self, OperationRequest};
 use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica};
 
@@ -83,7 +83,7 @@ fn of_current(
                 let replica = replica(&operation.replica);
                 // The replica is new. If its create was never approved, both are deleted together.
                 let is_new = operation.kind == OperationKind::Create
-                    && replica.is_some_and(|replica| replica.will == WillWord::Running);
+                    && replica.is_some_and(|replica| replica.desired == WillWord::Running);
                 if is_new {
                     take_back(fleet, plan, current, &operation.replica, ctx, draft);
                 } else {
@@ -111,7 +111,7 @@ fn of_current(
         }
         DeploymentWork::TakeBack(built) => take_back(fleet, plan, current, &built, ctx, draft),
         DeploymentWork::End => {
-            if let DeploymentState::Ending(why) = &current.state {
+            if let DeploymentState::Halted(why) = &current.state {
                 draft.push(end(why.clone()));
                 if let DeploymentEnd::Failed { cause } = why {
                     rollback::follow(fleet, plan, current, cause, ctx, draft);
@@ -181,16 +181,17 @@ fn assign(fleet: &FleetState, still: &Replica, version: &DeploymentName, draft: 
         let reason = format!("deployment {version} gives the replica another version");
         operation::end(fleet, waiting, OperationEnd::Cancelled { reason }, draft);
     }
-    if still.will == WillWord::Proposed {
+    if still.desired == WillWord::Proposed {
         return; // it was never approved, and is deleted with its create
     }
     let (name, plan, deployment) = (still.name.clone(), still.plan.clone(), version.clone());
     draft.push(ReplicaDeploymentChanged { name, plan, deployment });
-    let asked = waiting.filter(|waiting| matches!(waiting.by.as_deref(), Some(Requester::Actor(_))));
+    let asked =
+        waiting.filter(|waiting| matches!(waiting.requested_by.as_deref(), Some(Requester::Actor(_))));
     if let Some(asked) = asked {
         let want = OperationRequest {
-            node: asked.wants.as_ref(),
-            ..OperationRequest::by(asked.kind, asked.by.as_deref().cloned())
+            node: asked.required_node.as_ref(),
+            ..OperationRequest::by(asked.kind, asked.requested_by.as_deref().cloned())
         };
         operation::push_opened(&still.name, &want, None, draft);
     }
@@ -200,7 +201,7 @@ fn start(fleet: &FleetState, plan: &Plan, ctx: &DecisionContext, draft: &mut Fac
     let Some(name) = plan.next.clone() else { return };
     let Some(next) = fleet.deployment(&plan.name, &name) else { return };
     let deadline = match next.spec.strategy {
-        DeploymentStrategy::Graceful { timeout, .. } => {
+        DeploymentStrategy::BlueGreen { timeout, .. } => {
             Some(ctx.now + std::time::Duration::from_millis(timeout))
         }
         DeploymentStrategy::Rolling { .. } | DeploymentStrategy::Canary { .. } => None,
@@ -260,7 +261,7 @@ fn on_disturbed_node<'a>(fleet: &'a FleetState, plan: &Plan) -> Option<&'a Repli
     let replicas = held
         .filter_map(|id| fleet.incarnations().get(&id))
         .filter_map(|incarnation| fleet.replicas().get(&incarnation.replica));
-    replicas.filter(|replica| !replica.is_going()).min_by_key(|replica| &replica.name)
+    replicas.filter(|replica| !replica.is_deleting()).min_by_key(|replica| &replica.name)
 }
 
 /// Deletes a replica that the deployment created.
@@ -273,7 +274,8 @@ fn take_back(
     draft: &mut FactDraft,
 ) {
     let by = Some(Requester::Rule(format!("deployment/{}/{}/rollback", plan.name, current.name)));
-    let want = OperationRequest { by, ..OperationRequest::of(OperationKind::Delete, &current.name) };
+    let want =
+        OperationRequest { requested_by: by, ..OperationRequest::of(OperationKind::Delete, &current.name) };
     delete(fleet, fleet.replicas().get(built), &want, ctx, draft);
 }
 
@@ -285,7 +287,7 @@ fn create_one(plan: &Plan, deployment: &Deployment, draft: &mut FactDraft) {
 }
 
 fn failed(key: (PlanName, DeploymentName), cause: String) -> DeploymentHalted {
-    DeploymentHalted { plan: key.0, name: key.1, why: DeploymentEnd::Failed { cause } }
+    DeploymentHalted { plan: key.0, name: key.1, end: DeploymentEnd::Failed { cause } }
 }
 
 /// Fails the deployment of an operation that failed, expired or was rejected, with that cause.
@@ -319,7 +321,7 @@ pub(crate) fn overdue(fleet: &FleetState, key: &DeploymentKey, ctx: &DecisionCon
     let ready = matches!(work, Some((_, DeploymentWork::CutOver)));
     let commits = matches!(
         deployment.spec.strategy,
-        DeploymentStrategy::Graceful { on_timeout: TimeoutAction::Commit, .. }
+        DeploymentStrategy::BlueGreen { on_timeout: TimeoutAction::CutOver, .. }
     );
     if ready || commits {
         draft.push(DeploymentCutOver { plan: key.0.clone(), name: key.1.clone() });

@@ -70,7 +70,7 @@ pub fn waits_for(fleet: &FleetState, plan: &Plan, deployment: &Deployment) -> Op
             let (what, change) = ("its resumption".to_owned(), format!("resume or cancel {name}"));
             Some(DeploymentWait { what, since, until: None, change })
         }
-        DeploymentState::InProgress | DeploymentState::Ending(_) => {
+        DeploymentState::InProgress | DeploymentState::Halted(_) => {
             let index = fleet.index().plan_index(&plan.name)?;
             let (_, current) = index.current()?;
             carried_out(fleet, plan, deployment, index, current, &format!("cancel deployment {name}"))
@@ -128,10 +128,10 @@ fn carried_out(
     let goes_on = deployment.state == DeploymentState::InProgress;
     if goes_on
         && matches!(deployment.spec.strategy, DeploymentStrategy::Canary { .. })
-        && deployment.set == SetWord::Old
+        && deployment.active_set == SetWord::Old
     {
-        let since = deployment.rested.unwrap_or(deployment.meta.changed.time);
-        let change = format!("promote or withdraw deployment {}/{}", plan.name, deployment.name);
+        let since = deployment.last_success.unwrap_or(deployment.meta.changed.time);
+        let change = format!("promote or roll back deployment {}/{}", plan.name, deployment.name);
         return Some(DeploymentWait {
             what: "the promotion of its canary".into(),
             since,
@@ -145,7 +145,7 @@ fn carried_out(
     let version = |of: &DeploymentName| index.deployments.get(of).and_then(|of| of.version);
     let undecided = || index.undecided.iter().find(|(of, _)| version(of) != current.version);
     let busy = if goes_on {
-        let busy = old.find(|replica| !replica.is_free());
+        let busy = old.find(|replica| !replica.is_updatable());
         busy.or_else(|| undecided().and_then(|(_, name)| fleet.replicas().get(name)))
     } else {
         going().find(|replica| replica.deployment == deployment.name)
@@ -167,7 +167,7 @@ fn of_replica(fleet: &FleetState, replica: &Replica, since: Time, cancel: &str) 
         return to_end(&format!("replica {}", replica.name), ending, cancel);
     }
     let active = replica.active.as_ref().and_then(|active| run(active.incarnation));
-    if active.is_none() && replica.will == WillWord::Stopped {
+    if active.is_none() && replica.desired == WillWord::Stopped {
         let what = format!("replica {}, which was stopped on request, to be ready", replica.name);
         let change = format!("start replica {}, or {cancel}", replica.name);
         return DeploymentWait { what, since: replica.meta.changed.time, until: None, change };
@@ -210,10 +210,10 @@ fn of_operation(fleet: &FleetState, plan: &Plan, operation: &Operation, cancel: 
             change: format!("approve or reject operation {}", operation.id),
         },
         OperationState::Preparing => {
-            let reasons: Vec<_> = plan.unfit.iter().map(|unfit| unfit.reason.as_str()).collect();
+            let reasons: Vec<_> = plan.unschedulable.iter().map(|unfit| unfit.reason.as_str()).collect();
             let why = if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join("; ")) };
             let mut wait = wait(format!("a node for {name}{why}"), None);
-            let own = operation.by.is_none();
+            let own = operation.requested_by.is_none();
             wait.change = if own {
                 format!("add what is missing, or {cancel}")
             } else {
@@ -245,7 +245,7 @@ fn running(fleet: &FleetState, operation: &Operation, name: &str, cancel: &str) 
     if let Some(ending) = ending {
         return Some(to_end(name, ending, cancel));
     }
-    let due = own.filter(|own| own.due)?;
+    let due = own.filter(|own| own.awaits_volumes)?;
     let volumes: Vec<_> = due.ties.mounts.iter().map(ToString::to_string).collect();
     let what = format!("{name}: volumes {}", volumes.join(", "));
     Some(DeploymentWait {

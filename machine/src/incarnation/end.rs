@@ -9,7 +9,7 @@ use chancery_events::observation::ProcessInfo;
 use chancery_events::spec::OperationKind;
 use chancery_events::time::Time;
 
-use super::again::{EndCause, again};
+use super::restart_backoff::{EndCause, again};
 use super::{running_operation, start_deadline};
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::FleetState;
@@ -38,9 +38,9 @@ pub(super) fn by_proof(
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
         node: incarnation.node.clone(),
-        again,
+        restart_backoff: again,
         end,
-        displaces: None,
+        reschedules: None,
         processes,
         mounts: volume::used_by(fleet, incarnation),
     });
@@ -217,9 +217,9 @@ pub(crate) fn displace(fleet: &FleetState, incarnation: &Incarnation, reason: St
         replica: incarnation.replica.clone(),
         node: incarnation.node.clone(),
         end: IncarnationEnd::Unwound { reason },
-        displaces: Some(incarnation.operation),
+        reschedules: Some(incarnation.operation),
         processes: Vec::new(),
-        again: None,
+        restart_backoff: None,
         mounts: Vec::new(),
     });
 }

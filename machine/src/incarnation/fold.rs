@@ -40,8 +40,9 @@ pub(crate) fn reserved(
         problem: "the node has a reservation, and is in no cluster".into(),
     })?;
     // The predecessor's reservation covers what both need of the node.
-    let followed = fact.follows.and_then(|old| fleet.incarnations().get(&old));
-    let shares = followed.filter(|old| old.node == fact.node).map(|old| old.amounts.at_most(fact.amounts));
+    let followed = fact.starts_after.and_then(|old| fleet.incarnations().get(&old));
+    let shares =
+        followed.filter(|old| old.node == fact.node).map(|old| old.resources.at_most(fact.resources));
     fleet.bump::<Operation>(&fact.operation, at, |operation| {
         operation.state = OperationState::PendingApproval(fact.proposal);
         operation.hash = Some(fact.proposal.hash);
@@ -60,28 +61,28 @@ pub(crate) fn reserved(
         if replica.active.is_none() {
             replica.active = run;
         } else {
-            replica.passive = run.map(Box::new);
+            replica.secondary = run.map(Box::new);
         }
         if let Some(open) = replica.open_mut(fact.operation) {
-            open.gives_way = false;
+            open.replaceable = false;
         }
         replica.incarnations.push(id);
         replica.meta.touch(at);
         replica.plan.clone()
     })?;
     move_next(fleet, &fact.replica)?;
-    let placed_by = fleet.want::<Plan>(&plan)?.generation;
+    let placed_by = fleet.require::<Plan>(&plan)?.generation;
     let waiting = fleet.index().plan_index(&plan).is_some_and(|index| !index.unplaced.is_empty());
-    if !waiting && !fleet.want::<Plan>(&plan)?.unfit.is_empty() {
+    if !waiting && !fleet.require::<Plan>(&plan)?.unschedulable.is_empty() {
         // No operation waits any longer: the reasons are outdated.
-        fleet.change::<Plan>(&plan, |plan| plan.unfit.clear())?;
+        fleet.change::<Plan>(&plan, |plan| plan.unschedulable.clear())?;
     }
     let ties = IncarnationExtras {
-        follows: fact.follows,
-        shares,
-        volumes: fact.volumes.clone(),
+        starts_after: fact.starts_after,
+        shared_resources: shares,
+        reserved_storage: fact.reserved_storage.clone(),
         mounts: fact.mounts.clone(),
-        strained: fact.strained.clone(),
+        affinity_violated: fact.affinity_violated.clone(),
     };
     fleet.put(Incarnation {
         id,
@@ -93,19 +94,19 @@ pub(crate) fn reserved(
         operation: fact.operation,
         placed_by,
         state: IncarnationState::Reserved,
-        amounts: fact.amounts,
+        resources: fact.resources,
         ties: ties.into(),
-        since: None,
+        ready_since: None,
         unready: None,
         unready_session: None,
         processes: Vec::new(),
         ready: false,
         revision: 0,
-        commanded: None,
-        asked: None,
+        first_command: None,
+        last_effect: None,
         command: None,
         deadline: None,
-        due: false,
+        awaits_volumes: false,
         meta: EntityMeta::new(at),
     });
     Ok(())
@@ -113,8 +114,8 @@ pub(crate) fn reserved(
 
 fn command(incarnation: &mut Incarnation, effect: CommandEffect, deadline: Option<Time>, at: FactPosition) {
     incarnation.revision += 1;
-    incarnation.commanded.get_or_insert(at.position);
-    incarnation.asked = Some(effect);
+    incarnation.first_command.get_or_insert(at.position);
+    incarnation.last_effect = Some(effect);
     incarnation.command = Some(PendingCommand { effect, attempt: 1, not_before: at.time });
     incarnation.deadline = deadline;
 }
@@ -141,7 +142,7 @@ pub(crate) fn asked(
     deadline: Option<Time>,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    if !fleet.want::<Incarnation>(&id)?.is_live() {
+    if !fleet.require::<Incarnation>(&id)?.is_live() {
         let problem = "the incarnation is commanded after its end".into();
         return Err(StateContradiction { subject: Subject::Incarnation(id), problem });
     }
@@ -152,7 +153,7 @@ pub(crate) fn asked(
             let changes = was_up;
             if !changes && !incarnation.ties.mounts.is_empty() {
                 // Its volumes come first.
-                (incarnation.due, incarnation.deadline) = (true, deadline);
+                (incarnation.awaits_volumes, incarnation.deadline) = (true, deadline);
                 incarnation.meta.touch(at);
                 return was_up;
             }
@@ -174,7 +175,7 @@ pub(crate) fn asked(
 }
 
 /// Commands an incarnation to start once its predecessor has ended, or to revert a failed change.
-pub(crate) fn begun(
+pub(crate) fn start_requested(
     fleet: &mut FleetState,
     fact: &IncarnationStartRequested,
     at: FactPosition,
@@ -186,21 +187,21 @@ pub(crate) fn begun(
         command(incarnation, CommandEffect::Ensure, fact.deadline, at);
         if !fact.mounts.is_empty() {
             // From now on the volumes count their own storage.
-            incarnation.ties.change(|ties| ties.volumes.clear());
+            incarnation.ties.change(|ties| ties.reserved_storage.clear());
         }
-        incarnation.due = false;
+        incarnation.awaits_volumes = false;
     })?;
     volume::take(fleet, &fact.mounts, fact.incarnation, at)?;
     fleet.touch::<Replica>(&fact.replica, at, |_| {})
 }
 
-pub(crate) fn commanded(
+pub(crate) fn stop_requested(
     fleet: &mut FleetState,
     fact: &IncarnationStopRequested,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
-        incarnation.state = IncarnationState::Stopping(Box::new(fact.then.clone()));
+        incarnation.state = IncarnationState::Stopping(Box::new(fact.end.clone()));
         command(incarnation, fact.effect, fact.deadline, at);
     })?;
     set_health(fleet, fact.incarnation, at)
@@ -221,7 +222,7 @@ pub(crate) fn command_failed(
     })
 }
 
-pub(crate) fn ensured(
+pub(crate) fn started(
     fleet: &mut FleetState,
     fact: &IncarnationStarted,
     at: FactPosition,
@@ -262,17 +263,17 @@ pub(crate) fn running(
         incarnation.processes.clone_from(&fact.processes);
         incarnation.ready = true;
         (incarnation.unready, incarnation.unready_session) = (None, None);
-        incarnation.since = incarnation.since.or(Some(at.time));
+        incarnation.ready_since = incarnation.ready_since.or(Some(at.time));
     })?;
     volume::fill(fleet, id)?;
-    let deployment = fleet.want::<Incarnation>(&id)?.deployment.clone();
+    let deployment = fleet.require::<Incarnation>(&id)?.deployment.clone();
     fleet.change::<Replica>(&fact.replica, |replica| {
-        replica.downed = false;
+        replica.down_after_drain = false;
         // The incarnation becomes active, and the replica gets its version.
-        if replica.passive.as_ref().is_some_and(|passive| passive.incarnation == id) {
+        if replica.secondary.as_ref().is_some_and(|passive| passive.incarnation == id) {
             let old = replica.active.take();
-            replica.active = replica.passive.take().map(|run| *run);
-            replica.passive = old.map(|old| Box::new(IncarnationRef { ending: true, ..old }));
+            replica.active = replica.secondary.take().map(|run| *run);
+            replica.secondary = old.map(|old| Box::new(IncarnationRef { ending: true, ..old }));
         }
         replica.deployment = deployment;
     })?;
@@ -281,7 +282,7 @@ pub(crate) fn running(
     if let Some(operation) = fact.operation {
         return operation::close(fleet, operation, &OperationEnd::Succeeded, at, VersionUpdate::Touch);
     }
-    let by = fleet.want::<Incarnation>(&id)?.operation;
+    let by = fleet.require::<Incarnation>(&id)?.operation;
     if fact.replaces.is_some() && fleet.operations().get(&by).is_some_and(Operation::is_open) {
         let of = fleet.change_and(&by, |operation: &mut Operation| {
             operation.is_past_return = true;
@@ -294,7 +295,7 @@ pub(crate) fn running(
     Ok(())
 }
 
-pub(crate) fn status(
+pub(crate) fn processes_changed(
     fleet: &mut FleetState,
     fact: &IncarnationProcessesChanged,
     at: FactPosition,
@@ -302,7 +303,7 @@ pub(crate) fn status(
     let session = session_of(fleet, fact.incarnation);
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.processes.clone_from(&fact.processes);
-        incarnation.ready = fact.processes.iter().all(|process| process.status == ProcessStatus::Online);
+        incarnation.ready = fact.processes.iter().all(|process| process.status == ProcessStatus::Ready);
         if incarnation.state == IncarnationState::Running {
             incarnation.unready = incarnation.unready.or(Some(at.time)).filter(|_| !incarnation.ready);
             (incarnation.deadline, incarnation.unready_session) = (fact.deadline, fact.deadline.and(session));
@@ -318,17 +319,17 @@ fn session_of(fleet: &FleetState, id: IncarnationId) -> Option<SessionId> {
 
 /// Updates the replica's record of its incarnation: whether it is healthy, and whether it is ending.
 fn set_health(fleet: &mut FleetState, id: IncarnationId, at: FactPosition) -> Result<(), StateContradiction> {
-    let incarnation = fleet.want::<Incarnation>(&id)?;
+    let incarnation = fleet.require::<Incarnation>(&id)?;
     let healthy = incarnation.state == IncarnationState::Running && incarnation.ready;
     let ending = matches!(incarnation.state, IncarnationState::Stopping(_));
     let name = incarnation.replica.clone();
-    let known = fleet.want::<Replica>(&name)?.runs().find(|run| run.incarnation == id);
+    let known = fleet.require::<Replica>(&name)?.runs().find(|run| run.incarnation == id);
     // A role that was lost does not return.
     if known.is_none_or(|known| known.healthy == healthy && known.ending >= ending) {
         return Ok(());
     }
     fleet.touch::<Replica>(&name, at, |replica| {
-        let mut runs = replica.active.iter_mut().chain(replica.passive.as_deref_mut());
+        let mut runs = replica.active.iter_mut().chain(replica.secondary.as_deref_mut());
         if let Some(run) = runs.find(|run| run.incarnation == id) {
             run.healthy = healthy;
             run.ending |= ending;
@@ -341,14 +342,14 @@ pub(crate) fn ended(
     fact: &IncarnationEnded,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    let run = fleet.want::<Incarnation>(&fact.incarnation)?;
+    let run = fleet.require::<Incarnation>(&fact.incarnation)?;
     // An unused reservation does not count as the replica's last end.
-    let was_held = run.state == IncarnationState::Reserved && !run.due;
+    let was_held = run.state == IncarnationState::Reserved && !run.awaits_volumes;
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.state = IncarnationState::Ended(Box::new(fact.end.clone()));
         incarnation.command = None;
         incarnation.deadline = None;
-        (incarnation.ready, incarnation.due) = (false, false);
+        (incarnation.ready, incarnation.awaits_volumes) = (false, false);
         if !fact.processes.is_empty() {
             incarnation.processes.clone_from(&fact.processes);
         }
@@ -356,32 +357,32 @@ pub(crate) fn ended(
     volume::free(fleet, &fact.mounts, &fact.end, at)?;
     let over: Vec<_> = {
         let live = |id: &IncarnationId| fleet.incarnations().get(id).is_some_and(Incarnation::is_live);
-        fleet.want::<Replica>(&fact.replica)?.incarnations.iter().filter(|id| !live(id)).copied().collect()
+        fleet.require::<Replica>(&fact.replica)?.incarnations.iter().filter(|id| !live(id)).copied().collect()
     };
     let gone = &over[..over.len().saturating_sub(KEPT)];
     for id in gone {
         fleet.remove::<Incarnation>(id)?;
     }
     fleet.touch::<Replica>(&fact.replica, at, |replica| {
-        if replica.passive.as_ref().is_some_and(|run| run.incarnation == fact.incarnation) {
-            replica.passive = None;
+        if replica.secondary.as_ref().is_some_and(|run| run.incarnation == fact.incarnation) {
+            replica.secondary = None;
         } else {
-            replica.active = replica.passive.take().map(|run| *run);
+            replica.active = replica.secondary.take().map(|run| *run);
             if !was_held {
-                replica.last = Some(Box::new(fact.end.clone()));
-                replica.again = fact.again;
+                replica.last_end = Some(Box::new(fact.end.clone()));
+                replica.next_restart = fact.restart_backoff;
                 // An incarnation that was never ready is not restored.
-                replica.recovers &= fact.again.is_some();
+                replica.recovers &= fact.restart_backoff.is_some();
             }
         }
-        if let Some(open) = fact.displaces.and_then(|operation| replica.open_mut(operation)) {
-            open.gives_way = open.kind == OperationKind::Start;
+        if let Some(open) = fact.reschedules.and_then(|operation| replica.open_mut(operation)) {
+            open.replaceable = open.kind == OperationKind::Start;
         }
         replica.incarnations.retain(|id| !gone.contains(id));
     })?;
     move_next(fleet, &fact.replica)?;
     hand_over(fleet, fact, at)?;
-    let Some(displaced) = fact.displaces else { return Ok(()) };
+    let Some(displaced) = fact.reschedules else { return Ok(()) };
     fleet.touch::<Operation>(&displaced, at, |operation| {
         operation.state = OperationState::Preparing;
         (operation.hash, operation.incarnation) = (None, None);
@@ -393,8 +394,8 @@ pub(crate) fn ended(
 /// Sets the update domain of the stop or delete that waits behind another operation to the replica's current
 /// domain. Policies concern the domain in which that operation would end an incarnation.
 fn move_next(fleet: &mut FleetState, name: &ReplicaName) -> Result<(), StateContradiction> {
-    let replica = fleet.want::<Replica>(name)?;
-    let (Some(next), Some(active)) = (&replica.next, &replica.active) else { return Ok(()) };
+    let replica = fleet.require::<Replica>(name)?;
+    let (Some(next), Some(active)) = (&replica.queued_operation, &replica.active) else { return Ok(()) };
     let (id, domain) = (next.id, active.domain.clone());
     // No row shows the domain of an operation.
     fleet.change::<Operation>(&id, |operation| operation.domain = Some(domain))
@@ -406,23 +407,23 @@ fn hand_over(
     fact: &IncarnationEnded,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    let left = fleet.want::<Replica>(&fact.replica)?.active.as_ref().map(|active| active.incarnation);
+    let left = fleet.require::<Replica>(&fact.replica)?.active.as_ref().map(|active| active.incarnation);
     let follower = left.filter(|id| {
-        let follows = fleet.incarnations().get(id).and_then(|left| left.ties.follows);
-        follows == Some(fact.incarnation)
+        let starts_after = fleet.incarnations().get(id).and_then(|left| left.ties.starts_after);
+        starts_after == Some(fact.incarnation)
     });
     match follower {
         Some(id) => {
-            let by = fleet.want::<Incarnation>(&id)?.operation;
+            let by = fleet.require::<Incarnation>(&id)?.operation;
             let begun =
                 fleet.operations().get(&by).is_some_and(|by| matches!(by.state, OperationState::Running));
-            let run = fleet.want::<Incarnation>(&id)?;
+            let run = fleet.require::<Incarnation>(&id)?;
             let due = begun && run.state == IncarnationState::Reserved && !run.ties.mounts.is_empty();
             let deadline = start_deadline(fleet, &run.plan, at.time).filter(|_| due);
             fleet.change::<Incarnation>(&id, |follower| {
-                follower.ties.change(|ties| ties.shares = None);
+                follower.ties.change(|ties| ties.shared_resources = None);
                 if due {
-                    (follower.due, follower.deadline) = (true, deadline);
+                    (follower.awaits_volumes, follower.deadline) = (true, deadline);
                 }
             })
         }

@@ -13,10 +13,10 @@ use chancery_events::spec::{DeploymentStrategy, OperationKind, ProbePurpose};
 use chancery_events::time::Time;
 
 use super::{PlanSpread, count, follow, follow_by};
-use crate::marks::{
+use crate::capacity_index::CapacityIndex;
+use crate::index_keys::{
     DeploymentIndexKey, IndexChange, OperationIndexKey, OperationStage, PlanIndexKey, ReplicaIndexKey,
 };
-use crate::places::CapacityIndex;
 use crate::state::{Operation, Replica};
 
 /// Operations by update domain.
@@ -77,17 +77,17 @@ pub struct DeploymentIndex {
     /// Number of present replicas that run and are healthy.
     pub healthy: u32,
     /// Number of present replicas that run and are unhealthy, without an operation.
-    pub ailing: u32,
+    pub unhealthy: u32,
     /// Number of present replicas that should run and do not yet, with work in progress.
     pub unsettled: u32,
     /// Number of present replicas that are being restored.
     pub regaining: u32,
     /// Present replicas that should run and do not, without an operation.
-    pub idle: BTreeSet<OldestFirst>,
+    pub needs_start: BTreeSet<OldestFirst>,
     /// Present replicas without an incarnation, and without an operation that has a placement.
-    pub still: BTreeSet<OldestFirst>,
+    pub not_running: BTreeSet<OldestFirst>,
     /// Present replicas that run, and may be updated.
-    pub free: BTreeSet<OldestFirst>,
+    pub updatable: BTreeSet<OldestFirst>,
     /// Present replicas by health (unhealthy first) and domain: candidates when there are too many.
     candidates: BTreeMap<(bool, Option<DomainName>), BTreeSet<NewestFirst>>,
 }
@@ -112,11 +112,11 @@ impl RebalanceMoves {
         follow(
             &mut self.unplaced,
             both,
-            |marks| (marks.turn == OperationStage::Preparing).then_some(id),
+            |key| (key.turn == OperationStage::Preparing).then_some(id),
             |id| id,
         );
         let placed = |turn| matches!(turn, OperationStage::Waiting { .. } | OperationStage::Approved);
-        follow(&mut self.placed, both, |marks| placed(marks.turn).then_some(id), |id| id);
+        follow(&mut self.placed, both, |index_key| placed(index_key.turn).then_some(id), |id| id);
         count(&mut self.running, both, |marks| marks.turn == OperationStage::Running);
     }
 }
@@ -198,7 +198,7 @@ impl PlanIndex {
 impl DeploymentIndex {
     /// Whether the old replicas run alongside the new ones, and are left unchanged.
     pub(crate) fn stands_beside(&self) -> bool {
-        !matches!(self.strategy, DeploymentStrategy::Rolling { .. }) && self.set == SetWord::Old
+        !matches!(self.strategy, DeploymentStrategy::Rolling { .. }) && self.active_set == SetWord::Old
     }
 
     /// Counts an operation on a replica of the deployment that no deployment requested.
@@ -206,9 +206,9 @@ impl DeploymentIndex {
         let asked = match operation.kind {
             OperationKind::Delete => return,
             OperationKind::Start => {
-                if matches!(operation.by.as_deref(), Some(Requester::Rule(_))) {
+                if matches!(operation.requested_by.as_deref(), Some(Requester::Rule(_))) {
                     let id = operation.id;
-                    follow(&mut self.starts_by_rule, both, |marks| marks.may_abort.then_some(id), |id| id);
+                    follow(&mut self.starts_by_rule, both, |key| key.may_abort.then_some(id), |id| id);
                 }
                 &mut self.asked_starts
             }
@@ -218,7 +218,7 @@ impl DeploymentIndex {
             | OperationKind::Restart
             | OperationKind::Stop => &mut self.asked_others,
         };
-        count(asked, both, |marks| marks.waits_until().is_some());
+        count(asked, both, |index_key| index_key.waits_until().is_some());
     }
 
     /// Operations that were approved, and have not started.
@@ -256,17 +256,17 @@ impl DeploymentIndex {
 
     fn replica(&mut self, this: &Replica, both: IndexChange<'_, ReplicaIndexKey>) {
         count(&mut self.replicas, both, |_| true);
-        let both = both.map(|marks| marks.filter(|marks| !marks.going));
+        let both = both.map(|key| key.filter(|index_key| !index_key.going));
         count(&mut self.present, both, |_| true);
         count(&mut self.healthy, both, |marks| marks.healthy);
-        count(&mut self.ailing, both, |marks| marks.ailing);
+        count(&mut self.unhealthy, both, |marks| marks.ailing);
         count(&mut self.unsettled, both, |marks| marks.unsettled);
         count(&mut self.regaining, both, |marks| marks.regains);
         let created = this.meta.created.position;
         let oldest = |(): ()| (created, this.name.clone());
-        follow(&mut self.idle, both, |marks| marks.idle.then_some(()), oldest);
-        follow(&mut self.still, both, |marks| marks.still.then_some(()), oldest);
-        follow(&mut self.free, both, |marks| marks.free.then_some(()), oldest);
+        follow(&mut self.needs_start, both, |marks| marks.idle.then_some(()), oldest);
+        follow(&mut self.not_running, both, |marks| marks.still.then_some(()), oldest);
+        follow(&mut self.updatable, both, |marks| marks.free.then_some(()), oldest);
         follow_by(
             &mut self.candidates,
             both,
@@ -279,8 +279,8 @@ impl DeploymentIndex {
     fn operation(&mut self, operation: &Operation, both: IndexChange<'_, OperationIndexKey>) {
         let id = operation.id;
         let unstarted = |turn| matches!(turn, OperationStage::Preparing | OperationStage::Waiting { .. });
-        follow(&mut self.unstarted, both, |marks| unstarted(marks.turn).then_some(id), |id| id);
-        follow(&mut self.asking, both, |marks| marks.waits_until().map(|_| id), |id| id);
+        follow(&mut self.unstarted, both, |key| unstarted(key.turn).then_some(id), |id| id);
+        follow(&mut self.asking, both, |index_key| index_key.waits_until().map(|_| id), |id| id);
         follow(&mut self.may_abort, both, |marks| marks.may_abort.then_some(id), |id| id);
         let queue = match operation.kind {
             OperationKind::Update => &mut self.queue.updates,
@@ -331,8 +331,8 @@ impl PlanIndex {
     /// left to do, or an operation that the deployment waits for, or promote its canary.
     fn waits_for_people(&self, current: &DeploymentIndex) -> bool {
         let begun = !current.running.is_empty() || !current.queue.is_empty();
-        let canary =
-            matches!(current.strategy, DeploymentStrategy::Canary { .. }) && current.set == SetWord::Old;
+        let canary = matches!(current.strategy, DeploymentStrategy::Canary { .. })
+            && current.active_set == SetWord::Old;
         let besides = self.deployments.values().any(|of| {
             // Replicas of the version should run; others must be free for their update.
             let right = of.version == current.version;
@@ -352,7 +352,7 @@ impl PlanIndex {
     fn stalls_at(&self, later: Option<Time>) -> Option<Time> {
         let (_, current) = self.current()?;
         let (last, patience) = current.progress?;
-        let counts = !self.waits_for_people(current) && !self.parked;
+        let counts = !self.waits_for_people(current) && !self.quarantined;
         counts.then(|| later.map_or(last, |later| last.max(later)) + patience)
     }
 
@@ -394,7 +394,8 @@ impl PlanIndex {
 
     /// Whether no work of the plan is in progress, and its spread may be uneven or was found to be.
     fn may_be_uneven(&self) -> bool {
-        let busy = self.open > 0 || self.current.is_some() || self.waiting || self.removing || self.parked;
+        let busy =
+            self.open > 0 || self.current.is_some() || self.waiting || self.deleting || self.quarantined;
         !busy && (self.uneven || self.spread.is_crowded())
     }
 
@@ -406,8 +407,8 @@ impl PlanIndex {
     ) {
         let name = || this.name.clone();
         count(&mut self.replicas, both, |_| true);
-        count(&mut self.present, both, |marks| !marks.going);
-        count(&mut self.evictions, both, |marks| marks.downed);
+        count(&mut self.present, both, |key| !key.going);
+        count(&mut self.evictions, both, |index_key| index_key.downed);
         follow(&mut self.going, both, |marks| marks.going.then_some(()), |()| name());
         let undecided = |marks: &ReplicaIndexKey| marks.undecided.then(|| marks.deployment.clone());
         follow(&mut self.undecided, both, undecided, |of| (of, name()));
@@ -428,13 +429,13 @@ impl PlanIndex {
         follow_by(
             &mut self.unplaced,
             both,
-            |marks| (marks.turn == OperationStage::Preparing).then_some(()),
-            |()| (this.version.clone(), this.is_alone().then_some(this.id)),
+            |key| (key.turn == OperationStage::Preparing).then_some(()),
+            |()| (this.version.clone(), this.needs_own_search().then_some(this.id)),
             || this.id,
         );
-        let is_open = |marks: &OperationIndexKey| marks.turn != OperationStage::Over;
+        let is_open = |index_key: &OperationIndexKey| index_key.turn != OperationStage::Over;
         count(&mut self.open, both, is_open);
-        if this.evicts() {
+        if this.is_drain() {
             count(&mut self.evictions, both, is_open);
         }
         if this.purpose == Some(ProbePurpose::Rebalance) {
@@ -450,8 +451,8 @@ impl PlanIndex {
     /// Version of the new set, while a blue-green deployment has both.
     pub(crate) fn new_set(&self) -> Option<Digest> {
         let (_, current) = self.current()?;
-        let two =
-            matches!(current.strategy, DeploymentStrategy::Graceful { .. }) && current.set == SetWord::Old;
+        let two = matches!(current.strategy, DeploymentStrategy::BlueGreen { .. })
+            && current.active_set == SetWord::Old;
         current.version.filter(|_| two)
     }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use chancery_events::name::{DomainName, NodeName};
 
 use super::LookupMap;
-use crate::marks::{IndexChange, ReplicaIndexKey};
-use crate::places::{CapacityIndex, PlaceChange, SiteNumber};
+use crate::capacity_index::{CapacityIndex, PlaceChange, SiteNumber};
+use crate::index_keys::{IndexChange, ReplicaIndexKey};
 use rustc_hash::FxHashMap;
 
 /// Replicas of a plan on a node.
@@ -43,7 +43,7 @@ pub struct PlanSpread {
     /// Number of domains in which more than one replica remains.
     crowded: u32,
     /// Token replaced when fewer replicas remain in a domain.
-    pub(crate) eased: Arc<()>,
+    pub(crate) spread_token: Arc<()>,
     /// Token replaced when there are fewer replicas on a node, now or remaining.
     pub(crate) thinned: Arc<()>,
 }
@@ -101,14 +101,15 @@ impl PlanSpread {
     /// Updates the counts after a change of a replica.
     pub(super) fn replica(&mut self, places: &CapacityIndex, both: IndexChange<'_, ReplicaIndexKey>) {
         let [old, new] = both;
-        let remaining = both.map(|marks| marks.and_then(ReplicaIndexKey::remains));
+        let remaining = both.map(|key| key.and_then(ReplicaIndexKey::remains));
         if let (Some(old), Some(new)) = (old, new)
             && old.places == new.places
             && remaining[0] == remaining[1]
         {
             return;
         }
-        let holds = |marks: Option<&ReplicaIndexKey>, place| marks.is_some_and(|marks| marks.holds(place));
+        let holds =
+            |index_key: Option<&ReplicaIndexKey>, place| index_key.is_some_and(|marks| marks.holds(place));
         let before = old.into_iter().flat_map(|old| old.places.iter().flatten());
         let after = new.into_iter().flat_map(|new| new.places.iter().flatten());
         for place in before.chain(after.filter(|place| !holds(old, place))) {
@@ -174,7 +175,7 @@ impl PlanSpread {
             _ => {}
         }
         if change == PlaceChange::GiveBack {
-            self.eased = Arc::new(());
+            self.spread_token = Arc::new(());
             self.drop_empty(domain);
         }
     }
@@ -188,7 +189,7 @@ impl PlanSpread {
 
 impl fmt::Debug for PlanSpread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PlanSpread { nodes, domains, crowded, eased: _, thinned: _ } = self;
+        let PlanSpread { nodes, domains, crowded, spread_token: _, thinned: _ } = self;
         // Numbers of nodes depend on history.
         let mut nodes: Vec<_> =
             nodes.values().map(|count| (count.held, count.remaining, count.runs)).collect();

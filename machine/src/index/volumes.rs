@@ -6,7 +6,7 @@ use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::name::{NodeName, ReplicaName, VolumeName};
 
 use super::{follow, follow_by, mark};
-use crate::marks::{IndexChange, VolumeIndexKey};
+use crate::index_keys::{IndexChange, VolumeIndexKey};
 use crate::state::Volume;
 
 /// Volumes, and the incarnations that will use them.
@@ -73,8 +73,8 @@ impl VolumeIndex {
             [_, Some(_)] => self.names.insert(this.id, name()),
             [_, None] => self.names.remove(&this.id),
         };
-        follow_by(&mut self.owned, both, |marks| marks.owner.as_ref(), Clone::clone, name);
-        follow_by(&mut self.on_nodes, both, |marks| Some(&marks.node), Clone::clone, name);
+        follow_by(&mut self.owned, both, |key| key.owner.as_ref(), Clone::clone, name);
+        follow_by(&mut self.on_nodes, both, |index_key| Some(&index_key.node), Clone::clone, name);
         follow(&mut self.present, both, |marks| marks.may_be.then_some(()), entry);
         let lost = |marks: &VolumeIndexKey| (marks.may_be && is_expunged(&marks.node)).then_some(());
         follow(&mut self.lost, both, lost, entry);

@@ -9,7 +9,7 @@ use chancery_events::spec::DeploymentStrategy;
 use chancery_events::time::Time;
 
 use super::{DeploymentIndex, OperationQueue, PlanIndex};
-use crate::marks::DeploymentStage;
+use crate::index_keys::DeploymentStage;
 
 /// Item of work for a plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,15 +52,15 @@ impl PlanIndex {
     /// Returns the work and its time, [`Time::EPOCH`] for now; `None` if the plan waits for something else.
     pub fn work(&self) -> Option<(Time, DeploymentWork)> {
         let now = |work| Some((Time::EPOCH, work));
-        if self.parked {
+        if self.quarantined {
             return None;
         }
         let Some((name, current)) = self.current() else {
             return match () {
-                () if self.removing && (self.present > 0 || !self.undecided.is_empty()) => {
+                () if self.deleting && (self.present > 0 || !self.undecided.is_empty()) => {
                     now(DeploymentWork::Remove)
                 }
-                () if self.removing && self.replicas == 0 => now(DeploymentWork::Forget),
+                () if self.deleting && self.replicas == 0 => now(DeploymentWork::Forget),
                 () if self.waiting => now(DeploymentWork::Start),
                 () => None,
             };
@@ -111,9 +111,12 @@ impl PlanIndex {
         let old = || stale().map(|of| of.present).sum::<u32>();
         let is_old_left = || old() > 0 || undecided();
         let settled = current.unstarted.is_empty() && current.running.is_empty() && current.queue.is_empty();
-        let start =
-            || right().find_map(|of| of.idle.first()).map(|(_, name)| DeploymentWork::Restart(name.clone()));
-        if let (SetWord::Old, Some(wanted)) = (current.set, current.beside())
+        let start = || {
+            right()
+                .find_map(|of| of.needs_start.first())
+                .map(|(_, name)| DeploymentWork::Restart(name.clone()))
+        };
+        if let (SetWord::Old, Some(wanted)) = (current.active_set, current.beside())
             && is_old_left()
         {
             let fit = right().map(|of| of.present).sum::<u32>();
@@ -127,7 +130,7 @@ impl PlanIndex {
                 return Some(turn);
             }
             let ready = right().map(|of| of.healthy).sum::<u32>() == fit;
-            let alone = matches!(current.strategy, DeploymentStrategy::Graceful { .. });
+            let alone = matches!(current.strategy, DeploymentStrategy::BlueGreen { .. });
             return (settled && ready && alone).then_some((Time::EPOCH, DeploymentWork::CutOver));
         }
         if self.present > current.count {
@@ -136,13 +139,13 @@ impl PlanIndex {
         if self.present < current.count {
             return now(DeploymentWork::Create);
         }
-        if let Some((_, replica)) = stale().find_map(|of| of.still.first()) {
+        if let Some((_, replica)) = stale().find_map(|of| of.not_running.first()) {
             return now(DeploymentWork::Assign(replica.clone()));
         }
         if let Some(start) = start() {
             return now(start);
         }
-        let update = stale().find_map(|of| of.free.first());
+        let update = stale().find_map(|of| of.updatable.first());
         if let Some((_, replica)) = update.filter(|_| self.opens_update(current)) {
             return now(DeploymentWork::Update(replica.clone()));
         }
@@ -171,7 +174,7 @@ impl PlanIndex {
     /// Whether the deployment must not stop another replica: one of its version is unhealthy, or one of
     /// another version is being restored.
     fn holds_back(&self, current: &DeploymentIndex) -> bool {
-        let ailing = self.of_version(current.version, true).any(|of| of.ailing > 0);
+        let ailing = self.of_version(current.version, true).any(|of| of.unhealthy > 0);
         // A new set alongside the old one stops nothing.
         let regaining =
             !current.stands_beside() && self.of_version(current.version, false).any(|of| of.regaining > 0);
@@ -189,8 +192,8 @@ impl PlanIndex {
             return None;
         }
         let (per_domain, pause) = match current.strategy {
-            DeploymentStrategy::Rolling { per_domain, pause, .. } => (per_domain, pause),
-            DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => (false, 0),
+            DeploymentStrategy::Rolling { per_domain, delay: pause, .. } => (per_domain, pause),
+            DeploymentStrategy::BlueGreen { .. } | DeploymentStrategy::Canary { .. } => (false, 0),
         };
         let mut domains = current.running.values();
         let domain = domains.next().filter(|_| per_domain);
@@ -207,7 +210,7 @@ impl PlanIndex {
         let returns = self.of_version(current.version, true).any(|of| of.regaining > 0);
         let update = in_domain(&current.queue.updates).filter(|_| !returns && !full(current.wave()));
         let next = any.or(update)?;
-        let from = match current.rested {
+        let from = match current.last_success {
             Some(rested) if pause > 0 => rested + std::time::Duration::from_millis(pause),
             _ => Time::EPOCH,
         };
@@ -225,7 +228,7 @@ impl DeploymentIndex {
     fn beside(&self) -> Option<u32> {
         match self.strategy {
             DeploymentStrategy::Rolling { .. } => None,
-            DeploymentStrategy::Graceful { .. } => Some(self.count),
+            DeploymentStrategy::BlueGreen { .. } => Some(self.count),
             DeploymentStrategy::Canary { count } => Some(count.min(self.count)),
         }
     }
@@ -233,16 +236,16 @@ impl DeploymentIndex {
     /// Maximum number of concurrent operations while an update is one of them.
     fn wave(&self) -> u32 {
         match self.strategy {
-            DeploymentStrategy::Rolling { wave, .. } => wave.unwrap_or(1),
-            DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => 1,
+            DeploymentStrategy::Rolling { max_parallel: wave, .. } => wave.unwrap_or(1),
+            DeploymentStrategy::BlueGreen { .. } | DeploymentStrategy::Canary { .. } => 1,
         }
     }
 
     /// Maximum number of concurrent operations.
     fn bound(&self) -> u32 {
         match self.strategy {
-            DeploymentStrategy::Rolling { wave, .. } => wave.unwrap_or(u32::MAX),
-            DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => u32::MAX,
+            DeploymentStrategy::Rolling { max_parallel: wave, .. } => wave.unwrap_or(u32::MAX),
+            DeploymentStrategy::BlueGreen { .. } | DeploymentStrategy::Canary { .. } => u32::MAX,
         }
     }
 }

@@ -25,13 +25,13 @@ pub(crate) struct StartingOperation<'a> {
     /// Incarnation that the operation starts or changes.
     pub(crate) incarnation: Option<IncarnationId>,
     /// Incarnation that must end before the other one is started.
-    pub(crate) follows: Option<IncarnationId>,
+    pub(crate) starts_after: Option<IncarnationId>,
 }
 
 /// Trigger of an operation's start.
 pub(crate) enum StartTrigger {
     /// Approval, unless the operation is queued.
-    Approval { by: ApprovalActor, hash: Digest },
+    Approval { approved_by: ApprovalActor, hash: Digest },
     /// Dequeuing of an approved operation.
     Dequeue,
 }
@@ -43,7 +43,7 @@ fn of<'a>(fleet: &'a FleetState, operation: &'a Operation) -> Option<StartingOpe
         replica: fleet.replicas().get(&operation.replica)?,
         deployment: operation.deployment.as_ref(),
         incarnation: operation.incarnation,
-        follows: holds_place(fleet, operation).and_then(|held| held.ties.follows),
+        starts_after: holds_place(fleet, operation).and_then(|held| held.ties.starts_after),
     })
 }
 
@@ -57,7 +57,7 @@ pub(super) fn approve(
     draft: &mut FactDraft,
 ) {
     if let Some(operation) = of(fleet, operation) {
-        begin(fleet, &operation, StartTrigger::Approval { by, hash }, ctx, draft);
+        begin(fleet, &operation, StartTrigger::Approval { approved_by: by, hash }, ctx, draft);
     }
 }
 
@@ -88,12 +88,19 @@ pub(crate) fn begin(
     draft: &mut FactDraft,
 ) {
     let (id, replica) = (operation.id, operation.replica.name.clone());
-    if let StartTrigger::Approval { by, hash } = &how
+    if let StartTrigger::Approval { approved_by: by, hash } = &how
         && deployment::takes_turns(fleet, &operation.replica.plan, operation.deployment, operation.kind)
     {
-        let (by, hash, begins) = (by.clone(), *hash, ApprovalStart::Later);
-        let later =
-            OperationApproved { operation: id, replica, by, hash, incarnation: None, deadline: None, begins };
+        let (by, hash, begins) = (by.clone(), *hash, ApprovalStart::Queued);
+        let later = OperationApproved {
+            operation: id,
+            replica,
+            approved_by: by,
+            hash,
+            incarnation: None,
+            deadline: None,
+            start: begins,
+        };
         return draft.push(later);
     }
     let down = matches!(operation.kind, OperationKind::Stop | OperationKind::Delete);
@@ -130,9 +137,17 @@ impl FactDraft {
         deadline: Option<Time>,
     ) {
         match how {
-            StartTrigger::Approval { by, hash } => {
-                let begins = ApprovalStart::Now;
-                self.push(OperationApproved { operation, replica, by, hash, incarnation, deadline, begins });
+            StartTrigger::Approval { approved_by: by, hash } => {
+                let begins = ApprovalStart::Immediate;
+                self.push(OperationApproved {
+                    operation,
+                    replica,
+                    approved_by: by,
+                    hash,
+                    incarnation,
+                    deadline,
+                    start: begins,
+                });
             }
             StartTrigger::Dequeue => {
                 self.push(OperationStarted { operation, replica, incarnation, deadline });
@@ -143,9 +158,9 @@ impl FactDraft {
 
 /// Supersedes the running operation of the replica, for a stop or delete.
 fn supersede_running(fleet: &FleetState, operation: &StartingOperation<'_>, draft: &mut FactDraft) {
-    let running = operation.replica.operation.filter(|open| open.id != operation.id && open.begun);
+    let running = operation.replica.operation.filter(|open| open.id != operation.id && open.started);
     if let Some(running) = running.and_then(|open| fleet.operations().get(&open.id)) {
-        end(fleet, running, OperationEnd::Superseded { by: operation.id }, draft);
+        end(fleet, running, OperationEnd::Superseded { successor: operation.id }, draft);
     }
 }
 
@@ -174,7 +189,7 @@ fn first(
         | OperationKind::Update
         | OperationKind::Relocate
         | OperationKind::Restart => {
-            match live.iter().find(|incarnation| Some(incarnation.id) == operation.follows) {
+            match live.iter().find(|incarnation| Some(incarnation.id) == operation.starts_after) {
                 Some(old) => stops(old),
                 None => FirstCommand {
                     incarnation: operation.incarnation,
@@ -196,7 +211,7 @@ pub(crate) fn stop(
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
         effect: CommandEffect::Stop,
-        then,
+        end: then,
         deadline: Some(incarnation::stop_deadline(fleet, incarnation, ctx.now)),
     }
 }

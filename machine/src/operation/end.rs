@@ -25,8 +25,10 @@ pub(crate) fn end(fleet: &FleetState, operation: &Operation, how: OperationEnd, 
     let word = end_word(&how);
     let cause = match &how {
         OperationEnd::Failed { reason } => Some(reason.clone()),
-        OperationEnd::Rejected { by, reason } if reason.is_empty() => Some(format!("rejected by {by}")),
-        OperationEnd::Rejected { by, reason } => Some(format!("rejected by {by}: {reason}")),
+        OperationEnd::Rejected { rejected_by: by, reason } if reason.is_empty() => {
+            Some(format!("rejected by {by}"))
+        }
+        OperationEnd::Rejected { rejected_by: by, reason } => Some(format!("rejected by {by}: {reason}")),
         OperationEnd::Expired => Some("it was not approved in time".into()),
         OperationEnd::Succeeded | OperationEnd::Cancelled { .. } | OperationEnd::Superseded { .. } => None,
     };
@@ -52,15 +54,15 @@ pub(crate) fn end(fleet: &FleetState, operation: &Operation, how: OperationEnd, 
             replica: held.replica.clone(),
             node: held.node.clone(),
             end,
-            displaces: None,
+            reschedules: None,
             processes: Vec::new(),
-            again,
+            restart_backoff: again,
             mounts: Vec::new(),
         });
     }
     let replica = fleet.replicas().get(&operation.replica);
     let create = operation.kind == OperationKind::Create;
-    if create && !superseded && replica.is_some_and(|replica| replica.will == WillWord::Proposed) {
+    if create && !superseded && replica.is_some_and(|replica| replica.desired == WillWord::Proposed) {
         draft.push(ReplicaDeleted { name: operation.replica.clone(), volumes: Vec::new() });
     }
     if let Some(cause) = cause {

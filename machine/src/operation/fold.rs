@@ -24,13 +24,13 @@ const SETBACK: Duration = Duration::from_secs(1);
 /// Maximum number of ended operations kept for each replica.
 const KEPT: usize = 20;
 
-pub(crate) fn opened(
+pub(crate) fn created(
     fleet: &mut FleetState,
     fact: &OperationCreated,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
     let id = OperationId::issue(at.lineage, at.position);
-    let replica = fleet.want::<Replica>(&fact.replica)?;
+    let replica = fleet.require::<Replica>(&fact.replica)?;
     let (plan, version) =
         (replica.plan.clone(), fact.version.clone().unwrap_or_else(|| replica.deployment.clone()));
     // An operation without placement concerns the active incarnation.
@@ -42,7 +42,7 @@ pub(crate) fn opened(
     let needs = of.map(|(plan, of)| plan.version_of(of.generation)).filter(|needs| needs.has_volumes());
     let owns = || fleet.index().volumes.owned(&fact.replica).next().is_some();
     let stores = needs.is_some_and(|needs| needs.claims_by_name() || owns());
-    let by_rule = matches!(fact.by, Some(Requester::Rule(_)));
+    let by_rule = matches!(fact.requested_by, Some(Requester::Rule(_)));
     let brings_up = !matches!(fact.kind, OperationKind::Stop | OperationKind::Delete);
     fleet.bump::<Replica>(&fact.replica, at, |replica| {
         let gives_way = match fact.kind {
@@ -55,17 +55,25 @@ pub(crate) fn opened(
             | OperationKind::Stop
             | OperationKind::Delete => false,
         };
-        let open = Some(OpenOperation { id, kind: fact.kind, begun: false, gives_way, regains: false });
+        let open = Some(OpenOperation {
+            id,
+            kind: fact.kind,
+            started: false,
+            replaceable: gives_way,
+            regains: false,
+        });
         if replica.operation.is_none() {
             replica.operation = open;
         } else {
-            replica.next = open;
+            replica.queued_operation = open;
         }
         replica.operations.push(id);
         if brings_up {
             // A start by the plan's rule extends the sequence of restarts; any other ends it.
-            replica.row =
-                replica.again.filter(|_| by_rule).map(|again| RestartBackoff { at: at.time, row: again.row });
+            replica.last_restart = replica
+                .next_restart
+                .filter(|_| by_rule)
+                .map(|again| RestartBackoff { not_before: at.time, consecutive: again.consecutive });
         }
     })?;
     let state = match &fact.proposal {
@@ -78,11 +86,11 @@ pub(crate) fn opened(
         plan,
         kind: fact.kind,
         deployment: fact.deployment.clone(),
-        by: fact.by.clone().map(Box::new),
+        requested_by: fact.requested_by.clone().map(Box::new),
         version,
-        wants: fact.node.clone(),
+        required_node: fact.node.clone(),
         purpose: fact.purpose,
-        stores,
+        volume_bound: stores,
         state,
         hash: fact.proposal.map(|proposal| proposal.hash),
         approved: None,
@@ -100,17 +108,17 @@ pub(crate) fn approved(
     fact: &OperationApproved,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    let begins = fact.begins == ApprovalStart::Now;
-    let keeps_promise = fleet.want::<Operation>(&fact.operation)?.keeps_promise();
+    let begins = fact.start == ApprovalStart::Immediate;
+    let keeps_promise = fleet.require::<Operation>(&fact.operation)?.keeps_promise();
     let by = fleet.change_and(&fact.operation, |operation: &mut Operation| {
         operation.state = if begins { OperationState::Running } else { OperationState::Approved };
-        operation.approved = Some((fact.by.clone(), FactStamp::from(at)));
+        operation.approved = Some((fact.approved_by.clone(), FactStamp::from(at)));
         operation.incarnation = operation.incarnation.or(fact.incarnation);
         operation.meta.bump(at);
         incarnation::OperationRef::from(operation)
     })?;
     // An approval by the plan's own rule needed no decision.
-    let by_rule = matches!(fact.by, ApprovalActor::Rule(_)) && fact.by.policy().is_none();
+    let by_rule = matches!(fact.approved_by, ApprovalActor::Rule(_)) && fact.approved_by.policy().is_none();
     if !by_rule {
         decided(fleet, fact.operation, at)?;
     }
@@ -134,7 +142,7 @@ fn decided(
     operation: OperationId,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    let operation = fleet.want::<Operation>(&operation)?;
+    let operation = fleet.require::<Operation>(&operation)?;
     let plan = operation.plan.clone();
     let current = || fleet.plans().get(&plan).and_then(|plan| plan.current.clone());
     match operation.deployment.clone().or_else(current) {
@@ -145,45 +153,45 @@ fn decided(
 
 /// Returns the backoff after another failed move of the plan by a disruption.
 fn setback(plan: &Plan, run: IncarnationId, at: FactPosition) -> DrainBackoff {
-    let row = plan.setback.map_or(1, |last| last.row.saturating_add(1));
-    let cooldown = Duration::from_millis(*plan.policy().cooldown()).max(SETBACK);
-    DrainBackoff { until: at.time + incarnation::wait(cooldown, row), row, run }
+    let row = plan.setback.map_or(1, |last| last.consecutive.saturating_add(1));
+    let restart_delay = Duration::from_millis(*plan.policy().restart_delay()).max(SETBACK);
+    DrainBackoff { until: at.time + incarnation::wait(restart_delay, row), consecutive: row, run }
 }
 
 fn wills(replica: &mut Replica, kind: OperationKind) {
-    replica.will = match kind {
+    replica.desired = match kind {
         OperationKind::Create | OperationKind::Start => WillWord::Running,
         // The desired state is set already.
-        OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => replica.will,
+        OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => replica.desired,
         OperationKind::Stop => WillWord::Stopped,
         OperationKind::Delete => WillWord::Deleted,
     };
-    replica.downed &= replica.will == WillWord::Running;
-    replica.recovers &= replica.will == WillWord::Running;
-    if replica.will != WillWord::Running {
-        replica.again = None;
+    replica.down_after_drain &= replica.desired == WillWord::Running;
+    replica.recovers &= replica.desired == WillWord::Running;
+    if replica.desired != WillWord::Running {
+        replica.next_restart = None;
     }
 }
 
 fn note_begun(replica: &mut Replica, operation: OperationId, keeps_promise: bool) {
     let recovers = replica.recovers;
     if let Some(open) = replica.open_mut(operation) {
-        open.begun = true;
+        open.started = true;
         open.regains = recovers && open.kind == OperationKind::Start;
         replica.recovers = false;
         // Any started operation but a deployment's start cancels the scheduled restart.
         if !keeps_promise {
-            replica.again = None;
+            replica.next_restart = None;
         }
     }
 }
 
-pub(crate) fn begun(
+pub(crate) fn started(
     fleet: &mut FleetState,
     fact: &OperationStarted,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    let keeps_promise = fleet.want::<Operation>(&fact.operation)?.keeps_promise();
+    let keeps_promise = fleet.require::<Operation>(&fact.operation)?.keeps_promise();
     let by = fleet.change_and(&fact.operation, |operation: &mut Operation| {
         if operation.state == OperationState::Approved {
             operation.state = OperationState::Running;
@@ -233,10 +241,10 @@ pub(crate) fn close(
     at: FactPosition,
     version: VersionUpdate,
 ) -> Result<(), StateContradiction> {
-    let operation = fleet.want::<Operation>(&id)?;
+    let operation = fleet.require::<Operation>(&id)?;
     let (replica, plan, kind) = (operation.replica.clone(), operation.plan.clone(), operation.kind);
     let succeeded = *end == OperationEnd::Succeeded;
-    let evicts = operation.evicts();
+    let evicts = operation.is_drain();
     let keeps_promise = operation.keeps_promise();
     let stops = rebalance::stops_after(operation, end);
     let failed = matches!(end, OperationEnd::Failed { .. });
@@ -245,7 +253,7 @@ pub(crate) fn close(
     // The end of a waiting start fulfils the rule's promise, unless the start was superseded or cancelled.
     let begun = matches!(operation.state, OperationState::Running);
     let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
-    let fulfilled = matches!(operation.by.as_deref(), Some(Requester::Rule(_))) && !begun && !kept;
+    let fulfilled = matches!(operation.requested_by.as_deref(), Some(Requester::Rule(_))) && !begun && !kept;
     let undone = begun && replaces && (aborted || failed);
     let rests = operation.deployment.clone().filter(|_| succeeded).map(|name| (plan.clone(), name));
     // A deployment handles the ends of its own pending operations.
@@ -259,34 +267,34 @@ pub(crate) fn close(
             VersionUpdate::Touch => operation.meta.touch(at),
         }
     })?;
-    let undone = undone && is_down(fleet, fleet.want::<Replica>(&replica)?);
-    let restarts = fleet.want::<Plan>(&plan)?.policy().restart() != &RestartPolicy::Never;
+    let undone = undone && is_down(fleet, fleet.require::<Replica>(&replica)?);
+    let restarts = fleet.require::<Plan>(&plan)?.policy().restart() != &RestartPolicy::Never;
     fleet.touch::<Replica>(&replica, at, |replica| {
         if undone {
             // After a failure the rule decides: when the remaining incarnation ends, or it has decided
             // already.
-            let by_rule = if replica.active.is_some() { restarts } else { replica.again.is_some() };
-            replica.recovers = replica.will == WillWord::Running && (aborted || by_rule);
+            let by_rule = if replica.active.is_some() { restarts } else { replica.next_restart.is_some() };
+            replica.recovers = replica.desired == WillWord::Running && (aborted || by_rule);
         }
-        if replica.next.is_some_and(|next| next.id == id) {
-            replica.next = None;
+        if replica.queued_operation.is_some_and(|next| next.id == id) {
+            replica.queued_operation = None;
         }
         if replica.operation.is_some_and(|current| current.id == id) {
-            replica.operation = replica.next.take();
+            replica.operation = replica.queued_operation.take();
         }
         if fulfilled || keeps_promise && begun && !kept {
-            (replica.again, replica.recovers) = (None, false);
+            (replica.next_restart, replica.recovers) = (None, false);
         }
         // The failed move had stopped the replica first.
         if evicts && failed && replica.active.as_ref().is_none_or(|active| !active.healthy) {
-            replica.downed = replica.will == WillWord::Running;
+            replica.down_after_drain = replica.desired == WillWord::Running;
         }
     })?;
     if let Some(key) = rests.filter(|key| fleet.deployments().get(key).is_some()) {
-        fleet.change::<Deployment>(&key, |deployment| deployment.rested = Some(at.time))?;
+        fleet.change::<Deployment>(&key, |deployment| deployment.last_success = Some(at.time))?;
         deployment::progress(fleet, &key.0, &key.1, at)?;
     }
-    let run = fleet.want::<Replica>(&replica)?.active.as_ref().map(|active| active.incarnation);
+    let run = fleet.require::<Replica>(&replica)?.active.as_ref().map(|active| active.incarnation);
     fleet.touch::<Plan>(&plan, at, |plan| {
         *plan.totals.entry((kind, end_word(end).word().to_owned())).or_default() += 1;
         if let (Some(rebalance), Some(_)) = (&mut plan.rebalance, &stops) {
@@ -309,7 +317,7 @@ pub(crate) fn close(
     })?;
     let open = |id: &OperationId| fleet.operations().get(id).is_some_and(Operation::is_open);
     let over: Vec<_> =
-        fleet.want::<Replica>(&replica)?.operations.iter().filter(|id| !open(id)).copied().collect();
+        fleet.require::<Replica>(&replica)?.operations.iter().filter(|id| !open(id)).copied().collect();
     let gone = over[..over.len().saturating_sub(KEPT)].to_vec();
     if gone.is_empty() {
         return Ok(());

@@ -22,7 +22,7 @@ pub(crate) struct OperationRequest<'a> {
     /// Deployment that requests the operation, if any.
     pub(crate) deployment: Option<&'a DeploymentName>,
     /// Other requester, or the rule of the deployment.
-    pub(crate) by: Option<Requester>,
+    pub(crate) requested_by: Option<Requester>,
     /// Deployment whose version the replica gets, if that differs from its current one.
     pub(crate) version: Option<&'a DeploymentName>,
     /// Required node, if any.
@@ -37,7 +37,7 @@ impl<'a> OperationRequest<'a> {
         OperationRequest {
             kind,
             deployment: Some(deployment),
-            by: None,
+            requested_by: None,
             version: None,
             node: None,
             purpose: None,
@@ -46,7 +46,14 @@ impl<'a> OperationRequest<'a> {
 
     /// Returns the request of another requester.
     pub(crate) fn by(kind: OperationKind, by: Option<Requester>) -> OperationRequest<'a> {
-        OperationRequest { kind, deployment: None, by, version: None, node: None, purpose: None }
+        OperationRequest {
+            kind,
+            deployment: None,
+            requested_by: by,
+            version: None,
+            node: None,
+            purpose: None,
+        }
     }
 }
 
@@ -61,11 +68,11 @@ pub(crate) fn open(
 ) {
     let mut waiting: Vec<&Operation> = replica
         .open()
-        .filter(|open| !open.begun)
+        .filter(|open| !open.started)
         .filter_map(|open| fleet.operations().get(&open.id))
         .collect();
     waiting.reverse();
-    if replica.will == WillWord::Proposed && want.kind == OperationKind::Delete {
+    if replica.desired == WillWord::Proposed && want.kind == OperationKind::Delete {
         // The replica was never approved: it is deleted with its create.
         for operation in &waiting {
             let reason = "the replica is no longer requested".to_owned();
@@ -80,7 +87,7 @@ pub(crate) fn open(
     let before = waiting.iter().map(|operation| 1 + u64::from(holds_place(fleet, operation).is_some())).sum();
     let id = OperationId::issue(ctx.lineage, draft.position().plus(before));
     for operation in waiting {
-        end(fleet, operation, OperationEnd::Superseded { by: id }, draft);
+        end(fleet, operation, OperationEnd::Superseded { successor: id }, draft);
     }
     let Some(plan) = fleet.plans().get(&replica.plan) else { return };
     let changed = changed_in_place(fleet, plan, replica, want);
@@ -92,7 +99,8 @@ pub(crate) fn open(
     let proposal = ApprovalProposal { hash, expires: ctx.now + plan.policy().timeouts().approval() };
     let proposal = (down || changed.is_some()).then_some(proposal);
     push_opened(&replica.name, want, proposal, draft);
-    let Some(by) = rule(plan, want.kind, want.by.as_ref()).filter(|_| down || changed.is_some()) else {
+    let Some(by) = rule(plan, want.kind, want.requested_by.as_ref()).filter(|_| down || changed.is_some())
+    else {
         return;
     };
     let operation = StartingOperation {
@@ -101,9 +109,9 @@ pub(crate) fn open(
         replica,
         deployment: want.deployment,
         incarnation: changed.map(|(incarnation, _)| incarnation.id),
-        follows: None,
+        starts_after: None,
     };
-    begin(fleet, &operation, StartTrigger::Approval { by, hash }, ctx, draft);
+    begin(fleet, &operation, StartTrigger::Approval { approved_by: by, hash }, ctx, draft);
 }
 
 /// Pushes the fact that creates an operation, without ending others.
@@ -117,7 +125,7 @@ pub(crate) fn push_opened(
         replica: replica.clone(),
         kind: want.kind,
         deployment: want.deployment.cloned(),
-        by: want.by.clone(),
+        requested_by: want.requested_by.clone(),
         version: want.version.cloned(),
         node: want.node.cloned(),
         proposal,
@@ -142,6 +150,6 @@ fn changed_in_place<'a>(
     let from = fleet.deployment(&plan.name, &active.deployment)?;
     let claims = plan.version_of(from.generation).claims(&replica.name).eq(version.claims(&replica.name));
     let mounts = volume::names(version, &replica.name);
-    let alike = version.amounts() == active.amounts && mounts == active.ties.mounts;
+    let alike = version.resources() == active.resources && mounts == active.ties.mounts;
     (can && runs && alike && claims).then_some((active, to))
 }

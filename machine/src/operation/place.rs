@@ -42,7 +42,7 @@ pub(crate) fn prepare(
         return Some(draft.done());
     }
     // The rest of an earlier incarnation must end first: a replica has at most two reservations.
-    if replica.passive.is_some() {
+    if replica.secondary.is_some() {
         return None;
     }
     let stored = volume::stored(fleet, version, &replica.name);
@@ -71,14 +71,14 @@ pub(crate) fn prepare(
         Err(_) if deployment::takes_over(fleet, plan, operation, replica) => {
             deployment::take_over(fleet, plan, replica, &mut draft);
         }
-        Err(reasons) if reasons == plan.unfit || !speaks => return None,
+        Err(reasons) if reasons == plan.unschedulable || !speaks => return None,
         Err(reasons) => draft.push(PlanUnschedulable { plan: plan.name.clone(), reasons }),
     }
     Some(draft.done())
 }
 
 /// Whether the operation, if it finds no placement, is replaced by the current deployment's version.
-pub(crate) fn gives_way(fleet: &FleetState, plan: &Plan, operation: OperationId) -> bool {
+pub(crate) fn is_replaceable(fleet: &FleetState, plan: &Plan, operation: OperationId) -> bool {
     let operation = fleet.operations().get(&operation);
     let replica = operation.and_then(|operation| fleet.replicas().get(&operation.replica));
     operation
@@ -97,7 +97,8 @@ pub(crate) fn place_of_move(
     let version = plan.version_of(deployment.generation);
     let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let stored = volume::stored(fleet, version, &replica.name).ok()?;
-    let sought = SearchCriteria { kind: OperationKind::Relocate, wants: None, why: ReasonUse::Unread };
+    let sought =
+        SearchCriteria { kind: OperationKind::Relocate, required_node: None, why: ReasonUse::Unread };
     let found = find(fleet, search, plan, &sought, (replica, old), (deployment, version), &stored);
     found.ok().map(|found| found.place)
 }
@@ -112,7 +113,7 @@ fn on_node(fleet: &FleetState, plan: &Plan, node: &Node) -> NodeCount {
 struct SearchCriteria<'a> {
     kind: OperationKind,
     /// Required node, if any.
-    wants: Option<&'a NodeName>,
+    required_node: Option<&'a NodeName>,
     why: ReasonUse,
 }
 
@@ -126,14 +127,18 @@ enum ReasonUse {
 
 impl<'a> SearchCriteria<'a> {
     fn by(operation: &'a Operation) -> SearchCriteria<'a> {
-        SearchCriteria { kind: operation.kind, wants: operation.wants.as_ref(), why: ReasonUse::Told }
+        SearchCriteria {
+            kind: operation.kind,
+            required_node: operation.required_node.as_ref(),
+            why: ReasonUse::Told,
+        }
     }
 }
 
 /// Placement, and the incarnation that must end before its use.
 struct FoundPlacement {
     place: NodePlacement,
-    follows: Option<IncarnationId>,
+    starts_after: Option<IncarnationId>,
 }
 
 fn find(
@@ -152,16 +157,16 @@ fn find(
     {
         return Err(vec![UnschedulableReason { reason, count: 0, nodes: Vec::new() }]);
     }
-    let follows = old.filter(|_| stop_first).map(|old| old.id);
+    let starts_after = old.filter(|_| stop_first).map(|old| old.id);
     if let Some(old) = old.filter(|_| stop_first)
-        && sought.wants.is_none()
+        && sought.required_node.is_none()
         && sought.kind != OperationKind::Relocate
         && let Some(place) = stays(fleet, plan, version, old, stored)
     {
-        return Ok(FoundPlacement { place, follows });
+        return Ok(FoundPlacement { place, starts_after });
     }
     let limits = PlacementConstraints {
-        only: sought.wants,
+        only: sought.required_node,
         not: old.filter(|_| sought.kind == OperationKind::Relocate).map(|old| &old.node),
         own: old,
         held: None,
@@ -176,7 +181,7 @@ fn find(
     let near = near
         .and_then(|near| search.place(fleet, &need, &PlacementConstraints { only: Some(near), ..limits }));
     match near.or_else(|| search.place(fleet, &need, &limits)) {
-        Some(place) => Ok(FoundPlacement { place, follows }),
+        Some(place) => Ok(FoundPlacement { place, starts_after }),
         None if sought.why == ReasonUse::Unread => Err(Vec::new()),
         None => Err(scheduler::explain(fleet, &need, &limits)),
     }
@@ -195,7 +200,7 @@ fn stops_first(
         |old: &Incarnation| volume::names(version, replica).iter().any(|name| old.ties.mounts.contains(name));
     let by_kind = match kind {
         OperationKind::Restart => true,
-        OperationKind::Update => *plan.policy().update() == UpdateOrder::StopFirst,
+        OperationKind::Update => *plan.policy().update_order() == UpdateOrder::StopFirst,
         OperationKind::Create
         | OperationKind::Start
         | OperationKind::Relocate
@@ -262,17 +267,22 @@ impl<'a> OutdatedReservation<'a> {
     /// Other reasons why the policy forbids the placement: affinity, and the order of updates.
     fn unwanted(&self, fleet: &FleetState, operation: &Operation) -> Option<String> {
         let (policy, limits, node) = (self.plan.policy(), self.limits(), &self.node.name);
-        if let Some(reason) = scheduler::strain(fleet, policy, node, &limits, AffinityFilter::RequiredOnly) {
+        if let Some(reason) =
+            scheduler::violated_affinities(fleet, policy, node, &limits, AffinityFilter::RequiredOnly)
+        {
             return Some(reason);
         }
-        let strained = scheduler::strain(fleet, policy, node, &limits, AffinityFilter::All);
-        if let Some(reason) = strained.filter(|strained| self.held.ties.strained.as_ref() != Some(strained)) {
+        let affinity_violated =
+            scheduler::violated_affinities(fleet, policy, node, &limits, AffinityFilter::All);
+        if let Some(reason) =
+            affinity_violated.filter(|strained| self.held.ties.affinity_violated.as_ref() != Some(strained))
+        {
             return Some(reason);
         }
         let (_, version) = version_of(fleet, self.plan, operation)?;
         let stop_first = self.old.is_some()
             && stops_first(self.plan, operation.kind, &operation.replica, version, self.old);
-        (stop_first != self.held.ties.follows.is_some())
+        (stop_first != self.held.ties.starts_after.is_some())
             .then(|| "its replicas are updated in another order".into())
     }
 }
@@ -293,13 +303,13 @@ fn stays(
     stored: &[ExistingVolume],
 ) -> Option<NodePlacement> {
     let node = fleet.nodes().get(&old.node)?;
-    if node.state != NodeState::Allocated || !node.is_undisturbed() {
+    if node.state != NodeState::Allocated || !node.is_schedulable() {
         return None;
     }
     let policy = plan.policy();
     let limits = PlacementConstraints { own: Some(old), ..PlacementConstraints::default() };
     let alone = !scheduler::is_shared(policy, on_node(fleet, plan, node), &node.name, &limits);
-    let more = version.amounts().less(old.amounts);
+    let more = version.resources().less(old.resources);
     let places = &fleet.index().places;
     let storage = scheduler::storage(version, stored, &node.name);
     let near = stored.iter().all(|volume| node.cluster.as_ref() == Some(&volume.cluster));
@@ -307,9 +317,12 @@ fn stays(
         && near
         && places.lacks_storage(&node.name, &storage).is_none()
         && scheduler::unfit_class(fleet, policy, node).is_none();
-    let firm = scheduler::strain(fleet, policy, &node.name, &limits, AffinityFilter::RequiredOnly);
-    let strained = scheduler::strain(fleet, policy, &node.name, &limits, AffinityFilter::All);
-    let place = NodePlacement { node: node.name.clone(), domain: node.spec.domain.clone(), strained };
+    let firm =
+        scheduler::violated_affinities(fleet, policy, &node.name, &limits, AffinityFilter::RequiredOnly);
+    let affinity_violated =
+        scheduler::violated_affinities(fleet, policy, &node.name, &limits, AffinityFilter::All);
+    let place =
+        NodePlacement { node: node.name.clone(), domain: node.spec.domain.clone(), affinity_violated };
     (alone && fits && firm.is_none()).then_some(place)
 }
 
@@ -329,13 +342,13 @@ fn reserve(
     draft: &mut FactDraft,
 ) {
     let (policy, version) = (plan.policy(), plan.version_of(deployment.generation));
-    let FoundPlacement { place, follows } = found;
-    let rule = rule(plan, operation.kind, operation.by.as_deref());
+    let FoundPlacement { place, starts_after: follows } = found;
+    let rule = rule(plan, operation.kind, operation.requested_by.as_deref());
     if let Some(reason) = obstacle(fleet, &place.node, version).filter(|_| rule.is_some()) {
         end(fleet, operation, OperationEnd::Failed { reason }, draft);
         return;
     }
-    let where_to = (&place.node, *follows, place.strained.as_deref());
+    let where_to = (&place.node, *follows, place.affinity_violated.as_deref());
     let hash = up_hash(operation.kind, &replica.name, where_to, deployment);
     let incarnation = draft.id();
     draft.push(IncarnationReserved {
@@ -343,12 +356,12 @@ fn reserve(
         replica: replica.name.clone(),
         node: place.node.clone(),
         deployment: deployment.name.clone(),
-        amounts: version.amounts(),
-        volumes: scheduler::storage(version, stored, &place.node),
+        resources: version.resources(),
+        reserved_storage: scheduler::storage(version, stored, &place.node),
         proposal: ApprovalProposal { hash, expires: ctx.now + policy.timeouts().approval() },
-        follows: *follows,
+        starts_after: *follows,
         groups: policy.groups(),
-        strained: place.strained.clone(),
+        affinity_violated: place.affinity_violated.clone(),
         mounts: volume::names(version, &replica.name),
     });
     let Some(by) = rule else { return };
@@ -358,9 +371,9 @@ fn reserve(
         replica,
         deployment: operation.deployment.as_ref(),
         incarnation: Some(incarnation),
-        follows: *follows,
+        starts_after: *follows,
     };
-    let how = StartTrigger::Approval { by, hash };
+    let how = StartTrigger::Approval { approved_by: by, hash };
     begin(fleet, &begun, how, ctx, draft);
 }
 
@@ -373,10 +386,10 @@ pub(super) fn up_hash(
     deployment: &Deployment,
 ) -> Digest {
     let version = deployment.version.bits().to_be_bytes();
-    let follows = follows.map(|id| id.to_string());
+    let starts_after = follows.map(|id| id.to_string());
     let mut parts =
         vec![kind.word().as_bytes(), replica.as_str().as_bytes(), node.as_str().as_bytes(), &version];
-    parts.extend(follows.as_ref().map(String::as_bytes));
+    parts.extend(starts_after.as_ref().map(String::as_bytes));
     parts.extend(strained.map(str::as_bytes));
     Digest::of(&parts)
 }

@@ -19,7 +19,7 @@ fn world(nodes: usize, more: &Value) -> TestFleet {
 
 fn create(world: &mut TestFleet, name: &str, count: u32, turn: &str) {
     let spec = json!({"count": count, "coordinates": {"app": {"version": name}}});
-    world.must("deployment.create", &json!({"plan": "web", "name": name, "spec": spec, "turn": turn}));
+    world.must("deployment.create", &json!({"plan": "web", "name": name, "spec": spec, "overlap": turn}));
     world.run();
 }
 
@@ -40,7 +40,7 @@ fn incarnation(world: &TestFleet, id: IncarnationId) -> &Incarnation {
 fn asked(world: &TestFleet) -> Vec<(String, Option<CommandEffect>)> {
     let live = world.fleet.incarnations().sorted();
     let live = live.iter().filter(|incarnation| incarnation.is_live());
-    live.map(|incarnation| (incarnation.deployment.to_string(), incarnation.asked)).collect()
+    live.map(|incarnation| (incarnation.deployment.to_string(), incarnation.last_effect)).collect()
 }
 
 #[test]
@@ -58,14 +58,14 @@ fn a_cancelled_deployment_aborts_an_update_beside_the_old_run_which_never_stops(
         assert_eq!(world.deployment("d2"), "in progress");
         cancel(&mut world, "d2");
         assert_eq!(world.deployment("d2"), "cancelled", "nothing of it is waited for");
-        assert_eq!(incarnation(&world, new).asked, Some(CommandEffect::Stop));
+        assert_eq!(incarnation(&world, new).last_effect, Some(CommandEffect::Stop));
         assert_eq!((world.phases(), world.kinds()), (vec!["running", "running"], vec![]));
         world.report(new, ended(IncarnationExit::Clean));
         assert_eq!(world.free_cpu(), free, "its reservation is released");
         let old = ("d1".to_owned(), Some(CommandEffect::Ensure));
         assert_eq!(asked(&world), [old.clone(), old], "the old incarnations continue");
         let refusal = world.ask("deployment.pause", &json!({"plan": "web", "name": "d2"}));
-        assert_eq!(refusal.expect_err("it has ended").code, RefusalCode::BadTransition);
+        assert_eq!(refusal.expect_err("it has ended").code, RefusalCode::InvalidTransition);
     }
 }
 
@@ -77,7 +77,7 @@ fn an_update_whose_new_run_is_ready_completes() {
     create(&mut world, "d2", 2, "queue");
     let new = world.asked().next().expect("one is updated");
     world.report(new, ready());
-    let old = replica(&world).passive.expect("the old run ends").incarnation;
+    let old = replica(&world).secondary.expect("the old run ends").incarnation;
     cancel(&mut world, "d2");
     assert_eq!(world.deployment("d2"), "ending, cancelled", "it is past the point of no return");
     world.report(old, ended(IncarnationExit::Clean));
@@ -90,18 +90,22 @@ fn an_update_whose_new_run_is_ready_completes() {
 
 #[test]
 fn what_was_stopped_first_runs_again_whatever_the_rule_says() {
-    for restart in ["never", "best_effort", "always"] {
+    for restart in ["never", "on_failure", "always"] {
         for moment in ["stopping", "creating", "starting"] {
-            let mut world = world(2, &json!({"restart": restart, "update": "stop_first"}));
+            let mut world = world(2, &json!({"restart": restart, "update_order": "stop_first"}));
             create(&mut world, "d1", 1, "queue");
             world.obey();
             let old = replica(&world).active.expect("it runs").incarnation;
             create(&mut world, "d2", 1, "queue");
-            assert_eq!(incarnation(&world, old).asked, Some(CommandEffect::Stop), "it is stopped first");
+            assert_eq!(
+                incarnation(&world, old).last_effect,
+                Some(CommandEffect::Stop),
+                "it is stopped first"
+            );
             if moment != "stopping" {
                 world.report(old, ended(IncarnationExit::Clean));
                 let new = replica(&world).active.expect("it is started").incarnation;
-                assert_eq!(incarnation(&world, new).asked, Some(CommandEffect::Ensure));
+                assert_eq!(incarnation(&world, new).last_effect, Some(CommandEffect::Ensure));
                 if moment == "starting" {
                     world.report(new, ObservedState::NotReady { processes: vec![] });
                 }
@@ -109,7 +113,11 @@ fn what_was_stopped_first_runs_again_whatever_the_rule_says() {
             cancel(&mut world, "d2");
             assert_eq!(world.deployment("d2"), "cancelled", "{restart}, {moment}");
             let left = replica(&world).active.expect("it is not over").incarnation;
-            assert_eq!(incarnation(&world, left).asked, Some(CommandEffect::Stop), "{restart}, {moment}");
+            assert_eq!(
+                incarnation(&world, left).last_effect,
+                Some(CommandEffect::Stop),
+                "{restart}, {moment}"
+            );
             world.report(left, ended(IncarnationExit::Clean));
             world.obey();
             assert_eq!(world.phases(), ["running"], "{restart}, {moment}");
@@ -121,7 +129,7 @@ fn what_was_stopped_first_runs_again_whatever_the_rule_says() {
 
 #[test]
 fn a_run_that_a_person_stopped_is_not_started_again_because_an_update_was_aborted() {
-    let mut world = world(2, &json!({"restart": "always", "update": "stop_first"}));
+    let mut world = world(2, &json!({"restart": "always", "update_order": "stop_first"}));
     create(&mut world, "d1", 1, "queue");
     world.obey();
     create(&mut world, "d2", 1, "queue");
@@ -149,8 +157,8 @@ fn replicas_that_were_being_created_go_and_those_that_run_stay() {
 
 #[test]
 fn a_version_that_never_becomes_ready_gives_way_to_the_one_that_supersedes_it() {
-    for update in ["beside", "stop_first"] {
-        let mut world = world(4, &json!({"restart": "never", "update": update}));
+    for update in ["start_first", "stop_first"] {
+        let mut world = world(4, &json!({"restart": "never", "update_order": update}));
         create(&mut world, "good", 3, "queue");
         world.obey();
         create(&mut world, "hung", 3, "queue");
@@ -189,14 +197,18 @@ fn what_runs_of_a_deployment_that_fails_settles_unless_that_is_cancelled_or_supe
         create(&mut world, "d1", 2, "queue");
         world.obey();
         let spec = json!({
-            "count": 2, "coordinates": {"app": {"version": "d2"}}, "strategy": {"rolling": {"wave": 2}},
+            "count": 2, "coordinates": {"app": {"version": "d2"}}, "strategy": {"rolling": {"max_parallel": 2}},
         });
         world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
         world.run();
         let [bad, other] = world.asked().collect::<Vec<_>>()[..] else { panic!("two are updated") };
-        world.report(bad, failed(RetryClass::Never));
+        world.report(bad, failed(RetryClass::Permanent));
         assert_eq!(world.deployment("d2"), "ending, failed");
-        assert_eq!(incarnation(&world, other).asked, Some(CommandEffect::Ensure), "its sibling continues");
+        assert_eq!(
+            incarnation(&world, other).last_effect,
+            Some(CommandEffect::Ensure),
+            "its sibling continues"
+        );
         match how {
             "settles" => {
                 world.report(other, ready());
@@ -219,7 +231,7 @@ fn what_runs_of_a_deployment_that_fails_settles_unless_that_is_cancelled_or_supe
 
 #[test]
 fn a_run_that_is_stopped_for_an_update_that_is_aborted_is_not_updated_again_before_it_runs_again() {
-    let mut world = world(3, &json!({"restart": "never", "update": "stop_first"}));
+    let mut world = world(3, &json!({"restart": "never", "update_order": "stop_first"}));
     create(&mut world, "d1", 1, "queue");
     world.obey();
     let old = replica(&world).active.expect("it runs").incarnation;
@@ -240,7 +252,10 @@ fn a_stop_that_is_asked_for_and_rejected_leaves_what_an_abort_starts_again() {
     let kinds = OperationKind::ALL.iter().map(|kind| (kind.word().to_owned(), json!("automatic")));
     let mut approval = Value::Object(kinds.collect());
     approval["stop"] = json!("manual");
-    world.plan_with("automatic", &json!({"restart": "never", "update": "stop_first", "approval": approval}));
+    world.plan_with(
+        "automatic",
+        &json!({"restart": "never", "update_order": "stop_first", "approval": approval}),
+    );
     create(&mut world, "d1", 1, "queue");
     world.obey();
     let old = replica(&world).active.expect("it runs").incarnation;
@@ -261,12 +276,12 @@ fn a_plan_that_is_deleted_does_not_wait_for_what_runs_of_a_deployment_that_faile
     create(&mut world, "d1", 2, "queue");
     world.obey();
     let spec = json!({
-        "count": 2, "coordinates": {"app": {"version": "d2"}}, "strategy": {"rolling": {"wave": 2}},
+        "count": 2, "coordinates": {"app": {"version": "d2"}}, "strategy": {"rolling": {"max_parallel": 2}},
     });
     world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
     world.run();
     let bad = world.asked().next().expect("two are updated");
-    world.report(bad, failed(RetryClass::Never));
+    world.report(bad, failed(RetryClass::Permanent));
     assert_eq!(world.deployment("d2"), "ending, failed");
     world.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
     world.run();
@@ -309,7 +324,7 @@ fn delete(world: &mut TestFleet, deployment: &str) -> OperationId {
 
 #[test]
 fn a_canary_that_is_withdrawn_does_not_wait_for_the_approval_of_a_delete() {
-    for end in ["deployment.withdraw", "deployment.cancel"] {
+    for end in ["deployment.rollback", "deployment.cancel"] {
         let mut world = world_with_manual_deletes();
         let spec = json!({"count": 3, "coordinates": {"app": {"version": "d2"}}, "strategy": {"canary": {"count": 1}}});
         world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
@@ -378,7 +393,7 @@ fn an_old_replica_whose_delete_may_be_rejected_is_still_there() {
 fn creates_that_wait_for_their_turn_go_with_their_deployment() {
     let mut world = world(4, &json!({"sharing": "allowed"}));
     manual_deletes(&mut world);
-    let spec = json!({"count": 3, "strategy": {"rolling": {"wave": 1}}});
+    let spec = json!({"count": 3, "strategy": {"rolling": {"max_parallel": 1}}});
     world.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": spec}));
     world.run();
     assert_eq!(world.asked().count(), 1, "the others are queued");
@@ -406,7 +421,7 @@ fn a_drain_moves_a_replica_as_soon_as_its_update_is_aborted() {
     world.obey();
     let node = replica(&world).active.expect("it runs").node;
     create(&mut world, "hung", 1, "queue");
-    let spec = json!({"evict": "yes"});
+    let spec = json!({"action": "drain"});
     world.must("disruption.schedule", &json!({"node": node, "name": "x", "spec": spec}));
     world.must("disruption.approve", &json!({"node": node, "name": "x"}));
     world.run();
@@ -439,10 +454,10 @@ fn superseded(restart: &str, wave: u32) -> TestFleet {
 
 /// As [`superseded`]; calls `then` once `d1` is completed.
 fn superseded_after(restart: &str, wave: u32, then: impl Fn(&mut TestFleet)) -> TestFleet {
-    let mut world = world(4, &json!({"restart": restart, "update": "stop_first"}));
-    let spec = |name: &str| json!({"count": 3, "coordinates": {"app": {"version": name}}, "strategy": {"rolling": {"wave": wave}}});
+    let mut world = world(4, &json!({"restart": restart, "update_order": "stop_first"}));
+    let spec = |name: &str| json!({"count": 3, "coordinates": {"app": {"version": name}}, "strategy": {"rolling": {"max_parallel": wave}}});
     for name in ["d1", "d2", "d3"] {
-        let ask = json!({"plan": "web", "name": name, "spec": spec(name), "turn": "supersede"});
+        let ask = json!({"plan": "web", "name": name, "spec": spec(name), "overlap": "supersede"});
         world.must("deployment.create", &ask);
         world.run();
         if name == "d1" {
@@ -454,12 +469,12 @@ fn superseded_after(restart: &str, wave: u32, then: impl Fn(&mut TestFleet)) -> 
 }
 
 fn stopping(world: &TestFleet) -> Option<IncarnationId> {
-    world.asked().find(|id| incarnation(world, *id).asked == Some(CommandEffect::Stop))
+    world.asked().find(|id| incarnation(world, *id).last_effect == Some(CommandEffect::Stop))
 }
 
 #[test]
 fn what_an_abort_stopped_runs_again_before_the_next_deployment_touches_it() {
-    for restart in ["never", "best_effort", "always"] {
+    for restart in ["never", "on_failure", "always"] {
         let mut world = superseded(restart, 3);
         assert_eq!(world.deployment("d3"), "in progress", "{restart}");
         // All incarnations of `d1` are stopping; nothing of `d3` starts before `d1` is started again.
@@ -483,28 +498,30 @@ fn what_an_abort_stopped_runs_again_before_the_next_deployment_touches_it() {
 fn what_has_no_node_does_not_hurry_the_next_deployment_past_what_is_brought_back() {
     for (fits, deployment) in [(true, "d1"), (false, "d3")] {
         let mut world = superseded_after("never", 1, |world| {
-            let spec = json!({"domain": "d1", "total": {"cpu": 1, "memory": 1, "disk": 0}});
+            let spec = json!({"domain": "d1", "resources": {"cpu": 1, "memory": 1, "disk": 0}});
             world.must("node.apply", &json!({"name": "tiny", "cluster": "local", "spec": spec}));
             let last = world.fleet.replicas().sorted().last().expect("a replica").name.clone();
             world.must("replica.relocate", &json!({"name": last, "node": "tiny"}));
             world.run();
-            assert!(!world.fleet.plans().get("web").expect("the plan").unfit.is_empty());
+            assert!(!world.fleet.plans().get("web").expect("the plan").unschedulable.is_empty());
         });
-        let stops =
-            world.asked().filter(|id| incarnation(&world, *id).asked == Some(CommandEffect::Stop)).count();
+        let stops = world
+            .asked()
+            .filter(|id| incarnation(&world, *id).last_effect == Some(CommandEffect::Stop))
+            .count();
         assert_eq!(stops, 1);
         let first = stopping(&world).expect("one was stopped for d2");
         if !fits {
             // No node is available for it any more.
             let selectors = json!({"disk": "ssd"});
-            let more = json!({"restart": "never", "update": "stop_first", "selectors": selectors});
+            let more = json!({"restart": "never", "update_order": "stop_first", "selectors": selectors});
             world.plan_with("automatic", &more);
         }
         world.report(first, ended(IncarnationExit::Clean));
         let of = incarnation(&world, first).replica.clone();
         let replica = world.fleet.replicas().get(&of).expect("the replica");
         assert_eq!(replica.deployment.as_str(), deployment, "fits: {fits}");
-        let back = replica.active.as_ref().map(|run| incarnation(&world, run.incarnation).asked);
+        let back = replica.active.as_ref().map(|run| incarnation(&world, run.incarnation).last_effect);
         assert_eq!(back, fits.then_some(Some(CommandEffect::Ensure)));
     }
 }
@@ -533,8 +550,8 @@ fn no_other_replica_is_stopped_while_one_is_brought_back() {
 
 #[test]
 fn a_start_for_a_deployment_that_is_cancelled_leaves_what_the_rule_had_promised() {
-    for (restart, phase) in [("always", "running"), ("best_effort", "running"), ("never", "failed")] {
-        let mut world = world(3, &json!({"restart": restart, "cooldown": 60_000}));
+    for (restart, phase) in [("always", "running"), ("on_failure", "running"), ("never", "failed")] {
+        let mut world = world(3, &json!({"restart": restart, "restart_delay": 60_000}));
         create(&mut world, "d1", 1, "queue");
         world.obey();
         let crash = |world: &mut TestFleet| {

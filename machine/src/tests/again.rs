@@ -9,7 +9,7 @@ use crate::testing::{TestFleet, crashed, ended, failed};
 
 fn world(restart: &str) -> TestFleet {
     let mut world = TestFleet::with_nodes(2);
-    world.plan_with("manual", &json!({"restart": restart, "cooldown": 10_000}));
+    world.plan_with("manual", &json!({"restart": restart, "restart_delay": 10_000}));
     world.running("d1", 1);
     world
 }
@@ -27,8 +27,8 @@ fn each_rule_starts_what_it_should_and_nothing_else() {
     let table = [
         ("always", crashed(), true),
         ("always", ended(IncarnationExit::Clean), true),
-        ("best_effort", crashed(), true),
-        ("best_effort", ended(IncarnationExit::Clean), false),
+        ("on_failure", crashed(), true),
+        ("on_failure", ended(IncarnationExit::Clean), false),
         ("never", crashed(), false),
         ("never", ended(IncarnationExit::Clean), false),
     ];
@@ -60,7 +60,7 @@ fn the_first_start_is_at_once_the_next_wait_twice_as_long_each_time_and_a_long_r
     let mut last = world.now;
     for wait in [0, 10, 20, 40, 80, 160, 320, 320] {
         world.report(run(&world), crashed());
-        let promised = replica(&world).again.map(|again| again.at);
+        let promised = replica(&world).next_restart.map(|again| again.not_before);
         let due = last + std::time::Duration::from_secs(wait);
         if wait > 0 {
             assert_eq!((promised, world.phases()), (Some(due), vec!["failed"]), "{wait} seconds");
@@ -86,7 +86,7 @@ fn the_rule_is_named_by_the_fact_that_approves_and_starts_what_nobody_else_can()
         .operations()
         .sorted()
         .last()
-        .map(|o| (o.kind, o.by.as_deref().cloned(), o.approved.clone()));
+        .map(|o| (o.kind, o.requested_by.as_deref().cloned(), o.approved.clone()));
     let (kind, by, approved) = operation.expect("an operation");
     let rule = "plan/web/restart".to_owned();
     assert_eq!(
@@ -121,11 +121,11 @@ fn a_stop_is_never_undone_by_the_rule_whenever_it_comes() {
             "while it waits" => {
                 for _ in 0..2 {
                     world.report(run(&world), crashed());
-                    if replica(&world).again.is_none() {
+                    if replica(&world).next_restart.is_none() {
                         world.obey();
                     }
                 }
-                assert!(replica(&world).again.is_some());
+                assert!(replica(&world).next_restart.is_some());
                 stop(&mut world);
                 world.approve_all();
             }
@@ -162,7 +162,7 @@ fn what_never_came_up_for_whoever_asked_stays_failed_and_a_start_by_the_rule_is_
     world.plan_with("automatic", &json!({"restart": "always"}));
     world.deploy("d1", 1);
     let id = world.commanded()[0];
-    world.report(id, failed(RetryClass::Never));
+    world.report(id, failed(RetryClass::Permanent));
     world.report(id, ObservedState::Gone);
     world.wait(100_000);
     assert_eq!(world.phases(), ["failed"]);
@@ -170,9 +170,9 @@ fn what_never_came_up_for_whoever_asked_stays_failed_and_a_start_by_the_rule_is_
     let mut world = self::world("always");
     world.report(run(&world), crashed());
     let id = run(&world);
-    world.report(id, failed(RetryClass::Never));
+    world.report(id, failed(RetryClass::Permanent));
     world.report(id, ObservedState::Gone);
-    assert!(replica(&world).again.is_some());
+    assert!(replica(&world).next_restart.is_some());
     world.wait(10);
     world.obey();
     assert_eq!(world.phases(), ["running"]);
@@ -180,7 +180,7 @@ fn what_never_came_up_for_whoever_asked_stays_failed_and_a_start_by_the_rule_is_
 
 #[test]
 fn what_ran_on_a_node_that_is_gone_runs_elsewhere() {
-    let mut world = world("best_effort");
+    let mut world = world("on_failure");
     let node = replica(&world).active.expect("it runs").node;
     world.must("node.set_state", &json!({"name": node, "state": "expunged"}));
     world.run();
@@ -193,7 +193,7 @@ fn what_ran_on_a_node_that_is_gone_runs_elsewhere() {
 fn what_nobody_has_seen_end_is_not_started_again() {
     let mut world = world("always");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-    let end = chancery_events::observation::SessionEnd::Lost;
+    let end = chancery_events::observation::SessionEnd::Expired;
     world.see(&chancery_events::observation::SessionEnded { session, end }.into());
     world.wait(100_000);
     assert_eq!((world.phases(), world.kinds()), (vec!["running"], vec![]));

@@ -59,7 +59,7 @@ fn what_is_in_use_cannot_be_forgotten() {
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
     world.must(
         "node.apply",
-        &json!({"name": "node-1", "spec": {"domain": "d1", "total": total, "capabilities": ["gpu-1"]}}),
+        &json!({"name": "node-1", "spec": {"domain": "d1", "resources": total, "capabilities": ["gpu-1"]}}),
     );
     world.plan("manual");
     world.deploy("d1", 1);

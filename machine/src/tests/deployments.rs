@@ -117,7 +117,7 @@ fn a_failed_operation_fails_its_deployment_siblings_settle_and_the_next_starts_c
     world.approve(first).expect("approved");
     world.approve(second).expect("approved");
     let [bad, good] = world.commanded()[..] else { panic!("two run") };
-    world.report(bad, failed(RetryClass::Never));
+    world.report(bad, failed(RetryClass::Permanent));
     assert_eq!(world.deployment("d1"), "ending, failed", "the third was cancelled, the second still runs");
     assert_eq!(world.pending().len(), 0);
     world.report(good, crate::testing::ready());
@@ -218,7 +218,7 @@ fn cancel_stops_new_starts_takes_back_what_comes_up_and_never_completes() {
     world.running("d2", 1);
     let refusal = world.ask("deployment.cancel", &json!({"plan": "web", "name": "d2"})).expect_err("over");
     assert!(
-        refusal.code == RefusalCode::BadTransition && refusal.detail.contains("completed"),
+        refusal.code == RefusalCode::InvalidTransition && refusal.detail.contains("completed"),
         "{refusal:?}"
     );
 }
@@ -249,7 +249,7 @@ fn what_ends_by_itself_while_a_deployment_goes_on_fails_it_and_is_not_started_ag
     world.told();
     world.report(id, crashed());
     assert_eq!(world.deployment("d1"), "failed");
-    let again = world.told().into_iter().filter(|fact| *fact == "operation.opened").count();
+    let again = world.told().into_iter().filter(|fact| *fact == "operation.created").count();
     assert_eq!(
         (again, world.phases()),
         (0, vec!["failed"]),

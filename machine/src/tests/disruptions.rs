@@ -29,7 +29,7 @@ fn disrupt(world: &mut TestFleet, node: &str, spec: &Value) {
 }
 
 fn drain(world: &mut TestFleet, node: &str) {
-    disrupt(world, node, &json!({"evict": "yes"}));
+    disrupt(world, node, &json!({"action": "drain"}));
 }
 
 fn moves(world: &TestFleet) -> Vec<Operation> {
@@ -56,7 +56,7 @@ fn a_drained_node_is_emptied_one_replica_of_a_plan_at_a_time_and_the_disruption_
     while held(&world, "node-1") > 0 {
         let moves = moves(&world);
         assert_eq!(moves.len(), 1, "the budget is one");
-        assert!(matches!(moves[0].by.as_deref(), Some(Requester::Disruption { .. })));
+        assert!(matches!(moves[0].requested_by.as_deref(), Some(Requester::Disruption { .. })));
         let rule = ApprovalActor::Rule("disruption/node-1/power".into());
         assert_eq!(moves[0].state, OperationState::Running);
         let by = moves[0].approved.as_ref().map(|(by, _)| by);
@@ -74,7 +74,7 @@ fn a_drained_node_is_emptied_one_replica_of_a_plan_at_a_time_and_the_disruption_
 
 #[test]
 fn at_every_moment_of_a_drain_as_many_run_as_should() {
-    let mut world = world(3, 6, &json!({"sharing": "allowed", "budget": 3}));
+    let mut world = world(3, 6, &json!({"sharing": "allowed", "max_unavailable": 3}));
     drain(&mut world, "node-1");
     assert_eq!(moves(&world).len().min(2), 2, "within the budget, concurrently");
     for _ in 0..50 {
@@ -87,13 +87,13 @@ fn at_every_moment_of_a_drain_as_many_run_as_should() {
 
 #[test]
 fn nodes_of_one_update_domain_are_emptied_before_those_of_another() {
-    let mut world = world(4, 4, &json!({"sharing": "allowed", "budget": 9}));
+    let mut world = world(4, 4, &json!({"sharing": "allowed", "max_unavailable": 9}));
     // Nodes 1 and 3 are of d1, 2 and 4 of d2.
     for node in ["node-1", "node-2", "node-3"] {
         drain(&mut world, node);
     }
     let domains = |world: &TestFleet| {
-        let of = |o: &Operation| match o.by.as_deref() {
+        let of = |o: &Operation| match o.requested_by.as_deref() {
             Some(Requester::Disruption { node, .. }) => {
                 Some(world.fleet.nodes().get(node).expect("it").spec.domain.clone())
             }
@@ -110,8 +110,8 @@ fn nodes_of_one_update_domain_are_emptied_before_those_of_another() {
 
 #[test]
 fn a_node_that_is_left_alone_holds_up_the_drain_of_no_other() {
-    let mut world = world(4, 4, &json!({"sharing": "allowed", "budget": 9}));
-    world.park(Subject::Node(crate::testing::name("node-1")));
+    let mut world = world(4, 4, &json!({"sharing": "allowed", "max_unavailable": 9}));
+    world.quarantine(Subject::Node(crate::testing::name("node-1")));
     for node in ["node-1", "node-2"] {
         drain(&mut world, node);
     }
@@ -126,7 +126,7 @@ fn nothing_moves_before_its_start_and_nothing_is_placed_from_its_approval_on() {
     let mut world = world(2, 1, &json!({"restart": "never"}));
     let node = world.fleet.replicas().sorted()[0].active.clone().expect("it runs").node;
     let start = world.now + std::time::Duration::from_secs(100);
-    let spec = json!({"evict": "yes", "start": start.micros()});
+    let spec = json!({"action": "drain", "start": start.micros()});
     world.must("disruption.schedule", &json!({"node": node, "name": "power", "spec": spec}));
     world.wait(200);
     assert_eq!((moves(&world).len(), state(&world, node.as_str())), (0, DisruptionState::Scheduled));
@@ -138,7 +138,7 @@ fn nothing_moves_before_its_start_and_nothing_is_placed_from_its_approval_on() {
     world.approve_all();
     world.obey();
     world.deploy("d3", 3);
-    let reasons = &world.fleet.plans().get("web").expect("the plan").unfit;
+    let reasons = &world.fleet.plans().get("web").expect("the plan").unschedulable;
     assert!(reasons.iter().any(|unfit| unfit.reason.contains("disruption")), "{reasons:?}");
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d3"}));
     world.wait(50);
@@ -150,7 +150,7 @@ fn what_has_no_other_place_stays_and_says_why_and_goes_when_there_is_one() {
     let mut world = world(1, 1, &json!({"restart": "never"}));
     drain(&mut world, "node-1");
     assert_eq!((moves(&world).len(), world.phases()), (1, vec!["running"]));
-    let reasons = &world.fleet.plans().get("web").expect("the plan").unfit;
+    let reasons = &world.fleet.plans().get("web").expect("the plan").unschedulable;
     assert!(!reasons.is_empty());
     world.add_node("node-2", "d2");
     world.run();
@@ -183,7 +183,7 @@ fn a_disruption_that_is_called_off_cancels_the_moves_that_wait() {
     assert!(world.must("disruption.complete", &named).is_empty());
     let refusal = world.ask("disruption.approve", &named).expect_err("it has ended");
     assert!(
-        refusal.code == RefusalCode::BadTransition && refusal.detail.contains("completed"),
+        refusal.code == RefusalCode::InvalidTransition && refusal.detail.contains("completed"),
         "{refusal:?}"
     );
     world.must("disruption.delete", &named);
@@ -199,7 +199,10 @@ fn a_move_of_a_replica_with_two_runs_on_the_node_is_cancelled_once() {
     let next = json!({"count": 1, "coordinates": {"app": {"version": "2"}}});
     world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": next}));
     world.run();
-    world.must("disruption.schedule", &json!({"node": "node-1", "name": "power", "spec": {"evict": "yes"}}));
+    world.must(
+        "disruption.schedule",
+        &json!({"node": "node-1", "name": "power", "spec": {"action": "drain"}}),
+    );
     world.must("disruption.approve", &json!({"node": "node-1", "name": "power"}));
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
     world.run();

@@ -25,7 +25,7 @@ fn nodes(world: &TestFleet) -> Vec<String> {
 
 fn label(world: &mut TestFleet, node: &str, tier: &str) {
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
-    let spec = json!({"domain": "d1", "total": total, "labels": {"tier": tier}});
+    let spec = json!({"domain": "d1", "resources": total, "labels": {"tier": tier}});
     world.must("node.apply", &json!({"name": node, "cluster": "local", "spec": spec}));
 }
 
@@ -33,13 +33,13 @@ fn label(world: &mut TestFleet, node: &str, tier: &str) {
 fn an_edit_of_policy_makes_no_replica_of_another_version() {
     for (field, value) in [
         ("sharing", json!("allowed")),
-        ("budget", json!(2)),
-        ("update", json!("stop_first")),
+        ("max_unavailable", json!(2)),
+        ("update_order", json!("stop_first")),
         ("restart", json!("always")),
-        ("cooldown", json!(1)),
+        ("restart_delay", json!(1)),
         ("timeouts", json!({"start": 1000})),
         ("cluster", json!("local")),
-        ("affinity", json!([{"group": "g", "nodes": "apart"}])),
+        ("affinity", json!([{"group": "g", "kind": "anti_affinity"}])),
     ] {
         let mut world = TestFleet::with_nodes(2);
         world.plan("automatic");
@@ -78,12 +78,18 @@ fn a_drain_that_an_edit_makes_possible_continues_automatically() {
     let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     world.running("d1", 2);
-    world.must("disruption.schedule", &json!({"node": "node-1", "name": "power", "spec": {"evict": "yes"}}));
+    world.must(
+        "disruption.schedule",
+        &json!({"node": "node-1", "name": "power", "spec": {"action": "drain"}}),
+    );
     world.must("disruption.approve", &json!({"node": "node-1", "name": "power"}));
     world.run();
     world.obey();
     assert_eq!(nodes(&world), ["node-1", "node-2"], "only the node of the other replica is left");
-    assert!(!world.fleet.plans().get("web").expect("the plan").unfit.is_empty(), "and that is the reason");
+    assert!(
+        !world.fleet.plans().get("web").expect("the plan").unschedulable.is_empty(),
+        "and that is the reason"
+    );
     edit(&mut world, |spec| spec["sharing"] = json!("allowed"));
     world.run();
     world.obey();
@@ -125,7 +131,7 @@ fn a_reserved_place_that_an_edit_forbids_is_not_used_though_a_pause_ends_at_that
     edit(&mut world, |spec| spec["sharing"] = json!("allowed"));
     let spec = json!({
         "count": 2, "coordinates": {"app": {"version": "v1"}},
-        "strategy": {"rolling": {"wave": 1, "pause": 60_000}},
+        "strategy": {"rolling": {"max_parallel": 1, "delay": 60_000}},
     });
     world.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": spec}));
     world.run();
@@ -146,7 +152,7 @@ fn a_reserved_place_that_an_edit_allows_keeps_its_approval() {
     world.plan("manual");
     world.deploy("d1", 1);
     let shown = world.pending()[0].clone();
-    edit(&mut world, |spec| spec["budget"] = json!(5));
+    edit(&mut world, |spec| spec["max_unavailable"] = json!(5));
     world.run();
     assert_eq!(world.pending(), [&shown]);
     world.approve(shown.id).expect("as it was shown");
@@ -155,13 +161,13 @@ fn a_reserved_place_that_an_edit_allows_keeps_its_approval() {
 #[test]
 fn a_place_beside_the_run_that_it_replaces_is_not_forbidden_by_that_run() {
     let mut world = TestFleet::with_nodes(1);
-    world.plan_with("manual", &json!({"affinity": [{"group": "g", "nodes": "apart"}]}));
+    world.plan_with("manual", &json!({"affinity": [{"group": "g", "kind": "anti_affinity"}]}));
     world.running("d1", 1);
     let replica = world.replica();
     world.must("replica.restart", &json!({"name": replica}));
     world.run();
     let shown = world.pending()[0].clone();
-    edit(&mut world, |spec| spec["budget"] = json!(5));
+    edit(&mut world, |spec| spec["max_unavailable"] = json!(5));
     world.run();
     assert_eq!(world.pending(), [&shown], "both are the replica's own");
 }
@@ -176,7 +182,7 @@ fn an_approved_update_that_waits_for_its_turn_is_shown_again_when_the_order_of_u
     let second = world.pending()[1].id;
     world.approve_all();
     assert_eq!(world.fleet.operations().get(&second).expect("kept").state, OperationState::Approved);
-    edit(&mut world, |spec| spec["update"] = json!("stop_first"));
+    edit(&mut world, |spec| spec["update_order"] = json!("stop_first"));
     world.run();
     let waits = world.fleet.operations().get(&second).expect("kept");
     assert!(matches!(waits.state, OperationState::PendingApproval(_)), "{:?}", waits.state);
@@ -199,7 +205,7 @@ fn what_runs_where_an_edit_forbids_it_stays_and_is_moved_by_later_decisions_only
     let refused = world.ask("replica.relocate", &json!({"name": replica}));
     assert!(refused.is_ok(), "{refused:?}");
     world.run();
-    let reasons = &world.fleet.plans().get("web").expect("the plan").unfit;
+    let reasons = &world.fleet.plans().get("web").expect("the plan").unschedulable;
     assert!(
         reasons.iter().any(|unfit| unfit.reason.contains("a replica of the plan is there")),
         "{reasons:?}"
@@ -212,9 +218,9 @@ fn replicas_are_of_the_groups_that_their_plan_names_now() {
     world.plan("automatic");
     world.running("d1", 1);
     let taken = nodes(&world);
-    edit(&mut world, |spec| spec["affinity"] = json!([{"group": "g", "nodes": "apart"}]));
+    edit(&mut world, |spec| spec["affinity"] = json!([{"group": "g", "kind": "anti_affinity"}]));
     let spec = json!({"namespace": "ns", "service": "other", "approval": {"create": "automatic"},
-        "affinity": [{"group": "g", "nodes": "apart"}],
+        "affinity": [{"group": "g", "kind": "anti_affinity"}],
         "payloads": [{"name": "app", "resources": {"cpu": 100, "memory": 1}, "run": {"argv": ["app"]}}]});
     world.must("plan.apply", &json!({"name": "other", "spec": spec}));
     world.must("deployment.create", &json!({"plan": "other", "name": "o1", "spec": {"count": 1}}));
@@ -268,6 +274,6 @@ fn a_deployment_of_none_without_its_coordinates_says_what_another_replica_lacks(
     edit(&mut world, |spec| spec["payloads"][0]["run"]["argv"] = json!(["app", "${v}"]));
     world.running("d1", 0);
     let refusal = world.ask("replica.create", &json!({"plan": "web"})).expect_err("nothing fills it");
-    assert_eq!(refusal.code, RefusalCode::BadTransition);
+    assert_eq!(refusal.code, RefusalCode::InvalidTransition);
     assert!(refusal.detail.contains("had a count of 0 and lacks coordinates"), "{}", refusal.detail);
 }

@@ -66,7 +66,7 @@ fn a_repeat_is_known_and_the_same_key_with_another_body_is_refused() {
     let mut other = request.clone();
     other.intent = intent("cluster.delete", &json!({"name": "d"}));
     assert!(
-        matches!(repeat(world.fleet.keys(), &other), IdempotencyCheck::KeyReused(r) if r.code == RefusalCode::KeyReused)
+        matches!(repeat(world.fleet.keys(), &other), IdempotencyCheck::KeyReused(r) if r.code == RefusalCode::IdempotencyKeyReused)
     );
     other.actor = "bob".parse().expect("a name");
     assert!(
@@ -84,7 +84,7 @@ fn an_intent_from_the_future_is_refused() {
         request.time = Some(world.now + Duration::from_secs(ahead));
         match world.ask_request(&request) {
             Ok(_) => assert!(holds),
-            Err(refusal) => assert!(!holds && refusal.code == RefusalCode::FromTheFuture),
+            Err(refusal) => assert!(!holds && refusal.code == RefusalCode::TimestampInFuture),
         }
     }
 }
@@ -134,7 +134,7 @@ fn a_producer_that_floods_makes_its_own_intents_expire_and_says_until_when_and_n
         assert_eq!(ask(&mut world, actor, behind).0, RefusalCode::NotFound, "{actor}, {behind} s old");
     }
     let (code, detail) = ask(&mut world, "mob", 0);
-    assert_eq!(code, RefusalCode::Expired);
+    assert_eq!(code, RefusalCode::IntentExpired);
     assert!(detail.contains("in 300 s"), "{detail}");
     world.now = world.now + Duration::from_mins(5);
     assert_eq!(ask(&mut world, "mob", 0).0, RefusalCode::NotFound);

@@ -28,7 +28,7 @@ fn what_becomes_of_a_volume_is_what_the_version_says_that_used_it_last() {
 
 #[test]
 fn one_in_which_nothing_was_ever_started_goes_with_its_replica() {
-    for (saw, left) in [(failed(RetryClass::Never), 0), (crashed(), 1)] {
+    for (saw, left) in [(failed(RetryClass::Permanent), 0), (crashed(), 1)] {
         let mut world = world(1, 4 * GB);
         apply(&mut world, "web", &own(), &json!({}));
         put(&mut world, "web", "d1", 1);
@@ -114,8 +114,8 @@ fn two_claims_are_two_volumes() {
 fn a_second_set_and_a_second_user_are_refused() {
     let mut world = world(2, 10 * GB);
     running(&mut world, "web", 1, &own(), &json!({}));
-    let graceful = json!({"graceful": {"timeout": 100_000, "on_timeout": "rollback"}});
-    for strategy in [graceful, json!({"canary": {"count": 1}})] {
+    let blue_green = json!({"blue_green": {"timeout": 100_000, "on_timeout": "rollback"}});
+    for strategy in [blue_green, json!({"canary": {"count": 1}})] {
         let spec = json!({"count": 1, "strategy": strategy});
         let asked = world.ask("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec}));
         let refusal = asked.expect_err("the new set would start without their data");

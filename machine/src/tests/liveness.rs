@@ -40,7 +40,7 @@ fn run(world: &TestFleet, id: IncarnationId) -> Incarnation {
 }
 
 fn last_reason(world: &TestFleet) -> String {
-    match replica(world).last.as_deref() {
+    match replica(world).last_end.as_deref() {
         Some(IncarnationEnd::Failed { reason }) => reason.clone(),
         other => panic!("{other:?}"),
     }
@@ -48,12 +48,12 @@ fn last_reason(world: &TestFleet) -> String {
 
 #[test]
 fn a_run_that_does_not_answer_is_stopped_with_its_reason_and_started_again_as_the_plan_says() {
-    for (rule, left) in [("always", "running"), ("best_effort", "running"), ("never", "failed")] {
-        let mut world = world(&json!({"restart": rule, "cooldown": 10_000}));
+    for (rule, left) in [("always", "running"), ("on_failure", "running"), ("never", "failed")] {
+        let mut world = world(&json!({"restart": rule, "restart_delay": 10_000}));
         let id = active(&world);
         world.report(id, hung());
         assert_eq!(
-            (world.phases(), run(&world, id).asked),
+            (world.phases(), run(&world, id).last_effect),
             (vec!["stopping"], Some(CommandEffect::Stop)),
             "{rule}"
         );
@@ -67,7 +67,7 @@ fn a_run_that_does_not_answer_is_stopped_with_its_reason_and_started_again_as_th
 
 #[test]
 fn one_that_hangs_again_and_again_waits_longer_each_time() {
-    let mut world = world(&json!({"restart": "always", "cooldown": 10_000}));
+    let mut world = world(&json!({"restart": "always", "restart_delay": 10_000}));
     for wait in [0, 10, 20] {
         let id = active(&world);
         world.report(id, hung());
@@ -110,7 +110,7 @@ fn a_session_that_is_lost_proves_nothing_and_the_stop_waits_for_the_next_one() {
     let id = active(&world);
     world.report(id, hung());
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-    let end = chancery_events::observation::SessionEnd::Lost;
+    let end = chancery_events::observation::SessionEnd::Expired;
     world.see(&chancery_events::observation::SessionEnded { session, end }.into());
     world.wait(3_600);
     assert_eq!(world.phases(), ["stopping"]);
@@ -153,7 +153,7 @@ fn what_waits_to_replace_it_is_cancelled_and_what_replaces_it_already_goes_on() 
 fn a_deployment_fails_by_a_run_of_its_version_that_hangs() {
     let mut world = TestFleet::with_nodes(2);
     world.plan_with("automatic", &json!({"restart": "always"}));
-    let strategy = json!({"rolling": {"wave": 1, "pause": 3_600_000}});
+    let strategy = json!({"rolling": {"max_parallel": 1, "delay": 3_600_000}});
     world.must(
         "deployment.create",
         &json!({"plan": "web", "name": "d1", "spec": {"count": 2, "strategy": strategy}}),
@@ -193,7 +193,7 @@ fn an_unready_run_is_shown_and_ended_only_if_the_plan_says_so() {
 
 fn close_session(world: &mut TestFleet) {
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-    let end = chancery_events::observation::SessionEnd::Lost;
+    let end = chancery_events::observation::SessionEnd::Expired;
     world.see(&chancery_events::observation::SessionEnded { session, end }.into());
 }
 
@@ -223,12 +223,12 @@ fn an_unready_run_is_not_ended_while_no_session_could_say_that_it_is_ready_again
 fn a_run_that_a_new_executor_has_not_probed_yet_is_not_called_unready() {
     let mut world = world(&json!({"unready": {"after": 60_000, "action": "restart"}}));
     let id = active(&world);
-    world.report(id, ObservedState::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
+    world.report(id, ObservedState::NotReady { processes: vec![process(ProcessStatus::Starting)] });
     assert_eq!(run(&world, id).deadline, None);
     world.wait(3_600);
     assert_eq!(world.phases(), ["running"]);
     world.report(id, unready(ProbeError::Refused));
-    world.report(id, ObservedState::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
+    world.report(id, ObservedState::NotReady { processes: vec![process(ProcessStatus::Starting)] });
     world.wait(60);
     assert_eq!(world.phases(), ["stopping"], "what fails keeps its time");
 }

@@ -14,14 +14,15 @@ use crate::testing::{TestFleet, ended, failed};
 fn fails(world: &mut TestFleet, rounds: usize) -> usize {
     let mut least = usize::MAX;
     for _ in 0..rounds {
-        let Some((_, object)) = world.fleet.index().outstanding.first().copied() else { break };
+        let Some((_, object)) = world.fleet.index().pending_commands.first().copied() else { break };
         let ObjectId::Incarnation(id) = object else {
             world.obey_one();
             continue;
         };
         let run = world.fleet.incarnations().get(&id).expect("it is commanded");
         let comes_up = run.state == IncarnationState::Creating;
-        world.report(id, if comes_up { failed(RetryClass::Never) } else { ended(IncarnationExit::Clean) });
+        world
+            .report(id, if comes_up { failed(RetryClass::Permanent) } else { ended(IncarnationExit::Clean) });
         least = least.min(live(world).iter().filter(|state| **state == "running").count());
     }
     least
@@ -34,7 +35,7 @@ fn opened(world: &TestFleet) -> usize {
 #[test]
 fn a_move_that_fails_is_not_made_again_before_its_time_which_comes_later_each_time() {
     let mut world = world(3, 10 * GB);
-    running(&mut world, "web", 1, &json!([]), &json!({"cooldown": 10_000}));
+    running(&mut world, "web", 1, &json!([]), &json!({"restart_delay": 10_000}));
     let node = runs(&world, "web")[0].node.to_string();
     world.log.clear();
     drain(&mut world, &node);
@@ -53,7 +54,7 @@ fn a_move_that_fails_is_not_made_again_before_its_time_which_comes_later_each_ti
 #[test]
 fn a_budget_is_kept_where_moves_stop_first_and_fail() {
     let mut world = world(3, 10 * GB);
-    running(&mut world, "web", 6, &own(), &json!({"budget": 1, "cooldown": 3_600_000}));
+    running(&mut world, "web", 6, &own(), &json!({"max_unavailable": 1, "restart_delay": 3_600_000}));
     drain(&mut world, "node-1");
     let least = fails(&mut world, 60);
     world.wait(3_000);
@@ -68,7 +69,7 @@ fn a_budget_is_kept_where_moves_stop_first_and_fail() {
 #[test]
 fn one_that_cannot_move_keeps_no_other_of_its_plan() {
     let mut world = world(2, 100 * GB);
-    running(&mut world, "web", 4, &own(), &json!({"budget": 1, "restart": "never"}));
+    running(&mut world, "web", 4, &own(), &json!({"max_unavailable": 1, "restart": "never"}));
     let on_it =
         |world: &TestFleet| runs(world, "web").iter().filter(|run| run.node.as_str() == "node-1").count();
     assert_eq!(on_it(&world), 2);
@@ -98,7 +99,7 @@ fn a_place_on_a_node_that_is_being_emptied_is_given_up_whatever_it_follows() {
 #[test]
 fn an_approval_is_not_of_a_place_that_has_come_to_break_an_affinity() {
     let mut world = world(1, 10 * GB);
-    let affinity = json!([{"group": "g", "nodes": "apart", "otherwise": "allow"}]);
+    let affinity = json!([{"group": "g", "kind": "anti_affinity", "policy": "allow"}]);
     apply(&mut world, "web", &json!([]), &json!({"affinity": affinity, "manual": "create"}));
     put(&mut world, "web", "d1", 1);
     let shown = world.pending()[0].clone();
@@ -115,7 +116,7 @@ fn an_approval_is_not_of_a_place_that_has_come_to_break_an_affinity() {
     world.run();
     let again = world.fleet.operations().get(&shown.id).expect("it waits").clone();
     let run = again.incarnation.and_then(|id| world.fleet.incarnations().get(&id));
-    let strained = run.and_then(|run| run.ties.strained.clone());
-    assert!(strained.is_some(), "{again:?}");
+    let affinity_violated = run.and_then(|run| run.ties.affinity_violated.clone());
+    assert!(affinity_violated.is_some(), "{again:?}");
     assert_ne!(again.hash, shown.hash);
 }

@@ -10,7 +10,7 @@ fn world_with(state: NodeState) -> TestFleet {
     let mut world = TestFleet::new();
     world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     world.must("cluster.apply", &json!({"name": "other", "spec": {"runtime": "process"}}));
-    let spec = json!({"domain": "d1", "total": {"cpu": 4000, "memory": 1024, "disk": 0}});
+    let spec = json!({"domain": "d1", "resources": {"cpu": 4000, "memory": 1024, "disk": 0}});
     world.must("node.apply", &json!({"name": "n", "spec": spec}));
     let way: &[&str] = match state {
         NodeState::Unallocated => &[],
@@ -52,7 +52,7 @@ fn every_transition_is_allowed_refused_or_the_same() {
                 Ok(facts) if facts.is_empty() => '=',
                 Ok(facts) => char::from_digit(facts.len() as u32, 10).expect("few"),
                 Err(refusal) => {
-                    assert_eq!(refusal.code, RefusalCode::BadTransition);
+                    assert_eq!(refusal.code, RefusalCode::InvalidTransition);
                     assert!(
                         refusal.detail.contains(from.word()) && refusal.detail.contains(to.word()),
                         "{refusal:?}"
@@ -91,7 +91,7 @@ fn allocation_names_a_cluster_that_is_there_active_and_the_same() {
     let other = json!({"name": "n", "state": "allocated", "cluster": "other"});
     assert_eq!(
         world.ask("node.set_state", &other).expect_err("another cluster").code,
-        RefusalCode::BadTransition
+        RefusalCode::InvalidTransition
     );
     world.must("cluster.set_activity", &json!({"name": "other", "activity": "inactive"}));
     let mut world = world_with(NodeState::Unallocated);
@@ -109,7 +109,7 @@ fn a_node_in_use_cannot_shrink_below_what_is_held_be_evicted_or_forgotten() {
     world.running("d1", 1);
     let edit = |cpu: u64, domain: &str| {
         let total = json!({"cpu": cpu, "memory": 8u64 << 30, "disk": 0});
-        json!({"name": "node-1", "spec": {"domain": domain, "total": total}})
+        json!({"name": "node-1", "spec": {"domain": domain, "resources": total}})
     };
     assert_eq!(
         world.ask("node.apply", &edit(999, "d1")).expect_err("less than held").code,
@@ -131,14 +131,17 @@ fn a_node_in_use_cannot_shrink_below_what_is_held_be_evicted_or_forgotten() {
 #[test]
 fn bad_specs_say_where() {
     let cases = [
-        (json!({"domain": "d", "total": {"cpu": 0, "memory": 1}}), "/spec/total/cpu"),
-        (json!({"domain": "d", "total": {"cpu": 1, "memory": 1}, "reserved": {"cpu": 2}}), "/spec/reserved"),
+        (json!({"domain": "d", "resources": {"cpu": 0, "memory": 1}}), "/spec/resources/cpu"),
         (
-            json!({"domain": "d", "total": {"cpu": 1, "memory": 1}, "capabilities": ["x"]}),
+            json!({"domain": "d", "resources": {"cpu": 1, "memory": 1}, "reserved": {"cpu": 2}}),
+            "/spec/reserved",
+        ),
+        (
+            json!({"domain": "d", "resources": {"cpu": 1, "memory": 1}, "capabilities": ["x"]}),
             "/spec/capabilities/0",
         ),
         (
-            json!({"domain": "d", "total": {"cpu": 1, "memory": 1}, "storage": [{"class": "s", "capacity": 1}, {"class": "s", "capacity": 1}]}),
+            json!({"domain": "d", "resources": {"cpu": 1, "memory": 1}, "storage": [{"class": "s", "capacity": 1}, {"class": "s", "capacity": 1}]}),
             "/spec/storage/1/class",
         ),
     ];
@@ -160,7 +163,7 @@ fn an_expunged_node_ends_what_was_on_it_and_frees_the_replica_to_start_elsewhere
     let node = world.fleet.replicas().sorted()[0].active.clone().expect("placed").node;
     world.must("node.set_state", &json!({"name": node, "state": "expunged"}));
     world.run();
-    assert_eq!(world.told(), ["node.moved", "incarnation.ended"]);
+    assert_eq!(world.told(), ["node.state_changed", "incarnation.ended"]);
     assert_eq!(world.phases(), ["failed"]);
     let replica = world.replica();
     world.must("replica.start", &json!({"name": replica}));

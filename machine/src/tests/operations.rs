@@ -119,7 +119,7 @@ fn a_stop_frees_the_place_and_stays_over_deployments() {
     world.must("replica.stop", &json!({"name": replica}));
     assert_eq!(world.kinds(), [Stop]);
     assert_eq!(
-        world.fleet.replicas().get(&replica).expect("kept").will,
+        world.fleet.replicas().get(&replica).expect("kept").desired,
         WillWord::Running,
         "not before it is approved"
     );
@@ -146,7 +146,10 @@ fn a_start_of_what_runs_or_comes_up_changes_nothing_and_of_what_stops_is_refused
     world.must("replica.stop", &json!({"name": replica}));
     world.approve_all();
     let refusal = world.ask("replica.start", &json!({"name": replica})).expect_err("it stops");
-    assert!(refusal.code == RefusalCode::BadTransition && refusal.detail.contains("stopping"), "{refusal:?}");
+    assert!(
+        refusal.code == RefusalCode::InvalidTransition && refusal.detail.contains("stopping"),
+        "{refusal:?}"
+    );
 }
 
 #[test]
@@ -177,7 +180,7 @@ fn what_was_never_approved_cannot_be_stopped() {
     let replica = world.replica();
     let refusal = world.ask("replica.stop", &json!({"name": replica})).expect_err("nothing runs");
     assert!(
-        refusal.code == RefusalCode::BadTransition && refusal.detail.contains("never approved"),
+        refusal.code == RefusalCode::InvalidTransition && refusal.detail.contains("never approved"),
         "{refusal:?}"
     );
     assert_eq!(world.kinds(), [Create]);
@@ -236,7 +239,7 @@ fn a_delete_supersedes_everything_and_leaves_nothing() {
     for ask in ["replica.stop", "replica.start"] {
         assert_eq!(
             world.ask(ask, &json!({"name": replica})).expect_err(ask).code,
-            RefusalCode::BadTransition
+            RefusalCode::InvalidTransition
         );
     }
     world.approve_all();
@@ -347,7 +350,7 @@ fn operations_that_wait_for_approval_cost_nothing_and_hold_nobody_up() {
     let total = json!({"cpu": 1_000_000_000u64, "memory": 1u64 << 50, "disk": 0});
     world.must(
         "node.apply",
-        &json!({"name": "large", "cluster": "local", "spec": {"domain": "d9", "total": total}}),
+        &json!({"name": "large", "cluster": "local", "spec": {"domain": "d9", "resources": total}}),
     );
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}});
     let spec = json!({"namespace": "ns", "service": "many", "payloads": [payload], "sharing": "allowed"});
@@ -367,7 +370,7 @@ fn operations_that_wait_for_approval_cost_nothing_and_hold_nobody_up() {
     world.must("replica.stop", &json!({"name": replica.expect("a replica")}));
     world.run();
     world.obey();
-    let expected = ["operation.opened", "operation.approved", "incarnation.ended", "operation.ended"];
+    let expected = ["operation.created", "operation.approved", "incarnation.ended", "operation.ended"];
     assert_eq!(world.told(), expected, "a stop elsewhere takes the steps of a stop, and no others");
     world.check();
 }

@@ -8,7 +8,9 @@ use chancery_events::name::{NodeName, PlanName};
 use chancery_events::spec::{PlacementPolicy, PlanPolicy, PlanSpec, PlanVersion};
 use serde_json::{Value, json};
 
-use crate::scheduler::{AffinityFilter, PlacementCache, PlacementConstraints, PlacementRequest, unfit};
+use crate::scheduler::{
+    AffinityFilter, PlacementCache, PlacementConstraints, PlacementRequest, unschedulable_reason,
+};
 use crate::state::{Node, Replica};
 use crate::testing::{CountInterval, TestFleet, name};
 
@@ -31,7 +33,7 @@ fn world() -> TestFleet {
         }
         let spec = json!({
             "domain": format!("d{}", i % 2), "zone": format!("z{}", i % 2), "labels": {"rack": format!("r{i}")},
-            "total": {"cpu": 1000 * i, "memory": 1 << 30, "disk": 100}, "capabilities": capabilities,
+            "resources": {"cpu": 1000 * i, "memory": 1 << 30, "disk": 100}, "capabilities": capabilities,
             "storage": if i == 1 { json!([{"class": "fast", "capacity": 100}]) } else { json!([]) },
         });
         let cluster = if i == 4 { "far" } else { "local" };
@@ -94,15 +96,15 @@ fn each_filter_and_comparator_picks_the_right_nodes_and_says_why_not_the_others(
         world.deploy("d", 4);
         let expected: Vec<_> = nodes.iter().map(|i| format!("node-{i}")).collect();
         assert_eq!(placed(&world), expected, "{extra}");
-        let unfit = &world.fleet.plans().get("web").expect("the plan").unfit;
+        let unschedulable = &world.fleet.plans().get("web").expect("the plan").unschedulable;
         if nodes.len() < 4 {
-            let found = unfit
+            let found = unschedulable
                 .iter()
                 .find(|unfit| unfit.reason == reason)
-                .unwrap_or_else(|| panic!("{reason} in {unfit:?}"));
+                .unwrap_or_else(|| panic!("{reason} in {unschedulable:?}"));
             assert_eq!(found.count as usize, 4 - nodes.len(), "{reason}");
         }
-        let taken = unfit
+        let taken = unschedulable
             .iter()
             .find(|unfit| unfit.reason.starts_with("a replica of the plan"))
             .map_or(0, |u| u.count);
@@ -201,7 +203,7 @@ fn after_a_thousand_random_reservations_what_is_free_is_the_rest() {
         world.deploy(&format!("d{i}"), (seed >> 33) as u32 % 6);
         world.obey();
         let held: u64 =
-            world.fleet.incarnations().sorted().iter().filter(|i| i.is_live()).map(|i| i.amounts.cpu).sum();
+            world.fleet.incarnations().sorted().iter().filter(|i| i.is_live()).map(|i| i.resources.cpu).sum();
         assert_eq!(world.free_cpu(), 20_000 - held);
     }
     let _: chancery_events::name::PlanName = name("web");
@@ -230,7 +232,7 @@ fn what_waits_by_an_older_generation_does_not_hold_back_a_newer_one() {
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
     world.must(
         "node.apply",
-        &json!({"name": "far-1", "cluster": "far", "spec": {"domain": "d", "total": total}}),
+        &json!({"name": "far-1", "cluster": "far", "spec": {"domain": "d", "resources": total}}),
     );
     only_in(&mut world, "far");
     world.deploy("d2", 2);
@@ -256,7 +258,7 @@ fn by_walk(
     let fits = fleet.nodes().sorted().into_iter().filter(|node| {
         let (policy, version) = (PlanPolicy::of(spec), PlanVersion::of(spec));
         let need = PlacementRequest { plan, deployment: &name("d"), policy, version };
-        unfit(fleet, &need, &limits, node, AffinityFilter::All).is_none()
+        unschedulable_reason(fleet, &need, &limits, node, AffinityFilter::All).is_none()
     });
     let free = |node: &Node| {
         let free = fleet.index().places.free(node);
@@ -310,7 +312,7 @@ fn what_a_search_remembers_changes_no_answer() {
                 let (cpu, memory) = (400 + 300 * pick(5), 4 + pick(20));
                 let gpus =
                     [json!([]), json!(["gpu-10"]), json!(["gpu-20", "gpu-30"])][pick(3) as usize].clone();
-                let spec = json!({"domain": domain, "capabilities": gpus, "total": {"cpu": cpu, "memory": memory, "disk": 100}});
+                let spec = json!({"domain": domain, "capabilities": gpus, "resources": {"cpu": cpu, "memory": memory, "disk": 100}});
                 let body = json!({"name": format!("n{n}"), "cluster": "local", "spec": spec});
                 world.ask("node.apply", &body).ok();
             }

@@ -58,7 +58,7 @@ fn a_policy_approves_the_kinds_plans_and_domains_that_it_names_and_the_fact_name
 fn a_policy_approves_so_many_at_once_and_the_next_when_one_is_over() {
     let mut world = TestFleet::with_nodes(4);
     world.plan("manual");
-    policy(&mut world, "p", &json!({"rule": {"approve": {"in_flight": 2}}}));
+    policy(&mut world, "p", &json!({"rule": {"approve": {"max_in_flight": 2}}}));
     world.deploy("d1", 4);
     assert_eq!((world.commanded().len(), world.pending().len()), (2, 2));
     world.obey_one();
@@ -77,7 +77,7 @@ fn an_operation_that_is_left_alone_holds_up_the_approval_of_no_other() {
     world.plan("manual");
     world.deploy("d1", 2);
     let alone = world.pending()[0].id;
-    world.park(Subject::Operation(alone));
+    world.quarantine(Subject::Operation(alone));
     policy(&mut world, "p", &json!({"rule": {"approve": {}}}));
     assert_eq!(approved_by(&world, "policy/p"), [OperationKind::Create]);
     assert_eq!(world.pending().iter().map(|operation| operation.id).collect::<Vec<_>>(), [alone]);
@@ -88,7 +88,7 @@ fn a_policy_waits_for_its_window() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     // The world starts on a Monday, at 13:46:40 UTC.
-    let window = json!({"days": ["mon"], "from": 22 * 60, "minutes": 60});
+    let window = json!({"days": ["mon"], "start": 22 * 60, "duration": 60});
     policy(&mut world, "p", &json!({"rule": {"approve": {"windows": [window]}}}));
     world.deploy("d1", 1);
     assert_eq!(world.pending().len(), 1);
@@ -112,7 +112,7 @@ fn a_policy_that_is_deleted_approves_nothing_more() {
     assert_eq!(world.pending().len(), 1);
     let refusal = world.ask("policy.delete", &json!({"name": "p"})).expect_err("it is gone");
     assert_eq!(refusal.code, RefusalCode::NotFound);
-    let bad = json!({"name": "p", "spec": {"rule": {"approve": {"in_flight": 0, "windows": [{"from": 1440, "minutes": 0}]}}}});
+    let bad = json!({"name": "p", "spec": {"rule": {"approve": {"max_in_flight": 0, "windows": [{"start": 1440, "duration": 0}]}}}});
     let refusal = world.ask("policy.apply", &bad).expect_err("its values are invalid");
     assert_eq!(refusal.errors.len(), 3, "{refusal:?}");
 }
@@ -148,7 +148,7 @@ fn four_eyes_are_not_those_of_whoever_asked_directly_or_by_a_deployment() {
 }
 
 fn grouped(world: &mut TestFleet, plan: &str, nodes: &str, otherwise: &str) {
-    let affinity = json!([{"group": "db", "nodes": nodes, "otherwise": otherwise}]);
+    let affinity = json!([{"group": "db", "kind": nodes, "policy": otherwise}]);
     let payload =
         json!({"name": "app", "resources": {"cpu": 100, "memory": 1 << 20}, "run": {"argv": ["app"]}});
     let spec = json!({"namespace": "ns", "service": plan, "payloads": [payload], "affinity": affinity, "sharing": "allowed"});
@@ -164,23 +164,24 @@ fn put(world: &mut TestFleet, plan: &str, count: u32) {
 fn replicas_of_a_group_stand_apart_across_plans_or_say_that_they_cannot() {
     for otherwise in ["fail", "allow"] {
         let mut world = TestFleet::with_nodes(3);
-        grouped(&mut world, "a", "apart", otherwise);
-        grouped(&mut world, "b", "apart", otherwise);
+        grouped(&mut world, "a", "anti_affinity", otherwise);
+        grouped(&mut world, "b", "anti_affinity", otherwise);
         put(&mut world, "a", 2);
         put(&mut world, "b", 2);
         let placed = world.fleet.incarnations().sorted();
         let nodes: std::collections::BTreeSet<_> = placed.iter().map(|i| i.node.clone()).collect();
-        let strained: Vec<_> = placed.iter().filter_map(|i| i.ties.strained.clone()).collect();
+        let affinity_violated: Vec<_> =
+            placed.iter().filter_map(|i| i.ties.affinity_violated.clone()).collect();
         assert_eq!(nodes.len(), 3);
         if otherwise == "fail" {
-            assert_eq!((placed.len(), strained.len()), (3, 0));
-            let reasons = &world.fleet.plans().get("b").expect("the plan").unfit;
+            assert_eq!((placed.len(), affinity_violated.len()), (3, 0));
+            let reasons = &world.fleet.plans().get("b").expect("the plan").unschedulable;
             assert!(reasons.iter().any(|unfit| unfit.reason.contains("group db")), "{reasons:?}");
             world.add_node("node-4", "d2");
             world.run();
             assert_eq!(world.fleet.incarnations().len(), 4, "it is placed automatically");
         } else {
-            assert_eq!((placed.len(), strained), (4, vec!["one of group db is there".into()]));
+            assert_eq!((placed.len(), affinity_violated), (4, vec!["one of group db is there".into()]));
         }
     }
 }
@@ -188,26 +189,29 @@ fn replicas_of_a_group_stand_apart_across_plans_or_say_that_they_cannot() {
 #[test]
 fn a_replica_that_comes_to_be_of_a_group_does_not_stay_where_another_of_it_is() {
     let mut world = TestFleet::with_nodes(1);
-    let alone = json!({"update": "stop_first"});
+    let alone = json!({"update_order": "stop_first"});
     world.plan_with("automatic", &alone);
     world.running("d1", 1);
-    let group = json!([{"group": "db", "nodes": "apart", "otherwise": "fail"}]);
-    grouped(&mut world, "other", "apart", "fail");
+    let group = json!([{"group": "db", "kind": "anti_affinity", "policy": "fail"}]);
+    grouped(&mut world, "other", "anti_affinity", "fail");
     put(&mut world, "other", 1);
     assert_eq!(world.fleet.incarnations().len(), 2, "the one that runs is of no group");
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}});
-    world.plan_with("automatic", &json!({"update": "stop_first", "affinity": group, "payloads": [payload]}));
+    world.plan_with(
+        "automatic",
+        &json!({"update_order": "stop_first", "affinity": group, "payloads": [payload]}),
+    );
     world.deploy("d2", 1);
     world.run();
-    let reasons = &world.fleet.plans().get("web").expect("the plan").unfit;
+    let reasons = &world.fleet.plans().get("web").expect("the plan").unschedulable;
     assert!(reasons.iter().any(|unfit| unfit.reason.contains("group db")), "{reasons:?}");
 }
 
 #[test]
 fn replicas_of_a_group_stand_together_where_the_first_one_is() {
     let mut world = TestFleet::with_nodes(4);
-    grouped(&mut world, "a", "together", "fail");
-    grouped(&mut world, "b", "together", "fail");
+    grouped(&mut world, "a", "affinity", "fail");
+    grouped(&mut world, "b", "affinity", "fail");
     put(&mut world, "a", 2);
     put(&mut world, "b", 2);
     let placed = world.fleet.incarnations().sorted();
@@ -225,14 +229,14 @@ fn many_that_wait_for_approval_cost_a_relocate_elsewhere_nothing() {
     world.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     for i in 0..2 {
         let total = json!({"cpu": 1_000_000_000u64, "memory": 1u64 << 50, "disk": 0});
-        let spec = json!({"domain": format!("d{i}"), "total": total});
+        let spec = json!({"domain": format!("d{i}"), "resources": total});
         world.must("node.apply", &json!({"name": format!("node-{i}"), "cluster": "local", "spec": spec}));
     }
     world.open_session();
     world.plan_with("automatic", &json!({"sharing": "allowed"}));
     world.running("d1", 1);
     let replica = world.replica();
-    grouped(&mut world, "many", "apart", "allow");
+    grouped(&mut world, "many", "anti_affinity", "allow");
     policy(&mut world, "never", &json!({"kinds": ["delete"], "rule": {"approve": {}}}));
     world.must("deployment.create", &json!({"plan": "many", "name": "d1", "spec": {"count": 20_000}}));
     while !world.try_run() {}

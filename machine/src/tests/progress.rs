@@ -85,10 +85,10 @@ fn a_deployment_without_progress_is_called_stalled_once_until_it_makes_some() {
 fn what_keeps_the_next_one_from_its_turn_is_named_and_not_the_next_one() {
     let mut world = TestFleet::with_nodes(5);
     world.plan_with("automatic", &json!({"restart": "never"}));
-    create(&mut world, "d1", &json!({"strategy": {"rolling": {"wave": 1, "pause": 1000}}}));
+    create(&mut world, "d1", &json!({"strategy": {"rolling": {"max_parallel": 1, "delay": 1000}}}));
     let first = world.asked().next().expect("one is created");
     world.report(first, ready());
-    world.report(first, ObservedState::NotReady { processes: vec![process(ProcessStatus::Initializing)] });
+    world.report(first, ObservedState::NotReady { processes: vec![process(ProcessStatus::Starting)] });
     pass(&mut world, Duration::from_secs(2));
     let name = &world.fleet.incarnations().get(&first).expect("it runs").replica;
     let said = waits(&world, "d1");
@@ -123,7 +123,7 @@ fn a_replica_that_a_person_stopped_keeps_no_turn_and_is_named_where_it_keeps_a_c
     };
     let mut world = TestFleet::with_nodes(5);
     world.plan_with("automatic", &json!({"restart": "never"}));
-    create(&mut world, "d1", &json!({"strategy": {"rolling": {"wave": 1, "pause": 3_600_000}}}));
+    create(&mut world, "d1", &json!({"strategy": {"rolling": {"max_parallel": 1, "delay": 3_600_000}}}));
     let first = world.asked().next().expect("one is created");
     world.report(first, ready());
     stop(&mut world, first);
@@ -134,7 +134,7 @@ fn a_replica_that_a_person_stopped_keeps_no_turn_and_is_named_where_it_keeps_a_c
     create(
         &mut world,
         "d2",
-        &json!({"strategy": {"graceful": {"timeout": 3_600_000, "on_timeout": "rollback"}}}),
+        &json!({"strategy": {"blue_green": {"timeout": 3_600_000, "on_timeout": "rollback"}}}),
     );
     let first = world.asked().next().expect("one is created");
     world.report(first, ready());
@@ -248,7 +248,11 @@ fn time_in_which_a_deployment_is_paused_or_a_canary_stands_is_not_time_without_p
     world.obey();
     pass(&mut world, DEADLINE * 3);
     assert!(!is_stalled(&world, "d2"), "people have to promote it");
-    assert!(waits(&world, "d2").contains("promote or withdraw deployment web/d2"), "{}", waits(&world, "d2"));
+    assert!(
+        waits(&world, "d2").contains("promote or roll back deployment web/d2"),
+        "{}",
+        waits(&world, "d2")
+    );
     world.must("deployment.promote", &json!({"plan": "web", "name": "d2"}));
     world.run();
     world.must("deployment.pause", &json!({"plan": "web", "name": "d2"}));
@@ -263,7 +267,7 @@ fn time_in_which_a_deployment_is_paused_or_a_canary_stands_is_not_time_without_p
 #[test]
 fn the_pause_of_a_strategy_is_not_time_without_progress() {
     let mut world = world("automatic");
-    create(&mut world, "d2", &json!({"strategy": {"rolling": {"wave": 1, "pause": 600_000}}}));
+    create(&mut world, "d2", &json!({"strategy": {"rolling": {"max_parallel": 1, "delay": 600_000}}}));
     let first = world.asked().next().expect("one is updated");
     world.report(first, ready());
     world.obey();

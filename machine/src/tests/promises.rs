@@ -30,7 +30,7 @@ fn what_failed_for_its_volume_is_started_again() {
     let volume = names(&world)[0].clone();
     world.report_volume(&volume, ObservedState::Gone);
     // The disk is full temporarily.
-    world.report_volume(&volume, failed(RetryClass::Never));
+    world.report_volume(&volume, failed(RetryClass::Permanent));
     assert!(live(&world).is_empty());
     settle(&mut world);
     assert_eq!(live(&world), ["running"]);
@@ -39,12 +39,12 @@ fn what_failed_for_its_volume_is_started_again() {
 #[test]
 fn an_update_that_fails_for_its_volume_gives_back_what_ran() {
     let mut world = world(2, 4 * GB);
-    running(&mut world, "web", 1, &json!([]), &json!({"update": "stop_first"}));
-    apply(&mut world, "web", &own(), &json!({"update": "stop_first"}));
+    running(&mut world, "web", 1, &json!([]), &json!({"update_order": "stop_first"}));
+    apply(&mut world, "web", &own(), &json!({"update_order": "stop_first"}));
     put(&mut world, "web", "d2", 1);
     world.report(world.commanded()[0], ended(IncarnationExit::Clean));
     let volume = names(&world)[0].clone();
-    world.report_volume(&volume, failed(RetryClass::Never));
+    world.report_volume(&volume, failed(RetryClass::Permanent));
     assert_eq!(world.deployment_of("web", "d2"), "failed");
     settle(&mut world);
     assert_eq!((live(&world), runs(&world, "web")[0].deployment.as_str()), (vec!["running"], "d1"));
@@ -72,7 +72,7 @@ fn a_start_of_the_old_version_without_a_place_gives_way_to_the_new_one() {
     let labelled = |rack: &str| {
         let total = json!({"cpu": 4000, "memory": 8 * GB, "disk": 0});
         let storage = json!([{"class": "fast", "capacity": 10 * GB}]);
-        let spec = json!({"domain": "d1", "labels": {"rack": rack}, "total": total, "storage": storage});
+        let spec = json!({"domain": "d1", "labels": {"rack": rack}, "resources": total, "storage": storage});
         json!({"name": "node-1", "cluster": "local", "spec": spec})
     };
     let table = [
@@ -127,12 +127,12 @@ fn what_ends_beside_a_place_that_waits_for_approval_is_started_again() {
 #[test]
 fn an_edit_of_the_rule_of_restarts_counts_for_every_later_end_and_start() {
     let mut world = world(2, 10 * GB);
-    running(&mut world, "web", 1, &json!([]), &json!({"cooldown": 60_000}));
-    apply(&mut world, "web", &json!([]), &json!({"restart": "never", "cooldown": 60_000}));
+    running(&mut world, "web", 1, &json!([]), &json!({"restart_delay": 60_000}));
+    apply(&mut world, "web", &json!([]), &json!({"restart": "never", "restart_delay": 60_000}));
     crash(&mut world);
     settle(&mut world);
     assert_eq!(live(&world), Vec::<&str>::new(), "it ended under a policy with `never`");
-    apply(&mut world, "web", &json!([]), &json!({"cooldown": 60_000}));
+    apply(&mut world, "web", &json!([]), &json!({"restart_delay": 60_000}));
     settle(&mut world);
     assert_eq!(live(&world), Vec::<&str>::new(), "a decision about an end is kept");
     ask(&mut world, "start");
@@ -141,7 +141,7 @@ fn an_edit_of_the_rule_of_restarts_counts_for_every_later_end_and_start() {
     world.obey();
     crash(&mut world);
     world.run();
-    apply(&mut world, "web", &json!([]), &json!({"restart": "never", "cooldown": 60_000}));
+    apply(&mut world, "web", &json!([]), &json!({"restart": "never", "restart_delay": 60_000}));
     settle(&mut world);
     assert_eq!(live(&world), Vec::<&str>::new(), "a start that was promised is not made any more");
 }
@@ -150,7 +150,7 @@ fn an_edit_of_the_rule_of_restarts_counts_for_every_later_end_and_start() {
 fn a_start_that_somebody_asks_for_and_another_rejects_leaves_the_rule_as_it_was() {
     for how in ["person", "deployment"] {
         let mut world = world(2, 10 * GB);
-        running(&mut world, "web", 1, &json!([]), &json!({"manual": "start", "cooldown": 60_000}));
+        running(&mut world, "web", 1, &json!([]), &json!({"manual": "start", "restart_delay": 60_000}));
         for _ in 0..2 {
             crash(&mut world);
             world.obey();

@@ -48,13 +48,13 @@ fn incarnation(world: &TestFleet, id: IncarnationId) -> &Incarnation {
 
 fn lose_session(world: &mut TestFleet) {
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-    world.see(&SessionEnded { session, end: SessionEnd::Lost }.into());
+    world.see(&SessionEnded { session, end: SessionEnd::Expired }.into());
     world.run();
 }
 
 /// Returns the end of the replica's last incarnation.
 fn last(world: &TestFleet) -> Option<IncarnationEnd> {
-    world.fleet.replicas().sorted()[0].last.as_deref().cloned()
+    world.fleet.replicas().sorted()[0].last_end.as_deref().cloned()
 }
 
 fn live(world: &TestFleet) -> usize {
@@ -134,7 +134,7 @@ fn readiness_at_the_deadline_is_in_time_and_after_it_is_too_late() {
     world.wait(300);
     assert_eq!((world.phases(), world.deployment("d1").as_str()), (vec!["stopping"], "failed"));
     assert!(world.report_at(id, 1, ready()).is_empty(), "it was given up while this was in flight");
-    assert_eq!(incarnation(&world, id).asked, Some(CommandEffect::Stop));
+    assert_eq!(incarnation(&world, id).last_effect, Some(CommandEffect::Stop));
 }
 
 /// Race R6.
@@ -146,15 +146,15 @@ fn what_a_start_that_was_given_up_may_have_left_holds_its_place_until_it_is_prov
     assert_eq!((world.phases(), world.free_cpu()), (vec!["stopping"], 3000));
     let replica = world.replica();
     let refusal = world.ask("replica.start", &json!({"name": replica})).expect_err("it may still run");
-    assert_eq!(refusal.code, RefusalCode::BadTransition);
+    assert_eq!(refusal.code, RefusalCode::InvalidTransition);
     world.wait(1_000_000);
     world.open_session();
     assert!(world.report_at(id, 1, ready()).is_empty(), "it did start, unheard");
     for _ in 0..20 {
-        world.report(id, failed(RetryClass::Never));
+        world.report(id, failed(RetryClass::Permanent));
         world.now = incarnation(&world, id).command.expect("never given up").not_before;
     }
-    assert_eq!((incarnation(&world, id).asked, world.free_cpu()), (Some(CommandEffect::Kill), 3000));
+    assert_eq!((incarnation(&world, id).last_effect, world.free_cpu()), (Some(CommandEffect::Kill), 3000));
     world.report(id, ended(IncarnationExit::Clean));
     assert_eq!((world.phases(), world.free_cpu()), (vec!["failed"], 4000));
 }
@@ -165,7 +165,7 @@ fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
     let mut world = TestFleet::with_nodes(1);
     world.must("cluster.apply", &json!({"name": "far", "spec": {"runtime": "process"}}));
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
-    let spec = json!({"domain": "d9", "total": total});
+    let spec = json!({"domain": "d9", "resources": total});
     world.must("node.apply", &json!({"name": "node-9", "cluster": "far", "spec": spec}));
     world.see(&hello("far", "ex-9", 9).into());
     let session = world.fleet.clusters().get("far").and_then(|c| c.session).expect("a session");
@@ -176,7 +176,7 @@ fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
     let id = world.commanded().into_iter().find(far).expect("one is far");
     let replica = incarnation(&world, id).replica.clone();
     let told = |world: &mut TestFleet, revision, saw| {
-        let report = IncarnationReport { incarnation: id, revision, saw };
+        let report = IncarnationReport { incarnation: id, revision, observed: saw };
         world.see(&IncarnationReported { session, report }.into());
         world.run();
     };
@@ -210,7 +210,7 @@ fn a_stop_that_had_to_kill_is_a_stop() {
     let (mut world, id) = running("automatic");
     ask(&mut world, "replica.stop");
     world.wait(15);
-    assert_eq!(incarnation(&world, id).asked, Some(CommandEffect::Kill));
+    assert_eq!(incarnation(&world, id).last_effect, Some(CommandEffect::Kill));
     let exit = IncarnationExit::Failed { reason: "app-0 was killed by signal 9".into() };
     world.report(id, ended(exit));
     assert_eq!(last(&world), Some(IncarnationEnd::Destroyed));
@@ -224,7 +224,7 @@ fn a_stop_that_had_to_kill_is_a_stop() {
 /// Race R38.
 #[test]
 fn a_stop_at_any_moment_of_a_start_is_the_last_word() {
-    let ensured = || ObservedState::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
+    let ensured = || ObservedState::Started { processes: vec![process(ProcessStatus::Starting)] };
     for moment in ["asked", "placed", "approved", "ensured", "ready"] {
         let (mut world, id) = running("manual");
         world.report(id, crashed());
@@ -268,7 +268,7 @@ fn what_is_left_of_a_start_that_came_to_nothing_can_be_started_stopped_and_delet
                 continue; // it is shown as stopping, and refused: see R6
             }
             let (mut world, id) = creating();
-            world.report(id, failed(RetryClass::Never));
+            world.report(id, failed(RetryClass::Permanent));
             assert_eq!(world.phases(), ["stopping"]);
             if proved {
                 world.report(id, ObservedState::Gone);
@@ -293,7 +293,7 @@ fn a_report_of_an_earlier_life_says_nothing_about_this_one() {
         crashed(),
         ObservedState::Gone,
         ObservedState::NotReady { processes: vec![] },
-        failed(RetryClass::Never),
+        failed(RetryClass::Permanent),
     ] {
         assert!(world.report_at(first, 9, saw).is_empty());
     }
@@ -344,7 +344,7 @@ fn a_report_of_what_is_not_known_yet_or_any_more_changes_nothing() {
     world.obey();
     let ahead = IncarnationId::issue(id.lineage(), Position::new(1_000_000));
     for id in [id, ahead] {
-        for saw in [ready(), crashed(), ObservedState::Gone, failed(RetryClass::Retry)] {
+        for saw in [ready(), crashed(), ObservedState::Gone, failed(RetryClass::Retryable)] {
             assert!(world.report_at(id, 1, saw).is_empty());
         }
     }
@@ -358,7 +358,7 @@ fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
     let deadline = incarnation(&world, id).deadline;
     let not_ready = |status| ObservedState::NotReady { processes: vec![process(status)] };
     world.wait(100);
-    world.report(id, failed(RetryClass::Retry));
+    world.report(id, failed(RetryClass::Retryable));
     world.wait(10);
     world.plan("manual");
     world.plan("automatic");
@@ -366,7 +366,7 @@ fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
     world.deploy("d2", 2);
     lose_session(&mut world);
     world.open_session();
-    for status in [ProcessStatus::Initializing, ProcessStatus::Online, ProcessStatus::Initializing] {
+    for status in [ProcessStatus::Starting, ProcessStatus::Ready, ProcessStatus::Starting] {
         world.report(id, not_ready(status));
         world.wait(10);
         assert_eq!(incarnation(&world, id).deadline, deadline);
@@ -375,7 +375,7 @@ fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
     world.now = deadline.expect("a start has a deadline") + Duration::from_micros(1);
     world.run();
     assert_eq!(
-        (world.deployment("d1").as_str(), incarnation(&world, id).asked),
+        (world.deployment("d1").as_str(), incarnation(&world, id).last_effect),
         ("failed", Some(CommandEffect::Stop))
     );
     assert_eq!(
@@ -388,9 +388,9 @@ fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
 /// Uses a payload with a resource that only one incarnation can have.
 #[test]
 fn what_gets_ready_only_when_the_old_run_is_gone_is_given_up_beside_it_and_comes_up_after_it() {
-    for (way, ended_as) in [("beside", "failed"), ("stop_first", "completed")] {
+    for (way, ended_as) in [("start_first", "failed"), ("stop_first", "completed")] {
         let mut world = TestFleet::with_nodes(2);
-        world.plan_with("automatic", &json!({"update": way, "restart": "never"}));
+        world.plan_with("automatic", &json!({"update_order": way, "restart": "never"}));
         world.running("d1", 1);
         let old = world.commanded()[0];
         let spec = json!({"count": 1, "coordinates": {"app": {"version": "2"}}});
@@ -400,8 +400,11 @@ fn what_gets_ready_only_when_the_old_run_is_gone_is_given_up_beside_it_and_comes
             |world: &TestFleet| world.fleet.incarnations().get(&old).is_none_or(|old| !old.is_live());
         for _ in 0..10 {
             let Some(id) = world.asked().next() else { break };
-            let stops =
-                world.fleet.incarnations().get(&id).is_some_and(|i| i.asked != Some(CommandEffect::Ensure));
+            let stops = world
+                .fleet
+                .incarnations()
+                .get(&id)
+                .is_some_and(|i| i.last_effect != Some(CommandEffect::Ensure));
             if stops {
                 world.report(id, ended(IncarnationExit::Clean));
             } else if is_gone(&world) {

@@ -29,7 +29,7 @@ fn replica(world: &TestFleet) -> Replica {
 /// Returns the replica's live incarnations: the active one, and the secondary one.
 fn runs(world: &TestFleet) -> (Option<IncarnationId>, Option<IncarnationId>) {
     let replica = replica(world);
-    (replica.active.map(|run| run.incarnation), replica.passive.map(|run| run.incarnation))
+    (replica.active.map(|run| run.incarnation), replica.secondary.map(|run| run.incarnation))
 }
 
 fn incarnation(world: &TestFleet, id: IncarnationId) -> &Incarnation {
@@ -37,7 +37,7 @@ fn incarnation(world: &TestFleet, id: IncarnationId) -> &Incarnation {
 }
 
 fn asked(world: &TestFleet, id: IncarnationId) -> Option<CommandEffect> {
-    incarnation(world, id).asked
+    incarnation(world, id).last_effect
 }
 
 /// Deploys another version of the plan's payload.
@@ -99,7 +99,7 @@ fn a_relocate_has_the_new_run_ready_before_the_old_one_is_stopped() {
 fn a_relocate_that_comes_to_nothing_keeps_the_old_run_and_holds_nothing() {
     let ends: [(&str, ByHand); 4] = [
         ("it cannot be started", |world, new| {
-            world.report(new, failed(RetryClass::Never));
+            world.report(new, failed(RetryClass::Permanent));
             world.report(new, ObservedState::Gone);
         }),
         ("it ends before it is ready", |world, new| {
@@ -128,7 +128,7 @@ fn a_relocate_that_comes_to_nothing_keeps_the_old_run_and_holds_nothing() {
             (Some(CommandEffect::Ensure), vec!["running"]),
             "{why}"
         );
-        let held = world.fleet.index().places.held(&incarnation(&world, old).node).amounts.cpu;
+        let held = world.fleet.index().places.held(&incarnation(&world, old).node).resources.cpu;
         assert_eq!(held, 1000, "{why}");
         assert_eq!(world.fleet.incarnations().sorted().iter().filter(|i| i.is_live()).count(), 1, "{why}");
     }
@@ -184,7 +184,7 @@ fn a_restart_stops_first_and_starts_again_on_the_same_node_though_nothing_else_f
     );
     world.report(new, ready());
     assert_eq!((outcome(&world).as_str(), runs(&world)), ("succeeded", (Some(new), None)));
-    assert_eq!(incarnation(&world, new).ties.shares, None);
+    assert_eq!(incarnation(&world, new).ties.shared_resources, None);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_restart_whose_new_run_fails_leaves_a_failed_replica_that_can_be_started() {
     ask(&mut world, "restart");
     world.report(old, ended(IncarnationExit::Clean));
     let new = runs(&world).0.expect("it is started");
-    world.report(new, failed(RetryClass::Never));
+    world.report(new, failed(RetryClass::Permanent));
     world.report(new, ObservedState::Gone);
     assert_eq!((world.phases(), world.free_cpu()), (vec!["failed"], 4000));
     ask(&mut world, "start");
@@ -214,15 +214,15 @@ fn a_restart_of_what_does_not_run_starts_it() {
 
 #[test]
 fn an_update_beside_needs_room_for_both_and_stop_first_does_not() {
-    for (way, waits) in [("beside", true), ("stop_first", false)] {
+    for (way, waits) in [("start_first", true), ("stop_first", false)] {
         let mut world = TestFleet::with_nodes(1);
         let payload =
             json!({"name": "app", "resources": {"cpu": 3000, "memory": 1 << 30}, "run": {"argv": ["app"]}});
-        world.plan_with("automatic", &json!({"update": way, "payloads": [payload]}));
+        world.plan_with("automatic", &json!({"update_order": way, "payloads": [payload]}));
         world.running("d1", 1);
         update(&mut world, "d2", 1);
-        let unfit = &world.fleet.plans().get("web").expect("the plan").unfit;
-        assert_ne!(unfit.is_empty(), waits, "{way}: {unfit:?}");
+        let unschedulable = &world.fleet.plans().get("web").expect("the plan").unschedulable;
+        assert_ne!(unschedulable.is_empty(), waits, "{way}: {unschedulable:?}");
         if waits {
             world.add_node("node-2", "d2");
             world.run();
@@ -235,12 +235,12 @@ fn an_update_beside_needs_room_for_both_and_stop_first_does_not() {
 
 #[test]
 fn an_update_that_fails_stop_first_is_followed_by_what_ran_before() {
-    let mut world = world(1, "automatic", &json!({"update": "stop_first"}));
+    let mut world = world(1, "automatic", &json!({"update_order": "stop_first"}));
     let old = runs(&world).0.expect("it runs");
     update(&mut world, "d2", 1);
     world.report(old, ended(IncarnationExit::Clean));
     let new = runs(&world).0.expect("it is started");
-    world.report(new, failed(RetryClass::Never));
+    world.report(new, failed(RetryClass::Permanent));
     world.report(new, ObservedState::Gone);
     assert_eq!(world.deployment("d2"), "failed");
     world.obey();
@@ -250,15 +250,15 @@ fn an_update_that_fails_stop_first_is_followed_by_what_ran_before() {
 
 #[test]
 fn no_other_replica_is_taken_down_before_what_an_update_stopped_and_failed_to_replace_runs_again() {
-    for restart in ["always", "best_effort", "never"] {
-        let mut world = world(2, "automatic", &json!({"update": "stop_first", "restart": restart}));
+    for restart in ["always", "on_failure", "never"] {
+        let mut world = world(2, "automatic", &json!({"update_order": "stop_first", "restart": restart}));
         world.deploy("d2", 2);
         world.obey();
         update(&mut world, "d3", 2);
         let old = world.asked().next().expect("one is stopped");
         world.report(old, ended(IncarnationExit::Clean));
         let new = world.asked().next().expect("it is started");
-        world.report(new, failed(RetryClass::Never));
+        world.report(new, failed(RetryClass::Permanent));
         world.report(new, ObservedState::Gone);
         assert_eq!(world.deployment("d3"), "failed");
         update(&mut world, "d4", 2);
@@ -310,13 +310,13 @@ fn a_run_that_is_changed_in_place_has_the_new_version_when_it_is_ready_and_not_b
     world.told();
     let starts = |status| ObservedState::NotReady { processes: vec![process(status)] };
     let unready = || starts(ProcessStatus::Unready { error: ProbeError::Refused });
-    world.report(run, starts(ProcessStatus::Initializing));
-    assert_eq!(world.told(), ["incarnation.ensured"]);
+    world.report(run, starts(ProcessStatus::Starting));
+    assert_eq!(world.told(), ["incarnation.started"]);
     assert_eq!((incarnation(&world, run).command, world.phases()), (None, vec!["updating"]));
-    world.report(run, starts(ProcessStatus::Initializing));
+    world.report(run, starts(ProcessStatus::Starting));
     assert!(world.told().is_empty(), "the same was reported before");
     world.report(run, unready());
-    assert_eq!(world.told(), ["incarnation.status"], "it was started before");
+    assert_eq!(world.told(), ["incarnation.processes_changed"], "it was started before");
     assert_eq!((world.phases(), replica(&world).deployment.as_str()), (vec!["updating"], "d1"));
     world.report(run, ready());
     assert_eq!((world.phases(), replica(&world).deployment.as_str()), (vec!["running"], "d2"));
@@ -331,12 +331,12 @@ fn what_cannot_be_changed_in_place_is_asked_to_be_what_it_was() {
         if late {
             world.wait(301);
         } else {
-            drop(world.report(run, failed(RetryClass::Never)));
+            drop(world.report(run, failed(RetryClass::Permanent)));
         }
         assert_eq!((world.deployment("d2").as_str(), incarnation(&world, run).revision), ("failed", 3));
-        assert_eq!(incarnation(&world, run).asked_for().as_str(), "d1");
+        assert_eq!(incarnation(&world, run).target_deployment().as_str(), "d1");
         for attempt in 1..=2 * crate::context::BACKOFF.attempts {
-            world.report(run, failed(RetryClass::Never));
+            world.report(run, failed(RetryClass::Permanent));
             let (run, wanted) = (incarnation(&world, run), "the same command, as often as it takes");
             let next = run.command.map(|command| command.attempt);
             assert_eq!((run.revision, next), (3, Some(attempt + 1)), "{wanted}");
@@ -368,7 +368,7 @@ fn what_is_again_what_it_was_and_not_well_runs_and_is_not_well() {
     let run = runs(&world).0.expect("it runs");
     update(&mut world, "d2", 1);
     world.wait(301);
-    world.report(run, ObservedState::Ensured { processes: vec![process(ProcessStatus::Initializing)] });
+    world.report(run, ObservedState::Started { processes: vec![process(ProcessStatus::Starting)] });
     let healthy = |world: &TestFleet| replica(world).active.as_ref().is_some_and(|active| active.healthy);
     assert_eq!((world.phases(), healthy(&world)), (vec!["running"], false));
     world.report(run, ready());
@@ -444,7 +444,7 @@ fn what_is_asked_while_something_is_open_waits_supersedes_or_is_refused() {
         let told = match world.ask(&format!("replica.{verb}"), &json!({"name": name})) {
             Err(refusal) => {
                 assert!(
-                    matches!(refusal.code, RefusalCode::InUse | RefusalCode::BadTransition),
+                    matches!(refusal.code, RefusalCode::InUse | RefusalCode::InvalidTransition),
                     "{why}: {refusal:?}"
                 );
                 "refused"
@@ -473,14 +473,14 @@ fn a_relocate_to_a_node_goes_there_or_says_why_not() {
     assert_eq!(refusal.code, RefusalCode::NotFound);
     world.must("replica.relocate", &json!({"name": name, "node": elsewhere}));
     world.run();
-    assert_eq!(replica(&world).passive.expect("a place").node.as_str(), elsewhere);
+    assert_eq!(replica(&world).secondary.expect("a place").node.as_str(), elsewhere);
     world.approve_all();
     world.obey();
     assert_eq!(replica(&world).active.expect("it runs").node.as_str(), elsewhere);
-    world.must("node.apply", &json!({"name": "small", "cluster": "local", "spec": {"domain": "d1", "total": {"cpu": 10, "memory": 10}}}));
+    world.must("node.apply", &json!({"name": "small", "cluster": "local", "spec": {"domain": "d1", "resources": {"cpu": 10, "memory": 10}}}));
     world.must("replica.relocate", &json!({"name": name, "node": "small"}));
     world.run();
-    let reasons = &world.fleet.plans().get("web").expect("the plan").unfit;
+    let reasons = &world.fleet.plans().get("web").expect("the plan").unschedulable;
     assert!(reasons.iter().any(|unfit| unfit.reason == "too little cpu"), "{reasons:?}");
 }
 
@@ -491,7 +491,10 @@ fn what_does_not_run_cannot_be_relocated_and_what_was_never_deployed_not_created
     world.obey();
     let name = world.replica();
     let refusal = world.ask("replica.relocate", &json!({"name": name})).expect_err("it is stopped");
-    assert!(refusal.code == RefusalCode::BadTransition && refusal.detail.contains("stopped"), "{refusal:?}");
+    assert!(
+        refusal.code == RefusalCode::InvalidTransition && refusal.detail.contains("stopped"),
+        "{refusal:?}"
+    );
     let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     let refusal = world.ask("replica.create", &json!({"plan": "web"})).expect_err("of which version");
@@ -516,7 +519,7 @@ fn a_replica_and_a_run_are_made_by_hand_on_the_node_that_is_named() {
     world.obey();
     world.must("replica.start", &json!({"name": name, "node": "node-3"}));
     world.run();
-    let reasons = &world.fleet.plans().get("web").expect("the plan").unfit;
+    let reasons = &world.fleet.plans().get("web").expect("the plan").unschedulable;
     assert!(
         reasons.iter().any(|unfit| unfit.reason.contains("a replica of the plan is there")),
         "{reasons:?}"

@@ -1,15 +1,15 @@
 //! Reports: stale ones change nothing, ends need proof, failures are retried and given up.
 
-use chancery_events::amount::Resources;
 use chancery_events::fact::{CommandEffect, Fact};
 use chancery_events::observation::{
     IncarnationExit, IncarnationReport, IncarnationReported, ObservedState, OrphanReported, ProcessInfo,
     ProcessStatus, RetryClass, SessionEnd, SessionEnded, SessionRequested,
 };
+use chancery_events::resources::Resources;
 use chancery_events::spec::ClusterRuntime;
 use serde_json::json;
 
-use crate::places::NodeReservations;
+use crate::capacity_index::NodeReservations;
 use crate::state::IncarnationState;
 use crate::testing::{TestFleet, crashed, ended, failed, hello, name, process, ready};
 
@@ -49,7 +49,7 @@ fn at(wanted: &str) -> TestFleet {
         creating()
     };
     let id = world.fleet.incarnations().sorted().last().expect("one").id;
-    let ensured = ObservedState::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
+    let ensured = ObservedState::Started { processes: vec![process(ProcessStatus::Starting)] };
     let way: Vec<ObservedState> = match wanted {
         "reserved" | "creating" => vec![],
         "starting" => vec![ensured],
@@ -72,8 +72,8 @@ fn at(wanted: &str) -> TestFleet {
 
 #[test]
 fn every_state_answers_every_report() {
-    let not_ready = || ObservedState::NotReady { processes: vec![process(ProcessStatus::Initializing)] };
-    let ensured = || ObservedState::Ensured { processes: vec![process(ProcessStatus::Initializing)] };
+    let not_ready = || ObservedState::NotReady { processes: vec![process(ProcessStatus::Starting)] };
+    let ensured = || ObservedState::Started { processes: vec![process(ProcessStatus::Starting)] };
     // A row per state: the state after ensured, ready, not ready, clean end, failed end, gone, permanent
     // failure.
     let table = [
@@ -94,7 +94,7 @@ fn every_state_answers_every_report() {
             ended(IncarnationExit::Clean),
             crashed(),
             ObservedState::Gone,
-            failed(RetryClass::Never),
+            failed(RetryClass::Permanent),
         ];
         for (saw, expected) in reports.into_iter().zip(row) {
             let mut world = at(from);
@@ -123,10 +123,10 @@ fn an_end_frees_exactly_what_was_held() {
         let other = *world.commanded().last().expect("it was commanded");
         world.report(other, ready());
         let held = |world: &TestFleet| world.fleet.index().places.held(&name("node-1")).clone();
-        assert_eq!(held(&world).amounts, Resources { cpu: 2700, memory: 4 << 30, disk: 0 });
+        assert_eq!(held(&world).resources, Resources { cpu: 2700, memory: 4 << 30, disk: 0 });
         world.report(id, saw);
         let left = held(&world);
-        assert_eq!(left.amounts, Resources { cpu: 1700, memory: 3 << 30, disk: 0 });
+        assert_eq!(left.resources, Resources { cpu: 1700, memory: 3 << 30, disk: 0 });
         assert_eq!(*left.incarnations, [("db".parse().unwrap(), other)]);
         world.report(other, ended(IncarnationExit::Clean));
         assert_eq!((held(&world), world.free_cpu()), (NodeReservations::default(), 4000));
@@ -141,7 +141,7 @@ fn a_report_of_an_older_revision_cannot_satisfy_a_newer_command() {
         world.report_at(id, 1, ObservedState::Gone).is_empty(),
         "gone at the ensure proves nothing about the stop"
     );
-    assert!(world.report_at(id, 1, failed(RetryClass::Never)).is_empty(), "nor does a failure of it");
+    assert!(world.report_at(id, 1, failed(RetryClass::Permanent)).is_empty(), "nor does a failure of it");
     assert!(!world.report_at(id, 1, ended(IncarnationExit::Clean)).is_empty(), "a proved end is an end");
 }
 
@@ -172,7 +172,7 @@ fn a_report_of_an_executor_that_does_not_host_it_changes_nothing() {
     world.see(&hello("far", "ex-2", 2).into());
     let session = world.fleet.clusters().get("far").and_then(|c| c.session).expect("a session");
     let incarnation = world.commanded()[0];
-    let report = IncarnationReport { incarnation, revision: 1, saw: crashed() };
+    let report = IncarnationReport { incarnation, revision: 1, observed: crashed() };
     assert!(world.see(&IncarnationReported { session, report }.into()).is_empty());
 }
 
@@ -182,9 +182,9 @@ fn a_lost_session_proves_nothing_and_another_executor_may_then_come() {
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let other = hello("local", "ex-2", 1);
     assert!(world.see(&other.clone().into()).is_empty(), "the store is in use");
-    world.see(&SessionEnded { session, end: SessionEnd::Lost }.into());
+    world.see(&SessionEnded { session, end: SessionEnd::Expired }.into());
     assert_eq!((state(&world), world.free_cpu()), ("running", 3000));
-    assert!(world.see(&SessionEnded { session, end: SessionEnd::Lost }.into()).is_empty());
+    assert!(world.see(&SessionEnded { session, end: SessionEnd::Expired }.into()).is_empty());
     assert_eq!(world.see(&other.into()).len(), 1);
     let wrong = SessionRequested { runtime: ClusterRuntime::Simulated, ..hello("local", "ex-2", 1) };
     assert!(world.see(&wrong.into()).is_empty());
@@ -193,13 +193,13 @@ fn a_lost_session_proves_nothing_and_another_executor_may_then_come() {
 /// Closes the session of `local`; then an executor with this store requests one. Returns whether it gets it.
 fn taken_over_by(world: &mut TestFleet, scope: u64) -> bool {
     if let Some(session) = world.fleet.clusters().get("local").and_then(|c| c.session) {
-        world.see(&SessionEnded { session, end: SessionEnd::Lost }.into());
+        world.see(&SessionEnded { session, end: SessionEnd::Expired }.into());
     }
     world.see(&hello("local", "ex-1", scope).into()).len() == 1
 }
 
 #[test]
-fn nobody_without_its_scope_may_say_what_became_of_what_an_executor_was_told_of() {
+fn nobody_without_its_store_may_say_what_became_of_what_an_executor_was_told_of() {
     for (state, left) in [
         ("reserved", false),
         ("creating", true),
@@ -227,7 +227,7 @@ fn what_is_asked_while_nobody_is_there_is_for_whoever_comes_first() {
 }
 
 #[test]
-fn the_operators_word_frees_a_cluster_from_a_scope_that_is_lost() {
+fn the_operators_word_frees_a_cluster_from_a_store_that_is_lost() {
     let mut world = at("running");
     assert!(!taken_over_by(&mut world, 2));
     world.must("node.set_state", &json!({"name": "node-1", "state": "expunged"}));
@@ -240,15 +240,18 @@ fn a_command_that_fails_is_tried_again_with_backoff_as_facts_and_then_given_up()
     let mut world = creating();
     let id = world.commanded()[0];
     for attempt in 1..5 {
-        let facts = world.report(id, failed(RetryClass::Retry));
+        let facts = world.report(id, failed(RetryClass::Retryable));
         let [Fact::IncarnationCommandFailed(fact)] = &facts[..] else { panic!("{facts:?}") };
         assert_eq!((fact.attempt, fact.not_before.is_some()), (attempt, true));
-        assert!(world.report(id, failed(RetryClass::Retry)).is_empty(), "the same failure, reported again");
+        assert!(
+            world.report(id, failed(RetryClass::Retryable)).is_empty(),
+            "the same failure, reported again"
+        );
         world.now = fact.not_before.expect("tried again");
     }
-    world.report(id, failed(RetryClass::Retry));
+    world.report(id, failed(RetryClass::Retryable));
     assert_eq!((state(&world), world.deployment("d1").as_str()), ("stopping", "failed"));
-    let asked = world.fleet.incarnations().get(&id).and_then(|i| i.asked);
+    let asked = world.fleet.incarnations().get(&id).and_then(|i| i.last_effect);
     assert_eq!(asked, Some(CommandEffect::Stop), "a partial start is stopped");
     assert_eq!(world.free_cpu(), 3000, "it keeps its reservation until its end is proved");
     world.report(id, ObservedState::Gone);
@@ -266,7 +269,7 @@ fn a_start_that_takes_too_long_is_unwound_and_a_stop_that_does_becomes_a_kill() 
     world.wait(15);
     let incarnation = world.fleet.incarnations().get(&id).expect("kept");
     assert_eq!(
-        (incarnation.asked, incarnation.revision, incarnation.deadline),
+        (incarnation.last_effect, incarnation.revision, incarnation.deadline),
         (Some(CommandEffect::Kill), 3, None)
     );
     world.wait(1_000_000);
@@ -285,7 +288,7 @@ fn a_stop_becomes_a_kill_five_seconds_after_the_time_that_the_plan_gives() {
         let replica = world.replica();
         world.must("replica.stop", &json!({"name": replica}));
         world.run();
-        let asked = |world: &TestFleet| world.fleet.incarnations().get(&id).and_then(|i| i.asked);
+        let asked = |world: &TestFleet| world.fleet.incarnations().get(&id).and_then(|i| i.last_effect);
         world.wait(stop + 4);
         assert_eq!(asked(&world), Some(CommandEffect::Stop), "{stop} s");
         world.wait(1);
@@ -299,12 +302,9 @@ fn a_replica_is_ready_only_while_all_its_processes_are_online() {
     let id = world.commanded()[0];
     let two = |a, b| vec![process(a), ProcessInfo { index: 1, ..process(b) }];
     let cases = [
-        (ObservedState::Ready { processes: two(ProcessStatus::Online, ProcessStatus::Online) }, true),
-        (
-            ObservedState::NotReady { processes: two(ProcessStatus::Online, ProcessStatus::Initializing) },
-            false,
-        ),
-        (ObservedState::Ready { processes: two(ProcessStatus::Online, ProcessStatus::Online) }, true),
+        (ObservedState::Ready { processes: two(ProcessStatus::Ready, ProcessStatus::Ready) }, true),
+        (ObservedState::NotReady { processes: two(ProcessStatus::Ready, ProcessStatus::Starting) }, false),
+        (ObservedState::Ready { processes: two(ProcessStatus::Ready, ProcessStatus::Ready) }, true),
     ];
     for (saw, healthy) in cases {
         assert_eq!(world.report(id, saw).len(), 1);
@@ -333,7 +333,7 @@ fn an_object_is_removed_only_if_this_journal_issued_it_and_its_story_is_over() {
     let lineage = world.fleet.lineages().current;
     let old = judged(&mut world, issue(lineage, chancery_events::id::Position::new(2)));
     assert!(old.contains("Remove") && old.contains("revision: 3"), "{old}");
-    assert!(judged(&mut world, issue(foreign, chancery_events::id::Position::new(2))).contains("Quarantine"));
+    assert!(judged(&mut world, issue(foreign, chancery_events::id::Position::new(2))).contains("Leave"));
     let ahead = chancery_events::id::Position::new(1_000_000);
-    assert!(judged(&mut world, issue(lineage, ahead)).contains("Quarantine"));
+    assert!(judged(&mut world, issue(lineage, ahead)).contains("Leave"));
 }

@@ -78,7 +78,7 @@ fn ways() -> Vec<(&'static str, Value, &'static [&'static str])> {
 
 fn disrupted(approval: &str) -> TestFleet {
     let mut world = world(approval, 6);
-    let spec = json!({"evict": "yes"});
+    let spec = json!({"action": "drain"});
     world.must("disruption.schedule", &json!({"node": "node-1", "name": "power", "spec": spec}));
     world
 }
@@ -102,7 +102,7 @@ fn every_way_round_a_second_person_waits_for_one_and_is_carried_out_when_that_ap
         assert_eq!(types(&facts)[0], "request.approved", "{type_name}");
         assert!(facts.len() > 1, "{type_name} is carried out in the same commit: {facts:?}");
         let state = &world.fleet.approval_requests().get(&request.id).expect("it is kept").state;
-        assert_eq!(*state, RequestState::Approved { by: name("bob") }, "{type_name}");
+        assert_eq!(*state, RequestState::Approved { approved_by: name("bob") }, "{type_name}");
     }
 }
 
@@ -144,7 +144,7 @@ fn a_cascade_of_a_manual_plan_waits_for_any_person() {
     assert_eq!((request.effects[0].kind, request.effects[0].count), (PolicyKind::Delete, 3));
     assert_eq!(request.effects[0].replicas.len(), 3, "they are named");
     let facts = approve_as(&mut world, "ann").expect("who asked may approve, as of a single delete");
-    assert_eq!(types(&facts), ["request.approved", "plan.removing"]);
+    assert_eq!(types(&facts), ["request.approved", "plan.deletion_started"]);
     world.obey();
     world.run();
     assert!(world.fleet.plans().get("web").is_none(), "it is deleted, with everything it had");
@@ -171,7 +171,7 @@ fn the_same_again_is_one_request_and_something_else_supersedes_it() {
     let second = waiting(&world).remove(0);
     assert_ne!(first.hash, second.hash);
     let state = &world.fleet.approval_requests().get(&first.id).expect("kept").state;
-    assert_eq!(*state, RequestState::Ended(RequestEnd::Superseded { by: second.id }));
+    assert_eq!(*state, RequestState::Ended(RequestEnd::Superseded { successor: second.id }));
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn a_request_is_rejected_by_anyone_and_expires_by_itself() {
     assert!(waiting(&world).is_empty(), "it was not approved in a day");
     let last = world.fleet.approval_requests().sorted().into_iter().last().expect("kept").clone();
     assert_eq!(last.state, RequestState::Ended(RequestEnd::Expired));
-    assert!(world.fleet.plans().get("web").is_some_and(|plan| plan.removing.is_none()));
+    assert!(world.fleet.plans().get("web").is_some_and(|plan| plan.deletion_requested_by.is_none()));
     let gone: RequestId = RequestId::issue(last.id.lineage(), chancery_events::id::Position::new(999));
     let refusal = ask_as(&mut world, "bob", RequestReject { request: gone, reason: String::new() }.into());
     assert_eq!(refusal.expect_err("there is none").code, RefusalCode::NotFound);
@@ -264,10 +264,10 @@ fn an_expunge_that_cannot_wait_breaks_the_glass_and_says_so() {
         RefusalCode::Invalid
     );
     let facts = world.must("node.set_state", &expunge("fire in row 3"));
-    assert_eq!(types(&facts), ["approval.bypassed", "node.moved"]);
+    assert_eq!(types(&facts), ["approval.bypassed", "node.state_changed"]);
     let node = world.fleet.nodes().get("node-1").expect("the node");
     let bypass = node.bypass.as_ref().expect("it stays with the node");
-    assert_eq!((bypass.by.as_str(), bypass.reason.as_str()), ("ann", "fire in row 3"));
+    assert_eq!((bypass.requested_by.as_str(), bypass.reason.as_str()), ("ann", "fire in row 3"));
     assert_eq!((node.state, &bypass.policies[..]), (NodeState::Expunged, &[name("two")][..]));
 }
 
@@ -302,7 +302,7 @@ fn alone(world: &TestFleet, plan: &str, kind: OperationKind, domain: Option<&str
     };
     let policies: Vec<_> = world.fleet.policies().sorted().into_iter().map(|policy| &policy.spec).collect();
     let by_rule = policies.iter().any(|spec| match &spec.rule {
-        PolicyRule::Approve { windows, in_flight } => {
+        PolicyRule::Approve { windows, max_in_flight: in_flight } => {
             // With two others in flight.
             about(spec) && in_flight.is_none_or(|most| most > 2) && is_open(windows, now)
         }
@@ -319,8 +319,8 @@ fn is_open(windows: &[ApprovalWindow], now: Time) -> bool {
         || windows.iter().any(|window| {
             let days = if window.days.is_empty() { Weekday::ALL } else { &window.days };
             days.iter().any(|day| {
-                let from = (*day as i64) * 24 * 60 + i64::from(window.from);
-                (minute - from).rem_euclid(7 * 24 * 60) < i64::from(window.minutes)
+                let from = (*day as i64) * 24 * 60 + i64::from(window.start);
+                (minute - from).rem_euclid(7 * 24 * 60) < i64::from(window.duration)
             })
         })
 }
@@ -338,11 +338,11 @@ fn random_policy(dice: &mut TestRandom) -> Value {
     } else {
         let window = |dice: &mut TestRandom| {
             let days = some(dice, &["mon", "wed", "sun"]);
-            json!({"days": days, "from": dice.below(1440), "minutes": 1 + dice.below(10080)})
+            json!({"days": days, "start": dice.below(1440), "duration": 1 + dice.below(10080)})
         };
         let windows: Vec<_> = (0..dice.below(3)).map(|_| window(dice)).collect();
         let in_flight = dice.of(&[None, Some(1), Some(2), Some(5)]);
-        json!({"approve": {"windows": windows, "in_flight": in_flight}})
+        json!({"approve": {"windows": windows, "max_in_flight": in_flight}})
     };
     let kinds = some(dice, &["create", "delete", "stop"]);
     json!({"kinds": kinds, "plans": some(dice, &["web", "other"]), "domains": some(dice, &["d1", "d2"]), "rule": rule})
@@ -410,7 +410,7 @@ fn changes_that_ask_for_as_much_or_more_hold_immediately() {
         spec
     };
     let kinds: Vec<_> = PolicyKind::ALL.iter().map(|kind| kind.word()).collect();
-    let nights = |from: u64, minutes: u64| json!({"kinds": ["delete"], "rule": {"approve": {"windows": [{"from": from, "minutes": minutes}]}}});
+    let nights = |from: u64, minutes: u64| json!({"kinds": ["delete"], "rule": {"approve": {"windows": [{"start": from, "duration": minutes}]}}});
     // The existing policy, the new one, and whether that is weaker.
     let table = [
         (eyes(json!({"kinds": ["stop"]})), eyes(json!({"kinds": ["stop", "delete"]})), false, "more kinds"),
@@ -507,7 +507,7 @@ fn told(type_name: &str, ending: IntentEnding) -> Option<(&'static str, &'static
              count yet, and those that are being created",
             "none for what is aborted; the rule `deployment/PLAN/NAME/rollback` for replicas",
         ),
-        (IntentEnding::Operations, "deployment.withdraw.v1") => {
+        (IntentEnding::Operations, "deployment.rollback.v1") => {
             ("replicas of the new set, which does not count yet", "the rule `deployment/PLAN/NAME/rollback`")
         }
         (IntentEnding::Operations, "deployment.resume.v1") => ("what the deployment ends", RULE),
@@ -558,8 +558,10 @@ fn every_intent_that_can_end_something_stands_in_the_table_of_approvals() {
 
 #[test]
 fn an_approval_of_a_disruption_is_void_for_another_one_of_the_same_name() {
-    for spec in [json!({"evict": "and_remove"}), json!({"evict": "yes", "start": 2_000_000_000_000_000_u64})]
-    {
+    for spec in [
+        json!({"action": "drain_and_delete"}),
+        json!({"action": "drain", "start": 2_000_000_000_000_000_u64}),
+    ] {
         let mut world = disrupted("manual");
         four_eyes(&mut world, "two", &["relocate"]);
         let ask = json!({"node": "node-1", "name": "power"});
@@ -623,14 +625,14 @@ fn a_volume_is_deleted_by_two_people_where_a_delete_takes_two() {
         four_eyes(&mut world, "two", &kinds);
         let facts = world.must("volume.delete", &json!({"name": volume.name}));
         if !waits {
-            assert_eq!(types(&facts), ["volume.removing"], "{kinds:?}");
+            assert_eq!(types(&facts), ["volume.deletion_started"], "{kinds:?}");
             continue;
         }
         assert_eq!(types(&facts), ["request.opened"], "{kinds:?}");
         assert_eq!(approve_as(&mut world, "ann").expect_err("ann asked").code, RefusalCode::Denied);
         approve_as(&mut world, "bob").expect("another person");
         world.run();
-        assert!(world.fleet.volumes().get(&volume.name).expect("in use").removing.is_some());
+        assert!(world.fleet.volumes().get(&volume.name).expect("in use").deletion_requested_by.is_some());
     }
     // A volume without owner may be kept for any plan.
     let mut world = setting::world(1, 10 * GB);
@@ -677,7 +679,7 @@ fn a_move_needs_another_person_by_the_domain_that_it_leaves_and_by_the_one_that_
 fn a_delete_that_waits_behind_a_move_is_about_the_domain_to_which_the_replica_moved() {
     let mut world = world("manual", 1);
     four_eyes_in(&mut world, "d2", &["delete"]);
-    let quick = json!({"kinds": ["delete"], "domains": ["d1"], "rule": {"approve": {"windows": [{"days": ["mon"], "from": 0, "minutes": 1}]}}});
+    let quick = json!({"kinds": ["delete"], "domains": ["d1"], "rule": {"approve": {"windows": [{"days": ["mon"], "start": 0, "duration": 1}]}}});
     world.must("policy.apply", &json!({"name": "quick", "spec": quick}));
     let replica = world.replica();
     world.must("replica.relocate", &json!({"name": replica, "node": "node-2"}));

@@ -102,7 +102,7 @@ fn what_hangs_in_a_start_by_the_rule_of_a_bad_version_gets_the_good_one_when_not
     world.run();
     let hung = world.asked().next().expect("the rule starts it again, and it hangs");
     rollback(&mut world, "back");
-    let asked = |world: &TestFleet, id| world.fleet.incarnations().get(&id).and_then(|run| run.asked);
+    let asked = |world: &TestFleet, id| world.fleet.incarnations().get(&id).and_then(|run| run.last_effect);
     let is_of = |world: &TestFleet, id, deployment: &str| {
         world.fleet.incarnations().get(&id).is_some_and(|run| run.deployment.as_str() == deployment)
     };
@@ -179,7 +179,7 @@ fn a_rollback_runs_by_the_generation_of_the_plan_that_its_target_had() {
     world.obey();
     assert_eq!((world.deployment("back").as_str(), find(&world, "back").generation), ("completed", 1));
     let runs = world.fleet.incarnations().sorted();
-    let live: Vec<_> = runs.iter().filter(|run| run.is_live()).map(|run| run.amounts.cpu).collect();
+    let live: Vec<_> = runs.iter().filter(|run| run.is_live()).map(|run| run.resources.cpu).collect();
     assert_eq!(live, [1000, 1000], "as the first generation needs");
 }
 
@@ -219,8 +219,8 @@ fn what_a_rollback_goes_back_to() {
 #[test]
 fn a_rollback_goes_by_the_strategy_of_its_target() {
     for strategy in [
-        json!({"rolling": {"wave": 2, "per_domain": true, "pause": 1000}}),
-        json!({"graceful": {"timeout": 90_000, "on_timeout": "commit"}}),
+        json!({"rolling": {"max_parallel": 2, "per_domain": true, "delay": 1000}}),
+        json!({"blue_green": {"timeout": 90_000, "on_timeout": "cut_over"}}),
     ] {
         let mut world = TestFleet::with_nodes(6);
         world.plan("automatic");
@@ -243,13 +243,13 @@ fn what_cannot_be_rolled_back_is_refused_and_says_why() {
     world.plan("automatic");
     assert_eq!(
         refused(&mut world, "b", None),
-        RefusalCode::BadTransition,
+        RefusalCode::InvalidTransition,
         "there is no version to return to"
     );
     create(&mut world, "d1", "v1", &json!({}));
-    assert_eq!(refused(&mut world, "b", Some("d1")), RefusalCode::BadTransition, "it has not completed");
+    assert_eq!(refused(&mut world, "b", Some("d1")), RefusalCode::InvalidTransition, "it has not completed");
     world.obey();
-    assert_eq!(refused(&mut world, "b", None), RefusalCode::BadTransition, "there is no other version");
+    assert_eq!(refused(&mut world, "b", None), RefusalCode::InvalidTransition, "there is no other version");
     assert_eq!(refused(&mut world, "b", Some("d9")), RefusalCode::NotFound);
     assert_eq!(refused(&mut world, "d1", None), RefusalCode::AlreadyExists);
     let plan = json!({"plan": "unknown", "name": "b"});
@@ -257,7 +257,7 @@ fn what_cannot_be_rolled_back_is_refused_and_says_why() {
     create(&mut world, "d2", "v2", &json!({}));
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
     world.obey();
-    assert_eq!(refused(&mut world, "b", Some("d2")), RefusalCode::BadTransition, "it was cancelled");
+    assert_eq!(refused(&mut world, "b", Some("d2")), RefusalCode::InvalidTransition, "it was cancelled");
     world.must("plan.set_activity", &json!({"name": "web", "activity": "inactive"}));
     assert_eq!(refused(&mut world, "b", None), RefusalCode::Inactive);
 }
@@ -274,7 +274,7 @@ fn a_rollback_to_a_deployment_of_none_needs_the_coordinates_of_what_would_run() 
     assert_eq!(world.deployment("none"), "completed");
     let ask = json!({"plan": "web", "name": "back", "to": "none"});
     let refusal = world.ask("plan.rollback", &ask).expect_err("refused");
-    assert_eq!(refusal.code, RefusalCode::BadTransition);
+    assert_eq!(refusal.code, RefusalCode::InvalidTransition);
     assert!(refusal.detail.contains("none of plan web had a count of 0"), "{}", refusal.detail);
     create(&mut world, "later", "v2", &json!({"count": 0}));
     world.obey();
@@ -294,7 +294,7 @@ fn a_rollback_is_asked_for_twice_and_happens_once() {
     assert_eq!(refused(&mut world, "back", Some("hung")), RefusalCode::AlreadyExists);
     world.obey();
     // After the plan has settled, a rollback of the rollback is a new request.
-    assert_eq!(refused(&mut world, "again", None), RefusalCode::BadTransition, "v2 never completed");
+    assert_eq!(refused(&mut world, "again", None), RefusalCode::InvalidTransition, "v2 never completed");
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn a_rollback_that_is_under_way_is_not_gone_back_from_by_accident() {
     }
     rollback(&mut world, "b1");
     assert_eq!(version(find(&world, "b1")), "v2");
-    assert_eq!(refused(&mut world, "b2", None), RefusalCode::BadTransition, "it would continue to v1");
+    assert_eq!(refused(&mut world, "b2", None), RefusalCode::InvalidTransition, "it would continue to v1");
     world.must("plan.rollback", &json!({"plan": "web", "name": "b2", "to": "d1"}));
     world.run();
     world.obey();
@@ -337,16 +337,21 @@ fn the_last_that_completed_stay_to_be_rolled_back_to_however_many_fail() {
 #[test]
 fn a_deployment_that_fails_is_rolled_back_by_its_rule_once_and_says_why() {
     let mut world = world();
-    create(&mut world, "bad", "v2", &json!({"auto_rollback": true, "strategy": {"rolling": {"wave": 2}}}));
+    create(
+        &mut world,
+        "bad",
+        "v2",
+        &json!({"auto_rollback": true, "strategy": {"rolling": {"max_parallel": 2}}}),
+    );
     let [bad, _] = world.asked().collect::<Vec<_>>()[..] else { panic!("two are updated") };
-    world.report(bad, failed(RetryClass::Never));
+    world.report(bad, failed(RetryClass::Permanent));
     assert_eq!(world.deployment("bad"), "failed", "running operations are aborted");
     let back = by_rule(&world).expect("it is rolled back");
     let rollback = back.rollback.clone().expect("it is a rollback");
     let rule = rollback.rule.expect("no person requested it");
     assert_eq!((rollback.to.as_str(), rule.name.as_str()), ("good", "deployment/web/bad/auto_rollback"));
     assert!(rule.reason.contains("update of web-"), "{}", rule.reason);
-    assert_eq!((version(back), back.spec.auto_rollback, &back.by), ("v1", false, &Some(name("ann"))));
+    assert_eq!((version(back), back.spec.auto_rollback, &back.requested_by), ("v1", false, &name("ann")));
     let back = back.name.clone();
     world.obey();
     assert_eq!(
@@ -369,7 +374,7 @@ fn four_eyes_of_a_deployment_are_four_eyes_of_its_rollback_by_rule() {
     let two = json!({"name": "two", "spec": {"rule": {"four_eyes": {}}}});
     world.must("policy.apply", &two);
     for run in world.asked().collect::<Vec<_>>() {
-        world.report(run, failed(RetryClass::Never));
+        world.report(run, failed(RetryClass::Permanent));
     }
     world.obey();
     assert_eq!(world.deployment("bad"), "failed");
@@ -387,13 +392,13 @@ fn a_rollback_that_fails_is_not_rolled_back() {
     world.obey();
     create(&mut world, "worse", "v3", &json!({"auto_rollback": true}));
     let first = world.asked().next().expect("one is updated");
-    world.report(first, failed(RetryClass::Never));
+    world.report(first, failed(RetryClass::Permanent));
     let back = by_rule(&world).expect("it is rolled back");
     assert_eq!(version(back), "v2", "nothing has to change, and it completes");
     world.obey();
     rollback(&mut world, "older");
     let first = world.asked().next().expect("one returns to v1");
-    world.report(first, failed(RetryClass::Never));
+    world.report(first, failed(RetryClass::Permanent));
     world.obey();
     assert_eq!(world.deployment("older"), "failed");
     let created = world.log.iter().filter(|fact| matches!(fact, Fact::DeploymentCreated(_))).count();
@@ -406,7 +411,7 @@ fn a_rule_rolls_nothing_back_over_a_deployment_that_waits() {
     create(&mut world, "bad", "v2", &json!({"auto_rollback": true}));
     create(&mut world, "better", "v3", &json!({}));
     let first = world.asked().next().expect("one is updated");
-    world.report(first, failed(RetryClass::Never));
+    world.report(first, failed(RetryClass::Permanent));
     assert_eq!(
         (world.deployment("bad"), world.deployment("better")),
         ("failed".into(), "in progress".into())
@@ -424,7 +429,7 @@ fn a_scale_up_that_fails_takes_nothing_back_of_the_version_that_serves() {
     }
     create(&mut world, "more", "v2", &json!({"count": 2, "auto_rollback": true}));
     let new = world.asked().next().expect("one is created");
-    world.report(new, failed(RetryClass::Never));
+    world.report(new, failed(RetryClass::Permanent));
     assert_eq!(world.deployment("more"), "failed");
     assert!(by_rule(&world).is_none());
     world.obey();
@@ -435,8 +440,8 @@ fn a_scale_up_that_fails_takes_nothing_back_of_the_version_that_serves() {
 #[test]
 fn a_rollback_stops_no_run_before_what_was_stopped_for_the_version_that_it_takes_back_runs_again() {
     let mut world = TestFleet::with_nodes(6);
-    world.plan_with("automatic", &json!({"update": "stop_first"}));
-    let by = |count, wave| json!({"count": count, "strategy": {"rolling": {"wave": wave}}});
+    world.plan_with("automatic", &json!({"update_order": "stop_first"}));
+    let by = |count, wave| json!({"count": count, "strategy": {"rolling": {"max_parallel": wave}}});
     create(&mut world, "good", "v1", &by(6, 3));
     world.obey();
     create(&mut world, "bad", "v2", &by(6, 2));

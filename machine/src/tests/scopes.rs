@@ -42,7 +42,7 @@ fn act(world: &mut TestFleet, dice: &mut TestRandom) {
     match dice.below(18) {
         0 | 1 => {
             let total = json!({"cpu": 1000 * (1 + dice.below(4)), "memory": 8_u64 << 30, "disk": 0});
-            let spec = json!({"domain": dice.of(&["d1", "d2", "d3"]), "total": total});
+            let spec = json!({"domain": dice.of(&["d1", "d2", "d3"]), "resources": total});
             ask(world, "node.apply", &json!({"name": node, "cluster": "local", "spec": spec}));
         }
         2 => {
@@ -91,7 +91,7 @@ fn act(world: &mut TestFleet, dice: &mut TestRandom) {
         13 => {
             let session = world.fleet.clusters().get("local").and_then(|cluster| cluster.session);
             match session {
-                Some(session) => drop(world.see(&SessionEnded { session, end: SessionEnd::Lost }.into())),
+                Some(session) => drop(world.see(&SessionEnded { session, end: SessionEnd::Expired }.into())),
                 None => drop(world.open_session()),
             }
         }
@@ -112,14 +112,14 @@ fn report(world: &mut TestFleet, dice: &mut TestRandom) {
         return;
     }
     let saw = match dice.below(7) {
-        0 => ObservedState::Ensured {
-            processes: vec![process(chancery_events::observation::ProcessStatus::Initializing)],
+        0 => ObservedState::Started {
+            processes: vec![process(chancery_events::observation::ProcessStatus::Starting)],
         },
         1 | 2 => ready(),
         3 => ended(IncarnationExit::Clean),
         4 => crashed(),
         5 => ObservedState::Gone,
-        _ => failed(dice.of(&[RetryClass::Retry, RetryClass::Never])),
+        _ => failed(dice.of(&[RetryClass::Retryable, RetryClass::Permanent])),
     };
     world.report(dice.of(&all), saw);
 }
@@ -143,7 +143,7 @@ fn half_change<E: FleetEntity>(fleet: &mut FleetState, dice: &mut TestRandom) {
 
 /// Starts a savepoint with some of these facts and rolls it back.
 fn broken_off(fleet: &mut FleetState, facts: &[(FactPosition, Fact)], dice: &mut TestRandom) {
-    fleet.note();
+    fleet.savepoint();
     let count = dice.below(facts.len() as u64 + 1) as usize;
     for (at, fact) in &facts[..count] {
         evolve(fleet, fact, *at).expect("it fits");
@@ -239,7 +239,7 @@ fn live(seed: u64, found: &mut Seen) {
             world.check();
         }
         // A savepoint that is kept is noted as well.
-        world.fleet.note();
+        world.fleet.savepoint();
         let mut again = dice.clone();
         act(&mut world, &mut dice, step);
         act(&mut twin, &mut again, step);

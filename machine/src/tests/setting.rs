@@ -19,7 +19,7 @@ pub(super) fn world(nodes: usize, storage: u64) -> TestFleet {
 
 pub(super) fn node(world: &mut TestFleet, number: usize, storage: u64) {
     let spec = json!({
-        "domain": format!("d{}", number % 2), "total": {"cpu": 4000, "memory": 8 * GB, "disk": 0},
+        "domain": format!("d{}", number % 2), "resources": {"cpu": 4000, "memory": 8 * GB, "disk": 0},
         "storage": [{"class": "fast", "capacity": storage}],
     });
     world.must("node.apply", &json!({"name": format!("node-{number}"), "cluster": "local", "spec": spec}));
@@ -122,7 +122,7 @@ pub(super) fn stopped(world: &mut TestFleet) {
 }
 
 pub(super) fn drain(world: &mut TestFleet, node: &str) {
-    world.must("disruption.schedule", &json!({"node": node, "name": "p", "spec": {"evict": "yes"}}));
+    world.must("disruption.schedule", &json!({"node": node, "name": "p", "spec": {"action": "drain"}}));
     world.must("disruption.approve", &json!({"node": node, "name": "p"}));
     world.run();
 }

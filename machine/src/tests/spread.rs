@@ -8,7 +8,9 @@ use chancery_events::refusal::Refusal;
 use chancery_events::spec::{BalancePolicy, PlacementPolicy, ProbePurpose};
 use serde_json::{Value, json};
 
-use crate::scheduler::{AffinityFilter, EXPLAINED, PlacementConstraints, PlacementRequest, unfit};
+use crate::scheduler::{
+    AffinityFilter, EXPLAINED, PlacementConstraints, PlacementRequest, unschedulable_reason,
+};
 use crate::state::{Incarnation, IncarnationState, Plan, Replica};
 use crate::testing::{CountInterval, TestFleet, TestRandom, crashed};
 
@@ -77,14 +79,14 @@ fn on(world: &TestFleet, domain: &str) -> Vec<Replica> {
 #[test]
 fn every_strategy_leaves_the_replicas_as_even_as_they_were() {
     let strategies = [
-        ("all concurrently", json!({"rolling": {"wave": 9}})),
-        ("one by one", json!({"rolling": {"wave": 1}})),
-        ("a new set", json!({"graceful": {"timeout": 600_000, "on_timeout": "rollback"}})),
+        ("all concurrently", json!({"rolling": {"max_parallel": 9}})),
+        ("one by one", json!({"rolling": {"max_parallel": 1}})),
+        ("a new set", json!({"blue_green": {"timeout": 600_000, "on_timeout": "rollback"}})),
     ];
     for (why, strategy) in strategies {
-        for more in [json!({}), json!({"update": "stop_first"})] {
+        for more in [json!({}), json!({"update_order": "stop_first"})] {
             let mut spec = shared();
-            spec["update"] = more["update"].as_str().map_or(json!("beside"), |word| json!(word));
+            spec["update_order"] = more["update"].as_str().map_or(json!("start_first"), |word| json!(word));
             let mut world = world(&["a", "a", "b", "b"], &spec);
             deploy(&mut world, "d1", "v1", 4, &json!({"rolling": {}}));
             assert_eq!((domains(&world), nodes(&world)), (vec![2, 2], vec![1, 1, 1, 1]), "{why}");
@@ -103,7 +105,7 @@ fn an_update_evens_out_what_is_uneven() {
     let mut world = world(&["a"], &shared());
     deploy(&mut world, "d1", "v1", 4, &json!({"rolling": {}}));
     world.add_node("n2", "b");
-    deploy(&mut world, "d2", "v2", 4, &json!({"rolling": {"wave": 4}}));
+    deploy(&mut world, "d2", "v2", 4, &json!({"rolling": {"max_parallel": 4}}));
     assert_eq!(
         domains(&world),
         [2, 2],
@@ -116,8 +118,8 @@ fn a_new_set_is_spread_by_itself_for_the_old_one_goes() {
     let mut world = world(&["a"], &shared());
     deploy(&mut world, "d1", "v1", 4, &json!({"rolling": {}}));
     world.add_node("n2", "b");
-    let graceful = json!({"graceful": {"timeout": 600_000, "on_timeout": "rollback"}});
-    deploy(&mut world, "d2", "v2", 4, &graceful);
+    let blue_green = json!({"blue_green": {"timeout": 600_000, "on_timeout": "rollback"}});
+    deploy(&mut world, "d2", "v2", 4, &blue_green);
     assert_eq!((world.deployment("d2"), domains(&world)), ("completed".into(), vec![2, 2]));
 }
 
@@ -177,10 +179,10 @@ fn scale_down_takes_from_the_fullest_node_of_the_fullest_domain() {
 #[test]
 fn a_drained_node_s_replicas_go_where_they_leave_the_others_even() {
     let mut spec = shared();
-    spec["budget"] = json!(4);
+    spec["max_unavailable"] = json!(4);
     let mut world = world(&["a", "a", "b", "b"], &spec);
     deploy(&mut world, "d1", "v1", 4, &json!({"rolling": {}}));
-    let disruption = json!({"node": "n1", "name": "x", "spec": {"evict": "yes"}});
+    let disruption = json!({"node": "n1", "name": "x", "spec": {"action": "drain"}});
     world.must("disruption.schedule", &disruption);
     world.must("disruption.approve", &json!({"node": "n1", "name": "x"}));
     world.run();
@@ -193,7 +195,7 @@ fn better(world: &TestFleet, plan: &Plan, strict: AffinityFilter) -> Vec<(Replic
     let fleet = &world.fleet;
     let replicas = fleet.replicas().sorted();
     let mut found = Vec::new();
-    for replica in replicas.iter().filter(|replica| replica.plan == plan.name && replica.is_free()) {
+    for replica in replicas.iter().filter(|replica| replica.plan == plan.name && replica.is_updatable()) {
         let (Some(own), Some(from)) = (
             replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation)),
             replica.remaining(),
@@ -226,7 +228,7 @@ fn better(world: &TestFleet, plan: &Plan, strict: AffinityFilter) -> Vec<(Replic
             } else {
                 in_domain(domain) < in_domain(&from.domain)
             };
-            if is_better && unfit(fleet, &need, &limits, node, strict).is_none() {
+            if is_better && unschedulable_reason(fleet, &need, &limits, node, strict).is_none() {
                 found.push((replica.name.clone(), node.name.clone()));
             }
         }
@@ -268,32 +270,32 @@ fn holds(world: &TestFleet, why: &str) {
 fn random_node(world: &mut TestFleet, dice: &mut TestRandom) {
     let total = json!({"cpu": 1000 * (1 + dice.below(5)), "memory": 8u64 << 30, "disk": 0});
     let labels = json!({"disk": dice.of(&["ssd", "hdd"])});
-    let spec = json!({"domain": dice.of(&["a", "b", "c"]), "total": total, "labels": labels});
+    let spec = json!({"domain": dice.of(&["a", "b", "c"]), "resources": total, "labels": labels});
     let name = format!("n{}", dice.below(8));
     world.ask("node.apply", &json!({"name": name, "cluster": "local", "spec": spec})).ok();
 }
 
 fn random_plan(world: &mut TestFleet, dice: &mut TestRandom) {
     let mut more = json!({
-        "sharing": dice.of(&["allowed", "allowed", "never"]), "update": dice.of(&["beside", "stop_first"]),
-        "placement": dice.of(&["spread", "spread", "spread", "pack"]), "budget": 1 + dice.below(3),
-        "restart": dice.of(&["always", "never"]), "cooldown": 1000,
+        "sharing": dice.of(&["allowed", "allowed", "never"]), "update_order": dice.of(&["start_first", "stop_first"]),
+        "placement": dice.of(&["spread", "spread", "spread", "pack"]), "max_unavailable": 1 + dice.below(3),
+        "restart": dice.of(&["always", "never"]), "restart_delay": 1000,
     });
     if dice.below(4) == 0 {
         more["selectors"] = json!({"disk": "ssd"});
     }
     if dice.below(4) == 0 {
-        let (nodes, otherwise) = (dice.of(&["apart", "together"]), dice.of(&["fail", "allow"]));
-        more["affinity"] = json!([{"group": "g", "nodes": nodes, "otherwise": otherwise}]);
+        let (nodes, otherwise) = (dice.of(&["anti_affinity", "affinity"]), dice.of(&["fail", "allow"]));
+        more["affinity"] = json!([{"group": "g", "kind": nodes, "policy": otherwise}]);
     }
     world.plan_with(dice.of(&["automatic", "manual"]), &more);
 }
 
 fn random_deployment(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
     let strategy = match dice.below(5) {
-        0 => json!({"graceful": {"timeout": 60_000, "on_timeout": dice.of(&["rollback", "commit"])}}),
+        0 => json!({"blue_green": {"timeout": 60_000, "on_timeout": dice.of(&["rollback", "cut_over"])}}),
         1 => json!({"canary": {"count": 1}}),
-        2 => json!({"rolling": {"wave": 1 + dice.below(3), "per_domain": dice.below(2) == 0}}),
+        2 => json!({"rolling": {"max_parallel": 1 + dice.below(3), "per_domain": dice.below(2) == 0}}),
         _ => json!({"rolling": {}}),
     };
     let coordinates = json!({"app": {"version": format!("v{}", dice.below(3))}});
@@ -309,7 +311,7 @@ fn random_deployment(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
         }
     }
     settle(world);
-    let verb = dice.of(&["promote", "withdraw", "cancel"]);
+    let verb = dice.of(&["promote", "rollback", "cancel"]);
     world.ask(&format!("deployment.{verb}"), &json!({"plan": "web", "name": format!("d{round}")})).ok();
 }
 
@@ -323,7 +325,7 @@ fn random_step(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
         6 => {
             let disruption = json!({"node": node, "name": format!("x{round}")});
             let mut schedule = disruption.clone();
-            schedule["spec"] = json!({"evict": dice.of(&["yes", "no"])});
+            schedule["spec"] = json!({"action": dice.of(&["drain", "none"])});
             world.ask("disruption.schedule", &schedule).ok();
             world.ask("disruption.approve", &disruption).ok();
             settle(world);
@@ -356,7 +358,7 @@ fn what_nobody_reads_is_not_found_out() {
     let mut world = TestFleet::with_nodes(0);
     for (i, domain) in ["a", "b", "a", "b"].iter().enumerate() {
         let spec = json!({
-            "domain": domain, "total": {"cpu": 4000, "memory": 8_u64 << 30, "disk": 0},
+            "domain": domain, "resources": {"cpu": 4000, "memory": 8_u64 << 30, "disk": 0},
             "storage": [{"class": "fast", "capacity": 2}],
         });
         world.must("node.apply", &json!({"name": format!("n{i}"), "cluster": "local", "spec": spec}));
@@ -426,20 +428,23 @@ fn where_there_is_room_no_sequence_of_deployments_leaves_an_uneven_spread() {
         let mut domains = vec!["a", "b", "c"];
         domains.truncate(1 + dice.below(3) as usize);
         let nodes: Vec<_> = (0..4 + dice.below(4)).map(|n| domains[n as usize % domains.len()]).collect();
-        let update = dice.of(&["beside", "stop_first"]);
+        let update = dice.of(&["start_first", "stop_first"]);
         let mut world = TestFleet::with_nodes(0);
         world.counted = CountInterval::AtTheEnd;
         for (i, domain) in nodes.iter().enumerate() {
             let spec =
-                json!({"domain": domain, "total": {"cpu": 100_000, "memory": 800u64 << 30, "disk": 0}});
+                json!({"domain": domain, "resources": {"cpu": 100_000, "memory": 800u64 << 30, "disk": 0}});
             world.must("node.apply", &json!({"name": format!("n{i}"), "cluster": "local", "spec": spec}));
         }
-        world.plan_with("automatic", &json!({"sharing": "allowed", "update": update, "restart": "always"}));
+        world.plan_with(
+            "automatic",
+            &json!({"sharing": "allowed", "update_order": update, "restart": "always"}),
+        );
         for round in 0..8 {
             let strategy = match dice.below(4) {
-                0 => json!({"graceful": {"timeout": 600_000, "on_timeout": "rollback"}}),
+                0 => json!({"blue_green": {"timeout": 600_000, "on_timeout": "rollback"}}),
                 1 => json!({"canary": {"count": 1}}),
-                _ => json!({"rolling": {"wave": 1 + dice.below(4)}}),
+                _ => json!({"rolling": {"max_parallel": 1 + dice.below(4)}}),
             };
             let count = u32::try_from(1 + dice.below(12)).expect("few");
             deploy(&mut world, &format!("d{round}"), &format!("v{round}"), count, &strategy);
@@ -518,7 +523,7 @@ fn a_rebalance_of_what_stops_first_keeps_the_budget_though_people_approve() {
     let payload = payload(&json!({"volumes": volume}));
     let mut world = TestFleet::with_nodes(0);
     let add = |world: &mut TestFleet, node: &str, domain: &str| {
-        let spec = json!({"domain": domain, "total": {"cpu": 4000, "memory": 8u64 << 30, "disk": 0},
+        let spec = json!({"domain": domain, "resources": {"cpu": 4000, "memory": 8u64 << 30, "disk": 0},
             "storage": [{"class": "s", "capacity": 10}]});
         world.must("node.apply", &json!({"name": node, "cluster": "local", "spec": spec}));
     };

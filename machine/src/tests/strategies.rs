@@ -44,7 +44,7 @@ fn by(world: &TestFleet, deployment: &str) -> usize {
 }
 
 fn next(world: &TestFleet, wanted: CommandEffect) -> Option<IncarnationId> {
-    world.asked().find(|id| world.fleet.incarnations().get(id).is_some_and(|i| i.asked == Some(wanted)))
+    world.asked().find(|id| world.fleet.incarnations().get(id).is_some_and(|i| i.last_effect == Some(wanted)))
 }
 
 /// Action of a test on its world.
@@ -63,7 +63,7 @@ fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
         let updates = updates.iter().filter(|o| o.kind == OperationKind::Update);
         most = most.max(updates.filter(|o| matches!(o.state, OperationState::Running)).count());
         let incarnation = world.fleet.incarnations().get(&id).expect("there");
-        let saw = if incarnation.asked == Some(CommandEffect::Ensure) {
+        let saw = if incarnation.last_effect == Some(CommandEffect::Ensure) {
             ready()
         } else {
             ended(IncarnationExit::Clean)
@@ -73,7 +73,7 @@ fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
     assert_eq!((most, world.deployment("d2").as_str(), by(&world, "d2")), (1, "completed", 5));
     world.told();
     deploy(&mut world, "d3", "v2", 6, &rolling());
-    let opened = world.told().into_iter().filter(|fact| *fact == "operation.opened").count();
+    let opened = world.told().into_iter().filter(|fact| *fact == "operation.created").count();
     assert_eq!(opened, 1, "one more, and none for replicas that are right");
     world.obey();
     let totals = &world.fleet.plans().get("web").expect("the plan").totals;
@@ -83,7 +83,7 @@ fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
 #[test]
 fn never_more_than_a_wave_is_in_transition_and_a_failure_stops_the_rest() {
     let mut world = world(3, "manual", &shared());
-    deploy(&mut world, "d1", "v1", 6, &json!({"rolling": {"wave": 2}}));
+    deploy(&mut world, "d1", "v1", 6, &json!({"rolling": {"max_parallel": 2}}));
     assert_eq!(world.pending().len(), 6, "people see all of them");
     world.approve_all();
     assert_eq!(begun(&world), 2);
@@ -91,7 +91,7 @@ fn never_more_than_a_wave_is_in_transition_and_a_failure_stops_the_rest() {
     world.report(first, ready());
     assert_eq!(begun(&world), 2, "the next one is dequeued");
     let second = next(&world, CommandEffect::Ensure).expect("another is started");
-    world.report(second, failed(RetryClass::Never));
+    world.report(second, failed(RetryClass::Permanent));
     assert_eq!(world.deployment("d1"), "ending, failed");
     let third = next(&world, CommandEffect::Ensure).expect("its sibling");
     world.report(third, ready());
@@ -108,7 +108,13 @@ fn a_rolling_deployment_stays_in_one_domain_at_a_time_and_pauses_after_each() {
     let mut world = world(4, "automatic", &shared());
     deploy(&mut world, "d1", "v1", 4, &rolling());
     world.obey();
-    deploy(&mut world, "d2", "v2", 4, &json!({"rolling": {"wave": 4, "per_domain": true, "pause": 60_000}}));
+    deploy(
+        &mut world,
+        "d2",
+        "v2",
+        4,
+        &json!({"rolling": {"max_parallel": 4, "per_domain": true, "delay": 60_000}}),
+    );
     let domains = |world: &TestFleet| {
         let running = world.fleet.operations().sorted();
         let running = running.iter().filter(|o| matches!(o.state, OperationState::Running));
@@ -130,11 +136,11 @@ fn a_rolling_deployment_stays_in_one_domain_at_a_time_and_pauses_after_each() {
 #[test]
 fn the_next_one_waits_until_those_that_were_brought_up_are_well() {
     let mut world = world(3, "automatic", &shared());
-    deploy(&mut world, "d1", "v1", 3, &json!({"rolling": {"wave": 1}}));
+    deploy(&mut world, "d1", "v1", 3, &json!({"rolling": {"max_parallel": 1}}));
     let first = next(&world, CommandEffect::Ensure).expect("one is started");
     world.report(first, ready());
     let second = next(&world, CommandEffect::Ensure).expect("the next");
-    let ailing = crate::testing::process(chancery_events::observation::ProcessStatus::Initializing);
+    let ailing = crate::testing::process(chancery_events::observation::ProcessStatus::Starting);
     world.report(first, ObservedState::NotReady { processes: vec![ailing] });
     world.report(second, ready());
     assert_eq!(begun(&world), 0, "the first one is not ready");
@@ -159,7 +165,7 @@ fn a_paused_deployment_begins_nothing_and_goes_on_when_it_is_resumed() {
     assert_eq!(world.deployment("d1"), "completed");
     let refusal = world.ask("deployment.pause", &named).expect_err("it has ended");
     assert!(
-        refusal.code == RefusalCode::BadTransition && refusal.detail.contains("completed"),
+        refusal.code == RefusalCode::InvalidTransition && refusal.detail.contains("completed"),
         "{refusal:?}"
     );
 }
@@ -171,7 +177,10 @@ fn a_deployment_that_supersedes_ends_the_one_that_goes_on_and_the_last_word_hold
     let first = world.pending()[0].id;
     world.approve(first).expect("approved");
     let spec = json!({"count": 2, "coordinates": {"app": {"version": "v2"}}});
-    world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": spec, "turn": "supersede"}));
+    world.must(
+        "deployment.create",
+        &json!({"plan": "web", "name": "d2", "spec": spec, "overlap": "supersede"}),
+    );
     world.run();
     assert_eq!(world.deployment("d1"), "ending, superseded");
     for _ in 0..9 {
@@ -185,16 +194,16 @@ fn a_deployment_that_supersedes_ends_the_one_that_goes_on_and_the_last_word_hold
     assert_eq!((by(&world, "d2"), world.phases()), (2, vec!["running", "running"]));
 }
 
-fn graceful(on_timeout: &str) -> Value {
-    json!({"graceful": {"timeout": 60_000, "on_timeout": on_timeout}})
+fn blue_green(on_timeout: &str) -> Value {
+    json!({"blue_green": {"timeout": 60_000, "on_timeout": on_timeout}})
 }
 
 #[test]
-fn a_graceful_deployment_stands_beside_the_old_set_until_one_fact_makes_it_count() {
+fn a_blue_green_deployment_is_alongside_the_old_set_until_one_fact_makes_it_count() {
     let mut world = world(3, "automatic", &shared());
     deploy(&mut world, "d1", "v1", 2, &rolling());
     world.obey();
-    deploy(&mut world, "d2", "v2", 3, &graceful("rollback"));
+    deploy(&mut world, "d2", "v2", 3, &blue_green("rollback"));
     assert_eq!((by(&world, "d1"), by(&world, "d2")), (2, 3));
     for left in [2, 1] {
         let id = next(&world, CommandEffect::Ensure).expect("one is started");
@@ -212,16 +221,17 @@ fn a_graceful_deployment_stands_beside_the_old_set_until_one_fact_makes_it_count
 
 #[test]
 fn at_its_deadline_a_graceful_deployment_goes_back_or_goes_on_and_ready_then_is_in_time() {
-    for (on_timeout, all_ready, left) in [("rollback", false, 2), ("commit", false, 0), ("rollback", true, 0)]
+    for (on_timeout, all_ready, left) in
+        [("rollback", false, 2), ("cut_over", false, 0), ("rollback", true, 0)]
     {
         let why = format!("{on_timeout}, all ready: {all_ready}");
         let mut world = world(3, "automatic", &shared());
         deploy(&mut world, "d1", "v1", 2, &rolling());
         world.obey();
-        deploy(&mut world, "d2", "v2", 2, &graceful(on_timeout));
+        deploy(&mut world, "d2", "v2", 2, &blue_green(on_timeout));
         world.must(
             "node.apply",
-            &json!({"name": "node-9", "spec": {"domain": "x", "total": {"cpu": 1, "memory": 1}}}),
+            &json!({"name": "node-9", "spec": {"domain": "x", "resources": {"cpu": 1, "memory": 1}}}),
         );
         let id = next(&world, CommandEffect::Ensure).expect("one is started");
         world.report(id, ready());
@@ -247,12 +257,12 @@ fn whatever_ends_a_graceful_deployment_before_its_cut_over_leaves_the_old_set_wh
         ("cancel", |world| drop(world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"})))),
         ("a failure", |world| {
             let id = next(world, CommandEffect::Ensure).expect("one is started");
-            world.report(id, failed(RetryClass::Never));
+            world.report(id, failed(RetryClass::Permanent));
             world.report(id, ObservedState::Gone);
         }),
         ("one that supersedes it, back to the old version", |world| {
             let spec = json!({"count": 2, "coordinates": {"app": {"version": "v1"}}});
-            let body = json!({"plan": "web", "name": "d3", "spec": spec, "turn": "supersede"});
+            let body = json!({"plan": "web", "name": "d3", "spec": spec, "overlap": "supersede"});
             world.must("deployment.create", &body);
         }),
     ];
@@ -261,7 +271,7 @@ fn whatever_ends_a_graceful_deployment_before_its_cut_over_leaves_the_old_set_wh
         deploy(&mut world, "d1", "v1", 2, &rolling());
         world.obey();
         let before: Vec<_> = world.fleet.replicas().sorted().iter().map(|r| r.name.clone()).collect();
-        deploy(&mut world, "d2", "v2", 3, &graceful("rollback"));
+        deploy(&mut world, "d2", "v2", 3, &blue_green("rollback"));
         end(&mut world);
         world.run();
         world.obey();
@@ -283,7 +293,7 @@ fn a_canary_waits_to_be_promoted_or_withdrawn() {
             (by(&world, "d1"), by(&world, "d2"), world.deployment("d2").as_str()),
             (3, 1, "in progress")
         );
-        let verb = if promoted { "deployment.promote" } else { "deployment.withdraw" };
+        let verb = if promoted { "deployment.promote" } else { "deployment.rollback" };
         world.must(verb, &json!({"plan": "web", "name": "d2"}));
         world.run();
         world.obey();
@@ -294,7 +304,7 @@ fn a_canary_waits_to_be_promoted_or_withdrawn() {
     deploy(&mut world, "d1", "v1", 1, &rolling());
     let refusal =
         world.ask("deployment.promote", &json!({"plan": "web", "name": "d1"})).expect_err("no canary");
-    assert_eq!(refusal.code, RefusalCode::BadTransition);
+    assert_eq!(refusal.code, RefusalCode::InvalidTransition);
 }
 
 #[test]

@@ -54,12 +54,12 @@ fn taking_back_any_number_of_facts_gives_the_same_state_and_indexes() {
     let copy = fleet.clone();
     for count in 1..=facts.len() {
         let before = shown(&fleet);
-        fleet.note();
+        fleet.savepoint();
         fold(&mut fleet, &facts[..count], first);
         assert_ne!(shown(&fleet).0, before.0);
         fleet.roll_back();
         assert_eq!(shown(&fleet), before, "after {count} facts");
-        fleet.note();
+        fleet.savepoint();
         fold(&mut fleet, &facts[..count], first);
         fleet.roll_back_broken();
         assert_eq!(shown(&fleet), before, "after {count} facts and a panic");
@@ -70,7 +70,7 @@ fn taking_back_any_number_of_facts_gives_the_same_state_and_indexes() {
 #[test]
 fn what_has_changed_is_told_once_for_each_time_that_noting_began() {
     let (mut fleet, facts, first) = story();
-    fleet.note();
+    fleet.savepoint();
     fold(&mut fleet, &facts, first);
     let subject = |was: ChangedEntity<'_>| match was {
         ChangedEntity::Replica(name, _) => Subject::Replica(name.clone()),
@@ -89,7 +89,7 @@ fn what_has_changed_is_told_once_for_each_time_that_noting_began() {
             assert!(once.contains(&subject), "{subject} of {}", fact.type_name());
         }
     }
-    fleet.note();
+    fleet.savepoint();
     assert_eq!(fleet.changed().count(), 0);
 }
 
@@ -102,7 +102,7 @@ fn an_end_that_is_taken_back_holds_its_place_again() {
     let (mut fleet, before) = (world.fleet.clone(), shown(&world.fleet));
     let first = fleet.head().plus(2);
     let facts = world.report(id, crashed());
-    fleet.note();
+    fleet.savepoint();
     fold(&mut fleet, &facts, first);
     assert_ne!(shown(&fleet), before);
     fleet.roll_back();
@@ -114,14 +114,14 @@ fn room_that_comes_after_room_that_was_taken_back_is_found() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 5);
-    assert!(world.told().contains(&"plan.waiting"), "others wait for room");
+    assert!(world.told().contains(&"plan.unschedulable"), "others wait for room");
     let mut ahead = world.clone();
     ahead.wait(1);
     for _ in 0..20 {
         ahead.must("cluster.set_activity", &json!({"name": "local", "activity": "inactive"}));
         ahead.must("cluster.set_activity", &json!({"name": "local", "activity": "active"}));
     }
-    world.fleet.note();
+    world.fleet.savepoint();
     for (at, fact) in &ahead.folded[world.folded.len()..] {
         evolve(&mut world.fleet, fact, *at).expect("it fits");
     }

@@ -19,7 +19,7 @@ fn apply(world: &mut TestFleet, plan: &str, volumes: &Value) {
 
 /// Applies a plan whose operations of one kind are approved manually.
 fn apply_with(world: &mut TestFleet, plan: &str, volumes: &Value, manual: &str) {
-    setting::apply(world, plan, volumes, &json!({"restart": "best_effort", "manual": manual}));
+    setting::apply(world, plan, volumes, &json!({"restart": "on_failure", "manual": manual}));
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_volume_that_is_handed_over_goes_to_its_next_user_when_the_last_one_is_over(
     world.obey();
     let (before, user) = {
         let volume = world.fleet.volumes().get("db").expect("it is there");
-        (volume.id, volume.user)
+        (volume.id, volume.used_by)
     };
     // Together: the new service claims it, and the old one is deleted.
     apply(&mut world, "new", &claim(Some("db"), "keep"));
@@ -87,10 +87,10 @@ fn a_volume_that_is_handed_over_goes_to_its_next_user_when_the_last_one_is_over(
     put(&mut world, "old", "d2", 0);
     assert_eq!(live(&world), ["stopping", "reserved"]);
     let db = |world: &TestFleet| world.fleet.volumes().get("db").expect("it is there").clone();
-    assert_eq!(db(&world).user, user, "until the end is proved");
+    assert_eq!(db(&world).used_by, user, "until the end is proved");
     world.obey();
     assert_eq!((live(&world), db(&world).id), (vec!["running"], before), "with all its data");
-    assert_ne!(db(&world).user, user);
+    assert_ne!(db(&world).used_by, user);
     assert_eq!(world.deployment_of("new", "d1"), "completed");
 }
 
@@ -148,7 +148,10 @@ fn one_that_cannot_be_made_fails_its_users_alone_and_goes_again() {
     apply(&mut world, "good", &claim(Some("good"), "keep"));
     put(&mut world, "bad", "d1", 1);
     put(&mut world, "good", "d1", 1);
-    world.report_volume("bad", ObservedState::Failed { message: "no space".into(), hope: RetryClass::Never });
+    world.report_volume(
+        "bad",
+        ObservedState::Failed { message: "no space".into(), retry: RetryClass::Permanent },
+    );
     assert_eq!(world.deployment_of("bad", "d1"), "failed");
     world.obey();
     assert_eq!(
@@ -157,7 +160,8 @@ fn one_that_cannot_be_made_fails_its_users_alone_and_goes_again() {
     );
     // A command that fails sometimes is repeated.
     put(&mut world, "bad", "d2", 1);
-    world.report_volume("bad", ObservedState::Failed { message: "busy".into(), hope: RetryClass::Retry });
+    world
+        .report_volume("bad", ObservedState::Failed { message: "busy".into(), retry: RetryClass::Retryable });
     assert_eq!(world.fleet.volumes().get("bad").and_then(|v| v.command).map(|c| c.attempt), Some(2));
     world.wait(60);
     world.obey();
@@ -173,8 +177,8 @@ fn a_deployment_of_which_two_wait_for_what_cannot_be_made_fails_once() {
     world.must("replica.delete", &json!({"name": replica}));
     world.run();
     assert_eq!(live(&world), ["reserved", "reserved"], "the one that may be deleted, and its replacement");
-    let facts =
-        world.report_volume("db", ObservedState::Failed { message: "no".into(), hope: RetryClass::Never });
+    let facts = world
+        .report_volume("db", ObservedState::Failed { message: "no".into(), retry: RetryClass::Permanent });
     let failed = facts.iter().filter(|fact| matches!(fact, Fact::DeploymentHalted(_))).count();
     assert_eq!((failed, live(&world).len(), world.deployment_of("web", "d1").as_str()), (1, 0, "failed"));
 }
@@ -198,7 +202,7 @@ fn what_is_lost_is_not_made_anew_before_somebody_deletes_it() {
     assert!(live(&world).is_empty());
     world.must("replica.start", &json!({"name": replica}));
     world.run();
-    let reasons = format!("{:?}", world.fleet.plans().get("web").expect("the plan").unfit);
+    let reasons = format!("{:?}", world.fleet.plans().get("web").expect("the plan").unschedulable);
     assert!(reasons.contains("its directory is missing") && reasons.contains("delete it"), "{reasons}");
     world.must("volume.delete", &json!({"name": name}));
     world.run();
@@ -237,7 +241,7 @@ fn plans_say_what_volumes_can_do() {
     let two = json!({"plan": "web", "name": "d1", "spec": {"count": 2}});
     let refusal = world.ask("deployment.create", &two).expect_err("one user at a time");
     assert!(refusal.errors.contains_key("/spec/count"), "{refusal:?}");
-    let graceful = json!({"graceful": {"timeout": 1000, "on_timeout": "rollback"}});
+    let graceful = json!({"blue_green": {"timeout": 1000, "on_timeout": "rollback"}});
     let beside = json!({"plan": "web", "name": "d1", "spec": {"count": 1, "strategy": graceful}});
     let refusal = world.ask("deployment.create", &beside).expect_err("two sets");
     assert!(refusal.errors.contains_key("/spec/strategy"), "{refusal:?}");
@@ -247,7 +251,7 @@ fn plans_say_what_volumes_can_do() {
     let other = json!([{"volume": "db", "class": "slow", "capacity": GB, "mount": "/data"}]);
     apply(&mut world, "other", &other);
     put(&mut world, "other", "d1", 1);
-    let reasons = format!("{:?}", world.fleet.plans().get("other").expect("the plan").unfit);
+    let reasons = format!("{:?}", world.fleet.plans().get("other").expect("the plan").unschedulable);
     assert!(reasons.contains("volume db is of class fast, not slow"), "{reasons}");
     let facts = world.must("volume.delete", &json!({"name": "db"}));
     assert!(facts.iter().any(|fact| matches!(fact, Fact::VolumeDeletionStarted(_))));

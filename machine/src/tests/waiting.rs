@@ -66,7 +66,7 @@ fn what_runs_is_not_stopped_for_a_volume_that_another_one_uses() {
     put(&mut world, "web", "d2", 1);
     settle(&mut world);
     assert_eq!(live(&world), ["running", "running"]);
-    let why = format!("{:?}", world.fleet.plans().get("web").expect("the plan").unfit);
+    let why = format!("{:?}", world.fleet.plans().get("web").expect("the plan").unschedulable);
     assert!(why.contains("volume y is used by replica other-"), "{why}");
     put(&mut world, "other", "d2", 0);
     world.obey();
@@ -85,7 +85,7 @@ fn a_run_that_waits_for_a_volume_has_a_deadline() {
     world.wait(2);
     assert_eq!((world.deployment_of("web", "d1").as_str(), live(&world)), ("failed", vec!["running"]));
     let why = world.log.iter().find_map(|fact| match fact {
-        Fact::DeploymentHalted(fact) => Some(format!("{:?}", fact.why)),
+        Fact::DeploymentHalted(fact) => Some(format!("{:?}", fact.end)),
         _ => None,
     });
     assert!(why.as_ref().is_some_and(|why| why.contains("volume y was used by replica other-")), "{why:?}");
@@ -141,6 +141,6 @@ fn an_update_is_not_in_place_if_its_volumes_are_claimed_otherwise() {
     put(&mut world, "web", "d2", 1);
     settle(&mut world);
     assert_eq!((world.deployment_of("web", "d2").as_str(), live(&world)), ("in progress", vec!["running"]));
-    let why = format!("{:?}", world.fleet.plans().get("web").expect("the plan").unfit);
+    let why = format!("{:?}", world.fleet.plans().get("web").expect("the plan").unschedulable);
     assert!(why.contains("are requested"), "{why}");
 }

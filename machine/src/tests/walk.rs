@@ -1,9 +1,9 @@
 //! Random walks over all requests and reports. At each step indexes equal a full count, no node has more
 //! reserved than it has, and a replica has at most two incarnations. In the end everything settles.
 
-use chancery_events::amount::Resources;
 use chancery_events::fact::Requester;
 use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
+use chancery_events::resources::Resources;
 use chancery_events::spec::{ClusterRuntime, OperationKind, RestartPolicy};
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ pub(super) fn world(dice: &mut TestRandom) -> TestFleet {
 
 fn add_node(world: &mut TestFleet, name: &str, domain: &str) {
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
-    let spec = json!({"domain": domain, "total": total, "storage": [{"class": "s", "capacity": 3}]});
+    let spec = json!({"domain": domain, "resources": total, "storage": [{"class": "s", "capacity": 3}]});
     world.ask("node.apply", &json!({"name": name, "cluster": "local", "spec": spec})).ok();
 }
 
@@ -56,23 +56,23 @@ fn apply_plan(world: &mut TestFleet, plan: &str, dice: &mut TestRandom) {
         "payloads": [{
             "name": "app", "resources": {"cpu": cpu, "memory": 1 << 20}, "run": {"argv": ["app"]}, "volumes": claims(dice),
         }],
-        "restart": dice.of(&["always", "best_effort", "never"]), "cooldown": 1000,
-        "update": dice.of(&["beside", "stop_first"]), "budget": 1 + dice.below(2),
+        "restart": dice.of(&["always", "on_failure", "never"]), "restart_delay": 1000,
+        "update_order": dice.of(&["start_first", "stop_first"]), "max_unavailable": 1 + dice.below(2),
     });
     if dice.below(4) == 0 {
         let otherwise = dice.of(&["fail", "allow"]);
-        let nodes = dice.of(&["apart", "together"]);
-        spec["affinity"] = json!([{"group": "g", "nodes": nodes, "otherwise": otherwise}]);
+        let nodes = dice.of(&["anti_affinity", "affinity"]);
+        spec["affinity"] = json!([{"group": "g", "kind": nodes, "policy": otherwise}]);
     }
     world.ask("plan.apply", &json!({"name": plan, "spec": spec})).ok();
 }
 
 fn strategy(dice: &mut TestRandom) -> Value {
     match dice.below(6) {
-        0 => json!({"graceful": {"timeout": 20_000, "on_timeout": dice.of(&["rollback", "commit"])}}),
+        0 => json!({"blue_green": {"timeout": 20_000, "on_timeout": dice.of(&["rollback", "cut_over"])}}),
         1 => json!({"canary": {"count": 1}}),
-        2 => json!({"rolling": {"wave": 1 + dice.below(2), "per_domain": dice.below(2) == 0}}),
-        3 => json!({"rolling": {"pause": 2000}}),
+        2 => json!({"rolling": {"max_parallel": 1 + dice.below(2), "per_domain": dice.below(2) == 0}}),
+        3 => json!({"rolling": {"delay": 2000}}),
         _ => json!({"rolling": {}}),
     }
 }
@@ -88,12 +88,12 @@ fn ask(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
             let version = format!("v{}", dice.below(3));
             let mut spec = json!({"count": dice.below(4), "coordinates": {"app": {"version": version}}});
             spec["strategy"] = strategy(dice);
-            let turn = dice.of(&["queue", "queue", "supersede"]);
-            let body = json!({"plan": plan, "name": format!("r{round}"), "spec": spec, "turn": turn});
+            let overlap = dice.of(&["queue", "queue", "supersede"]);
+            let body = json!({"plan": plan, "name": format!("r{round}"), "spec": spec, "overlap": overlap});
             world.ask("deployment.create", &body).ok();
         }
         6..8 => {
-            let verb = dice.of(&["cancel", "pause", "resume", "promote", "withdraw"]);
+            let verb = dice.of(&["cancel", "pause", "resume", "promote", "rollback"]);
             let current = world.fleet.plans().get(plan).and_then(|plan| plan.current.clone());
             let name = current.map_or(deployment, |name| name.to_string());
             world.ask(&format!("deployment.{verb}"), &json!({"plan": plan, "name": name})).ok();
@@ -111,7 +111,7 @@ fn ask(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
         }
         18 => drop(world.ask("replica.create", &json!({"plan": plan}))),
         19..21 => {
-            let spec = json!({"evict": dice.of(&["yes", "no", "and_remove"])});
+            let spec = json!({"action": dice.of(&["drain", "none", "drain_and_delete"])});
             let body = json!({"node": node, "name": format!("x{round}"), "spec": spec});
             if world.ask("disruption.schedule", &body).is_ok() {
                 let body = json!({"node": node, "name": format!("x{round}")});
@@ -129,7 +129,7 @@ fn ask(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
         24 => apply_plan(world, plan, dice),
         25 => {
             let rule = if dice.below(2) == 0 {
-                json!({"approve": {"in_flight": 1}})
+                json!({"approve": {"max_in_flight": 1}})
             } else {
                 json!({"four_eyes": {}})
             };
@@ -153,7 +153,7 @@ fn tell_of_volume(world: &mut TestFleet, dice: &mut TestRandom) {
     let volumes: Vec<_> = world.fleet.volumes().sorted().into_iter().cloned().collect();
     let Some(volume) = volumes.get(dice.below(volumes.len().max(1) as u64) as usize) else { return };
     let saw = match dice.below(10) {
-        0 => failed(dice.of(&[RetryClass::Retry, RetryClass::Never])),
+        0 => failed(dice.of(&[RetryClass::Retryable, RetryClass::Permanent])),
         1 => ended(IncarnationExit::Clean),
         _ if volume.state == VolumeState::Destroying => ObservedState::Gone,
         _ => ObservedState::Ready { processes: vec![] },
@@ -173,7 +173,7 @@ fn tell(world: &mut TestFleet, dice: &mut TestRandom) {
         0 => crashed(),
         1 => ended(IncarnationExit::Clean),
         2 if stops => ObservedState::Gone,
-        3 => failed(dice.of(&[RetryClass::Retry, RetryClass::Never])),
+        3 => failed(dice.of(&[RetryClass::Retryable, RetryClass::Permanent])),
         _ => ready(),
     };
     let revision = incarnation.revision - u32::from(dice.below(8) == 0 && incarnation.revision > 1);
@@ -207,21 +207,21 @@ pub(super) fn act(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
 fn holds(world: &TestFleet, why: &str) {
     let fleet = &world.fleet;
     for node in fleet.nodes().sorted() {
-        let held = &fleet.index().places.held(&node.name).amounts;
-        let room = node.spec.total.checked_sub(node.spec.reserved).unwrap_or(Resources::ZERO);
+        let held = &fleet.index().places.held(&node.name).resources;
+        let room = node.spec.resources.checked_sub(node.spec.reserved).unwrap_or(Resources::ZERO);
         assert!(held.fits(room), "{why}: node {} has {room}, and {held} are held", node.name);
         let class = "s".parse().expect("a class");
         let stored = fleet.index().places.held(&node.name).storage(&class);
         assert!(stored <= 3, "{why}: node {} has 3 bytes of storage, and {stored} are held", node.name);
     }
     for volume in fleet.volumes().sorted() {
-        let user = volume.user.map(|id| fleet.incarnations().get(&id).expect("its user is known"));
+        let user = volume.used_by.map(|id| fleet.incarnations().get(&id).expect("its user is known"));
         let has = |run: &crate::state::Incarnation| run.is_live() && run.ties.mounts.contains(&volume.name);
         assert!(user.is_none_or(has), "{why}: {volume:?} {user:?}");
         assert!(user.is_none() || volume.state != VolumeState::Destroying, "{why}: {volume:?}");
     }
     for run in fleet.incarnations().sorted().into_iter().filter(|run| run.is_live()) {
-        let has = |name| fleet.volumes().get(name).is_some_and(|volume| volume.user == Some(run.id));
+        let has = |name| fleet.volumes().get(name).is_some_and(|volume| volume.used_by == Some(run.id));
         assert!(run.state == IncarnationState::Reserved || run.ties.mounts.iter().all(has), "{why}: {run:?}");
     }
     for replica in fleet.replicas().sorted() {
@@ -234,12 +234,12 @@ fn holds(world: &TestFleet, why: &str) {
         let known: Vec<_> = replica.runs().map(|run| run.incarnation).collect();
         assert_eq!(live.len(), known.len(), "{why}: {replica:?} {live:?}");
         assert!(live.iter().all(|incarnation| known.contains(&incarnation.id)), "{why}: {replica:?}");
-        assert!(replica.active.is_some() || replica.passive.is_none(), "{why}: {replica:?}");
+        assert!(replica.active.is_some() || replica.secondary.is_none(), "{why}: {replica:?}");
         for open in replica.open() {
             let operation = fleet.operations().get(&open.id).expect("it is open");
             assert!(operation.is_open(), "{why}: {operation:?}");
             assert_eq!(
-                open.begun,
+                open.started,
                 matches!(operation.state, OperationState::Running),
                 "{why}: {replica:?} {operation:?}"
             );
@@ -250,11 +250,11 @@ fn holds(world: &TestFleet, why: &str) {
 /// Whether the operation waits for a volume that another incarnation uses.
 fn lacks_volume(world: &TestFleet, operation: &Operation) -> bool {
     let run = operation.incarnation.and_then(|id| world.fleet.incarnations().get(&id));
-    run.filter(|run| run.due).is_some_and(|run| {
+    run.filter(|run| run.awaits_volumes).is_some_and(|run| {
         run.ties
             .mounts
             .iter()
-            .any(|name| world.fleet.volumes().get(name).is_some_and(|volume| volume.user.is_some()))
+            .any(|name| world.fleet.volumes().get(name).is_some_and(|volume| volume.used_by.is_some()))
     })
 }
 
@@ -278,14 +278,15 @@ fn settle(world: &mut TestFleet, why: &str) {
     holds(world, why);
     for operation in world.fleet.operations().sorted() {
         let waits = operation.state == OperationState::Preparing
-            && world.fleet.plans().get(&operation.plan).is_some_and(|plan| !plan.unfit.is_empty());
+            && world.fleet.plans().get(&operation.plan).is_some_and(|plan| !plan.unschedulable.is_empty());
         assert!(!operation.is_open() || waits || lacks_volume(world, operation), "{why}: {operation:?}");
     }
     for deployment in world.fleet.deployments().sorted() {
         let plan = world.fleet.plans().get(&deployment.plan).expect("its plan");
         let open = |operation: &&Operation| operation.is_open() && lacks_volume(world, operation);
         let lacks = world.fleet.operations().sorted().into_iter().any(|it| it.plan == plan.name && open(&it));
-        let waits = !plan.unfit.is_empty() || matches!(deployment.state, DeploymentState::Pending) || lacks;
+        let waits =
+            !plan.unschedulable.is_empty() || matches!(deployment.state, DeploymentState::Pending) || lacks;
         assert!(deployment.is_over() || waits, "{why}: {deployment:?}");
     }
     for replica in world.fleet.replicas().sorted() {
@@ -305,21 +306,24 @@ fn is_forgotten(world: &TestFleet, replica: &Replica) -> bool {
     let plan = world.fleet.plans().get(&replica.plan).expect("its plan");
     let operations = || replica.operations.iter().filter_map(|id| world.fleet.operations().get(id));
     // The rule has started it, and a person rejected that, or it was impossible.
-    let is_by_rule = |it: &Operation| matches!(it.by.as_deref(), Some(Requester::Rule(_)));
-    if !replica.is_idle() || replica.again.is_some() || operations().next_back().is_some_and(is_by_rule) {
+    let is_by_rule = |it: &Operation| matches!(it.requested_by.as_deref(), Some(Requester::Rule(_)));
+    if !replica.needs_start()
+        || replica.next_restart.is_some()
+        || operations().next_back().is_some_and(is_by_rule)
+    {
         return false;
     }
     let mut runs = replica.incarnations.iter().rev().filter_map(|id| world.fleet.incarnations().get(id));
-    runs.find(|run| run.asked.is_some()).is_some_and(|run| {
+    runs.find(|run| run.last_effect.is_some()).is_some_and(|run| {
         let by = world.fleet.operations().get(&run.operation);
         let was_asked_for = by.is_none_or(|by| {
             matches!(by.kind, OperationKind::Create | OperationKind::Start) && !is_by_rule(by)
         });
         // An end under an earlier policy was decided by that policy.
-        let always = plan.removing.is_none()
+        let always = plan.deletion_requested_by.is_none()
             && *plan.policy().restart() == RestartPolicy::Always
             && run.placed_by == plan.generation;
-        always && (run.since.is_some() || !was_asked_for)
+        always && (run.ready_since.is_some() || !was_asked_for)
     })
 }
 

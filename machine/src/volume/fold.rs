@@ -21,17 +21,17 @@ pub(crate) fn created(
     fact: &VolumeCreated,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    let cluster = fleet.want::<Node>(&fact.node)?.cluster.clone().ok_or_else(|| StateContradiction {
+    let cluster = fleet.require::<Node>(&fact.node)?.cluster.clone().ok_or_else(|| StateContradiction {
         subject: Subject::Volume(fact.name.clone()),
         problem: format!("the volume is created on node {}, which is in no cluster", fact.node),
     })?;
     // The volume now counts the storage that was reserved for it.
     fleet.touch::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.ties.change(|ties| {
-            if let Some(held) = ties.volumes.get_mut(&fact.class) {
+            if let Some(held) = ties.reserved_storage.get_mut(&fact.class) {
                 *held = held.saturating_sub(fact.capacity);
             }
-            ties.volumes.retain(|_, held| *held > 0);
+            ties.reserved_storage.retain(|_, held| *held > 0);
         });
     })?;
     fleet.put(Volume {
@@ -43,10 +43,10 @@ pub(crate) fn created(
         capacity: fact.capacity,
         owner: fact.owner.clone(),
         on_delete: fact.on_delete,
-        state: VolumeState::Ensuring,
-        removing: None,
-        user: None,
-        used: false,
+        state: VolumeState::Creating,
+        deletion_requested_by: None,
+        used_by: None,
+        may_hold_data: false,
         revision: 1,
         command: Some(PendingCommand { effect: CommandEffect::Ensure, attempt: 1, not_before: at.time }),
         error: None,
@@ -92,15 +92,17 @@ pub(crate) fn lost(
     })
 }
 
-pub(crate) fn removing(
+pub(crate) fn deletion_started(
     fleet: &mut FleetState,
     fact: &VolumeDeletionStarted,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    fleet.bump::<Volume>(&fact.name, at, |volume| volume.removing = Some(fact.by.clone()))
+    fleet.bump::<Volume>(&fact.name, at, |volume| {
+        volume.deletion_requested_by = Some(fact.requested_by.clone());
+    })
 }
 
-pub(crate) fn destroying(
+pub(crate) fn destroy_requested(
     fleet: &mut FleetState,
     fact: &VolumeDestroyRequested,
     at: FactPosition,
@@ -125,14 +127,14 @@ pub(crate) fn take(
     user: IncarnationId,
     at: FactPosition,
 ) -> Result<(), StateContradiction> {
-    let run = fleet.want::<Incarnation>(&user)?;
+    let run = fleet.require::<Incarnation>(&user)?;
     let node = run.node.clone();
     let says: BTreeMap<_, _> = incarnation::version_of(fleet, run)
         .map(|version| version.claims(&run.replica).map(|(name, claim)| (name, claim.on_delete)).collect())
         .unwrap_or_default();
     for name in mounts {
         fleet.touch::<Volume>(name, at, |volume| {
-            volume.user = Some(user);
+            volume.used_by = Some(user);
             volume.node = node.clone();
             volume.on_delete = says.get(name).copied().unwrap_or(volume.on_delete);
         })?;
@@ -142,11 +144,11 @@ pub(crate) fn take(
 
 /// Records that the volumes of a started incarnation may contain data.
 pub(crate) fn fill(fleet: &mut FleetState, user: IncarnationId) -> Result<(), StateContradiction> {
-    let mounts = fleet.want::<Incarnation>(&user)?.ties.mounts.clone();
+    let mounts = fleet.require::<Incarnation>(&user)?.ties.mounts.clone();
     for name in mounts {
-        let empty = |volume: &Volume| volume.user == Some(user) && !volume.used;
+        let empty = |volume: &Volume| volume.used_by == Some(user) && !volume.may_hold_data;
         if fleet.volumes().get(&name).is_some_and(empty) {
-            fleet.change::<Volume>(&name, |volume| volume.used = true)?;
+            fleet.change::<Volume>(&name, |volume| volume.may_hold_data = true)?;
         }
     }
     Ok(())
@@ -162,8 +164,8 @@ pub(crate) fn free(
     let started = !matches!(end, IncarnationEnd::Unwound { .. });
     for name in mounts {
         fleet.touch::<Volume>(name, at, |volume| {
-            volume.user = None;
-            volume.used |= started;
+            volume.used_by = None;
+            volume.may_hold_data |= started;
         })?;
     }
     Ok(())
@@ -180,11 +182,11 @@ pub(crate) fn leave(
             let owner = volume.owner.take();
             let rule = match volume.on_delete {
                 VolumeDeletion::Destroy => Some("on_delete"),
-                VolumeDeletion::Keep if !volume.used => Some("unused"),
+                VolumeDeletion::Keep if !volume.may_hold_data => Some("unused"),
                 VolumeDeletion::Keep => None,
             };
-            if let Some((owner, rule)) = owner.zip(rule).filter(|_| volume.removing.is_none()) {
-                volume.removing = Some(Requester::Rule(format!("replica/{owner}/{rule}")));
+            if let Some((owner, rule)) = owner.zip(rule).filter(|_| volume.deletion_requested_by.is_none()) {
+                volume.deletion_requested_by = Some(Requester::Rule(format!("replica/{owner}/{rule}")));
             }
         })?;
     }

@@ -92,7 +92,7 @@ impl Driver {
     /// Puts all events or none: a contradiction is undone, as in the decider.
     fn put(&mut self, events: &[Event]) {
         let (mark, next) = (self.draft.mark(), self.next);
-        self.fleet.note();
+        self.fleet.savepoint();
         for event in events {
             self.draft.push(&event.line()).expect("room");
             let at = FactPosition {
@@ -196,7 +196,7 @@ impl Driver {
                 step.facts.into_iter().map(|fact| Event::Fact { cause: step.cause, fact }).collect();
             self.put(&events);
             if self.contradictions > contradictions {
-                self.agenda.park(step.subject);
+                self.agenda.quarantine(step.subject);
             }
             self.room();
         }
@@ -219,8 +219,8 @@ impl Driver {
             self.ask("cluster.apply.v1", &json!({ "name": cluster, "spec": { "runtime": "simulated" } }));
             let executor = format!("exec-{cluster}");
             self.see(
-                "session.hello.v1",
-                &json!({ "cluster": cluster, "executor": executor, "runtime": "simulated" }),
+                "session.requested.v1",
+                &json!({ "cluster": cluster, "executor": executor, "runtime": "simulated", "store": "0000000000000001" }),
             );
         }
         for gpu in ["v100", "h100"] {
@@ -246,7 +246,7 @@ impl Driver {
             &json!({ "name": format!("node-{n}"), "cluster": cluster, "spec": {
             "domain": format!("rack-{}", n % 4), "zone": format!("zone-{}", n % 2),
             "labels": { "disk": if n.is_multiple_of(2) { "ssd" } else { "hdd" } },
-            "total": { "cpu": cores * 1000, "memory": cores << 30, "disk": 1_u64 << 40 },
+            "resources": { "cpu": cores * 1000, "memory": cores << 30, "disk": 1_u64 << 40 },
             "capabilities": gpus, "storage": [{ "class": "fast", "capacity": 1_u64 << 40 }],
         } }),
         );

@@ -8,9 +8,9 @@ use chancery_journal::{ChainCursor, WriterIdentity};
 
 use super::driver::{Driver, FLEET};
 use super::{assert_right, open, stored, tuning};
+use crate::build_row::phase_word;
 use crate::fold::{FoldError, FoldOutcome, JournalFold};
 use crate::projector::{ProjectError, Projector};
-use crate::row_of::phase_word;
 use crate::rows::PhaseStatus;
 
 #[test]

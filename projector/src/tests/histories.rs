@@ -29,7 +29,7 @@ fn told(driver: &Driver, subject: &Subject, limit: usize) -> Vec<(String, String
         assert!(page.entries.len() <= limit);
         for entry in page.entries {
             positions.push(entry.position);
-            let who = match entry.who {
+            let who = match entry.initiator {
                 EventInitiator::Actor(actor) => actor.to_string(),
                 EventInitiator::Executor(executor) => executor.to_string(),
                 EventInitiator::Rule(rule) => rule,
@@ -68,13 +68,13 @@ fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
     let goes = "plan/plan-0/approval/delete";
     let story = [
         ("replica.created.v1", by),
-        ("operation.opened.v1", by),
+        ("operation.created.v1", by),
         ("incarnation.reserved.v1", by),
         ("operation.approved.v1", rule),
         ("incarnation.running.v1", "exec-1"),
         ("replica.delete.v1", by),
         ("intent.accepted.v1", by),
-        ("operation.opened.v1", by),
+        ("operation.created.v1", by),
         ("operation.approved.v1", goes),
         ("incarnation.ended.v1", "exec-1"),
         ("operation.ended.v1", "exec-1"),
@@ -86,7 +86,7 @@ fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
     same(
         &told(&driver, &Subject::Operation(operation), 3),
         &[
-            ("operation.opened.v1", by),
+            ("operation.created.v1", by),
             ("incarnation.reserved.v1", by),
             ("operation.approved.v1", rule),
             ("incarnation.running.v1", "exec-1"),
@@ -159,7 +159,7 @@ fn an_operation_that_ended_reads_alike_from_its_row_and_from_the_journal() {
             driver.stir();
             for operation in driver.fleet.operations().sorted() {
                 if !operation.is_open() {
-                    kept.insert(operation.id, crate::row_of::operation(&driver.fleet, operation.id));
+                    kept.insert(operation.id, crate::build_row::operation(&driver.fleet, operation.id));
                 }
             }
         }

@@ -12,9 +12,9 @@ use std::path::Path;
 
 use chancery_journal::snapshots::SnapshotStore;
 
+use crate::build_row::snapshot_of;
 use crate::counts::RowCounts;
 use crate::projector::Projector;
-use crate::row_of::snapshot_of;
 use crate::store::StoreTuning;
 use driver::{Driver, FLEET};
 

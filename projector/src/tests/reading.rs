@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::driver::Driver;
 use super::open;
+use crate::build_row::WAITS;
 use crate::filter::InvalidFilter;
 use crate::kind::{RowKey, RowKind, with_row};
 use crate::page::{LIMIT_MAX, ListQuery, QueryError};
+use crate::position_watch::PositionWaitError;
 use crate::query::RowReader;
-use crate::row_of::WAITS;
 use crate::rows::{ClusterRow, OperationRow, PlanRow, ReplicaRow};
-use crate::watch::PositionWaitError;
 
 /// Returns all rows of a list, page by page.
 fn walk(reader: &RowReader, kind: RowKind, query: &ListQuery) -> Vec<Value> {
@@ -35,7 +35,7 @@ fn walk(reader: &RowReader, kind: RowKind, query: &ListQuery) -> Vec<Value> {
 fn plain(row: &Value, name: &str, value: &str) -> bool {
     match name {
         "namespace" | "service" => row["spec"][name] == *value,
-        "type" => row["kind"] == *value,
+        "type" => row["type"] == *value,
         "capability" => row["capabilities"].as_array().is_some_and(|all| all.iter().any(|it| *it == *value)),
         "label" => {
             let (key, value) = value.split_once(':').expect("a pair");
@@ -56,7 +56,7 @@ fn values(rows: &[Value], name: &str) -> BTreeSet<String> {
     let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
     let mut found: BTreeSet<String> = match name {
         "namespace" | "service" => rows.iter().filter_map(|row| text(&row["spec"][name])).collect(),
-        "type" => rows.iter().filter_map(|row| text(&row["kind"])).collect(),
+        "type" => rows.iter().filter_map(|row| text(&row["type"])).collect(),
         "capability" => ["v100", "h100"].map(Into::into).into(),
         "label" => ["disk:ssd", "disk:hdd", "disk:tape"].map(Into::into).into(),
         "remaining_cpu_gte" | "remaining_memory_gte" => ["0", "2", "60", "100"].map(Into::into).into(),
@@ -198,7 +198,7 @@ fn a_token_is_good_for_its_own_list_alone() {
     for (kind, other) in [
         (RowKind::Replicas, ListQuery::all()),
         (RowKind::Replicas, ListQuery::all().by("plan", "plan-1")),
-        (RowKind::Replicas, query.clone().by("will", "running")),
+        (RowKind::Replicas, query.clone().by("desired", "running")),
         (RowKind::Operations, query.clone()),
     ] {
         assert!(matches!(list(kind, other.clone()), Err(QueryError::OtherToken { .. })), "{kind} {other:?}");
@@ -315,14 +315,14 @@ fn what_waits_for_a_place_says_why_and_the_store_says_it_once() {
     assert_eq!(replicas.len(), 3);
     assert!(replicas.iter().all(|row| row.message == because), "{replicas:?}");
     let state = &projector.state().expect("a state").fleet;
-    assert_eq!(crate::row_of::operation(state, operations[0].id).expect("a row").message, WAITS);
+    assert_eq!(crate::build_row::operation(state, operations[0].id).expect("a row").message, WAITS);
     let plan: PlanRow = reader.get(&"plan-0".parse().expect("a name")).expect("read").expect("present");
     assert_eq!((plan.message.as_str(), plan.replicas["running"]), (because, 2));
     driver.apply_node(0, 64);
     driver.settle();
     projector.catch_up().expect("caught up");
     let plan: PlanRow = reader.get(&"plan-0".parse().expect("a name")).expect("read").expect("present");
-    assert_eq!((plan.message.as_str(), plan.waiting.len(), plan.replicas["running"]), ("", 0, 5));
+    assert_eq!((plan.message.as_str(), plan.unschedulable.len(), plan.replicas["running"]), ("", 0, 5));
 }
 
 #[test]
@@ -365,9 +365,8 @@ fn what_nobody_hears_of_is_shown_so_and_nothing_else_of_it_changes() {
     (0..400).for_each(|_| driver.stir());
     // One cluster loses its executor, the other has one.
     for cluster in ["east", "west"] {
-        let hello =
-            json!({ "cluster": cluster, "executor": format!("exec-{cluster}"), "runtime": "simulated" });
-        driver.see("session.hello.v1", &hello);
+        let hello = json!({ "cluster": cluster, "executor": format!("exec-{cluster}"), "runtime": "simulated", "store": "0000000000000001" });
+        driver.see("session.requested.v1", &hello);
     }
     driver.seal();
     let dir = tempfile::tempdir().expect("a directory");
@@ -378,7 +377,7 @@ fn what_nobody_hears_of_is_shown_so_and_nothing_else_of_it_changes() {
     let (incarnations, replicas) = (all(RowKind::Incarnations), all(RowKind::Replicas));
     assert!(incarnations.iter().chain(&replicas).all(|row| row["reachability"] == "known"));
     let east: ClusterRow = reader.get(&"east".parse().expect("a name")).expect("read").expect("a cluster");
-    driver.see("session.over.v1", &json!({ "session": east.session, "end": "lost" }));
+    driver.see("session.ended.v1", &json!({ "session": east.session, "end": "expired" }));
     driver.seal();
     projector.catch_up().expect("caught up");
     let lost = |incarnation: &Value| {

@@ -20,8 +20,8 @@ impl Driver {
                 let (plan, count, n) = (self.pick(plans), self.pick(7), self.asked());
                 let coordinates = json!({ "web": { "version": format!("v{}", self.pick(2)) } });
                 let strategy = match self.pick(4) {
-                    0 => json!({ "graceful": { "timeout": 20_000, "on_timeout": "rollback" } }),
-                    1 => json!({ "rolling": { "wave": 1 } }),
+                    0 => json!({ "blue_green": { "timeout": 20_000, "on_timeout": "rollback" } }),
+                    1 => json!({ "rolling": { "max_parallel": 1 } }),
                     _ => json!({ "rolling": {} }),
                 };
                 let spec = json!({ "count": count, "coordinates": coordinates, "strategy": strategy });
@@ -66,14 +66,14 @@ impl Driver {
             3 => self.ask("node.delete.v1", &json!({ "name": format!("node-{n}") })),
             4 => self.ask("capability.set_activity.v1", &json!({ "name": "h100", "activity": "inactive" })),
             7 => {
-                let spec = json!({ "kinds": [], "rule": { "approve": { "in_flight": 2 } } });
+                let spec = json!({ "kinds": [], "rule": { "approve": { "max_in_flight": 2 } } });
                 self.ask("policy.apply.v1", &json!({ "name": "anything", "spec": spec }))
             }
             8 => {
                 let body = json!({ "node": format!("node-{n}"), "name": format!("power-{}", self.asked()) });
                 let mut whole = body.clone();
-                let evict = ["yes", "no"][self.pick(2)];
-                whole["spec"] = json!({ "evict": evict });
+                let action = ["drain", "none"][self.pick(2)];
+                whole["spec"] = json!({ "action": action });
                 self.ask("disruption.schedule.v1", &whole) && self.ask("disruption.approve.v1", &body)
             }
             5 => self.ask("cluster.set_activity.v1", &json!({ "name": "west", "activity": "active" })),
@@ -104,13 +104,13 @@ impl Driver {
             for cluster in ["east", "west"] {
                 let executor = format!("exec-{cluster}");
                 self.see(
-                    "session.hello.v1",
-                    &json!({ "cluster": cluster, "executor": executor, "runtime": "simulated" }),
+                    "session.requested.v1",
+                    &json!({ "cluster": cluster, "executor": executor, "runtime": "simulated", "store": "0000000000000001" }),
                 );
             }
         } else {
             let session = open[self.pick(open.len())];
-            self.see("session.over.v1", &json!({ "session": session, "end": "lost" }));
+            self.see("session.ended.v1", &json!({ "session": session, "end": "expired" }));
         }
     }
 
@@ -177,19 +177,19 @@ impl Driver {
         let cluster = self.fleet.clusters().get(&volume.cluster);
         let Some(session) = cluster.and_then(|cluster| cluster.session) else { return };
         let saw = match self.pick(8) {
-            0 => json!({ "failed": { "message": "no space", "hope": "retry" } }),
+            0 => json!({ "failed": { "message": "no space", "retry": "retryable" } }),
             1 => json!({ "ended": { "exit": "clean", "processes": [] } }),
             _ if volume.state == VolumeState::Destroying => json!("gone"),
             _ => json!({ "ready": { "processes": [] } }),
         };
-        let report = json!({ "object": volume.id, "revision": volume.revision, "saw": saw });
+        let report = json!({ "object": volume.id, "revision": volume.revision, "observed": saw });
         let body = json!({ "session": session, "name": volume.name, "report": report });
         self.see("volume.reported.v1", &body);
     }
 
     pub(crate) fn report(&mut self, id: IncarnationId, saw: usize) {
         let Some(incarnation) = self.fleet.incarnations().get(&id) else { return };
-        let (revision, asked) = (incarnation.revision, incarnation.asked);
+        let (revision, asked) = (incarnation.revision, incarnation.last_effect);
         let cluster = self.fleet.clusters().get(&incarnation.cluster);
         let Some(session) = cluster.and_then(|cluster| cluster.session) else { return };
         let process = |status: Value| -> Vec<ProcessInfo> {
@@ -198,17 +198,17 @@ impl Driver {
             .expect("a process")
         };
         let saw = match (saw, asked) {
-            (0, _) => json!({ "ensured": { "processes": process(json!("initializing")) } }),
+            (0, _) => json!({ "started": { "processes": process(json!("starting")) } }),
             (1, _) => json!({ "not_ready": { "processes": process(json!({ "exited": { "code": 3 } })) } }),
             (2, _) => {
                 json!({ "ended": { "exit": { "failed": { "reason": "it crashed" } }, "processes": [] } })
             }
-            (3, _) => json!({ "failed": { "message": "no image", "hope": "retry" } }),
-            (4, _) => json!({ "failed": { "message": "no such image", "hope": "never" } }),
+            (3, _) => json!({ "failed": { "message": "no image", "retry": "retryable" } }),
+            (4, _) => json!({ "failed": { "message": "no such image", "retry": "permanent" } }),
             (_, Some(CommandEffect::Stop | CommandEffect::Kill)) => json!("gone"),
-            _ => json!({ "ready": { "processes": process(json!("online")) } }),
+            _ => json!({ "ready": { "processes": process(json!("ready")) } }),
         };
-        let report = json!({ "incarnation": id, "revision": revision, "saw": saw });
+        let report = json!({ "incarnation": id, "revision": revision, "observed": saw });
         self.see("incarnation.reported.v1", &json!({ "session": session, "report": report }));
     }
 }

@@ -41,7 +41,7 @@ mod tests {
             for word in ["describe", "completion", "watch", "--server", "--version"] {
                 assert!(script.contains(word.trim_start_matches('-')), "{shell}: {word}");
             }
-            for word in ["keeper", "exec-when-told", "demo-payload"] {
+            for word in ["supervisor", "trampoline", "demo-payload"] {
                 assert!(!script.contains(word), "{shell} offers the hidden {word}");
             }
             // The other shells complete only the values of flags.

@@ -33,9 +33,9 @@ pub struct ExecutorArgs {
     /// Continue from a copied directory instead of the original, which must never be used again
     #[arg(long)]
     pub adopt_copy: bool,
-    /// Filter of log lines [env: CHANCERY_LOG]
+    /// Filter of log lines [env: CHANCERY_LOG_FILTER]
     #[arg(long, value_name = "FILTER")]
-    pub(super) log: Option<String>,
+    pub(super) log_filter: Option<String>,
     /// Format of log lines: text or json [env: CHANCERY_LOG_FORMAT]
     #[arg(long, value_name = "FORMAT")]
     pub(super) log_format: Option<String>,
@@ -68,8 +68,8 @@ impl ExecutorArgs {
     /// Returns the exit code for a reason to stop.
     pub fn exit(stop: &ExecutorStop) -> ExitCode {
         match stop {
-            ExecutorStop::NewerElsewhere(_) => CliExit::NewerElsewhere.into(),
-            ExecutorStop::ScopeTaken | ExecutorStop::Copied(_) => CliExit::Conflict.into(),
+            ExecutorStop::StaleDecider(_) => CliExit::StaleDecider.into(),
+            ExecutorStop::StoreTaken | ExecutorStop::Copied(_) => CliExit::Conflict.into(),
             ExecutorStop::Refused(_) | ExecutorStop::Diverged(_) => CliExit::Denied.into(),
             ExecutorStop::Storage(_) => CliExit::Failure.into(),
         }

@@ -73,7 +73,7 @@ pub enum LocalCommand {
         partitions: Option<u16>,
         /// Copies of each partition, each on a broker of its own
         #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
-        copies: u16,
+        replication_factor: u16,
     },
     /// Import the journals of a stopped server into empty partitions on Kafka: each completely or not at all
     Import {
@@ -113,10 +113,10 @@ pub enum LocalCommand {
     },
     /// Watch the processes of one incarnation (started by the executor)
     #[command(hide = true)]
-    Keeper(PassthroughArgs),
+    Supervisor(PassthroughArgs),
     /// Become a process on request (started by the supervisor)
-    #[command(name = "exec-when-told", hide = true)]
-    ExecWhenTold(PassthroughArgs),
+    #[command(hide = true)]
+    Trampoline(PassthroughArgs),
     /// Run a small HTTP server, as a payload (started by examples)
     #[command(name = "demo-payload", hide = true)]
     DemoPayload(PassthroughArgs),
@@ -149,18 +149,18 @@ pub struct ServerArgs {
     /// Address at which other servers reach this server [env: CHANCERY_ADVERTISE]
     #[arg(long, value_name = "HOST:PORT")]
     pub advertise: Option<String>,
-    /// Clusters with executors in the server: all, none, or names separated by commas [env: CHANCERY_EXECUTORS]
+    /// Clusters with executors in the server: all, none, or names separated by commas [env: CHANCERY_EMBEDDED_EXECUTORS]
     #[arg(long, value_name = "NAMES")]
-    pub executors: Option<String>,
+    pub embedded_executors: Option<String>,
     /// Confirm that the wall clock is right, although it is ahead of the journal by more than clock.max_gap
     #[arg(long)]
     pub accept_clock: bool,
     /// Continue from a copied data directory instead of the original, which must never be used again
     #[arg(long)]
     pub adopt_copy: bool,
-    /// Filter of log lines [env: CHANCERY_LOG]
+    /// Filter of log lines [env: CHANCERY_LOG_FILTER]
     #[arg(long, value_name = "FILTER")]
-    pub log: Option<String>,
+    pub log_filter: Option<String>,
     /// Format of log lines: text or json [env: CHANCERY_LOG_FORMAT]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,

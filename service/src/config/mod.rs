@@ -19,7 +19,7 @@ use std::time::Duration;
 use chancery_api::HttpLimits;
 use chancery_cli::manifest::suggest::nearest;
 use chancery_decider::wall_clock::{WallClock, is_synchronised};
-use chancery_events::letter::InboxBinding;
+use chancery_events::inbox_message::InboxBinding;
 use chancery_events::name::{Actor, ClusterName, FleetName};
 use chancery_executor::process::{CgroupSetting, OutputLimits, PAYLOAD_VARIABLES};
 
@@ -111,11 +111,11 @@ pub enum OnLoss {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KafkaSettings {
     /// Time without contact until another server becomes leader.
-    pub session: Duration,
+    pub session_timeout: Duration,
     /// Whether topics that may lose records are allowed.
-    pub unsafe_topics: bool,
+    pub allow_unsafe_topics: bool,
     /// Whether events are exported for consumers.
-    pub events: bool,
+    pub export_events: bool,
     /// Whether this start corrects an events topic with another history than the journal, set by a flag of
     /// the operator.
     pub correct_events: bool,
@@ -126,7 +126,7 @@ pub struct KafkaSettings {
     /// Authentication of brokers and of servers.
     pub security: KafkaSecurity,
     /// Settings of librdkafka.
-    pub client: BTreeMap<String, String>,
+    pub client_properties: BTreeMap<String, String>,
 }
 
 /// Security of connections to brokers.
@@ -177,33 +177,33 @@ pub struct ServiceConfig {
     /// Actor of client commands.
     pub actor: Actor,
     /// Filter of log lines.
-    pub log: String,
+    pub log_filter: String,
     /// Format of log lines.
     pub log_format: LogFormat,
     /// Time without a heartbeat until a session expires.
-    pub lease: Duration,
+    pub session_lease: Duration,
     /// Maximum lead of the wall clock over journal time.
     pub clock_max_gap: Duration,
     /// Whether the operator confirms that the wall clock is right, by a flag of this start.
     pub accept_clock: bool,
     /// Clusters whose executors run in the server's own process.
-    pub executors: EmbeddedClusters,
+    pub embedded_executors: EmbeddedClusters,
     /// Limits of requests.
     pub limits: HttpLimits,
     /// Maximum number of replicas of one deployment.
     pub replicas: u32,
     /// Maximum number of inputs that wait for the decider.
-    pub queue: usize,
+    pub decider_queue: usize,
     /// Limits of the stored output of processes.
     pub output: OutputLimits,
     /// Root of the control groups of processes.
-    pub cgroup: CgroupSetting,
+    pub cgroup_root: CgroupSetting,
     /// Size at which the journal starts another segment, in bytes.
     pub segment_bytes: u64,
     /// Memory for the store of the read models, in bytes.
-    pub sled_cache: u64,
+    pub store_cache_bytes: u64,
     /// Minimum number of events between snapshots of the state.
-    pub snapshot_events: u64,
+    pub snapshot_interval_events: u64,
     /// Handling of lost records at start; set only by a flag, never by a persistent setting.
     pub loss: OnLoss,
     values: Vec<(String, SettingOrigin)>,
@@ -304,7 +304,7 @@ impl ServiceConfig {
         let size =
             |value: Result<u64, String>| Ok::<_, String>(usize::try_from(value?).unwrap_or(usize::MAX));
         let limits = HttpLimits {
-            body: size(bytes("limits.body"))?,
+            body_bytes: size(bytes("limits.body_bytes"))?,
             headers_bytes: size(bytes("limits.header_bytes"))?,
             connections: size(count("limits.connections"))?,
             followers: size(count("limits.streams"))?,
@@ -312,14 +312,14 @@ impl ServiceConfig {
             writes_per_second: count("limits.writes_per_second")?,
             reads_per_second: count("limits.reads_per_second")?,
             streams_per_second: count("limits.streams_per_second")?,
-            request: settings::span(text("limits.request_time"))?,
+            request_timeout: settings::span(text("limits.request_timeout"))?,
             ..HttpLimits::default()
         };
         let journal = settings::journal(text("journal"))?;
-        let executors = match (&journal, settings::clusters(text("executors"))?) {
+        let executors = match (&journal, settings::clusters(text("embedded_executors"))?) {
             (JournalLocation::Embedded, clusters) => clusters,
             // Each server would drive them, from whichever server is the leader.
-            (JournalLocation::Kafka { .. }, EmbeddedClusters::All) if is_default("executors") => {
+            (JournalLocation::Kafka { .. }, EmbeddedClusters::All) if is_default("embedded_executors") => {
                 EmbeddedClusters::Only(BTreeSet::new())
             }
             (JournalLocation::Kafka { .. }, EmbeddedClusters::Only(names)) if names.is_empty() => {
@@ -338,20 +338,20 @@ impl ServiceConfig {
             listen: settings::listen(text("listen"))?,
             journal,
             kafka: KafkaSettings {
-                session: settings::session(text("kafka.session"))?,
-                events: settings::switch(text("kafka.events"))?,
+                session_timeout: settings::session(text("kafka.session_timeout"))?,
+                export_events: settings::switch(text("kafka.export_events"))?,
                 correct_events: false,
                 skip_inbox: None,
-                inbox: match settings::scope(text("inbox.scope"))? {
+                inbox: match settings::allowed_intents(text("inbox.allowed_intents"))? {
                     Some(scope) => {
                         let actor = text("inbox.actor")
                             .parse()
                             .map_err(|error| format!("invalid inbox.actor: {error}"))?;
-                        Some(InboxBinding { actor, scope })
+                        Some(InboxBinding { actor, allowed_intents: scope })
                     }
                     None => None,
                 },
-                unsafe_topics: settings::switch(text("kafka.unsafe_topics"))?,
+                allow_unsafe_topics: settings::switch(text("kafka.allow_unsafe_topics"))?,
                 security: KafkaSecurity {
                     tls: settings::switch(text("kafka.tls"))?,
                     ca_file: Some(text("kafka.ca_file")).filter(|path| !path.is_empty()).map(PathBuf::from),
@@ -361,7 +361,7 @@ impl ServiceConfig {
                         text("kafka.sasl_mechanism"),
                     )?,
                 },
-                client: settings::pairs(text("kafka.client"))?,
+                client_properties: settings::pairs(text("kafka.client_properties"))?,
             },
             advertise: Some(text("advertise")).filter(|address| !address.is_empty()).map(str::to_owned),
             allowed_hosts: settings::hosts(text("allowed_hosts"))?,
@@ -370,21 +370,21 @@ impl ServiceConfig {
             fleet,
             fleets,
             actor: text("actor").parse().map_err(|error| format!("invalid actor: {error}"))?,
-            log: text("log").to_owned(),
+            log_filter: text("log_filter").to_owned(),
             log_format: settings::log_format(text("log_format"))?,
-            lease: settings::span(text("lease"))?,
+            session_lease: settings::span(text("session_lease"))?,
             clock_max_gap: settings::span(text("clock.max_gap"))?,
             accept_clock: false,
-            executors,
+            embedded_executors: executors,
             limits,
             // A deployment counts replicas in 32 bits: a larger limit has no effect.
             replicas: u32::try_from(count("limits.replicas")?).unwrap_or(u32::MAX),
-            queue: size(count("limits.queue"))?,
-            output: settings::output(text("output.file_bytes"), text("output.files"))?,
-            cgroup: settings::cgroup(text("cgroup"))?,
+            decider_queue: size(count("limits.decider_queue"))?,
+            output: settings::output(text("output.max_file_bytes"), text("output.max_files"))?,
+            cgroup_root: settings::cgroup(text("cgroup_root"))?,
             segment_bytes: bytes("segment_bytes")?,
-            sled_cache: bytes("sled_cache")?,
-            snapshot_events: count("snapshot_events")?,
+            store_cache_bytes: bytes("store_cache_bytes")?,
+            snapshot_interval_events: count("snapshot_interval_events")?,
             loss: OnLoss::Refuse,
             values,
         })
@@ -439,7 +439,7 @@ fn fleets(
 
 /// Returns unknown variables that resemble variables of settings. Other variables may share the prefix:
 /// processes and pods receive some.
-pub fn slips(names: impl Iterator<Item = String>) -> Vec<String> {
+pub fn typos(names: impl Iterator<Item = String>) -> Vec<String> {
     let words: Vec<_> = SETTINGS.iter().filter_map(|setting| setting.env.strip_prefix(PREFIX)).collect();
     let slip = |name: String| {
         let word = name.strip_prefix(PREFIX)?;

@@ -19,10 +19,10 @@ fn reference() -> String {
         "# Settings\n\n\
          Each setting has a default. A file overrides defaults, the environment overrides the file, and a flag, if the \
          setting\nhas one, overrides the environment. The file is `{FILE}` in the current directory, or the file that \
-         `--config` or\n`{FILE_ENV}` names. The variable is the name in capitals: `limits.queue` is \
-         `CHANCERY_LIMITS_QUEUE`.\n`chancery config show` prints every value with its origin. An invalid value and an \
+         `--config` or\n`{FILE_ENV}` names. The variable is the name in capitals: `limits.decider_queue` is \
+         `CHANCERY_LIMITS_DECIDER_QUEUE`.\n`chancery config show` prints every value with its origin. An invalid value and an \
          unknown name in the file are refused\nwith their location. This page is generated from the program.\n\n\
-         ```toml\nlease = \"30s\"\n\n[limits]\nqueue = 8192\n```\n\n\
+         ```toml\nsession_lease = \"30s\"\n\n[limits]\ndecider_queue = 8192\n```\n\n\
          | setting | flag | type | default | meaning |\n|---|---|---|---|---|\n"
     );
     for SettingEntry { name, kind, default, doc, .. } in SETTINGS {
@@ -99,17 +99,17 @@ fn the_reference_of_variables_is_what_the_program_sets_and_reads() {
     let page = variables();
     keep(VARIABLES, &page);
     // Every name with the prefix in the code must be listed.
-    let mut folders: Vec<_> =
+    let mut directories: Vec<_> =
         ["src", "../api/src", "../cli/src", "../decider/src", "../executor/src", "../events/src"]
-            .map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
+            .map(|directory| Path::new(env!("CARGO_MANIFEST_DIR")).join(directory))
             .into();
     let mut count = 0;
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).expect("a directory") {
+    while let Some(incarnation_directory) = directories.pop() {
+        for entry in std::fs::read_dir(incarnation_directory).expect("a directory") {
             let path = entry.expect("an entry").path();
             let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
             if path.is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else if !name.contains("tests") {
                 let text = std::fs::read_to_string(&path).expect("a source file");
                 for literal in text.split('"').skip(1).step_by(2).filter(|text| is_variable(text)) {

@@ -6,9 +6,9 @@ use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
 
 use chancery_api::host_of;
-use chancery_events::amount::parse_bytes;
-use chancery_events::letter::AllowedIntents;
+use chancery_events::inbox_message::AllowedIntents;
 use chancery_events::name::{Actor, FleetName, InvalidName};
+use chancery_events::resources::parse_bytes;
 use chancery_events::time::parse_span;
 
 use chancery_executor::process::{CgroupSetting, OutputLimits};
@@ -35,7 +35,7 @@ macro_rules! types {
 }
 
 types! {
-    FOLDER "directory" something;
+    DIRECTORY "directory" something;
     CGROUP "`auto`, `none`, or the absolute path of a directory" cgroup;
     LISTEN "loopback address with its port" listen;
     URL "`http://…`, also several, separated by commas" urls;
@@ -54,7 +54,7 @@ types! {
     MAYBE_ADDRESS "host with its port, or nothing" address;
     HOSTS "names or addresses separated by commas, or nothing" hosts;
     ORIGINS "origins separated by commas, or nothing" origins;
-    SCOPE "types of intents separated by commas, also with `*`, or nothing" scope;
+    ALLOWED_INTENTS "types of intents separated by commas, also with `*`, or nothing" allowed_intents;
     PAIRS "`key=value` separated by commas, or nothing" pairs;
     MAYBE_FILE "path of a file, or nothing" anything;
     MAYBE_TEXT "text, or nothing" anything;
@@ -86,7 +86,7 @@ macro_rules! settings {
 }
 
 settings! {
-    "data_dir" FOLDER "./chancery-data" "CHANCERY_DATA_DIR" "directory of the journal and everything derived from it";
+    "data_dir" DIRECTORY "./chancery-data" "CHANCERY_DATA_DIR" "directory of the journal and everything derived from it";
     "listen" LISTEN "127.0.0.1:7440" "CHANCERY_LISTEN" "address on which the server accepts requests; loopback only";
     "server" URL "http://127.0.0.1:7440" "CHANCERY_SERVER" "URL of the server for client commands; of several, separated by commas, the first that answers is used";
     "journal" JOURNAL "embedded" "CHANCERY_JOURNAL" "location of the journal: embedded, or on Kafka";
@@ -96,12 +96,12 @@ settings! {
     "fleet" FLEET "default" "CHANCERY_FLEET" "fleet of client commands";
     "fleets" FLEETS "" "CHANCERY_FLEETS" "fleets of the server, on Kafka each with its partition of the topics; the value of fleet unless set";
     "actor" ACTOR "local" "CHANCERY_ACTOR" "actor of client commands, as recorded in the journal";
-    "log" FILTER "warn" "CHANCERY_LOG" "filter of log lines, as in warn,chancery=debug";
+    "log_filter" FILTER "warn" "CHANCERY_LOG_FILTER" "filter of log lines, as in warn,chancery=debug";
     "log_format" LOG_FORMAT "text" "CHANCERY_LOG_FORMAT" "format of log lines: text or json";
-    "lease" SPAN "15s" "CHANCERY_LEASE" "time without a heartbeat until a session expires";
+    "session_lease" SPAN "15s" "CHANCERY_SESSION_LEASE" "time without a heartbeat until a session expires";
     "clock.max_gap" SPAN "31d" "CHANCERY_CLOCK_MAX_GAP" "maximum lead of the wall clock over journal time; with a larger lead the server does not decide, unless the clock is synchronised or accepted";
-    "executors" CLUSTERS "all" "CHANCERY_EXECUTORS" "clusters whose executors run in the server's own process: all, none, or names separated by commas";
-    "limits.body" BYTES "1MiB" "CHANCERY_LIMITS_BODY" "maximum size of a request's body";
+    "embedded_executors" CLUSTERS "all" "CHANCERY_EMBEDDED_EXECUTORS" "clusters whose executors run in the server's own process: all, none, or names separated by commas";
+    "limits.body_bytes" BYTES "1MiB" "CHANCERY_LIMITS_BODY_BYTES" "maximum size of a request's body";
     "limits.header_bytes" BYTES "64KiB" "CHANCERY_LIMITS_HEADER_BYTES" "maximum size of a request's head";
     "limits.connections" COUNT "1024" "CHANCERY_LIMITS_CONNECTIONS" "maximum number of connections, three quarters of them from one address; each further HTTP/2 stream of a connection counts as one; fewer if the system allows too few open files. Probes are always answered";
     "limits.streams" COUNT "256" "CHANCERY_LIMITS_STREAMS" "maximum number of event and log streams of each fleet";
@@ -110,25 +110,25 @@ settings! {
     "limits.reads_per_second" COUNT "20000" "CHANCERY_LIMITS_READS_PER_SECOND" "maximum number of reads per second and principal";
     "limits.streams_per_second" COUNT "1000" "CHANCERY_LIMITS_STREAMS_PER_SECOND" "maximum number of streams opened per second and principal";
     "limits.replicas" COUNT "10000" "CHANCERY_LIMITS_REPLICAS" "maximum number of replicas of one deployment";
-    "limits.queue" COUNT "4096" "CHANCERY_LIMITS_QUEUE" "maximum number of inputs that wait for the decider of each fleet";
-    "limits.request_time" SPAN "30s" "CHANCERY_LIMITS_REQUEST_TIME" "maximum duration of a request, except streams";
-    "output.file_bytes" BYTES "10MiB" "CHANCERY_OUTPUT_FILE_BYTES" "size at which an output of a process continues in another file";
-    "output.files" COUNT "3" "CHANCERY_OUTPUT_FILES" "maximum number of files of each output of a process";
-    "kafka.session" SESSION "10s" "CHANCERY_KAFKA_SESSION" "time without contact to a server until another one becomes leader";
-    "kafka.unsafe_topics" SWITCH "no" "CHANCERY_KAFKA_UNSAFE_TOPICS" "whether topics that may lose acknowledged records are accepted";
-    "kafka.events" SWITCH "yes" "CHANCERY_KAFKA_EVENTS" "whether events are written to the events topic for consumers";
-    "inbox.scope" SCOPE "" "CHANCERY_INBOX_SCOPE" "intents that inbox messages may request, as in plan.*,deployment.create; the inbox is not read unless set";
+    "limits.decider_queue" COUNT "4096" "CHANCERY_LIMITS_DECIDER_QUEUE" "maximum number of inputs that wait for the decider of each fleet";
+    "limits.request_timeout" SPAN "30s" "CHANCERY_LIMITS_REQUEST_TIMEOUT" "maximum duration of a request, except streams";
+    "output.max_file_bytes" BYTES "10MiB" "CHANCERY_OUTPUT_MAX_FILE_BYTES" "size at which an output of a process continues in another file";
+    "output.max_files" COUNT "3" "CHANCERY_OUTPUT_MAX_FILES" "maximum number of files of each output of a process";
+    "kafka.session_timeout" SESSION "10s" "CHANCERY_KAFKA_SESSION_TIMEOUT" "time without contact to a server until another one becomes leader";
+    "kafka.allow_unsafe_topics" SWITCH "no" "CHANCERY_KAFKA_ALLOW_UNSAFE_TOPICS" "whether topics that may lose acknowledged records are accepted";
+    "kafka.export_events" SWITCH "yes" "CHANCERY_KAFKA_EXPORT_EVENTS" "whether events are written to the events topic for consumers";
+    "inbox.allowed_intents" ALLOWED_INTENTS "" "CHANCERY_INBOX_ALLOWED_INTENTS" "intents that inbox messages may request, as in plan.*,deployment.create; the inbox is not read unless set";
     "inbox.actor" ACTOR "inbox" "CHANCERY_INBOX_ACTOR" "actor of intents from the inbox";
     "kafka.tls" SWITCH "no" "CHANCERY_KAFKA_TLS" "whether connections to brokers use TLS, with a check of certificates and names; requires a build with the feature kafka-tls";
     "kafka.ca_file" MAYBE_FILE "" "CHANCERY_KAFKA_CA_FILE" "certificates, in PEM, of the authorities that sign broker certificates; the system's authorities unless set";
     "kafka.username" MAYBE_TEXT "" "CHANCERY_KAFKA_USERNAME" "user name of servers at brokers, by SASL; no login unless set";
     "kafka.password_file" MAYBE_FILE "" "CHANCERY_KAFKA_PASSWORD_FILE" "file with the password, read at each start; a line feed at its end is ignored";
     "kafka.sasl_mechanism" SASL_MECHANISM "scram-sha-512" "CHANCERY_KAFKA_SASL_MECHANISM" "mechanism of the login: scram-sha-512 or scram-sha-256, which require a build with the feature kafka-tls, or plain";
-    "kafka.client" PAIRS "" "CHANCERY_KAFKA_CLIENT" "settings of librdkafka for connections to brokers, as in client.rack=a";
-    "cgroup" CGROUP "auto" "CHANCERY_CGROUP" "root of the control groups of processes: auto, none, or a directory of cgroup v2 that delegates the memory controller";
+    "kafka.client_properties" PAIRS "" "CHANCERY_KAFKA_CLIENT_PROPERTIES" "settings of librdkafka for connections to brokers, as in client.rack=a";
+    "cgroup_root" CGROUP "auto" "CHANCERY_CGROUP_ROOT" "root of the control groups of processes: auto, none, or a directory of cgroup v2 that delegates the memory controller";
     "segment_bytes" BYTES "64MiB" "CHANCERY_SEGMENT_BYTES" "size at which the journal starts another segment";
-    "sled_cache" BYTES "64MiB" "CHANCERY_SLED_CACHE" "memory for the store of the read models of each fleet";
-    "snapshot_events" COUNT "100000" "CHANCERY_SNAPSHOT_EVENTS" "minimum number of events between snapshots of the state; in a fleet with more entities, their number";
+    "store_cache_bytes" BYTES "64MiB" "CHANCERY_STORE_CACHE_BYTES" "memory for the store of the read models of each fleet";
+    "snapshot_interval_events" COUNT "100000" "CHANCERY_SNAPSHOT_INTERVAL_EVENTS" "minimum number of events between snapshots of the state; in a fleet with more entities, their number";
 }
 
 impl SettingEntry {
@@ -277,8 +277,8 @@ pub(super) fn journal(text: &str) -> Result<JournalLocation, String> {
 
 /// Whether names of topics may start with the prefix.
 fn is_topic(prefix: &str) -> bool {
-    let letters = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
-    !prefix.is_empty() && prefix.len() <= 200 && prefix.chars().all(letters)
+    let messages = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
+    !prefix.is_empty() && prefix.len() <= 200 && prefix.chars().all(messages)
 }
 
 pub(super) fn hosts(text: &str) -> Result<BTreeSet<String>, String> {
@@ -312,7 +312,7 @@ fn is_as_sent(scheme: &str, authority: &str) -> bool {
     })
 }
 
-pub(super) fn scope(text: &str) -> Result<Option<AllowedIntents>, String> {
+pub(super) fn allowed_intents(text: &str) -> Result<Option<AllowedIntents>, String> {
     if text.is_empty() {
         return Ok(None);
     }
@@ -353,6 +353,6 @@ pub(super) fn cgroup(text: &str) -> Result<CgroupSetting, String> {
 pub(super) fn output(file_bytes: &str, files: &str) -> Result<OutputLimits, String> {
     let file_bytes = NonZeroU64::new(bytes(file_bytes)?).ok_or("must be at least 1KiB")?;
     let files = u16::try_from(count(files)?).ok().and_then(NonZeroU16::new);
-    let files = files.ok_or_else(|| format!("invalid output.files: must be at most {}", u16::MAX))?;
-    Ok(OutputLimits { file_bytes, files })
+    let files = files.ok_or_else(|| format!("invalid output.max_files: must be at most {}", u16::MAX))?;
+    Ok(OutputLimits { max_file_bytes: file_bytes, max_files: files })
 }

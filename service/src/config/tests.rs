@@ -7,8 +7,8 @@ fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 fn with_file<T>(text: &str, then: impl FnOnce(&Path) -> T) -> T {
-    let folder = tempfile::tempdir().expect("a directory");
-    let path = folder.path().join("c.toml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("c.toml");
     std::fs::write(&path, text).expect("a file");
     then(&path)
 }
@@ -17,7 +17,7 @@ fn with_file<T>(text: &str, then: impl FnOnce(&Path) -> T) -> T {
 fn every_default_is_right() {
     let config = ServiceConfig::read(ConfigLayers::default()).expect("defaults");
     assert_eq!(config.listen.to_string(), "127.0.0.1:7440");
-    assert_eq!((config.lease, config.limits.body), (Duration::from_secs(15), 1 << 20));
+    assert_eq!((config.session_lease, config.limits.body_bytes), (Duration::from_secs(15), 1 << 20));
     assert_eq!(config.limits, HttpLimits::default());
     assert!(config.allowed_hosts.is_empty() && config.cors_origins.is_empty());
     assert!(config.shown().all(|(_, _, origin)| *origin == SettingOrigin::Default));
@@ -29,43 +29,51 @@ fn every_default_is_right() {
 
 #[test]
 fn flags_win_over_the_environment_over_the_file_over_defaults() {
-    let text =
-        "fleet = \"of-file\"\nactor = \"of-file\"\nlease = \"30s\"\n\n[limits]\nqueue = 7\nbody = \"2MiB\"\n";
+    let text = "fleet = \"of-file\"\nactor = \"of-file\"\nsession_lease = \"30s\"\n\n[limits]\ndecider_queue = 7\nbody_bytes = \"2MiB\"\n";
     let config = with_file(text, |path| {
         let layers = ConfigLayers {
             file: Some(path),
             env: env(&[
                 ("CHANCERY_FLEET", "of-env"),
                 ("CHANCERY_ACTOR", "of-env"),
-                ("CHANCERY_LIMITS_BODY", "3MiB"),
+                ("CHANCERY_LIMITS_BODY_BYTES", "3MiB"),
             ]),
             flags: vec![("actor", "--actor", "of-flag".into())],
         };
         ServiceConfig::read(layers).expect("layers")
     });
     assert_eq!((config.actor.as_str(), config.fleet.as_str()), ("of-flag", "of-env"));
-    assert_eq!((config.lease, config.queue, config.limits.body), (Duration::from_secs(30), 7, 3 << 20));
+    assert_eq!(
+        (config.session_lease, config.decider_queue, config.limits.body_bytes),
+        (Duration::from_secs(30), 7, 3 << 20)
+    );
     let origin = |name: &str| {
         let (_, _, origin) = config.shown().find(|(setting, _, _)| setting.name == name).expect(name);
         origin.to_string()
     };
-    assert_eq!([origin("actor"), origin("fleet"), origin("log")], ["--actor", "CHANCERY_FLEET", "default"]);
-    assert!(origin("limits.queue").ends_with("c.toml:6"), "{}", origin("limits.queue"));
+    assert_eq!(
+        [origin("actor"), origin("fleet"), origin("log_filter")],
+        ["--actor", "CHANCERY_FLEET", "default"]
+    );
+    assert!(origin("limits.decider_queue").ends_with("c.toml:6"), "{}", origin("limits.decider_queue"));
 }
 
 #[test]
 fn faults_of_a_file_have_their_place() {
     let cases = [
-        ("leese = \"1s\"", "1:1: invalid setting \"leese\": did you mean \"lease\"?"),
+        ("session_leese = \"1s\"", "1:1: invalid setting \"session_leese\": did you mean \"session_lease\"?"),
         (
-            "log = \"warn\"\n[limits]\n  quue = 7",
-            "3:3: invalid setting \"limits.quue\": did you mean \"limits.queue\"?",
+            "log_filter = \"warn\"\n[limits]\n  decider_quue = 7",
+            "3:3: invalid setting \"limits.decider_quue\": did you mean \"limits.decider_queue\"?",
         ),
-        ("[limts]\nqueue = 7", "1:2: invalid setting \"limts\""),
-        ("lease = 15", "1:9: invalid lease: "),
-        ("limits.queue = 0", "1:16: invalid limits.queue: must be a whole number, at least 1"),
-        ("output.file_bytes = 7", "1:21: invalid output.file_bytes: must be at least 1KiB"),
-        ("log = true", "1:7: invalid log: must be a string or a number"),
+        ("[limts]\ndecider_queue = 7", "1:2: invalid setting \"limts\""),
+        ("session_lease = 15", "1:17: invalid session_lease: "),
+        (
+            "limits.decider_queue = 0",
+            "1:24: invalid limits.decider_queue: must be a whole number, at least 1",
+        ),
+        ("output.max_file_bytes = 7", "1:25: invalid output.max_file_bytes: must be at least 1KiB"),
+        ("log_filter = true", "1:14: invalid log_filter: must be a string or a number"),
         (
             "listen = \"0.0.0.0:7440\"",
             "1:10: invalid listen: 0.0.0.0:7440 is not on the loopback interface, and this build has neither TLS nor authentication",
@@ -163,9 +171,9 @@ fn a_server_has_the_fleets_that_are_named_and_on_kafka_each_a_partition_of_its_o
 
 #[test]
 fn a_slip_in_the_name_of_a_variable_is_told() {
-    let told = |name: &str| slips([name.to_owned()].into_iter());
+    let told = |name: &str| typos([name.to_owned()].into_iter());
     assert_eq!(told("CHANCERY_LISTN"), ["unknown variable CHANCERY_LISTN: did you mean CHANCERY_LISTEN?"]);
-    assert_eq!(told("CHANCERY_LIMIT_QUEUE").len(), 1);
+    assert_eq!(told("CHANCERY_LIMIT_DECIDER_QUEUE").len(), 1);
     // A setting, a variable of processes, and variables that Kubernetes sets for a service of our name.
     for name in [
         "CHANCERY_LISTEN",
@@ -183,7 +191,8 @@ fn a_slip_in_the_name_of_a_variable_is_told() {
 #[test]
 fn inbox_messages_are_given_up_where_one_inbox_is_read() {
     let journal = ("CHANCERY_JOURNAL", "kafka://b:9092/p");
-    let (scope, actor) = (("CHANCERY_INBOX_SCOPE", "capability.*"), ("CHANCERY_INBOX_ACTOR", "mail"));
+    let (scope, actor) =
+        (("CHANCERY_INBOX_ALLOWED_INTENTS", "capability.*"), ("CHANCERY_INBOX_ACTOR", "mail"));
     for (pairs, may_skip) in [
         (&[journal, scope, actor][..], true),
         (&[journal], false),

@@ -10,14 +10,14 @@ use chancery_journal::ChainCursor;
 use chancery_journal::kafka::topics::{
     INBOX_BATCH, PartitionHealth, TopicAdmin, TopicFinding, TopicNames, TopicRole,
 };
-use chancery_journal::kafka::{ImportReport, PartitionState, fill, offsets};
+use chancery_journal::kafka::{ImportReport, PartitionState, import_journal, offsets};
 use chancery_journal::segments::OpenEvidence;
 use chancery_projector::{FoundRows, StoreTuning};
 
 use super::group::{self, GroupMember};
 use super::{client, election, options};
 use crate::config::{JournalLocation, ServiceConfig};
-use crate::folder::{ServerDataDir, journal_options};
+use crate::data_dir::{ServerDataDir, journal_options};
 use crate::loss;
 
 /// Number of replicas that survive the loss of one broker and stay available without another.
@@ -51,32 +51,36 @@ fn all(names: &TopicNames) -> [(&str, TopicRole); 3] {
 }
 
 /// Creates missing topics; existing topics stay unchanged. Returns what was done.
-pub async fn init_topics(config: &ServiceConfig, partitions: Option<u16>, copies: u16) -> Result<String> {
+pub async fn init_topics(
+    config: &ServiceConfig,
+    partitions: Option<u16>,
+    replication_factor: u16,
+) -> Result<String> {
     let (topics, names) = place(config)?;
     let needed = config.fleets.values().max().map_or(1, |last| last.saturating_add(1));
     let partitions = partitions.map_or(needed, i32::from);
     let brokers = topics.brokers()?;
-    if brokers < usize::from(copies) {
+    if brokers < usize::from(replication_factor) {
         bail!(
-            "cannot create topics with {copies} copies: the cluster has {brokers} brokers\nhint: wait until all brokers are \
-             running, or write --copies {brokers}; data on a single broker is lost with it"
+            "cannot create topics with {replication_factor} copies: the cluster has {brokers} brokers\nhint: wait until all brokers are \
+             running, or write --replication-factor {brokers}; data on a single broker is lost with it"
         );
     }
     let mut text = String::new();
     let mut few = Vec::new();
     for (topic, role) in all(&names) {
-        if topics.make(topic, role, partitions, i32::from(copies)).await? {
-            writeln!(text, "{topic}: created, {partitions} partitions, {copies} copies")?;
+        if topics.make(topic, role, partitions, i32::from(replication_factor)).await? {
+            writeln!(text, "{topic}: created, {partitions} partitions, {replication_factor} copies")?;
         } else {
             writeln!(text, "{topic}: exists")?;
             few.extend(lacking(topics.partitions(topic)?.len(), config, topic)?);
         }
     }
     ensure!(few.is_empty(), "cannot use topics: too few partitions\n{text}{}", few.join("\n"));
-    if copies < SAFE {
+    if replication_factor < SAFE {
         writeln!(
             text,
-            "With fewer than {SAFE} copies, a server accepts the topics only with kafka.unsafe_topics=yes: data that one \
+            "With fewer than {SAFE} copies, a server accepts the topics only with kafka.allow_unsafe_topics=yes: data that one \
              broker loses may be lost."
         )?;
     }
@@ -175,8 +179,8 @@ pub fn import(
         let (mut journal, partition) = (journal_options(config, data, fleet), *partition);
         journal.against = OpenEvidence::Witnesses(loss::witnesses(data, fleet, rows(data, fleet)?)?);
         let options = options(&config.kafka, brokers, prefix, partition, journal)?;
-        let filled =
-            fill(&options, time).with_context(|| format!("cannot import journal of fleet {fleet}"))?;
+        let filled = import_journal(&options, time)
+            .with_context(|| format!("cannot import journal of fleet {fleet}"))?;
         let ImportReport { found, records, bytes, head } = filled;
         let did = match found {
             PartitionState::Empty => "imported",

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use chancery_decider::DeciderHandle;
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
-use chancery_events::cloud;
+use chancery_events::cloudevent;
 use chancery_events::id::{Position, WriterId};
 use chancery_events::record::RecordHeader;
 use chancery_events::time::Time;
@@ -340,7 +340,7 @@ impl CloudMessage {
     /// Returns the message of an event; `hash` is the hash of its record.
     fn of(header: &RecordHeader, hash: &str, position: Position, line: &[u8]) -> Result<CloudMessage> {
         let mut shown = Vec::new();
-        cloud::render(header, position, line, &mut shown).context("cannot render event")?;
+        cloudevent::render(header, position, line, &mut shown).context("cannot render event")?;
         let mut members: BTreeMap<String, Box<RawValue>> =
             serde_json::from_slice(&shown).context("cannot render event")?;
         let data = members.remove("data").context("cannot render event: it has no data")?;
@@ -365,10 +365,10 @@ impl CloudMessage {
         let ExportCorrection { continues_after, lost_through, .. } = correction;
         let mut headers = OwnedHeaders::new();
         for (key, value) in [
-            ("ce_specversion", cloud::SPEC_VERSION.to_owned()),
+            ("ce_specversion", cloudevent::SPEC_VERSION.to_owned()),
             ("ce_id", format!("correction-{continues_after}-{lost_through}")),
             ("ce_source", format!("/fleets/{fleet}")),
-            ("ce_type", format!("{}{CORRECTED}", cloud::TYPE_PREFIX)),
+            ("ce_type", format!("{}{CORRECTED}", cloudevent::TYPE_PREFIX)),
             ("ce_time", time.to_string()),
             ("content-type", "application/json".to_owned()),
         ] {

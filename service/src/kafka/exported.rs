@@ -3,7 +3,6 @@
 //! | last event of the topic, or else the position that the exporter committed | the exporter continues |
 //! |---|---|
 //! | is in the journal, in a record of the same hash | after that event |
-//! | has no record hash (an earlier build wrote it), and its lineage is the journal's | after that event |
 //! | of an ancestor of the journal's lineage, after the ancestor's end: a loss was accepted | after the end of the ancestor |
 //! | is a correction | after the position that the correction names |
 //! | anything else | not at all: [`TwoHistories`] |
@@ -16,7 +15,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use chancery_events::cloud::TYPE_PREFIX;
+use chancery_events::cloudevent::TYPE_PREFIX;
 use chancery_events::id::{Lineage, Position};
 use chancery_events::record::RecordHash;
 use chancery_journal::JournalReader;
@@ -47,9 +46,9 @@ pub(super) const CORRECTED: &str = "events.corrected.v1";
 pub(super) struct ExportedPosition {
     /// Position of the event.
     pub(super) position: Position,
-    /// Lineage in which the event was recorded; `None` if an early build wrote the event.
-    pub(super) lineage: Option<Lineage>,
-    /// Hash of the record that contains the event; `None` if an earlier build wrote the event.
+    /// Lineage in which the event was recorded.
+    pub(super) lineage: Lineage,
+    /// Hash of the record that contains the event; `None` at position 0.
     pub(super) recordhash: Option<RecordHash>,
 }
 
@@ -57,7 +56,7 @@ pub(super) struct ExportedPosition {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct ExportCorrection {
     /// Lineage of the lost events.
-    pub(super) lineage: Option<Lineage>,
+    pub(super) lineage: Lineage,
     /// Last position that the topic and the journal share; the next event follows the correction.
     pub(super) continues_after: Position,
     /// Hash of the record that contains `continues_after` in the journal; `None` at position 0.
@@ -101,19 +100,15 @@ impl EventExporter {
 
     fn two_histories(&self, source: &dyn JournalReader, last: &ExportedPosition) -> Result<TwoHistories> {
         let ExportedPosition { position, lineage, recordhash } = last;
-        let named = |hash: Option<RecordHash>, lineage: Option<Lineage>| match (hash, lineage) {
-            (Some(hash), Some(lineage)) => format!("record {hash} of lineage {lineage}"),
-            (Some(hash), None) => format!("record {hash}"),
-            (None, Some(lineage)) => format!("a record of lineage {lineage}"),
-            (None, None) => "no record".to_owned(),
-        };
+        let named = |hash, lineage| format!("record {hash} of lineage {lineage}");
         let held = held(source, *position)?;
         Ok(TwoHistories {
             topic: self.topic.clone(),
             partition: self.partition,
             position: *position,
-            exported: named(*recordhash, *lineage),
-            held: named(held.map(|held| held.0), held.map(|held| held.1)),
+            exported: recordhash
+                .map_or_else(|| format!("a record of lineage {lineage}"), |hash| named(hash, *lineage)),
+            held: held.map_or_else(|| "no record".to_owned(), |(hash, lineage)| named(hash, lineage)),
         })
     }
 
@@ -223,7 +218,7 @@ impl EventExporter {
         offset: i64,
     ) -> Result<()> {
         let Some((hash, lineage)) = held(source, position)? else { return Ok(()) };
-        let exported = ExportedPosition { position, lineage: Some(lineage), recordhash: Some(hash) };
+        let exported = ExportedPosition { position, lineage, recordhash: Some(hash) };
         let mut place = TopicPartitionList::new();
         let mut element = place.add_partition(&self.topic, self.partition);
         element.set_offset(Offset::Offset(offset)).context("cannot set exported offset")?;
@@ -262,17 +257,12 @@ fn shared(source: &dyn JournalReader, exported: &ExportedPosition) -> Result<Opt
     if position == Position::ZERO {
         return Ok(Some(position));
     }
-    match (held(source, position)?, recordhash) {
-        (Some((hash, _)), Some(exported)) if hash == exported => return Ok(Some(position)),
-        (Some((_, held)), None) if lineage.is_none_or(|lineage| lineage == held) => {
-            return Ok(Some(position));
-        }
-        _ => {}
+    if held(source, position)?.is_some_and(|(hash, _)| recordhash == Some(hash)) {
+        return Ok(Some(position));
     }
-    let head = source.head();
-    let Some(lineage) = lineage.filter(|lineage| head.is_some_and(|head| head.lineage != *lineage)) else {
+    if source.head().is_none_or(|head| head.lineage == lineage) {
         return Ok(None);
-    };
+    }
     let lineages = lineages(source).context("cannot read journal")?;
     let end = lineages.and_then(|lineages| lineages.end(lineage));
     // Events after the end of an ancestor were given up; earlier events must be the same.
@@ -300,7 +290,7 @@ fn event(message: &BorrowedMessage<'_>, fleet: &str) -> Option<ExportedPosition>
     }
     Some(ExportedPosition {
         position: value("ce_id")?.parse().ok()?,
-        lineage: value("ce_lineage").and_then(|lineage| lineage.parse().ok()),
-        recordhash: value("ce_recordhash").and_then(|hash| hash.parse().ok()),
+        lineage: value("ce_lineage")?.parse().ok()?,
+        recordhash: Some(value("ce_recordhash")?.parse().ok()?),
     })
 }

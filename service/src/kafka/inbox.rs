@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use chancery_decider::inbox::{InboxStart, InboxTopic};
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
 use chancery_decider::{DeciderHandle, DeciderInput};
-use chancery_events::letter::{InboxBinding, InboxMessage, LARGEST, OversizedLetter};
+use chancery_events::inbox_message::{InboxBinding, InboxMessage, LARGEST, OversizedLetter};
 use chancery_events::record::{InboxWatermark, RecordHash};
 use chancery_journal::kafka::{
     KafkaClient, PartitionReader, PollResult, ReaderWatch, UnreadablePartition, offsets,
@@ -87,11 +87,11 @@ impl InboxConsumer {
     ) -> Result<(), UnreadablePartition> {
         let (mut watch, mut watched) = (ReaderWatch::new(), Instant::now());
         while !way.decider.has_stopped() {
-            let letter = match reader.poll(WAIT)? {
-                PollResult::Message(message) => Some(letter(&message)),
+            let inbox_message = match reader.poll(WAIT)? {
+                PollResult::Message(message) => Some(inbox_message(&message)),
                 PollResult::Nothing => None,
             };
-            if letter.is_some() {
+            if inbox_message.is_some() {
                 watch.advanced();
             }
             if watched.elapsed() > WATCH {
@@ -108,7 +108,7 @@ impl InboxConsumer {
             if let Some(reached) = reader.reached().and_then(|reached| u64::try_from(reached).ok()) {
                 way.next = way.next.max(reached);
             }
-            way.tell(letter);
+            way.tell(inbox_message);
         }
         Ok(())
     }
@@ -152,9 +152,9 @@ struct InboxPassage<'a> {
 
 impl InboxPassage<'_> {
     /// Passes an inbox message to the decider, and notifies it at the end. A stopped decider ignores both.
-    fn tell(&mut self, letter: Option<InboxMessage>) {
-        if let Some(letter) = letter {
-            let _ = self.runtime.block_on(self.decider.post(letter));
+    fn tell(&mut self, message: Option<InboxMessage>) {
+        if let Some(inbox_message) = message {
+            let _ = self.runtime.block_on(self.decider.post(inbox_message));
         }
         if !self.has_passed && self.next >= self.inbox.tail() {
             self.has_passed = true;
@@ -165,7 +165,7 @@ impl InboxPassage<'_> {
 
 /// Converts a message. One that is too large is not copied: brokers check the compressed size of its batch,
 /// which may become a thousand times larger.
-fn letter(message: &BorrowedMessage<'_>) -> InboxMessage {
+fn inbox_message(message: &BorrowedMessage<'_>) -> InboxMessage {
     let offset = u64::try_from(message.offset()).unwrap_or_default();
     let (headers, unreadable_header) = headers::of(message);
     let value = message.payload();
@@ -200,7 +200,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_mins(1);
 
     #[test]
-    fn of_a_letter_that_is_too_large_size_and_hash_alone_are_kept() {
+    fn of_a_message_that_is_too_large_size_and_hash_alone_are_kept() {
         let cluster = MockCluster::new(1).expect("a cluster");
         cluster.create_topic(TOPIC, 1, 1).expect("a topic");
         let client = KafkaClient::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
@@ -221,16 +221,20 @@ mod tests {
         let mut reader = PartitionReader::open(&client, TOPIC, 0, 0).expect("a reader");
         for (value, header, is_whole) in table {
             let until = Instant::now() + PATIENCE;
-            let letter = loop {
+            let inbox_message = loop {
                 assert!(Instant::now() < until, "no message arrives");
                 if let PollResult::Message(message) = reader.poll(WAIT).expect("it is read") {
-                    break letter(&message);
+                    break inbox_message(&message);
                 }
             };
-            assert_eq!(letter.bytes(), value.len() + header.len() + "note".len());
-            assert_eq!(letter.digest(), Some(RecordHash::of(value)));
-            assert_eq!((letter.value.is_some(), letter.headers.len()), (is_whole, usize::from(is_whole)));
-            let refusal = letter.request(&"mail".parse().expect("a name")).expect_err("it is no CloudEvent");
+            assert_eq!(inbox_message.bytes(), value.len() + header.len() + "note".len());
+            assert_eq!(inbox_message.digest(), Some(RecordHash::of(value)));
+            assert_eq!(
+                (inbox_message.value.is_some(), inbox_message.headers.len()),
+                (is_whole, usize::from(is_whole))
+            );
+            let refusal =
+                inbox_message.request(&"mail".parse().expect("a name")).expect_err("it is no CloudEvent");
             assert_eq!(refusal.code == RefusalCode::TooLarge, !is_whole, "{refusal:?}");
         }
     }

@@ -44,7 +44,7 @@ MIB = 1 << 20
 ZEROS = "0" * 64
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # Verdicts that record no key: the same key may be decided again.
-NO_DECISION = {"key_reused", "expired", "from_the_future"}
+NO_DECISION = {"idempotency_key_reused", "intent_expired", "timestamp_in_future"}
 WEEK = 7 * 86_400_000_000
 MOST_KEYS = 250_000
 LARGEST_INBOX_MESSAGE = 256 * 1024
@@ -57,7 +57,7 @@ INTENT_ATTRIBUTES = {
     "subject",
     "datacontenttype",
     "actor",
-    "expect",
+    "expectedversion",
     "traceparent",
 }
 
@@ -585,7 +585,7 @@ class Journal:
             self.skipped["no record"] += 1
             return None
         value = message.value or b""
-        digest, begins, term = hashlib.sha256(value).hexdigest(), header.get("begins"), header["term"]
+        digest, begins, term = hashlib.sha256(value).hexdigest(), header.get("starts"), header["term"]
         if last is None:
             fits = header["first"] == 1 and header["prev"] == ZEROS and begins == "term" and term == 1
             if not fits or self.fleet not in (None, header["fleet"]):
@@ -626,8 +626,8 @@ class Journal:
     @staticmethod
     def _body(record: Record) -> str | None:
         count, lines = record.header["count"], record.data.split(b"\n")
-        if record.header["chancery"] != 1:
-            return f"format {record.header['chancery']}, expected 1"
+        if record.header["chancery"] != 2:
+            return f"format {record.header['chancery']}, expected 2"
         if lines[-1] != b"" or len(lines) != count + 2:
             return f"{len(lines) - 2} lines, expected {count}"
         if not 1 <= count <= 1000 or len(record.data) > MIB:
@@ -684,7 +684,7 @@ class Journal:
             self.watermarks.append((mark["next"], record))
 
     def _event(self, record: Record, position: int, event: Json) -> None:
-        kind, data, begins = event["t"], event["d"], record.header.get("begins")
+        kind, data, begins = event["t"], event["d"], record.header.get("starts")
         if event["k"] == "fact" and not 1 <= event["c"] <= position:
             self.fault(position, f"its cause is {event['c']}, expected an event at or before it")
         begun = {"term.started.v1": "term", "lineage.started.v1": "lineage"}.get(kind)
@@ -697,9 +697,9 @@ class Journal:
                     position,
                     f"the lineage follows {data['previous']} at {data['at']}, expected its header's, at {position - 1}",
                 )
-        elif kind == "inbox.refused.v1":
+        elif kind == "inbox.message_refused.v1":
             if data["topic"] != self.inbox:
-                self.fault(position, f"inbox.refused of the topic {data['topic']}, expected {self.inbox}")
+                self.fault(position, f"inbox.message_refused of the topic {data['topic']}, expected {self.inbox}")
             self.refused[data["offset"]].append((position, data, record))
         elif kind == "inbox.skipped.v1":
             self.skips[data["offset"]].append((position, record))
@@ -719,8 +719,8 @@ class Journal:
         if not agrees or any(self._halves.setdefault(whose, half) != half for whose, half in halves):
             self.fault(position, f"key {key} of {name} does not agree with the keys before it")
         before, code = self._decided.get(key), data.get("code")
-        if code == "key_reused" and (before is None or before[3] == data["digest"]):
-            self.fault(position, "key_reused, expected an earlier verdict of the same key with another digest")
+        if code == "idempotency_key_reused" and (before is None or before[3] == data["digest"]):
+            self.fault(position, "idempotency_key_reused, expected an earlier verdict of the same key with another digest")
         if code in NO_DECISION:
             return
         if before and now - before[1] < WEEK and self._decisions - before[2] < MOST_KEYS:
@@ -888,12 +888,12 @@ def wanted(message: Message, schemas: Schemas) -> Wanted:
 
 
 def _attributes(attributes: Json, data: Any, doubts: list[str], schemas: Schemas) -> Wanted:
-    if any(not isinstance(one, str) for name, one in attributes.items() if name not in ("expect", "data")):
+    if any(not isinstance(one, str) for name, one in attributes.items() if name not in ("expectedversion", "data")):
         return Wanted("refused" if INTENT_ATTRIBUTES >= attributes.keys() else "either", "an attribute is no text")
     identity, source = attributes.get("id"), attributes.get("source")
     if attributes.get("specversion") != "1.0" or not identity or not source or not attributes.get("type"):
         return Wanted("refused", "it does not have the attributes of a CloudEvent")
-    kind, expect, when = attributes["type"].removeprefix("chancery."), attributes.get("expect"), attributes.get("time")
+    kind, expect, when = attributes["type"].removeprefix("chancery."), attributes.get("expectedversion"), attributes.get("time")
     if not attributes["type"].startswith("chancery.") or kind not in schemas.of:
         return Wanted("refused", f"{attributes['type'][:60]} is no type of an intent")
     if attributes.get("datacontenttype", "application/json") != "application/json":
@@ -1005,7 +1005,7 @@ class Inbox:
         if len(refusals) + len(skips) > 1:
             self._fault(
                 offset,
-                f"{len(refusals)} inbox.refused and {len(skips)} inbox.skipped in the journal, expected one outcome",
+                f"{len(refusals)} inbox.message_refused and {len(skips)} inbox.skipped in the journal, expected one outcome",
             )
         if refusals:
             self._refusal(message, want, *refusals[0], record)
@@ -1014,10 +1014,10 @@ class Inbox:
             self.outcomes["skipped"] += 1
         elif want.must == "refused":
             self._fault(
-                offset, f"no outcome, expected inbox.refused in position {record.first} to {record.last}: {want.why}"
+                offset, f"no outcome, expected inbox.message_refused in position {record.first} to {record.last}: {want.why}"
             )
         elif want.id is None or want.source is None:
-            self._fault(offset, f"no outcome, expected inbox.refused or an intent: {want.why}")
+            self._fault(offset, f"no outcome, expected inbox.message_refused or an intent: {want.why}")
         else:
             self._intent(offset, want, record)
         if refusals or skips:
@@ -1043,18 +1043,18 @@ class Inbox:
         digest = None if value is None else hashlib.sha256(value).hexdigest()
         if data.get("digest") != digest:
             self._fault(
-                offset, f"inbox.refused at position {position} names the digest {data.get('digest')}, expected {digest}"
+                offset, f"inbox.message_refused at position {position} names the digest {data.get('digest')}, expected {digest}"
             )
         self._in_order(offset, position, holder, record)
         if data["code"] == "internal":
-            self._fault(offset, f"inbox.refused at position {position} (internal: {data['detail']}), expected none")
+            self._fault(offset, f"inbox.message_refused at position {position} (internal: {data['detail']}), expected none")
         elif want.must != "intent":
             self.outcomes["refused" if want.must == "refused" else "refused, not on the page"] += 1
         elif data["code"] == "too_large":
             self.outcomes["too large"] += 1
         else:
             self._fault(
-                offset, f"inbox.refused at position {position} ({data['code']}: {data['detail']}), expected an intent"
+                offset, f"inbox.message_refused at position {position} ({data['code']}: {data['detail']}), expected an intent"
             )
 
     def _intent(self, offset: int, want: Wanted, record: Record) -> None:
@@ -1460,7 +1460,7 @@ def intent(position: int, identity: str, key: str) -> list[Json]:
 
 def refusal(position: int, offset: int, value: bytes | None) -> Json:
     digest = {} if value is None else {"digest": hashlib.sha256(value).hexdigest()}
-    return fact("inbox.refused.v1", position, topic=TOPIC, offset=offset, **digest, code="invalid", detail="it is none")
+    return fact("inbox.message_refused.v1", position, topic=TOPIC, offset=offset, **digest, code="invalid", detail="it is none")
 
 
 def binary(offset: int, value: bytes | None, **attributes: str) -> Message:
@@ -1488,10 +1488,10 @@ class Sample:
         self.damaged, self.events_begin, self.events_deleted = [(6, 6)], 0, None
         old, new = {"term": 1, "writer": "c4"}, {"term": 2, "writer": "d5"}
         self.steps: list[tuple[list[Json], int, Json]] = [
-            ([fact("term.started.v1", 1)], 0, old | {"begins": "term"}),
+            ([fact("term.started.v1", 1)], 0, old | {"starts": "term"}),
             (intent(2, "1", keys[0]), 1, dict(old)),
             (intent(5, "2", keys[1]), 2, dict(old)),
-            ([fact("term.started.v1", 8)], 2, new | {"begins": "term"}),
+            ([fact("term.started.v1", 8)], 2, new | {"starts": "term"}),
             ([refusal(9, 4, b"x"), refusal(10, 5, None)], 6, dict(new)),
             ([*intent(11, "9", keys[2]), fact("inbox.skipped.v1", 11, offset=6)], 7, dict(new)),
             ([fact("lineage.started.v1", 15, previous="2f6d1c0a94be7735", at=14, missing_through=16)], 7, self.begun()),
@@ -1499,7 +1499,7 @@ class Sample:
 
     @staticmethod
     def begun() -> Json:
-        return {"term": 3, "writer": "e6", "lineage": "3f", "begins": "lineage", "previous": "2f6d1c0a94be7735"}
+        return {"term": 3, "writer": "e6", "lineage": "3f", "starts": "lineage", "previous": "2f6d1c0a94be7735"}
 
     def seal(self) -> None:
         self.records: list[bytes] = []
@@ -1508,7 +1508,7 @@ class Sample:
         first, prev = 1, ZEROS
         for events, mark, more in self.steps:
             header = {
-                "chancery": 1,
+                "chancery": 2,
                 "fleet": "default",
                 "lineage": "2f6d1c0a94be7735",
                 "first": first,
@@ -1524,7 +1524,7 @@ class Sample:
             self.records.append(data)
             first += len(events)
         self.frames += self._frame(2, first - 1, b"")
-        late = self.records[3].replace(b'"term":2', b'"term":1').replace(b'"begins":"term",', b"").replace(b"d5", b"c4")
+        late = self.records[3].replace(b'"term":2', b'"term":1').replace(b'"starts":"term",', b"").replace(b"d5", b"c4")
         self.messages = [*self.records[:4], late, b"noise", self.records[1], *self.records[4:]]
         self.events.insert(3, self.events[1])
         # Two events that are lost after an accepted end, and one that a correction revokes.
@@ -1638,7 +1638,7 @@ def harms() -> Iterator[tuple[str, bool, Callable[[Sample], Any], str]]:
         "a malformed message without outcome",
         False,
         lambda s: s.inbox.insert(3, Message(3, None, None)),
-        "expected inbox.refused",
+        "expected inbox.message_refused",
     )
     yield (
         "an intent that requests something else",

@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use chancery_tests::Place;
-use chancery_tests::lanes::{Fault, Lane};
+use chancery_tests::fault_campaigns::{Fault, Lane};
 use chancery_tests::ledger::Ledger;
 
 fn main() -> ExitCode {

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use chancery_tests::ledger::{CountMap, Ledger};
-use chancery_tests::sim::{Failed, Fault, Many, Script, Story, play, play_many, shrink};
+use chancery_tests::sim::{Failed, Fault, Many, Script, TraceOption, play, play_many, shrink};
 
 /// Name of these executions in the ledger.
 const KIND: &str = "simulation";
@@ -69,8 +69,8 @@ fn one(seed: u64) -> ExitCode {
     println!("seed {seed}");
     let script = Script::draw(seed);
     let told = std::env::var_os("STORY").is_some();
-    let played = play(script.clone(), if told { Story::Told } else { Story::Untold });
-    for line in &played.story {
+    let played = play(script.clone(), if told { TraceOption::Told } else { TraceOption::Untold });
+    for line in &played.trace {
         println!("{line}");
     }
     println!("{} events, {:.1} s of its time, ends with {}", played.events, played.seconds, played.hash);
@@ -83,7 +83,7 @@ fn one(seed: u64) -> ExitCode {
         small.inputs.len(),
         small.steps
     );
-    for line in &played.story {
+    for line in &played.trace {
         println!("{line}");
     }
     if let Some(violation) = played.violation {

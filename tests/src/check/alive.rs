@@ -58,7 +58,8 @@ impl World {
         let came_beside = |run: &Incarnation| {
             let by = self.operations.get(&run.operation);
             let beside = by.filter(|by| {
-                matches!(by.kind, OperationKind::Update | OperationKind::Relocate) && run.follows.is_none()
+                matches!(by.kind, OperationKind::Update | OperationKind::Relocate)
+                    && run.starts_after.is_none()
             });
             beside.map(|by| by.stage)
         };

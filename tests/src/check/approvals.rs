@@ -19,7 +19,7 @@ const WEEK: i64 = 7 * DAY;
 impl World {
     /// Checks that the approver is entitled.
     pub(super) fn entitled(&mut self, fact: &OperationApproved, operation: &Operation, at: At) -> Check {
-        match &fact.by {
+        match &fact.approved_by {
             ApprovalActor::Rule(rule) => self.rule_applies(fact, operation, rule, at),
             ApprovalActor::Actor(actor) => self.actor_may(fact, operation, actor, at),
         }
@@ -56,15 +56,15 @@ impl World {
 
     /// Returns the operation's human requester, if any.
     fn asked_by(&self, operation: &Operation) -> Option<Actor> {
-        match &operation.by {
+        match &operation.requested_by {
             Some(Requester::Actor(actor)) => Some(actor.clone()),
             Some(Requester::Disruption { node, name }) => {
-                self.nodes.get(node)?.disruptions.get(name)?.by.clone()
+                self.nodes.get(node)?.disruptions.get(name)?.approved_by.clone()
             }
             Some(Requester::Rule(_)) => None,
             None => {
                 let deployment = operation.deployment.as_ref()?;
-                self.plans.get(&operation.plan)?.deployments.get(deployment)?.by.clone()
+                Some(self.plans.get(&operation.plan)?.deployments.get(deployment)?.requested_by.clone())
             }
         }
     }
@@ -75,7 +75,7 @@ impl World {
             return self.policy_applies(fact, operation, policy, at);
         }
         // A rule that requests an operation has approved it.
-        let asked_itself = operation.by == Some(Requester::Rule(rule.to_owned()));
+        let asked_itself = operation.requested_by == Some(Requester::Rule(rule.to_owned()));
         if rule == format!("plan/{name}/restart") {
             demand!(
                 6,
@@ -95,7 +95,7 @@ impl World {
             return Ok(());
         }
         if let (Some(Requester::Disruption { node, name }), true) =
-            (&operation.by, rule.starts_with("disruption/"))
+            (&operation.requested_by, rule.starts_with("disruption/"))
         {
             let disruption = self.nodes.get(node).and_then(|node| node.disruptions.get(name));
             let approved = disruption.is_some_and(|of| of.state == DisruptionState::Approved);
@@ -120,7 +120,9 @@ impl World {
             || Violation::new(6, format!("operation {id} is approved by policy {policy}, which is not"));
         let name: PolicyName = policy.parse().map_err(|_| unknown())?;
         let spec = self.policies.get(&name).ok_or_else(unknown)?;
-        let PolicyRule::Approve { windows, in_flight } = &spec.rule else { return Err(unknown()) };
+        let PolicyRule::Approve { windows, max_in_flight: in_flight } = &spec.rule else {
+            return Err(unknown());
+        };
         demand!(6, is_about(spec, operation), "policy {policy} approves operation {id}, and is not about it");
         let open = windows.is_empty() || windows.iter().any(|window| is_open(window, at.time));
         demand!(6, open, "policy {policy} approves operation {id} at {}, outside its windows", at.time);
@@ -145,7 +147,7 @@ pub(super) fn is_open(window: &ApprovalWindow, now: Time) -> bool {
     let minute = (now.micros().div_euclid(MINUTE) + 3 * DAY).rem_euclid(WEEK);
     (0..7).any(|weekday| {
         let opens_then = window.days.is_empty() || window.days.iter().any(|day| *day as i64 == weekday);
-        let opens = weekday * DAY + i64::from(window.from);
-        opens_then && (minute - opens).rem_euclid(WEEK) < i64::from(window.minutes)
+        let opens = weekday * DAY + i64::from(window.start);
+        opens_then && (minute - opens).rem_euclid(WEEK) < i64::from(window.duration)
     })
 }

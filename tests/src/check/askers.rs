@@ -18,7 +18,7 @@ impl World {
             fact.version.is_some() == (kind == OperationKind::Update),
             "a {kind} of {name} names a version, or an update names none"
         );
-        match (&fact.deployment, &fact.by) {
+        match (&fact.deployment, &fact.requested_by) {
             (Some(deployment), None) => self.deployment_asks(fact, replica, deployment),
             (Some(deployment), Some(Requester::Rule(rule))) => {
                 self.rollback_asks(fact, replica, deployment, rule)
@@ -31,13 +31,13 @@ impl World {
             (None, None | Some(Requester::Actor(_))) => {
                 let input = self.input_of(at);
                 let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
-                    let own = match &fact.by {
+                    let own = match &fact.requested_by {
                         Some(Requester::Actor(actor)) => *actor == request.actor,
                         _ => true,
                     };
                     own && asks(&request.intent, fact, replica)
                 });
-                let still = (name.clone(), fact.by.clone(), fact.node.clone());
+                let still = (name.clone(), fact.requested_by.clone(), fact.node.clone());
                 let asked = asked || kind == OperationKind::Start && self.now.gave_way.contains(&still);
                 demand!(6, asked, "a {kind} of {name} is opened, and neither a deployment nor a user asked");
                 Ok(())
@@ -59,10 +59,10 @@ impl World {
         demand!(6, fact.node.is_none(), "{what} for deployment {by}, which wants it on {:?}", fact.node);
         match kind {
             OperationKind::Create => {
-                demand!(6, replica.by.as_ref() == Some(by), "{what} for another than created it");
+                demand!(6, replica.created_by.as_ref() == Some(by), "{what} for another than created it");
             }
             OperationKind::Start => {
-                let wanted = of_version && replica.will == WillWord::Running;
+                let wanted = of_version && replica.desired == WillWord::Running;
                 demand!(6, wanted, "{what}, which deployment {by} does not want to run");
             }
             OperationKind::Update => {
@@ -96,7 +96,7 @@ impl World {
         let what = format!("a {} of {} is opened by rule {rule}", fact.kind, fact.replica);
         let own = format!("deployment/{}/{by}/rollback", replica.plan);
         demand!(6, rule == own && fact.kind == OperationKind::Delete, "{what}, which is not for that");
-        demand!(6, replica.by.as_ref() == Some(by), "{what}, and another deployment created that");
+        demand!(6, replica.created_by.as_ref() == Some(by), "{what}, and another deployment created that");
         let mut open = replica.open.iter().filter_map(|open| self.operations.get(open));
         let is_created = open.any(|open| {
             let runs = open.stage == Stage::Running && open.kind == OperationKind::Create;
@@ -120,9 +120,9 @@ impl World {
         demand!(6, fact.node.is_none(), "{what}, which wants it on {:?}", fact.node);
         if rule == format!("plan/{}/restart", replica.plan) {
             demand!(6, fact.kind == OperationKind::Start, "{what}, which is for starts");
-            let wanted = replica.will == WillWord::Running;
+            let wanted = replica.desired == WillWord::Running;
             demand!(7, wanted, "{what}, and it should not run");
-            let promised = replica.again.is_some_and(|again| again.at <= at.time);
+            let promised = replica.next_restart.is_some_and(|again| again.not_before <= at.time);
             demand!(6, promised, "{what}, and that was not promised, or for later");
             return Ok(());
         }
@@ -149,8 +149,10 @@ impl World {
         let active = replica.active.and_then(|id| self.incarnations.get(&id));
         demand!(6, active.is_some_and(|active| active.node == *node), "{what}, and it is not there");
         let others = || self.evictions.iter().filter_map(|id| self.operations.get(id));
-        let budget =
-            self.plans.get(&replica.plan).map_or(Ok(0), |plan| plan.latest().map(|spec| spec.budget))?;
+        let budget = self
+            .plans
+            .get(&replica.plan)
+            .map_or(Ok(0), |plan| plan.latest().map(|spec| spec.max_unavailable))?;
         let down = self.replicas.values().filter(|other| other.plan == replica.plan && other.downed).count();
         let of_plan = (others().filter(|other| other.plan == replica.plan).count() + down) as u64;
         demand!(
@@ -165,7 +167,7 @@ impl World {
 
     /// Returns the update domain that an approved disruption's operation moves its replica from.
     fn evicts_from(&self, operation: &Operation) -> Option<&chancery_events::name::DomainName> {
-        let Some(Requester::Disruption { node, name }) = &operation.by else { return None };
+        let Some(Requester::Disruption { node, name }) = &operation.requested_by else { return None };
         let node = self.nodes.get(node)?;
         let approved = node.disruptions.get(name)?.state == chancery_events::spec::DisruptionState::Approved;
         approved.then_some(&node.spec.domain)
@@ -193,7 +195,7 @@ impl World {
         let claims_alike = from.claims(&active.replica).eq(to.claims(&active.replica));
         let mut mounts: Vec<_> = to.claims(&active.replica).map(|(name, _)| name).collect();
         mounts.sort();
-        let alike = to.amounts() == active.amounts && claims_alike && mounts == active.mounts;
+        let alike = to.resources() == active.resources && claims_alike && mounts == active.mounts;
         Ok(can && active.life.is_up() && alike)
     }
 }
@@ -202,7 +204,7 @@ impl Operation {
     /// Whether the operation is the delete by which a failed deployment removes what it created.
     pub(super) fn takes_back(&self, deployment: &DeploymentName) -> bool {
         let rule = format!("deployment/{}/{deployment}/rollback", self.plan);
-        self.kind == OperationKind::Delete && self.by == Some(Requester::Rule(rule))
+        self.kind == OperationKind::Delete && self.requested_by == Some(Requester::Rule(rule))
     }
 }
 
@@ -211,7 +213,7 @@ fn asks(intent: &Intent, fact: &OperationCreated, replica: &Replica) -> bool {
     let name = &fact.replica;
     let (of, kind, node) = match intent {
         Intent::ReplicaCreate(ask) => {
-            let fresh = ask.plan == replica.plan && replica.by.is_none();
+            let fresh = ask.plan == replica.plan && replica.created_by.is_none();
             return fresh && fact.kind == OperationKind::Create && ask.node == fact.node;
         }
         Intent::ReplicaRelocate(ask) => (&ask.name, OperationKind::Relocate, ask.node.as_ref()),

@@ -45,7 +45,7 @@ impl Chain {
             demand!(1, header.first == Position::FIRST, "the first record starts at {}", header.first);
             demand!(1, header.prev == RecordHash::ZERO, "the first record continues another one");
             demand!(1, header.term == Term::FIRST, "the first record is of term {}", header.term);
-            demand!(1, header.begins == Some(RecordStart::Term), "the first record starts no term");
+            demand!(1, header.starts == Some(RecordStart::Term), "the first record starts no term");
             self.lineages.push((header.lineage, Position::MAX));
             self.follow(record);
             return Ok(());
@@ -61,7 +61,7 @@ impl Chain {
         demand!(1, header.fleet == last.fleet, "it is of fleet {}", header.fleet);
         demand!(1, header.time >= last.time, "time decreases from {} to {}", last.time, header.time);
         let lineage = self.lineage();
-        match header.begins {
+        match header.starts {
             None => {
                 let same = (header.term, header.writer) == (last.term, last.writer);
                 demand!(5, same, "a fenced writer writes in term {}", header.term);

@@ -16,7 +16,7 @@ use chancery_events::spec::{
 use chancery_events::time::Time;
 use std::time::Duration;
 
-use super::debts::Debt;
+use super::obligations::Obligation;
 use super::state::{At, Deployment, DeploymentStage, Input, Operation, Plan, Stage, World};
 use super::violation::{Check, Violation, demand};
 
@@ -40,9 +40,7 @@ impl World {
         let (owner, name) = (&fact.plan, &fact.name);
         let input = self.input_of(at);
         let request = input.as_deref().and_then(Input::request);
-        let own = |request: &chancery_events::intent::IntentRequest| {
-            fact.by.as_ref().is_none_or(|by| *by == request.actor)
-        };
+        let own = |request: &chancery_events::intent::IntentRequest| fact.requested_by == request.actor;
         let asked = match &fact.rollback {
             None => request.is_some_and(|request| {
                 own(request)
@@ -87,7 +85,7 @@ impl World {
             stage: DeploymentStage::Pending,
             has_cut_over: false,
             deadline: None,
-            by: fact.by.clone(),
+            requested_by: fact.requested_by.clone(),
             open: 0,
             begun: BTreeSet::default(),
             rested: None,
@@ -120,7 +118,7 @@ impl World {
         let deployment = plan.deployment(name)?;
         deployment.progressed = at.time;
         let deadline = match deployment.spec.strategy {
-            DeploymentStrategy::Graceful { timeout, .. } => Some(at.time + Duration::from_millis(timeout)),
+            DeploymentStrategy::BlueGreen { timeout, .. } => Some(at.time + Duration::from_millis(timeout)),
             DeploymentStrategy::Rolling { .. } | DeploymentStrategy::Canary { .. } => None,
         };
         demand!(11, fact.deadline == deadline, "deployment {name} of {owner} starts with another deadline");
@@ -176,14 +174,14 @@ impl World {
             DeploymentStrategy::Canary { .. } => {
                 demand!(11, promoted, "the canary {name} of {owner} cuts over without a promotion");
             }
-            DeploymentStrategy::Graceful { on_timeout, .. } => {
+            DeploymentStrategy::BlueGreen { on_timeout, .. } => {
                 let late = deployment.deadline.is_some_and(|deadline| deadline <= at.time);
                 let (new, _) = plan.sets(deployment.version);
                 let count = u64::from(deployment.spec.count);
                 let ready = new.present >= count && new.ready == new.present;
                 demand!(
                     11,
-                    ready || (late && on_timeout == TimeoutAction::Commit),
+                    ready || (late && on_timeout == TimeoutAction::CutOver),
                     "deployment {name} of {owner} cuts over, and of {count} of its version {} are there and {} ready",
                     new.present,
                     new.ready
@@ -201,44 +199,44 @@ impl World {
         let input = self.input_of(at);
         let deployment = self.plan(owner)?.deployment(name)?;
         let fails = matches!(deployment.stage, DeploymentStage::Ending(_, DeploymentEnd::Failed { .. }));
-        let aborts = !matches!(fact.why, DeploymentEnd::Failed { .. });
+        let aborts = !matches!(fact.end, DeploymentEnd::Failed { .. });
         let begun = matches!(deployment.stage, DeploymentStage::InProgress | DeploymentStage::Paused);
         let may_end = begun || (fails && aborts);
         demand!(5, may_end, "deployment {name} of {owner} is ending, and was not in progress");
         let late = deployment.deadline.is_some_and(|deadline| deadline <= at.time);
         let (version, strategy) = (deployment.version, deployment.spec.strategy);
         let rolls_back = late
-            && matches!(strategy, DeploymentStrategy::Graceful { on_timeout: TimeoutAction::Rollback, .. });
-        deployment.stage = DeploymentStage::Ending(at.time, fact.why.clone());
+            && matches!(strategy, DeploymentStrategy::BlueGreen { on_timeout: TimeoutAction::Rollback, .. });
+        deployment.stage = DeploymentStage::Ending(at.time, fact.end.clone());
         deployment.is_stalled = false;
         let gives_up =
             deployment.spec.auto_rollback && self.now.stalled.contains(&(owner.clone(), name.clone()));
-        let right = match &fact.why {
+        let right = match &fact.end {
             DeploymentEnd::Completed => false,
             DeploymentEnd::Failed { .. } => {
                 rolls_back || gives_up || self.has_failed(owner, name, version)?
             }
             DeploymentEnd::Cancelled => match input.as_deref().and_then(Input::intent) {
                 Some(Intent::DeploymentCancel(ask)) => ask.plan == *owner && ask.name == *name,
-                Some(Intent::DeploymentAbort(ask)) => {
+                Some(Intent::DeploymentRollback(ask)) => {
                     let canary = matches!(strategy, DeploymentStrategy::Canary { .. });
                     canary && ask.plan == *owner && ask.name == *name
                 }
                 Some(Intent::PlanDelete(ask)) => ask.name == *owner && ask.cascade == CascadePolicy::Yes,
                 _ => false,
             },
-            DeploymentEnd::Superseded { by } => {
-                self.debts.push(Debt::Created(owner.clone(), by.clone()));
+            DeploymentEnd::Superseded { successor: by } => {
+                self.obligations.push(Obligation::Created(owner.clone(), by.clone()));
                 match input.as_deref().and_then(Input::intent) {
                     Some(Intent::DeploymentCreate(ask)) => {
-                        ask.plan == *owner && ask.name == *by && ask.turn == OverlapPolicy::Supersede
+                        ask.plan == *owner && ask.name == *by && ask.overlap == OverlapPolicy::Supersede
                     }
                     Some(Intent::PlanRollback(ask)) => ask.plan == *owner && ask.name == *by,
                     _ => false,
                 }
             }
         };
-        demand!(6, right, "deployment {name} of {owner} is ending without reason: {:?}", fact.why);
+        demand!(6, right, "deployment {name} of {owner} is ending without reason: {:?}", fact.end);
         Ok(())
     }
 
@@ -263,7 +261,8 @@ impl World {
         let (owner, name) = (&fact.plan, &fact.name);
         let created = self.plan(owner)?.deployment(name)?.created.clone();
         // A replica with an approved delete counts as deleted.
-        let stays = |of: &&ReplicaName| self.replicas.get(*of).is_some_and(|of| of.will != WillWord::Deleted);
+        let stays =
+            |of: &&ReplicaName| self.replicas.get(*of).is_some_and(|of| of.desired != WillWord::Deleted);
         let left = created.iter().find(stays).cloned();
         let plan = self.plan(owner)?;
         let before = plan.ended;
@@ -313,11 +312,13 @@ impl World {
         if matches!(fact.end, DeploymentEnd::Failed { .. }) {
             self.now.ended_failed.insert((owner.clone(), name.clone()));
             if self.should_roll_back(owner, name)? {
-                self.debts.push(Debt::RolledBack(owner.clone(), name.clone()));
+                self.obligations.push(Obligation::RolledBack(owner.clone(), name.clone()));
             }
         }
-        if let (DeploymentEnd::Superseded { by }, DeploymentStage::Pending) = (&fact.end, &deployment.stage) {
-            self.debts.push(Debt::Created(owner.clone(), by.clone()));
+        if let (DeploymentEnd::Superseded { successor: by }, DeploymentStage::Pending) =
+            (&fact.end, &deployment.stage)
+        {
+            self.obligations.push(Obligation::Created(owner.clone(), by.clone()));
         }
         Ok(())
     }
@@ -406,8 +407,8 @@ impl World {
         let Some(of) = of.and_then(|(plan, of)| plan.deployments.get(of)) else { return Ok(()) };
         // The pause of its strategy does not count.
         let pause = match of.spec.strategy {
-            DeploymentStrategy::Rolling { pause, .. } => Duration::from_millis(pause),
-            DeploymentStrategy::Graceful { .. } | DeploymentStrategy::Canary { .. } => Duration::ZERO,
+            DeploymentStrategy::Rolling { delay: pause, .. } => Duration::from_millis(pause),
+            DeploymentStrategy::BlueGreen { .. } | DeploymentStrategy::Canary { .. } => Duration::ZERO,
         };
         let paused = of.rested.map_or(of.progressed, |rested| rested + pause);
         let began = operation.begun.unwrap_or(at.time).max(of.progressed).max(paused);
@@ -501,7 +502,7 @@ impl World {
         let others: Vec<_> = others.iter().filter_map(|other| self.operations.get(other)).collect();
         let updates = others.iter().filter(|other| other.kind == OperationKind::Update).count();
         let alone = operation.kind != OperationKind::Update || updates == 0;
-        let DeploymentStrategy::Rolling { wave, per_domain, pause } = strategy else {
+        let DeploymentStrategy::Rolling { max_parallel: wave, per_domain, delay: pause } = strategy else {
             demand!(6, alone, "{what}, an update concurrent with {updates} others of deployment {name}");
             return Ok(());
         };
@@ -513,7 +514,7 @@ impl World {
                 others.len()
             ),
             None => {
-                demand!(6, alone, "{what}, an update concurrent with {updates} others of deployment {name}")
+                demand!(6, alone, "{what}, an update concurrent with {updates} others of deployment {name}");
             }
         }
         let elsewhere = others.iter().find(|other| {
@@ -578,11 +579,11 @@ impl Plan {
             DeploymentStrategy::Canary { count: few } if deployment.stands_beside() && other.present > 0 => {
                 (right.present, count.min(u64::from(few)))
             }
-            DeploymentStrategy::Graceful { .. } if deployment.stands_beside() && other.present > 0 => {
+            DeploymentStrategy::BlueGreen { .. } if deployment.stands_beside() && other.present > 0 => {
                 (right.present, count)
             }
             DeploymentStrategy::Rolling { .. }
-            | DeploymentStrategy::Graceful { .. }
+            | DeploymentStrategy::BlueGreen { .. }
             | DeploymentStrategy::Canary { .. } => (right.present + other.present, count),
         };
         demand!(

@@ -9,7 +9,7 @@ use chancery_events::name::{DisruptionName, NodeName};
 use chancery_events::spec::{DisruptionAction, DisruptionState};
 use chancery_events::time::Time;
 
-use super::debts::Debt;
+use super::obligations::Obligation;
 use super::state::{At, Disruption, Input, Node, World};
 use super::violation::{Check, Violation, demand};
 
@@ -17,7 +17,7 @@ impl Disruption {
     /// Whether the disruption drains its node now.
     pub(super) fn empties(&self, now: Time) -> bool {
         let begun = self.spec.start.is_none_or(|start| start <= now);
-        self.state == DisruptionState::Approved && self.spec.evict != DisruptionAction::No && begun
+        self.state == DisruptionState::Approved && self.spec.action != DisruptionAction::None && begun
     }
 }
 
@@ -49,13 +49,15 @@ impl World {
             Some(Intent::DisruptionSchedule(ask)) => {
                 ask.node == *on && ask.name == *name && ask.spec == fact.spec
             }
-            _ => wants_node_gone(input.as_deref(), on) && fact.spec.evict == DisruptionAction::AndRemove,
+            _ => {
+                wants_node_gone(input.as_deref(), on) && fact.spec.action == DisruptionAction::DrainAndDelete
+            }
         };
         demand!(6, asked, "disruption {name} of node {on} was not requested");
         let node = self.nodes.get_mut(on);
         let node = node.ok_or_else(|| Violation::new(5, format!("there is no node {on}")))?;
         let (spec, state) = (fact.spec.clone(), DisruptionState::Scheduled);
-        let old = node.disruptions.insert(name.clone(), Disruption { spec, state, by: None });
+        let old = node.disruptions.insert(name.clone(), Disruption { spec, state, approved_by: None });
         demand!(5, old.is_none(), "disruption {name} of node {on} is scheduled a second time");
         Ok(())
     }
@@ -70,9 +72,14 @@ impl World {
         let asked = asked || wants_node_gone(input.as_deref(), on);
         let person = input.as_deref().and_then(Input::request).map(|request| request.actor.clone());
         let person = self.carried.as_ref().map(|carried| carried.approver.clone()).or(person);
-        let own = person.is_some_and(|person| person == fact.by);
+        let own = person.is_some_and(|person| person == fact.approved_by);
         self.may_empty(on, name, wants_node_gone(input.as_deref(), on), at)?;
-        demand!(6, asked && own, "disruption {name} of {on} is called approved by {}, who did not", fact.by);
+        demand!(
+            6,
+            asked && own,
+            "disruption {name} of {on} is called approved by {}, who did not",
+            fact.approved_by
+        );
         let disruption = self.disruption(on, name)?;
         let state = disruption.state;
         demand!(
@@ -80,7 +87,8 @@ impl World {
             state == DisruptionState::Scheduled,
             "disruption {name} of {on} is {state}, and is approved"
         );
-        (disruption.state, disruption.by) = (DisruptionState::Approved, Some(fact.by.clone()));
+        (disruption.state, disruption.approved_by) =
+            (DisruptionState::Approved, Some(fact.approved_by.clone()));
         Ok(())
     }
 
@@ -106,9 +114,9 @@ impl World {
         );
         let left = self.node(on)?.places.len();
         demand!(6, left == 0, "disruption {name} of {on} is completed, and {left} reservations are left");
-        if was.spec.evict == DisruptionAction::AndRemove {
+        if was.spec.action == DisruptionAction::DrainAndDelete {
             self.now.emptied.insert(on.clone());
-            self.debts.push(Debt::Forgotten(on.clone()));
+            self.obligations.push(Obligation::Forgotten(on.clone()));
         }
         Ok(())
     }

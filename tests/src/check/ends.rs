@@ -10,7 +10,7 @@ use chancery_events::observation::ObservedState;
 use chancery_events::spec::{NodeState, OperationKind, RestartPolicy};
 use chancery_events::time::Time;
 
-use super::debts::Debt;
+use super::obligations::Obligation;
 use super::operations::{is_up, replaces};
 use super::state::{At, Ended, Incarnation, Life, Replica, Stage, World};
 use super::violation::{Check, Violation, demand};
@@ -39,7 +39,7 @@ impl World {
             life => {
                 demand!(
                     5,
-                    fact.displaces.is_none(),
+                    fact.reschedules.is_none(),
                     "incarnation {id} displaces an operation, and was started"
                 );
                 self.proved(fact, life, run.revision, expunged, at)?
@@ -53,14 +53,14 @@ impl World {
         (ended.life, ended.command, ended.is_ready) = (over, None, false);
         let replica = self.replica(&fact.replica)?;
         let counted = replica.active == Some(id);
-        if replica.passive == Some(id) {
-            replica.passive = None;
+        if replica.secondary == Some(id) {
+            replica.secondary = None;
         } else {
-            replica.active = replica.passive.take();
+            replica.active = replica.secondary.take();
             // An incarnation that was only reserved does not count.
             if run.life != Life::Reserved || has_failed {
-                replica.again = fact.again;
-                replica.recovers &= fact.again.is_some();
+                replica.next_restart = fact.restart_backoff;
+                replica.recovers &= fact.restart_backoff.is_some();
             }
         }
         let replica = replica.clone();
@@ -74,7 +74,9 @@ impl World {
             by_itself: was_up,
         });
         let follower = replica.active.filter(|left| {
-            self.incarnations.get(left).is_some_and(|left| left.follows == Some(id) && !left.life.is_over())
+            self.incarnations
+                .get(left)
+                .is_some_and(|left| left.starts_after == Some(id) && !left.life.is_over())
         });
         if let Some(follower) = follower {
             self.hold_all(follower)?;
@@ -94,24 +96,26 @@ impl World {
             let begun = operation.stage == Stage::Running;
             match operation.kind {
                 // The operation was about the ended incarnation.
-                _ if begun && operation.incarnation == Some(id) => debts.push(Debt::Closed(*open)),
+                _ if begun && operation.incarnation == Some(id) => debts.push(Obligation::Closed(*open)),
                 kind if replaces(kind) && !begun && counted && was_up(run) => {
-                    debts.push(Debt::Closed(*open));
+                    debts.push(Obligation::Closed(*open));
                 }
                 kind if replaces(kind) && begun => {
                     match left.filter(|(left, _)| operation.incarnation == Some(*left)) {
-                        Some((left, new)) if new.life == Life::Reserved => debts.push(Debt::Begun(left)),
-                        Some((_, new)) if new.life == Life::Running => debts.push(Debt::Closed(*open)),
+                        Some((left, new)) if new.life == Life::Reserved => {
+                            debts.push(Obligation::Begun(left));
+                        }
+                        Some((_, new)) if new.life == Life::Running => debts.push(Obligation::Closed(*open)),
                         Some(_) | None => {}
                     }
                 }
                 OperationKind::Stop | OperationKind::Delete if begun && left.is_none() => {
-                    debts.push(Debt::Closed(*open));
+                    debts.push(Obligation::Closed(*open));
                 }
                 _ => {}
             }
         }
-        self.debts.extend(debts);
+        self.obligations.extend(debts);
     }
 
     /// Checks the end of a reservation without start request.
@@ -122,7 +126,7 @@ impl World {
         let disturbed = self.nodes.get(&fact.node).is_some_and(super::state::Node::is_disturbed);
         let edited = self.is_held_by_earlier_policy(id)?;
         let operation = self.operation(held_by)?;
-        match fact.displaces {
+        match fact.reschedules {
             Some(displaced) => {
                 demand!(
                     6,
@@ -164,10 +168,10 @@ impl World {
     ) -> Result<Life, Violation> {
         let id = fact.incarnation;
         let proof = match self.report(id, at)? {
-            Some(report) => match report.saw {
+            Some(report) => match report.observed {
                 ObservedState::Ended { .. } => true,
                 ObservedState::Gone => report.revision >= revision,
-                ObservedState::Ensured { .. }
+                ObservedState::Started { .. }
                 | ObservedState::Ready { .. }
                 | ObservedState::NotReady { .. }
                 | ObservedState::Failed { .. } => false,
@@ -198,23 +202,23 @@ impl World {
     fn promised(&mut self, fact: &IncarnationEnded, run: &Incarnation, at: At) -> Check {
         let (id, name) = (fact.incarnation, &fact.replica);
         let (starts, row, from) = self.rule_of_restart(fact, run, at.time)?;
-        let Some(again) = fact.again else {
+        let Some(again) = fact.restart_backoff else {
             demand!(6, !starts, "replica {name} is not restarted after {id}, and its plan requires it");
             return Ok(());
         };
         demand!(7, starts, "replica {name} is restarted after {id}, and its plan forbids it");
         demand!(
             6,
-            again.row == row,
+            again.consecutive == row,
             "the start of {name} after {id} is called the {}th in a row, and is the {row}th",
-            again.row
+            again.consecutive
         );
-        let at_once = row > 1 || again.at == at.time;
+        let at_once = row > 1 || again.not_before == at.time;
         demand!(
             6,
-            at_once && again.at >= from,
+            at_once && again.not_before >= from,
             "replica {name} is restarted at {}, and not before {from}",
-            again.at
+            again.not_before
         );
         Ok(())
     }
@@ -229,7 +233,7 @@ impl World {
     ) -> Result<(bool, u32, Time), Violation> {
         let replica = self.replica(&fact.replica)?.clone();
         // A reservation without start request that is released with this incarnation does not count.
-        let other = replica.passive.and_then(|id| self.incarnations.get(&id)).filter(|other| {
+        let other = replica.secondary.and_then(|id| self.incarnations.get(&id)).filter(|other| {
             let begun = self.operations.get(&other.operation).is_some_and(|by| by.stage == Stage::Running);
             other.life.is_asked_for() || begun
         });
@@ -243,10 +247,10 @@ impl World {
             .any(|open| is_up(open.kind) && open.incarnation != Some(fact.incarnation) && !was_up(run));
         let by = self.operation(run.operation)?;
         let comes_up = matches!(by.kind, OperationKind::Create | OperationKind::Start);
-        let of_a_rule = matches!(by.by, Some(Requester::Rule(_)));
+        let of_a_rule = matches!(by.requested_by, Some(Requester::Rule(_)));
         let was_run = run.life != Life::Reserved || by.failed;
         // A start for an aborted deployment leaves what the rule had promised before.
-        let was_taken_back = by.aborted && by.kind == OperationKind::Start && by.by.is_none();
+        let was_taken_back = by.aborted && by.kind == OperationKind::Start && by.requested_by.is_none();
         let given_up = run.since.is_none() && comes_up && !of_a_rule;
         let plan = self.plan(&replica.plan)?;
         let policy = plan.latest()?;
@@ -254,22 +258,22 @@ impl World {
         let clean = fact.end == IncarnationEnd::Destroyed && !asked;
         let rule = match policy.restart {
             RestartPolicy::Always => true,
-            RestartPolicy::BestEffort => !clean,
+            RestartPolicy::OnFailure => !clean,
             RestartPolicy::Never => false,
         };
-        let wanted = replica.will == WillWord::Running && alone && !comes && !plan.is_removing;
+        let wanted = replica.desired == WillWord::Running && alone && !comes && !plan.is_removing;
         let starts = (rule || replica.recovers) && wanted && !given_up && was_run;
         if given_up && was_taken_back {
-            let kept = replica.again.filter(|_| wanted && was_run);
-            return Ok(kept.map_or((false, 0, now), |kept| (true, kept.row, kept.at)));
+            let kept = replica.next_restart.filter(|_| wanted && was_run);
+            return Ok(kept.map_or((false, 0, now), |kept| (true, kept.consecutive, kept.not_before)));
         }
-        let cooldown = Duration::from_millis(policy.cooldown);
-        let lasted = run.since.is_some_and(|since| now.since(since) >= cooldown * LONGEST);
-        let (row, from) = match replica.row.filter(|_| !lasted) {
+        let restart_delay = Duration::from_millis(policy.restart_delay);
+        let lasted = run.since.is_some_and(|since| now.since(since) >= restart_delay * LONGEST);
+        let (row, from) = match replica.last_restart.filter(|_| !lasted) {
             None => (1, now),
             Some(last) => {
-                let times = 1u32.checked_shl(last.row - 1).unwrap_or(LONGEST).min(LONGEST);
-                (last.row + 1, last.at + cooldown * times)
+                let times = 1u32.checked_shl(last.consecutive - 1).unwrap_or(LONGEST).min(LONGEST);
+                (last.consecutive + 1, last.not_before + restart_delay * times)
             }
         };
         Ok((starts, row, from))

@@ -31,7 +31,7 @@ impl Inbox {
         Ok(())
     }
 
-    pub(super) fn refused(&mut self, fact: &InboxMessageRefused) -> Check {
+    pub(super) fn message_refused(&mut self, fact: &InboxMessageRefused) -> Check {
         let next = self.up_to(&fact.topic)?;
         self.answered(fact.offset, next)
     }

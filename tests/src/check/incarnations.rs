@@ -11,8 +11,8 @@ use chancery_events::observation::{ObservedState, ProcessInfo, ProcessStatus};
 use chancery_events::spec::{OperationKind, UnreadyAction};
 use chancery_events::time::Time;
 
-use super::debts::Debt;
 use super::deployments::How;
+use super::obligations::Obligation;
 use super::operations::{is_up, replaces};
 use super::state::{At, Incarnation, Life, Operation, Replica, Stage, World};
 use super::violation::{Check, Violation, demand};
@@ -71,13 +71,13 @@ impl World {
         } else {
             self.asks_down(id, &replica, asked)?;
         }
-        let keeps_promise = operation.kind == OperationKind::Start && operation.by.is_none();
+        let keeps_promise = operation.kind == OperationKind::Start && operation.requested_by.is_none();
         let begins = self.operation(id)?;
         (begins.stage, begins.begun) = (Stage::Running, Some(at.time));
         let replica = self.replica(&operation.replica)?;
         replica.recovers = false;
         if !keeps_promise {
-            replica.again = None;
+            replica.next_restart = None;
         }
         Ok(())
     }
@@ -87,7 +87,7 @@ impl World {
         let asked_for =
             |run: &IncarnationId| self.incarnations.get(run).is_some_and(|run| run.life.is_asked_for());
         let runs: Vec<_> =
-            [replica.active, replica.passive].into_iter().flatten().filter(asked_for).collect();
+            [replica.active, replica.secondary].into_iter().flatten().filter(asked_for).collect();
         demand!(
             6,
             asked == runs.first().copied(),
@@ -96,7 +96,7 @@ impl World {
         if let Some(first) = asked {
             self.incarnation_mut(first)?.stop();
         }
-        self.debts.extend(runs.iter().map(|run| Debt::Stopping(*run)));
+        self.obligations.extend(runs.iter().map(|run| Obligation::Stopping(*run)));
         Ok(())
     }
 
@@ -107,7 +107,7 @@ impl World {
         };
         let run = self.incarnation(own)?;
         let followed =
-            run.follows.filter(|old| self.incarnations.get(old).is_some_and(|old| !old.life.is_over()));
+            run.starts_after.filter(|old| self.incarnations.get(old).is_some_and(|old| !old.life.is_over()));
         let first = followed.filter(|_| run.life == Life::Reserved).unwrap_or(own);
         demand!(
             6,
@@ -135,7 +135,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn commanded(&mut self, fact: &IncarnationStopRequested, at: At) -> Check {
+    pub(super) fn stop_requested(&mut self, fact: &IncarnationStopRequested, at: At) -> Check {
         let id = fact.incarnation;
         let incarnation = self.incarnation_mut(id)?.clone();
         demand!(
@@ -146,11 +146,11 @@ impl World {
         );
         let allowed = match (&incarnation.life, fact.effect) {
             (Life::Stopping(then), CommandEffect::Kill) => {
-                demand!(6, *then == fact.then, "incarnation {id} changes its recorded end");
+                demand!(6, *then == fact.end, "incarnation {id} changes its recorded end");
                 true
             }
             (Life::Creating | Life::Starting | Life::Running | Life::Updating(_), CommandEffect::Stop) => {
-                self.may_be_stopped(id, &incarnation, &fact.then, at)?
+                self.may_be_stopped(id, &incarnation, &fact.end, at)?
             }
             (_, CommandEffect::Ensure | CommandEffect::Stop | CommandEffect::Kill) => false,
         };
@@ -161,11 +161,11 @@ impl World {
             fact.effect,
             incarnation.life.word()
         );
-        if incarnation.life.is_up() && matches!(fact.then, IncarnationEnd::Failed { .. }) {
+        if incarnation.life.is_up() && matches!(fact.end, IncarnationEnd::Failed { .. }) {
             self.fails(&fact.replica)?;
         }
         let incarnation = self.incarnation_mut(id)?;
-        incarnation.life = Life::Stopping(fact.then.clone());
+        incarnation.life = Life::Stopping(fact.end.clone());
         incarnation.command(fact.effect);
         Ok(())
     }
@@ -178,7 +178,7 @@ impl World {
             found.is_some_and(|open| replaces(open.kind) && open.stage != Stage::Running)
         };
         let waiting: Vec<_> = replica.open.iter().filter(waits).copied().collect();
-        self.debts.extend(waiting.into_iter().map(Debt::Closed));
+        self.obligations.extend(waiting.into_iter().map(Obligation::Closed));
         self.now.failing.insert(name.clone());
         Ok(())
     }
@@ -199,7 +199,7 @@ impl World {
         }
         if run.life.is_up() {
             let winner = replica.active.and_then(|active| self.incarnations.get(&active));
-            let lost = replica.passive == Some(id) && winner.is_some_and(|new| new.life == Life::Running);
+            let lost = replica.secondary == Some(id) && winner.is_some_and(|new| new.life == Life::Running);
             if matches!(then, IncarnationEnd::Failed { .. }) {
                 let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
                 let due = run.unready.and_then(|(_, due)| due);
@@ -208,11 +208,11 @@ impl World {
             }
             return Ok(lost && *then == IncarnationEnd::Destroyed);
         }
-        self.debts.push(Debt::Closed(run.operation));
+        self.obligations.push(Obligation::Closed(run.operation));
         Ok(true)
     }
 
-    pub(super) fn begun(&mut self, fact: &IncarnationStartRequested) -> Check {
+    pub(super) fn start_requested(&mut self, fact: &IncarnationStartRequested) -> Check {
         let id = fact.incarnation;
         let run = self.incarnation_mut(id)?.clone();
         demand!(5, run.replica == fact.replica, "incarnation {id} is of replica {}", run.replica);
@@ -234,7 +234,7 @@ impl World {
                     by.is_some(),
                     "the start of incarnation {id} is requested, and no operation of it has started"
                 );
-                let over = match run.follows {
+                let over = match run.starts_after {
                     Some(old) if run.mounts.is_empty() => {
                         self.now.ended.iter().any(|ended| ended.incarnation == old)
                     }
@@ -251,7 +251,7 @@ impl World {
             }
             Life::Updating(to) if *to != run.deployment => {
                 demand!(6, fact.deadline.is_none(), "the revert of incarnation {id} has a deadline");
-                self.debts.extend(by.map(Debt::Closed));
+                self.obligations.extend(by.map(Obligation::Closed));
                 Life::Updating(run.deployment.clone())
             }
             life => {
@@ -268,8 +268,9 @@ impl World {
     pub(super) fn command_failed(&mut self, fact: &IncarnationCommandFailed, at: At) -> Check {
         let id = fact.incarnation;
         let report = self.report(id, at)?;
-        let saw = report
-            .is_some_and(|r| matches!(r.saw, ObservedState::Failed { .. }) && r.revision == fact.revision);
+        let saw = report.is_some_and(|r| {
+            matches!(r.observed, ObservedState::Failed { .. }) && r.revision == fact.revision
+        });
         demand!(5, saw, "a command of incarnation {id} has failed without a report");
         let incarnation = self.incarnation_mut(id)?;
         let current = incarnation.revision;
@@ -299,12 +300,12 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn ensured(&mut self, fact: &IncarnationStarted, at: At) -> Check {
+    pub(super) fn started(&mut self, fact: &IncarnationStarted, at: At) -> Check {
         let (id, processes) = (fact.incarnation, &fact.processes);
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
         let saw = report.is_some_and(|r| {
-            matches!(r.saw, ObservedState::Ensured { .. } | ObservedState::NotReady { .. })
+            matches!(r.observed, ObservedState::Started { .. } | ObservedState::NotReady { .. })
                 && r.revision >= current
         });
         demand!(5, saw, "incarnation {id} is called started without a report about its last command");
@@ -342,8 +343,8 @@ impl World {
         let id = fact.incarnation;
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
-        let saw =
-            report.is_some_and(|r| matches!(r.saw, ObservedState::Ready { .. }) && r.revision >= current);
+        let saw = report
+            .is_some_and(|r| matches!(r.observed, ObservedState::Ready { .. }) && r.revision >= current);
         demand!(5, saw, "incarnation {id} is called ready without a report about its last command");
         let run = self.incarnation_mut(id)?;
         match &run.life {
@@ -367,7 +368,7 @@ impl World {
         replica.deployment = deployment;
         let replaced = replica.active.filter(|active| *active != id);
         if replaced.is_some() {
-            (replica.active, replica.passive) = (Some(id), replaced);
+            (replica.active, replica.secondary) = (Some(id), replaced);
         }
         let open = replica.open.clone();
         self.moves_waiting(&name);
@@ -377,7 +378,7 @@ impl World {
             "incarnation {id} replaces {replaced:?}, and {:?} is named",
             fact.replaces
         );
-        self.debts.extend(replaced.map(Debt::Stopping));
+        self.obligations.extend(replaced.map(Obligation::Stopping));
         let mut open = open.iter().filter_map(|open| Some((*open, self.operations.get(open)?)));
         let by = open.find(|(_, open)| {
             open.stage == Stage::Running && is_up(open.kind) && open.incarnation == Some(id)
@@ -440,13 +441,13 @@ impl World {
     /// Requires the stop of an incarnation that was ready and fails its liveness probe.
     fn owes_stop(&mut self, id: IncarnationId, processes: &[ProcessInfo]) -> Check {
         if self.incarnation(id)?.life.is_up() && is_hung(processes) {
-            self.debts.push(Debt::Stopping(id));
+            self.obligations.push(Obligation::Stopping(id));
             self.now.hung.insert(id);
         }
         Ok(())
     }
 
-    pub(super) fn status(&mut self, fact: &IncarnationProcessesChanged, at: At) -> Check {
+    pub(super) fn processes_changed(&mut self, fact: &IncarnationProcessesChanged, at: At) -> Check {
         let (id, processes) = (fact.incarnation, &fact.processes);
         if self.is_unwatched(id, fact, at)? {
             return Ok(());
@@ -455,8 +456,8 @@ impl World {
         let report = self.report(id, at)?;
         let saw = report.is_some_and(|r| {
             matches!(
-                r.saw,
-                ObservedState::Ready { .. } | ObservedState::Ensured { .. } | ObservedState::NotReady { .. }
+                r.observed,
+                ObservedState::Ready { .. } | ObservedState::Started { .. } | ObservedState::NotReady { .. }
             ) && r.revision >= current
         });
         demand!(5, saw, "the processes of incarnation {id} change without a report");
@@ -500,5 +501,5 @@ fn is_hung(processes: &[ProcessInfo]) -> bool {
 }
 
 fn all_online(processes: &[ProcessInfo]) -> bool {
-    processes.iter().all(|process| process.status == ProcessStatus::Online)
+    processes.iter().all(|process| process.status == ProcessStatus::Ready)
 }

@@ -17,19 +17,19 @@
 //! | 11 | a set alongside the old one replaces it when all of it is ready, or on request of a person; before that the old set is left alone, and if the new set failed nothing of it is left. An incarnation is stopped for another one alongside it only when that one is ready |
 //! | 13 | a read is at least as new as every verdict that its server returned before, and shows what the facts up to its named position state; a read is refused as too new only while the rows are behind a position of the journal |
 //!
-//! Reading order: `state`, obligations of facts to the rest of a record (`debts`), modules for fact groups,
+//! Reading order: `state`, obligations of facts to the rest of a record (`obligations`), modules for fact groups,
 //! real processes (`alive`), and answers to readers (`reads`).
 
 mod alive;
 mod approvals;
 mod askers;
 mod chain;
-mod debts;
 mod deployments;
 mod disruptions;
 mod ends;
 mod inbox;
 mod incarnations;
+mod obligations;
 mod operations;
 mod places;
 mod plans;
@@ -169,10 +169,10 @@ impl Checker {
             Fact::TimeRecorded(_) => Ok(()),
             Fact::LineageStarted(x) => lineage_started(x, at),
             Fact::IntentAccepted(_) | Fact::IntentRefused(_) => self.verdict(fact, at),
-            Fact::InboxMessageRefused(x) => self.inbox.refused(x),
+            Fact::InboxMessageRefused(x) => self.inbox.message_refused(x),
             Fact::InboxSkipped(x) => self.inbox.skipped(x),
             Fact::InboxAdvanced(x) => self.inbox.advanced(x),
-            Fact::EntityQuarantined(x) => world.parked(&x.subject),
+            Fact::EntityQuarantined(x) => world.quarantined(&x.subject),
             Fact::ClusterApplied(x) => {
                 world.cluster_applied(x);
                 Ok(())
@@ -235,12 +235,12 @@ impl Checker {
             Fact::RequestEnded(x) => world.request_ended(x, at),
             Fact::ApprovalBypassed(x) => world.bypassed(x, at),
             Fact::IncarnationReserved(x) => world.reserved(x, at),
-            Fact::IncarnationStopRequested(x) => world.commanded(x, at),
-            Fact::IncarnationStartRequested(x) => world.begun(x),
+            Fact::IncarnationStopRequested(x) => world.stop_requested(x, at),
+            Fact::IncarnationStartRequested(x) => world.start_requested(x),
             Fact::IncarnationCommandFailed(x) => world.command_failed(x, at),
-            Fact::IncarnationStarted(x) => world.ensured(x, at),
+            Fact::IncarnationStarted(x) => world.started(x, at),
             Fact::IncarnationRunning(x) => world.running(x, at),
-            Fact::IncarnationProcessesChanged(x) => world.status(x, at),
+            Fact::IncarnationProcessesChanged(x) => world.processes_changed(x, at),
             Fact::IncarnationEnded(x) => world.ended(x, at),
             Fact::VolumeCreated(x) => world.volume_created(x, at),
             Fact::VolumeReady(x) => world.volume_ready(x, at),
@@ -251,7 +251,7 @@ impl Checker {
             Fact::VolumeDestroyed(x) => world.volume_destroyed(x, at),
             Fact::SessionOpened(x) => world.session_opened(x, at),
             Fact::SessionClosed(x) => world.session_closed(x, at),
-            Fact::OrphanResolved(x) => world.judged(x, &self.chain, at),
+            Fact::OrphanResolved(x) => world.resolved(x, &self.chain, at),
         }
     }
 

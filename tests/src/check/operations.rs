@@ -15,8 +15,8 @@ use chancery_events::spec::{OperationKind, RestartPolicy};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
-use super::debts::Debt;
 use super::deployments::How;
+use super::obligations::Obligation;
 use super::state::{At, DeploymentStage, Input, Life, Operation, Replica, Stage, Stop, World};
 use super::violation::{Check, Violation, demand};
 
@@ -41,7 +41,7 @@ pub(super) const fn replaces(kind: OperationKind) -> bool {
 }
 
 impl World {
-    pub(super) fn parked(&mut self, subject: &Subject) -> Check {
+    pub(super) fn quarantined(&mut self, subject: &Subject) -> Check {
         if let Subject::Operation(id) = subject {
             self.operation(*id)?.is_parked = true;
         }
@@ -79,7 +79,7 @@ impl World {
             plan: replica.plan.clone(),
             kind,
             deployment: fact.deployment.clone(),
-            by: fact.by.clone(),
+            requested_by: fact.requested_by.clone(),
             version,
             wants: fact.node.clone(),
             purpose: fact.purpose,
@@ -94,7 +94,7 @@ impl World {
             approver: None,
             is_parked: false,
         };
-        if let Some(Requester::Disruption { .. }) = &operation.by {
+        if let Some(Requester::Disruption { .. }) = &operation.requested_by {
             self.evictions.insert(id);
         }
         if let Some(deployment) = &operation.deployment {
@@ -107,10 +107,12 @@ impl World {
             (OperationKind::Stop, Some(stop)) => stop.operation = Some(id),
             _ if is_up(kind) => {
                 // A restart by the plan's rule increments its row; any other start resets it.
-                let by_rule = matches!(fact.by, Some(Requester::Rule(_)));
-                let again = replica.again.filter(|_| by_rule);
-                replica.row =
-                    again.map(|again| chancery_events::fact::RestartBackoff { at: at.time, row: again.row });
+                let by_rule = matches!(fact.requested_by, Some(Requester::Rule(_)));
+                let again = replica.next_restart.filter(|_| by_rule);
+                replica.last_restart = again.map(|again| chancery_events::fact::RestartBackoff {
+                    not_before: at.time,
+                    consecutive: again.consecutive,
+                });
             }
             _ => {}
         }
@@ -127,13 +129,13 @@ impl World {
         demand!(6, alone, "a {kind} of {name} is opened, and another operation on it has started");
         let active = replica.active.and_then(|id| self.incarnations.get(&id));
         let fits = match kind {
-            OperationKind::Create => replica.will == WillWord::Proposed && active.is_none(),
+            OperationKind::Create => replica.desired == WillWord::Proposed && active.is_none(),
             OperationKind::Start => active.is_none(),
             OperationKind::Update => active.is_some(),
             OperationKind::Relocate | OperationKind::Restart => {
                 active.is_some_and(|active| active.life.is_up())
             }
-            OperationKind::Stop | OperationKind::Delete => replica.will != WillWord::Proposed,
+            OperationKind::Stop | OperationKind::Delete => replica.desired != WillWord::Proposed,
         };
         let now = active.map_or("not there", |active| active.life.word());
         demand!(6, fits, "a {kind} of {name} is opened, whose incarnation is {now}");
@@ -167,22 +169,22 @@ impl World {
         if let Some(stop) = replica.stop.filter(|_| is_up(kind)) {
             return Err(undone(name, kind, stop));
         }
-        if is_up(kind) || fact.begins == ApprovalStart::Now {
+        if is_up(kind) || fact.start == ApprovalStart::Immediate {
             replica.wants(kind);
         }
-        if let ApprovalActor::Rule(rule) = &fact.by
+        if let ApprovalActor::Rule(rule) = &fact.approved_by
             && let Some(policy) = rule.strip_prefix("policy/").and_then(|name| name.parse().ok())
         {
             self.in_flight.entry(policy).or_default().insert(id);
         }
-        self.operation(id)?.approver = Some(fact.by.clone());
-        let by_plan = matches!(&fact.by, ApprovalActor::Rule(rule) if !rule.starts_with("policy/"));
+        self.operation(id)?.approver = Some(fact.approved_by.clone());
+        let by_plan = matches!(&fact.approved_by, ApprovalActor::Rule(rule) if !rule.starts_with("policy/"));
         if !by_plan {
             self.people_decided(&operation, at);
         }
-        match fact.begins {
-            ApprovalStart::Now => self.begin(id, fact.incarnation, How::Approved, at),
-            ApprovalStart::Later => {
+        match fact.start {
+            ApprovalStart::Immediate => self.begin(id, fact.incarnation, How::Approved, at),
+            ApprovalStart::Queued => {
                 let turns = operation.deployment.as_ref().is_some_and(|deployment| {
                     let of = self.plans.get(&operation.plan).and_then(|of| of.deployments.get(deployment));
                     of.is_some_and(|of| {
@@ -239,7 +241,8 @@ impl World {
                     "operation {id} fails, and its incarnation continues"
                 );
                 // An edit of the rule cancels what the rule promised, but not what an abort owes.
-                let by_edit = stage == Stage::Preparing && matches!(operation.by, Some(Requester::Rule(_)));
+                let by_edit =
+                    stage == Stage::Preparing && matches!(operation.requested_by, Some(Requester::Rule(_)));
                 let is_owed = self.replica(&operation.replica)?.recovers;
                 demand!(
                     6,
@@ -248,7 +251,7 @@ impl World {
                 );
                 self.was_aborted_in_time(id, &operation, at)?;
             }
-            OperationEnd::Rejected { by, .. } => {
+            OperationEnd::Rejected { rejected_by: by, .. } => {
                 let waits = matches!(stage, Stage::Preparing | Stage::Pending);
                 demand!(6, waits, "operation {id} is rejected, and does not wait for approval");
                 let input = self.input_of(at);
@@ -270,10 +273,10 @@ impl World {
                     demand!(6, unwanted, "operation {id}, a {}, is cancelled without reason", operation.kind);
                 }
             }
-            OperationEnd::Superseded { by } => {
-                self.debts.push(Debt::Opened(*by, operation.replica.clone()));
+            OperationEnd::Superseded { successor: by } => {
+                self.obligations.push(Obligation::Opened(*by, operation.replica.clone()));
                 if stage == Stage::Running {
-                    self.debts.push(Debt::TakesOver(*by));
+                    self.obligations.push(Obligation::TakesOver(*by));
                 }
             }
         }
@@ -283,7 +286,7 @@ impl World {
         );
         if let Some(deployment) = operation.deployment.filter(|_| blamed) {
             self.now.failed.insert((operation.plan.clone(), deployment.clone()));
-            self.debts.push(Debt::Fails(operation.plan, deployment));
+            self.obligations.push(Obligation::Fails(operation.plan, deployment));
         }
         self.close(id, &fact.end, at)
     }
@@ -319,8 +322,8 @@ impl World {
     /// Whether the operation is a restart by rule, and the deployment in progress gives its replica another
     /// version: that deployment has no other open operation.
     fn starts_another_version(&self, operation: &Operation) -> bool {
-        let by_rule =
-            operation.kind == OperationKind::Start && matches!(operation.by, Some(Requester::Rule(_)));
+        let by_rule = operation.kind == OperationKind::Start
+            && matches!(operation.requested_by, Some(Requester::Rule(_)));
         let plan = self.plans.get(&operation.plan);
         let current = plan.and_then(|plan| Some((plan, plan.current.as_ref()?)));
         by_rule
@@ -370,14 +373,14 @@ impl World {
     /// Whether an operation has reached its goal, where a fact of its own proves that.
     fn is_done(&mut self, operation: &Operation) -> Result<bool, Violation> {
         let replica = self.replica(&operation.replica)?;
-        let (active, passive) = (replica.active, replica.passive);
+        let (active, passive) = (replica.active, replica.secondary);
         if !is_up(operation.kind) {
             return Ok(active.is_none() && passive.is_none());
         }
         // The new incarnation counts, and the old one, which was replaced, has ended.
         let own =
             active.filter(|id| operation.incarnation == Some(*id)).and_then(|id| self.incarnations.get(&id));
-        let beside = own.is_some_and(|own| own.life == Life::Running && own.follows.is_none());
+        let beside = own.is_some_and(|own| own.life == Life::Running && own.starts_after.is_none());
         Ok(replaces(operation.kind) && passive.is_none() && beside)
     }
 
@@ -397,12 +400,12 @@ impl World {
             }
             Some(Intent::DisruptionComplete(ask)) => {
                 let by = Requester::Disruption { node: ask.node.clone(), name: ask.name.clone() };
-                operation.by.as_ref() == Some(&by)
+                operation.requested_by.as_ref() == Some(&by)
             }
             _ => false,
         };
         let replica = self.replica(&operation.replica)?.clone();
-        let never = replica.will == WillWord::Proposed;
+        let never = replica.desired == WillWord::Proposed;
         let is_gone = replica.active.is_none()
             || self.now.ended.iter().any(|ended| ended.replica == operation.replica && ended.by_itself)
             || self.now.failing.contains(&operation.replica);
@@ -447,7 +450,7 @@ impl World {
             deployment.rested = if succeeded { Some(at.time) } else { deployment.rested };
         }
         if operation.kind == OperationKind::Start && matches!(end, OperationEnd::Cancelled { .. }) {
-            self.now.gave_way.push((name.clone(), operation.by.clone(), operation.wants.clone()));
+            self.now.gave_way.push((name.clone(), operation.requested_by.clone(), operation.wants.clone()));
         }
         let evicted = self.evictions.remove(&id);
         self.landed(id);
@@ -455,7 +458,7 @@ impl World {
         if let Some(held) =
             held.filter(|held| self.incarnations.get(held).is_some_and(|i| i.life == Life::Reserved))
         {
-            self.debts.push(Debt::Freed(held));
+            self.obligations.push(Obligation::Freed(held));
         }
         let runs = self.replica(&name)?.active.and_then(|run| self.incarnations.get(&run));
         let is_well = runs.is_some_and(|run| run.life == Life::Running && run.is_ready);
@@ -468,18 +471,18 @@ impl World {
         let replica = self.replica(&name)?;
         if undone && is_down {
             // After a failure the rule decides: it has decided, or does when the incarnation ends.
-            let by_rule = if is_left { restarts } else { replica.again.is_some() };
-            replica.recovers = replica.will == WillWord::Running && (aborted || by_rule);
+            let by_rule = if is_left { restarts } else { replica.next_restart.is_some() };
+            replica.recovers = replica.desired == WillWord::Running && (aborted || by_rule);
         }
-        if matches!(operation.by, Some(Requester::Rule(_))) && !had_begun && !kept {
+        if matches!(operation.requested_by, Some(Requester::Rule(_))) && !had_begun && !kept {
             // The rule has kept its promise.
-            (replica.again, replica.recovers) = (None, false);
+            (replica.next_restart, replica.recovers) = (None, false);
         }
-        if operation.kind == OperationKind::Start && operation.by.is_none() && had_begun && !kept {
-            (replica.again, replica.recovers) = (None, false);
+        if operation.kind == OperationKind::Start && operation.requested_by.is_none() && had_begun && !kept {
+            (replica.next_restart, replica.recovers) = (None, false);
         }
         if evicted && matches!(end, OperationEnd::Failed { .. }) && !is_well {
-            replica.downed = replica.will == WillWord::Running;
+            replica.downed = replica.desired == WillWord::Running;
         }
         replica.open.retain(|open| *open != id);
         if succeeded && kind == OperationKind::Delete {
@@ -503,16 +506,16 @@ impl World {
 impl Replica {
     /// Notes the approval of an operation on the replica. A stop or delete only counts once started.
     fn wants(&mut self, kind: OperationKind) {
-        self.will = match kind {
+        self.desired = match kind {
             OperationKind::Create | OperationKind::Start => WillWord::Running,
-            OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => self.will,
+            OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => self.desired,
             OperationKind::Stop => WillWord::Stopped,
             OperationKind::Delete => WillWord::Deleted,
         };
-        self.downed &= self.will == WillWord::Running;
-        self.recovers &= self.will == WillWord::Running;
-        if self.will != WillWord::Running {
-            self.again = None;
+        self.downed &= self.desired == WillWord::Running;
+        self.recovers &= self.desired == WillWord::Running;
+        if self.desired != WillWord::Running {
+            self.next_restart = None;
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use chancery_events::amount::Resources;
 use chancery_events::fact::{
     ClusterApplied, NodeApplied, NodeStateChanged, OrphanResolution, OrphanResolved, SessionClosed,
     SessionOpened,
@@ -12,6 +11,7 @@ use chancery_events::id::{IncarnationId, ObjectId, SessionId};
 use chancery_events::intent::Intent;
 use chancery_events::name::{ClusterName, ExecutorName, NodeName};
 use chancery_events::observation::{IncarnationReport, Observation, SessionEnd};
+use chancery_events::resources::Resources;
 use chancery_events::spec::{ClusterActivity, NodeState};
 
 use super::chain::Chain;
@@ -51,7 +51,7 @@ impl World {
         use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
         let name = &fact.name;
         let node = self.node(name)?;
-        let (from, to) = (node.state, fact.to);
+        let (from, to) = (node.state, fact.state);
         if to == Expunged {
             self.may_expunge(name, at)?;
         }
@@ -118,7 +118,7 @@ impl World {
             "capacity is reserved on node {name}, which has an approved disruption"
         );
         node.take(name, incarnation.holds)?;
-        for (class, bytes) in &incarnation.volumes {
+        for (class, bytes) in &incarnation.reserved_storage {
             let held = node.volumes.entry(class.clone()).or_default();
             *held = held.saturating_add(*bytes);
         }
@@ -129,8 +129,8 @@ impl World {
     /// Reserves the rest of an incarnation's resources after the end of the one that it followed there.
     pub(super) fn hold_all(&mut self, id: IncarnationId) -> Check {
         let incarnation = self.incarnation_mut(id)?;
-        let more = incarnation.amounts.less(incarnation.holds);
-        incarnation.holds = incarnation.amounts;
+        let more = incarnation.resources.less(incarnation.holds);
+        incarnation.holds = incarnation.resources;
         let name = incarnation.node.clone();
         let gone = || Violation::new(4, format!("node {name} was deleted while it had a reservation"));
         let node = self.nodes.get_mut(&name).ok_or_else(gone)?;
@@ -145,7 +145,7 @@ impl World {
         let node = self.nodes.get_mut(name).ok_or_else(gone)?;
         let more = || Violation::new(4, format!("more is freed on node {name} than was held"));
         node.held = node.held.checked_sub(incarnation.holds).ok_or_else(more)?;
-        for (class, bytes) in &incarnation.volumes {
+        for (class, bytes) in &incarnation.reserved_storage {
             let held = node.volumes.get_mut(class).ok_or_else(more)?;
             *held = held.checked_sub(*bytes).ok_or_else(more)?;
         }
@@ -159,7 +159,8 @@ impl World {
         demand!(5, cluster.session.is_none(), "a session of cluster {name} opens while another one is open");
         let input = self.input_of(at);
         let asked = input.as_deref().and_then(Input::saw).is_some_and(|(by, saw)| {
-            matches!(saw, Observation::SessionRequested(hello) if hello.cluster == *name && hello.executor == fact.executor)
+            matches!(saw, Observation::SessionRequested(hello)
+                if hello.cluster == *name && hello.executor == fact.executor && hello.store == fact.store)
                 && *by == fact.executor
         });
         demand!(6, asked, "a session of cluster {name} opens, and its executor did not ask");
@@ -177,10 +178,10 @@ impl World {
         let input = self.input_of(at);
         let saw = input.as_deref().and_then(Input::saw).map(|(_, saw)| saw);
         let said = match fact.end {
-            SessionEnd::Lost | SessionEnd::Left => {
+            SessionEnd::Expired | SessionEnd::Left => {
                 matches!(saw, Some(Observation::SessionEnded(over)) if over.session == id && over.end == fact.end)
             }
-            SessionEnd::Removed => input.as_deref().is_some_and(|input| input.request().is_some()),
+            SessionEnd::ClusterDeleted => input.as_deref().is_some_and(|input| input.request().is_some()),
         };
         demand!(6, said, "session {id} closes as {} without a cause", fact.end);
         let unknown = || Violation::new(5, format!("session {id} was never opened"));
@@ -235,7 +236,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn judged(&mut self, fact: &OrphanResolved, chain: &Chain, at: At) -> Check {
+    pub(super) fn resolved(&mut self, fact: &OrphanResolved, chain: &Chain, at: At) -> Check {
         let id = fact.object;
         let input = self.input_of(at);
         let Some((by, Observation::OrphanReported(saw))) = input.as_deref().and_then(Input::saw) else {
@@ -244,7 +245,7 @@ impl World {
         demand!(8, saw.object == id, "another object than {id} was reported");
         self.speaks_for(saw.session, by, &fact.cluster)?;
         demand!(8, saw.seen < at.position, "its executor has seen more than this decider: {}", saw.seen);
-        if fact.judgement == OrphanResolution::Remove {
+        if fact.resolution == OrphanResolution::Remove {
             demand!(
                 8,
                 chain.is_ours(id.lineage(), id.position()),
@@ -276,7 +277,7 @@ impl Node {
 
     /// Checks that reservations are at most the resources for placements.
     pub(super) fn has_room(&self, name: &NodeName) -> Check {
-        let room = self.spec.total.checked_sub(self.spec.reserved).unwrap_or_default();
+        let room = self.spec.resources.checked_sub(self.spec.reserved).unwrap_or_default();
         demand!(4, self.held.fits(room), "node {name} has {room}, and {} are held", self.held);
         for (class, held) in &self.volumes {
             let has = self.spec.storage.iter().find(|has| has.class == *class).map_or(0, |has| has.capacity);

@@ -53,7 +53,7 @@ impl World {
         let name = &fact.name;
         let input = self.input_of(at);
         let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
-            request.actor == fact.by
+            request.actor == fact.requested_by
                 && matches!(&request.intent, Intent::PlanDelete(ask)
                     if ask.name == *name && ask.cascade == CascadePolicy::Yes)
         });
@@ -61,7 +61,7 @@ impl World {
             6,
             asked,
             "plan {name} is deleted with everything it has, and {} did not request that",
-            fact.by
+            fact.requested_by
         );
         self.may_remove(name, at)?;
         let plan = self.plan(name)?;
@@ -119,17 +119,17 @@ impl World {
         let replica = Replica {
             plan: fact.plan.clone(),
             deployment: by.clone(),
-            by: (!asked).then(|| by.clone()),
-            will: WillWord::Proposed,
+            created_by: (!asked).then(|| by.clone()),
+            desired: WillWord::Proposed,
             open: Vec::new(),
             active: None,
-            passive: None,
+            secondary: None,
             is_going: false,
             stop: None,
             downed: false,
             recovers: false,
-            again: None,
-            row: None,
+            next_restart: None,
+            last_restart: None,
             counted: None,
         };
         self.replicas.insert(name.clone(), replica);
@@ -140,7 +140,7 @@ impl World {
         let (name, to) = (&fact.name, &fact.deployment);
         let replica = self.replica(name)?;
         demand!(5, replica.plan == fact.plan, "replica {name} is of plan {}", replica.plan);
-        let runs = replica.active.or(replica.passive);
+        let runs = replica.active.or(replica.secondary);
         demand!(6, runs.is_none(), "replica {name} becomes one of {to}, and runs as another");
         demand!(6, replica.open.is_empty(), "replica {name} becomes one of {to} during an operation on it");
         let from = replica.deployment.clone();
@@ -151,19 +151,19 @@ impl World {
         plan.may_touch_old(to, "a replica becomes one of it")?;
         let replica = self.replica(name)?;
         replica.deployment = to.clone();
-        replica.row = None;
+        replica.last_restart = None;
         Ok(())
     }
 
     pub(super) fn replica_deleted(&mut self, name: &ReplicaName, volumes: &[VolumeName]) -> Check {
         self.leave_volumes(name, volumes)?;
         let replica = self.replica(name)?;
-        let lives = replica.active.or(replica.passive);
+        let lives = replica.active.or(replica.secondary);
         demand!(4, lives.is_none(), "replica {name} is deleted, and has a reservation");
         demand!(6, replica.open.is_empty(), "replica {name} is deleted, and an operation on it is not over");
-        let may_go = replica.is_going || replica.will == WillWord::Proposed;
+        let may_go = replica.is_going || replica.desired == WillWord::Proposed;
         demand!(6, may_go, "replica {name} is deleted, and no delete of it was carried out");
-        let (plan, by) = (replica.plan.clone(), replica.by.clone());
+        let (plan, by) = (replica.plan.clone(), replica.created_by.clone());
         self.recount(name, Presence::Gone);
         let plan = self.plan(&plan)?;
         plan.replicas -= 1;
@@ -177,7 +177,7 @@ impl World {
     /// Whether a delete of the replica was approved, or is requested.
     pub(super) fn is_going(&self, replica: &Replica) -> bool {
         let deletes = |id| self.operations.get(id).is_some_and(|of| of.kind == OperationKind::Delete);
-        replica.will == WillWord::Deleted || replica.open.iter().any(deletes)
+        replica.desired == WillWord::Deleted || replica.open.iter().any(deletes)
     }
 
     /// Counts a replica again in its plan, after a fact about it.
@@ -211,12 +211,12 @@ impl World {
         let ready = active.is_some_and(|active| active.life == Life::Running && active.is_ready);
         let up = active.is_some_and(|active| active.life.is_up());
         let quiet = replica.open.is_empty();
-        let down = replica.active.is_none() && replica.passive.is_none();
+        let down = replica.active.is_none() && replica.secondary.is_none();
         Count {
             present: 1,
             ready: u64::from(ready),
             ailing: u64::from(up && !ready && quiet),
-            idle: u64::from(replica.will == WillWord::Running && down && quiet),
+            idle: u64::from(replica.desired == WillWord::Running && down && quiet),
         }
     }
 

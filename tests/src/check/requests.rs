@@ -66,7 +66,7 @@ impl Rules<'_> {
         let mut all = self.policies.iter().filter(about);
         let approves = |spec: &&PolicySpec| match &spec.rule {
             PolicyRule::FourEyes {} => false,
-            PolicyRule::Approve { windows, in_flight } => {
+            PolicyRule::Approve { windows, max_in_flight: in_flight } => {
                 let open = windows.is_empty() || windows.iter().any(|window| is_open(window, now));
                 open && in_flight.is_none_or(|most| others < most)
             }
@@ -102,8 +102,9 @@ impl World {
     /// Returns the plan's replicas that a delete would end: those that were ever approved.
     fn of_plan(&self, plan: &PlanName) -> BTreeSet<(PlanName, ReplicaName)> {
         let all = self.replicas.iter().filter(|(_, replica)| replica.plan == *plan);
-        let there = all
-            .filter(|(_, replica)| replica.will != WillWord::Proposed && replica.will != WillWord::Deleted);
+        let there = all.filter(|(_, replica)| {
+            replica.desired != WillWord::Proposed && replica.desired != WillWord::Deleted
+        });
         there.map(|(name, _)| (plan.clone(), name.clone())).collect()
     }
 
@@ -160,12 +161,11 @@ impl World {
 
     pub(super) fn request_opened(&mut self, fact: &RequestOpened, at: At) -> Check {
         let input = self.input_of(at);
-        let asked = input
-            .as_deref()
-            .and_then(Input::request)
-            .is_some_and(|request| request.actor == fact.by && request.intent == intent(&fact.change));
+        let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
+            request.actor == fact.requested_by && request.intent == intent(&fact.change)
+        });
         let what = fact.change.subject();
-        demand!(6, asked, "a request about {what} is opened, and {} did not ask for that", fact.by);
+        demand!(6, asked, "a request about {what} is opened, and {} did not ask for that", fact.requested_by);
         demand!(6, self.replaces(&fact.change), "a request about {what} names another version to replace");
         let id = RequestId::issue(at.lineage, at.position);
         let target = fact.change.target();
@@ -184,8 +184,12 @@ impl World {
             let lost = volumes.len();
             demand!(6, *shown as usize == lost, "a request about {what} shows {shown} volumes of {lost}");
         }
-        let (change, by, hash, expires) = (fact.change.clone(), fact.by.clone(), fact.hash, fact.expires);
-        self.requests.insert(id, Requested { change, by, hash, expires, members, volumes, is_over: false });
+        let (change, by, hash, expires) =
+            (fact.change.clone(), fact.requested_by.clone(), fact.hash, fact.expires);
+        self.requests.insert(
+            id,
+            Requested { change, actor: by, hash, expires, members, volumes, is_over: false },
+        );
         self.now.requested.insert(id);
         Ok(())
     }
@@ -199,7 +203,7 @@ impl World {
     }
 
     pub(super) fn request_approved(&mut self, fact: &RequestApproved, at: At) -> Check {
-        let (id, by) = (fact.request, &fact.by);
+        let (id, by) = (fact.request, &fact.approved_by);
         let request = self.decided(id)?;
         let input = self.input_of(at);
         let asked = input.as_deref().and_then(Input::request).is_some_and(|asked| {
@@ -215,7 +219,7 @@ impl World {
         demand!(6, same, "request {id} is approved, and does something else by now than was shown");
         if let Some(Event::Intent(approval)) = input.as_deref().map(|input| &input.event) {
             let mut asked = approval.clone();
-            (asked.actor, asked.intent) = (request.by.clone(), intent(&request.change));
+            (asked.actor, asked.intent) = (request.actor.clone(), intent(&request.change));
             let (position, event) = (at.cause, Event::Intent(asked));
             let input = Input { position, event, said: Said::Accepted, has_effect: true };
             self.carried = Some(Carried { input: Arc::new(input), approver: by.clone() });
@@ -228,7 +232,7 @@ impl World {
         let request = self.decided(id)?;
         let input = self.input_of(at);
         match &fact.end {
-            RequestEnd::Rejected { by, .. } => {
+            RequestEnd::Rejected { rejected_by: by, .. } => {
                 let asked = input.as_deref().and_then(Input::request).is_some_and(|asked| {
                     asked.actor == *by
                         && matches!(&asked.intent, Intent::RequestReject(ask) if ask.request == id)
@@ -238,7 +242,7 @@ impl World {
             RequestEnd::Expired => {
                 demand!(6, request.expires <= at.time, "request {id} expires before its time");
             }
-            RequestEnd::Superseded { by } => {
+            RequestEnd::Superseded { successor: by } => {
                 let other = self.requests.get(by).map(|other| other.change.target());
                 let same = other == Some(request.change.target()) && self.now.requested.contains(by);
                 demand!(6, same, "request {id} is superseded by {by}, which is about something else");
@@ -250,11 +254,17 @@ impl World {
     pub(super) fn bypassed(&mut self, fact: &ApprovalBypassed, at: At) -> Check {
         let input = self.input_of(at);
         let asked = input.as_deref().and_then(Input::request).is_some_and(|asked| {
-            asked.actor == fact.by
+            asked.actor == fact.requested_by
                 && matches!(&asked.intent, Intent::NodeSetState(ask)
                     if ask.name == fact.node && ask.break_glass.as_ref() == Some(&fact.reason))
         });
-        demand!(6, asked, "node {} is expunged past its approval, and {} gave no reason", fact.node, fact.by);
+        demand!(
+            6,
+            asked,
+            "node {} is expunged past its approval, and {} gave no reason",
+            fact.node,
+            fact.requested_by
+        );
         self.now.bypassed.insert(fact.node.clone());
         Ok(())
     }
@@ -279,7 +289,7 @@ impl World {
         let manual = self.plan(plan)?.latest()?.approval.delete == ApprovalMode::Manual;
         let members = self.of_plan(plan);
         let runs = members.iter().filter_map(|(_, name)| self.replicas.get(name));
-        let runs = runs.flat_map(|replica| replica.active.into_iter().chain(replica.passive));
+        let runs = runs.flat_map(|replica| replica.active.into_iter().chain(replica.secondary));
         let nodes = runs.filter_map(|id| self.nodes.get(&self.incarnations.get(&id)?.node));
         let domains: BTreeSet<_> = nodes.map(|node| Some(&node.spec.domain)).chain([None]).collect();
         let two = domains.iter().any(|domain| self.four_eyes(PolicyKind::Delete, Some(plan), *domain));
@@ -300,8 +310,10 @@ impl World {
         at: At,
     ) -> Check {
         let Some(of) = self.nodes.get(node) else { return Ok(()) };
-        let evicts =
-            of.disruptions.get(name).is_some_and(|disruption| disruption.spec.evict != DisruptionAction::No);
+        let evicts = of
+            .disruptions
+            .get(name)
+            .is_some_and(|disruption| disruption.spec.action != DisruptionAction::None);
         let mut people = People::Nobody;
         for (plan, _) in self.on_node(node).iter().filter(|_| evicts) {
             let spec = self.plans.get(plan).and_then(|plan| plan.latest().ok());
@@ -404,8 +416,8 @@ impl World {
         let mut times = BTreeSet::from([0]);
         for window in windows.flatten() {
             for day in 0..7 {
-                let from = day * 24 * 60 + i64::from(window.from);
-                times.extend([from, from - 1, from + i64::from(window.minutes)]);
+                let from = day * 24 * 60 + i64::from(window.start);
+                times.extend([from, from - 1, from + i64::from(window.duration)]);
             }
         }
         for kind in OperationKind::ALL {

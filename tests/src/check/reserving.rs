@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use chancery_events::amount::Resources;
 use chancery_events::fact::IncarnationReserved;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{GroupName, NodeName, ReplicaName};
+use chancery_events::resources::Resources;
 use chancery_events::spec::{
     AffinityKind, AffinityPolicy, NodeSharing, OperationKind, PlanSpec, UpdateOrder,
 };
@@ -61,7 +61,7 @@ impl World {
         let replica = self.replica(name)?;
         match replica.active {
             None => replica.active = Some(id),
-            Some(_) => replica.passive = Some(id),
+            Some(_) => replica.secondary = Some(id),
         }
         self.moves_waiting(name);
         Ok(())
@@ -90,14 +90,14 @@ impl World {
         let (name, kind) = (&fact.replica, operation.kind);
         demand!(
             3,
-            replica.passive.is_none(),
+            replica.secondary.is_none(),
             "replica {name} has a third incarnation before the first ended"
         );
         let alone = replica.active.is_none() || replaces(kind);
         demand!(3, alone, "replica {name} has a second incarnation before the first ended, for a {kind}");
         let stop_first = match kind {
             OperationKind::Restart => true,
-            OperationKind::Update => policy.update == UpdateOrder::StopFirst,
+            OperationKind::Update => policy.update_order == UpdateOrder::StopFirst,
             OperationKind::Relocate | OperationKind::Create | OperationKind::Start => false,
             OperationKind::Stop | OperationKind::Delete => {
                 return Err(Violation::new(6, format!("a {kind} takes a place")));
@@ -110,10 +110,10 @@ impl World {
         let follows = replica.active.filter(|_| stop_first || shares);
         demand!(
             3,
-            fact.follows == follows,
+            fact.starts_after == follows,
             "the new incarnation of {name} for a {kind} must follow {:?}, and follows {:?}",
             follows,
-            fact.follows
+            fact.starts_after
         );
         Ok(())
     }
@@ -161,8 +161,12 @@ impl World {
     ) -> Check {
         let groups: Vec<_> = spec.affinity.iter().map(|affinity| affinity.group.clone()).collect();
         demand!(4, fact.groups == groups, "replica {name} is of groups {:?}, not {groups:?}", fact.groups);
-        let allows = spec.affinity.iter().any(|affinity| affinity.otherwise == AffinityPolicy::Allow);
-        demand!(4, fact.strained.is_none() || allows, "replica {name} violates an affinity that must hold");
+        let allows = spec.affinity.iter().any(|affinity| affinity.policy == AffinityPolicy::Allow);
+        demand!(
+            4,
+            fact.affinity_violated.is_none() || allows,
+            "replica {name} violates an affinity that must hold"
+        );
         for affinity in &spec.affinity {
             let group = &affinity.group;
             let here = there.contains(group);
@@ -172,11 +176,11 @@ impl World {
                     all.filter_map(|id| self.incarnations.get(id)).filter(|run| run.replica != *name);
                 others.any(|run| self.groups_of(run).any(|of| of == group))
             };
-            let kept = match affinity.nodes {
-                AffinityKind::Apart => !here,
-                AffinityKind::Together => here || !somewhere(),
+            let kept = match affinity.kind {
+                AffinityKind::AntiAffinity => !here,
+                AffinityKind::Affinity => here || !somewhere(),
             };
-            let excused = affinity.otherwise == AffinityPolicy::Allow && fact.strained.is_some();
+            let excused = affinity.policy == AffinityPolicy::Allow && fact.affinity_violated.is_some();
             demand!(
                 4,
                 kept || excused,
@@ -231,25 +235,25 @@ impl World {
         let name = &fact.replica;
         demand!(
             4,
-            spec.amounts() == fact.amounts,
+            spec.resources() == fact.resources,
             "an incarnation of {name} reserves {}, and its spec demands {}",
-            fact.amounts,
-            spec.amounts()
+            fact.resources,
+            spec.resources()
         );
         self.stores(fact, spec)?;
-        let followed = fact.follows.and_then(|old| self.incarnations.get(&old));
+        let followed = fact.starts_after.and_then(|old| self.incarnations.get(&old));
         let for_both =
-            followed.filter(|old| old.node == fact.node).map_or(Resources::ZERO, |old| old.amounts);
+            followed.filter(|old| old.node == fact.node).map_or(Resources::ZERO, |old| old.resources);
         Ok(Incarnation {
             replica: name.clone(),
             operation: fact.operation,
             node: fact.node.clone(),
             cluster: self.cluster_of(&fact.node)?,
             deployment: fact.deployment.clone(),
-            follows: fact.follows,
-            amounts: fact.amounts,
-            holds: fact.amounts.less(for_both),
-            volumes: fact.volumes.clone(),
+            starts_after: fact.starts_after,
+            resources: fact.resources,
+            holds: fact.resources.less(for_both),
+            reserved_storage: fact.reserved_storage.clone(),
             mounts: fact.mounts.clone(),
             placed_by: 0,
             processes: spec.payloads.iter().map(|payload| usize::from(payload.processes)).sum(),

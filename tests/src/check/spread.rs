@@ -62,7 +62,7 @@ impl Plan {
 impl World {
     /// Returns the replica's incarnation after success of all open operations.
     fn remaining(&self, replica: &Replica) -> Option<&Incarnation> {
-        let runs = replica.passive.iter().chain(&replica.active).filter_map(|id| self.incarnations.get(id));
+        let runs = replica.secondary.iter().chain(&replica.active).filter_map(|id| self.incarnations.get(id));
         let stays = |run: &&Incarnation| !run.life.is_over() && !matches!(run.life, Life::Stopping(_));
         runs.filter(|_| !self.is_going(replica)).find(stays)
     }
@@ -73,7 +73,7 @@ impl World {
         let Some(of) = self.plans.get(plan) else { return counts };
         let current = of.current.as_ref().and_then(|current| of.deployments.get(current));
         let sets = current.filter(|current| {
-            matches!(current.spec.strategy, DeploymentStrategy::Graceful { .. }) && !current.has_cut_over
+            matches!(current.spec.strategy, DeploymentStrategy::BlueGreen { .. }) && !current.has_cut_over
         });
         let counted = |replica: &Replica| {
             sets.is_none_or(|new| {
@@ -98,7 +98,7 @@ impl World {
         replica: &Replica,
         (policy, version): (&PlanSpec, &PlanSpec),
     ) -> Vec<&'a NodeName> {
-        let needs = version.amounts();
+        let needs = version.resources();
         let fits = |(_, node): &(&'a NodeName, &'a super::state::Node)| {
             let cluster = node.cluster.as_ref();
             let active = cluster.and_then(|cluster| self.clusters.get(cluster));
@@ -108,7 +108,7 @@ impl World {
             let wanted = wanted && (policy.zone.is_none() || policy.zone == node.spec.zone);
             let wanted = wanted
                 && policy.selectors.iter().all(|(key, value)| node.spec.labels.get(key) == Some(value));
-            let room = node.spec.total.checked_sub(node.spec.reserved).unwrap_or_default();
+            let room = node.spec.resources.checked_sub(node.spec.reserved).unwrap_or_default();
             let free = room.checked_sub(node.held).unwrap_or_default();
             let others = node.places.iter().filter_map(|id| self.incarnations.get(id)).any(|run| {
                 let of = self.replicas.get(&run.replica);
@@ -132,7 +132,7 @@ impl World {
         (policy, version): (&PlanSpec, &PlanSpec),
     ) -> Check {
         let old = replica.active.and_then(|id| self.incarnations.get(&id)).map(|run| &run.node);
-        let stays = fact.follows.is_some() && old == Some(&fact.node);
+        let stays = fact.starts_after.is_some() && old == Some(&fact.node);
         let spreads = policy.placement == PlacementPolicy::Spread;
         if !spreads || !is_plain(policy, version) || operation.wants.is_some() || stays {
             return Ok(());
@@ -197,7 +197,7 @@ impl World {
         }
         let movable = self.replicas.iter().filter(|(_, replica)| {
             let active = replica.active.and_then(|id| self.incarnations.get(&id));
-            let free = replica.open.is_empty() && replica.passive.is_none();
+            let free = replica.open.is_empty() && replica.secondary.is_none();
             replica.plan == *plan && free && active.is_some_and(|active| active.life.is_up())
         });
         let mut better = movable.filter_map(|(name, replica)| Some((name, self.better(name, replica)?)));
@@ -275,7 +275,7 @@ impl World {
         let what = format!("a {kind} of {name} is opened for a rebalance");
         let Some(plan) = self.plans.get(&replica.plan) else { return Ok(()) };
         demand!(6, kind == OperationKind::Relocate && fact.node.is_none(), "{what}, which is no move");
-        let asked = match (&plan.rebalance, &fact.by) {
+        let asked = match (&plan.rebalance, &fact.requested_by) {
             (Some(actor), Some(chancery_events::fact::Requester::Actor(by))) => actor == by,
             _ => false,
         };
@@ -284,7 +284,11 @@ impl World {
         let bound =
             spec.has_volumes() || spec.approval.of(OperationKind::Relocate) == ApprovalMode::Automatic;
         let moves = self.moves(&replica.plan);
-        demand!(6, !bound || moves < spec.budget as usize, "{what} concurrently with {moves} others");
+        demand!(
+            6,
+            !bound || moves < spec.max_unavailable as usize,
+            "{what} concurrently with {moves} others"
+        );
         demand!(
             12,
             !plan.is_plain() || self.better(name, replica).is_some(),

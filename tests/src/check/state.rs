@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use chancery_events::amount::Resources;
 use chancery_events::digest::Digest;
 use chancery_events::event::Event;
 use chancery_events::fact::{
@@ -18,13 +17,14 @@ use chancery_events::name::{
     NodeName, PlanName, PolicyName, ReplicaName, ServiceName, StorageClass, VolumeName,
 };
 use chancery_events::observation::Observation;
+use chancery_events::resources::Resources;
 use chancery_events::spec::{
     BalancePolicy, ClusterActivity, ClusterRuntime, DeploymentSpec, DisruptionSpec, DisruptionState,
     NodeSpec, NodeState, OperationKind, Payload, PayloadCoordinates, PlanSpec, PolicySpec, ProbePurpose,
 };
 use chancery_events::time::Time;
 
-use super::debts::Debt;
+use super::obligations::Obligation;
 use super::volumes::Volume;
 
 /// Location of a fact in the journal.
@@ -102,7 +102,7 @@ pub(super) struct Disruption {
     pub(super) spec: DisruptionSpec,
     pub(super) state: DisruptionState,
     /// Approver of the disruption.
-    pub(super) by: Option<Actor>,
+    pub(super) approved_by: Option<Actor>,
 }
 
 #[derive(Clone, Debug)]
@@ -167,7 +167,7 @@ pub(super) struct Deployment {
     /// Deadline for readiness of the new set.
     pub(super) deadline: Option<Time>,
     /// Requester of the deployment.
-    pub(super) by: Option<Actor>,
+    pub(super) requested_by: Actor,
     /// Number of open operations.
     pub(super) open: u64,
     /// Started open operations.
@@ -202,14 +202,14 @@ pub(super) struct Replica {
     pub(super) plan: PlanName,
     pub(super) deployment: DeploymentName,
     /// Creating deployment, if any.
-    pub(super) by: Option<DeploymentName>,
-    pub(super) will: WillWord,
+    pub(super) created_by: Option<DeploymentName>,
+    pub(super) desired: WillWord,
     /// Open operations, the oldest first.
     pub(super) open: Vec<OperationId>,
     /// Live incarnation that counts.
     pub(super) active: Option<IncarnationId>,
     /// Second incarnation: successor or predecessor of the active one.
-    pub(super) passive: Option<IncarnationId>,
+    pub(super) secondary: Option<IncarnationId>,
     /// Whether a delete of the replica succeeded.
     pub(super) is_going: bool,
     pub(super) stop: Option<Stop>,
@@ -218,9 +218,9 @@ pub(super) struct Replica {
     /// Whether the replica was stopped for an aborted operation, and nothing was started on it since.
     pub(super) recovers: bool,
     /// Time of the next restart by the plan's rule.
-    pub(super) again: Option<RestartBackoff>,
+    pub(super) next_restart: Option<RestartBackoff>,
     /// Last of consecutive restarts by that rule: the time of its request, and its number.
-    pub(super) row: Option<RestartBackoff>,
+    pub(super) last_restart: Option<RestartBackoff>,
     /// Replica's contribution to its plan's counts.
     pub(super) counted: Option<(DeploymentName, Count)>,
 }
@@ -241,7 +241,7 @@ pub(super) struct Operation {
     pub(super) kind: OperationKind,
     pub(super) deployment: Option<DeploymentName>,
     /// Requester that is no deployment, or the rule of a deployment.
-    pub(super) by: Option<Requester>,
+    pub(super) requested_by: Option<Requester>,
     /// Deployment whose version the replica has after success.
     pub(super) version: DeploymentName,
     /// Only node that the operation accepts.
@@ -285,13 +285,13 @@ pub(super) struct Incarnation {
     /// Incarnation's deployment.
     pub(super) deployment: DeploymentName,
     /// Incarnation that must end before the start.
-    pub(super) follows: Option<IncarnationId>,
+    pub(super) starts_after: Option<IncarnationId>,
     /// Needed resources.
-    pub(super) amounts: Resources,
+    pub(super) resources: Resources,
     /// Reserved resources: fewer than needed until the followed incarnation on the node ended.
     pub(super) holds: Resources,
     /// Storage reserved for volumes not on the node yet.
-    pub(super) volumes: BTreeMap<StorageClass, u64>,
+    pub(super) reserved_storage: BTreeMap<StorageClass, u64>,
     /// Volumes that the incarnation will use.
     pub(super) mounts: Vec<VolumeName>,
     /// Generation of the plan whose policy placed the incarnation.
@@ -422,7 +422,7 @@ pub(super) struct World {
     pub(super) time_before: Option<Time>,
     /// Time when the last decider took over, or of a later clock jump.
     pub(super) steady_since: Option<Time>,
-    pub(super) debts: Vec<Debt>,
+    pub(super) obligations: Vec<Obligation>,
     pub(super) now: Now,
     pub(super) input: Option<Arc<Input>>,
     pub(super) requests: BTreeMap<RequestId, Requested>,
@@ -434,7 +434,7 @@ pub(super) struct World {
 #[derive(Clone, Debug)]
 pub(super) struct Requested {
     pub(super) change: RequestedChange,
-    pub(super) by: Actor,
+    pub(super) actor: Actor,
     pub(super) hash: Digest,
     pub(super) expires: Time,
     /// Replicas that the change would end or move, as of the request.

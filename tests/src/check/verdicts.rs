@@ -67,12 +67,12 @@ impl Verdicts {
         check(request, fact.key, fact.digest)?;
         match fact.code {
             // These verdicts are about the key or its date, not about the intent: the first verdict stays.
-            RefusalCode::KeyReused => {
+            RefusalCode::IdempotencyKeyReused => {
                 let known = self.keys.get(&fact.key);
                 let other = known.is_some_and(|known| known.digest != fact.digest);
                 demand!(1, other, "a key is called used, and no other intent had it");
             }
-            RefusalCode::Expired | RefusalCode::FromTheFuture => {}
+            RefusalCode::IntentExpired | RefusalCode::TimestampInFuture => {}
             _ => self.decide(request, fact.at, at, now)?,
         }
         self.tell(request, Verdict::Refused(fact.code), at);

@@ -101,10 +101,10 @@ impl World {
         needed.retain(|_, bytes| *bytes > 0);
         demand!(
             4,
-            fact.volumes == needed,
+            fact.reserved_storage == needed,
             "an incarnation of {} reserves {:?} of storage, and needs {needed:?}",
             fact.replica,
-            fact.volumes
+            fact.reserved_storage
         );
         Ok(())
     }
@@ -116,7 +116,8 @@ impl World {
         let begun = self.operation(run.operation)?.stage == Stage::Running;
         let due = run.life == Life::Reserved && begun && run.mounts.contains(name);
         demand!(6, due, "volume {name} is made for {}, which will not use it now", fact.incarnation);
-        let waits = run.follows.is_some_and(|old| self.incarnation(old).is_ok_and(|old| !old.life.is_over()));
+        let waits =
+            run.starts_after.is_some_and(|old| self.incarnation(old).is_ok_and(|old| !old.life.is_over()));
         demand!(6, !waits, "volume {name} is made before its user's predecessor ended");
         demand!(
             4,
@@ -128,8 +129,8 @@ impl World {
         let own = fact.owner.as_ref().is_none_or(|owner| *owner == run.replica);
         demand!(4, own, "volume {name} is made for {}, and is of {:?}", run.replica, fact.owner);
         // The volume now occupies the storage that was reserved for it.
-        let held = run.volumes.get(&fact.class).copied().unwrap_or(0).min(fact.capacity);
-        if let Some(of) = self.incarnation_mut(fact.incarnation)?.volumes.get_mut(&fact.class) {
+        let held = run.reserved_storage.get(&fact.class).copied().unwrap_or(0).min(fact.capacity);
+        if let Some(of) = self.incarnation_mut(fact.incarnation)?.reserved_storage.get_mut(&fact.class) {
             *of -= held;
         }
         let node = self.storage_of(&fact.node)?;
@@ -168,7 +169,7 @@ impl World {
 
     pub(super) fn volume_ready(&mut self, fact: &VolumeReady, at: At) -> Check {
         let report = self.report_of(&fact.name, at)?;
-        let seen = report.is_some_and(|report| matches!(report.saw, ObservedState::Ready { .. }));
+        let seen = report.is_some_and(|report| matches!(report.observed, ObservedState::Ready { .. }));
         demand!(5, seen, "volume {} is called ready without a report", fact.name);
         let volume = self.volume(&fact.name)?;
         let was = matches!(volume.is, Is::Ensuring | Is::Lost);
@@ -180,7 +181,7 @@ impl World {
     pub(super) fn volume_failed(&mut self, fact: &VolumeCommandFailed, at: At) -> Check {
         let name = &fact.name;
         let report = self.report_of(name, at)?;
-        let seen = report.is_some_and(|report| matches!(report.saw, ObservedState::Failed { .. }));
+        let seen = report.is_some_and(|report| matches!(report.observed, ObservedState::Failed { .. }));
         demand!(5, seen, "a command of volume {name} has failed without a report");
         let volume = self.volume(name)?;
         demand!(
@@ -206,8 +207,9 @@ impl World {
     pub(super) fn volume_lost(&mut self, fact: &VolumeLost, at: At) -> Check {
         let name = &fact.name;
         let report = self.report_of(name, at)?;
-        let seen = report
-            .is_some_and(|report| matches!(report.saw, ObservedState::Ended { .. } | ObservedState::Gone));
+        let seen = report.is_some_and(|report| {
+            matches!(report.observed, ObservedState::Ended { .. } | ObservedState::Gone)
+        });
         let node = self.volume(name)?.node.clone();
         let expunged = self.node(&node)?.state == NodeState::Expunged;
         demand!(8, seen || expunged, "volume {name} is called lost, and nothing proves it");
@@ -227,7 +229,7 @@ impl World {
         );
         let volume = self.volume(name)?;
         let unmade = volume.is == Is::Ensuring && volume.command.is_none();
-        let may = match &fact.by {
+        let may = match &fact.requested_by {
             Requester::Actor(_) => asked,
             Requester::Rule(rule) => unmade && rule == "volume/unmade",
             Requester::Disruption { .. } => false,
@@ -257,7 +259,7 @@ impl World {
     pub(super) fn volume_destroyed(&mut self, fact: &VolumeDestroyed, at: At) -> Check {
         let name = &fact.name;
         let report = self.report_of(name, at)?;
-        let seen = report.is_some_and(|report| report.saw == ObservedState::Gone);
+        let seen = report.is_some_and(|report| report.observed == ObservedState::Gone);
         let volume = self.volume(name)?.clone();
         let expunged = self.node(&volume.node)?.state == NodeState::Expunged;
         let proved = seen && volume.is == Is::Destroying;
@@ -276,10 +278,10 @@ impl World {
         mounts: &[VolumeName],
     ) -> Check {
         demand!(6, *mounts == run.mounts, "incarnation {id} starts with {mounts:?}, not {:?}", run.mounts);
-        for (class, bytes) in &run.volumes {
+        for (class, bytes) in &run.reserved_storage {
             self.storage_of(&run.node)?.unstore(&run.node, class, *bytes)?;
         }
-        self.incarnation_mut(id)?.volumes.clear();
+        self.incarnation_mut(id)?.reserved_storage.clear();
         let plan = self.replica(&run.replica)?.plan.clone();
         let spec = self.plan(&plan)?.spec_of(&run.deployment)?;
         let says: BTreeMap<_, _> =

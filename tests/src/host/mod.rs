@@ -126,7 +126,7 @@ impl Host {
     }
 
     /// Withdraws the request of [`Host::ask_for_mount`] that no payload has fulfilled.
-    pub fn withdraw_mount(&self) {
+    pub fn unmount_volume(&self) {
         for name in ["mount-next", "mount-made"] {
             let _ = std::fs::remove_file(self.dir.join(name));
         }

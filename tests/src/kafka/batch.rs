@@ -26,8 +26,8 @@ pub struct StoredBatch {
 impl StoredBatch {
     /// Returns the batch with the text in partition 0 of the topic, if the broker has the batch already.
     pub fn find(cluster: &Cluster, broker: u32, topic: &str, text: &str) -> Option<StoredBatch> {
-        let folder = cluster.dir().join(format!("node-{broker}/data/{topic}-0"));
-        let files = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
+        let directory = cluster.dir().join(format!("node-{broker}/data/{topic}-0"));
+        let files = std::fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path());
         let mut found =
             files.filter(|path| path.extension().is_some_and(|is| is == "log")).filter_map(|path| {
                 let bytes = std::fs::read(&path).ok()?;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::amount::Resources;
 use chancery_events::fact::{
     ApprovalActor, ApprovalProposal, CommandEffect, DeploymentEnd, IncarnationEnd, OperationEnd, Requester,
     RollbackReference, UnschedulableReason,
@@ -13,6 +12,7 @@ use chancery_events::name::{
     ReplicaName, StorageClass, VolumeName,
 };
 use chancery_events::observation::{ProcessInfo, SessionEnd};
+use chancery_events::resources::Resources;
 use chancery_events::spec::{
     BalancePolicy, CapabilitySpec, ClusterActivity, ClusterSpec, DeploymentSpec, DisruptionSpec,
     DisruptionState, NodeSpec, NodeState, OperationKind, PlanSpec, PolicySpec,
@@ -78,7 +78,7 @@ pub(super) struct Asked {
 pub(super) struct Disruption {
     pub(super) spec: DisruptionSpec,
     pub(super) state: DisruptionState,
-    pub(super) by: Option<Actor>,
+    pub(super) approved_by: Option<Actor>,
     pub(super) since: Time,
 }
 
@@ -89,7 +89,7 @@ pub(super) struct Plan {
     pub(super) spec: PlanSpec,
     /// Specs of all generations.
     pub(super) specs: BTreeMap<u32, PlanSpec>,
-    pub(super) waiting: Vec<UnschedulableReason>,
+    pub(super) unschedulable: Vec<UnschedulableReason>,
     pub(super) balance: BalancePolicy,
     /// Requester of the rebalance in progress.
     pub(super) rebalance: Option<Actor>,
@@ -104,7 +104,7 @@ pub(super) struct Deployment {
     pub(super) born: chancery_events::id::Position,
     pub(super) generation: u32,
     pub(super) spec: DeploymentSpec,
-    pub(super) by: Option<Actor>,
+    pub(super) requested_by: Actor,
     pub(super) has_started: bool,
     pub(super) is_paused: bool,
     /// Whether the new set counts.
@@ -128,11 +128,11 @@ pub(super) struct Replica {
     /// Incarnation that counts.
     pub(super) active: Option<IncarnationId>,
     /// Second incarnation: successor or predecessor of the active one.
-    pub(super) passive: Option<IncarnationId>,
+    pub(super) secondary: Option<IncarnationId>,
     /// End of the last incarnation that counted.
     pub(super) last: Option<IncarnationEnd>,
     /// Time of the next restart by the plan's rule.
-    pub(super) again: Option<Time>,
+    pub(super) next_restart: Option<Time>,
 }
 
 #[derive(Clone, Debug)]
@@ -171,7 +171,7 @@ pub(super) struct Operation {
     pub(super) plan: PlanName,
     pub(super) kind: OperationKind,
     pub(super) deployment: Option<DeploymentName>,
-    pub(super) by: Option<Requester>,
+    pub(super) requested_by: Option<Requester>,
     /// Deployment whose version the replica has after success.
     pub(super) version: DeploymentName,
     pub(super) proposal: Option<ApprovalProposal>,
@@ -250,10 +250,10 @@ impl Entities {
     /// Returns the resources that an incarnation reserves on its node: only the difference until a followed
     /// incarnation there ended.
     pub(super) fn holds(&self, incarnation: &Incarnation) -> Resources {
-        let needs = incarnation.fact.amounts;
-        let followed = incarnation.fact.follows.and_then(|id| self.incarnations.get(&id));
+        let needs = incarnation.fact.resources;
+        let followed = incarnation.fact.starts_after.and_then(|id| self.incarnations.get(&id));
         match followed.filter(|old| !old.is.is_over() && old.is.fact.node == incarnation.fact.node) {
-            Some(old) => needs.less(old.is.fact.amounts),
+            Some(old) => needs.less(old.is.fact.resources),
             None => needs,
         }
     }

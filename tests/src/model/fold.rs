@@ -131,7 +131,7 @@ impl Entities {
             }
             Fact::RequestApproved(x) => {
                 if let Some(request) = self.requests.get_mut(&x.request) {
-                    request.is.approved = Some(x.by.clone());
+                    request.is.approved = Some(x.approved_by.clone());
                 }
             }
             Fact::RequestEnded(x) => {
@@ -158,9 +158,9 @@ impl Entities {
             | Fact::ReplicaCreated(_)
             | Fact::ReplicaDeploymentChanged(_)
             | Fact::ReplicaDeleted(_) => self.desired(fact, at),
-            Fact::OperationCreated(x) => self.opened(x, at),
+            Fact::OperationCreated(x) => self.operation_created(x, at),
             Fact::OperationApproved(x) => self.approved(x, at),
-            Fact::OperationStarted(x) => self.begun(x),
+            Fact::OperationStarted(x) => self.operation_started(x),
             Fact::OperationEnded(x) => self.close(x.operation, &x.end, at),
             Fact::IncarnationReserved(x) => self.reserved(x, at),
             Fact::IncarnationStopRequested(_)
@@ -207,7 +207,7 @@ impl Entities {
             }
             Fact::NodeStateChanged(x) => {
                 if let Some(node) = self.nodes.get_mut(&x.name) {
-                    (node.is.state, node.is.cluster) = (x.to, x.cluster.clone());
+                    (node.is.state, node.is.cluster) = (x.state, x.cluster.clone());
                 }
             }
             Fact::ApprovalBypassed(x) => {
@@ -221,13 +221,13 @@ impl Entities {
             Fact::DisruptionScheduled(x) => {
                 let (spec, state, since) = (x.spec.clone(), DisruptionState::Scheduled, at.time);
                 if let Some(node) = self.nodes.get_mut(&x.node) {
-                    let disruption = Disruption { spec, state, by: None, since };
+                    let disruption = Disruption { spec, state, approved_by: None, since };
                     node.is.disruptions.insert(x.name.clone(), disruption);
                 }
             }
             Fact::DisruptionApproved(x) => {
                 self.disruption(&x.node, &x.name, DisruptionState::Approved, at, |is| {
-                    is.by = Some(x.by.clone());
+                    is.approved_by = Some(x.approved_by.clone());
                 });
             }
             Fact::DisruptionCompleted(x) => {
@@ -287,7 +287,7 @@ impl Entities {
                     activity: ClusterActivity::Active,
                     spec: x.spec.clone(),
                     specs: BTreeMap::from([(x.generation, x.spec.clone())]),
-                    waiting: Vec::new(),
+                    unschedulable: Vec::new(),
                     balance: BalancePolicy::Even,
                     rebalance: None,
                     outcomes: Vec::new(),
@@ -309,7 +309,7 @@ impl Entities {
             }
             Fact::PlanUnschedulable(x) => {
                 if let Some(plan) = self.plans.get_mut(&x.plan) {
-                    plan.is.waiting.clone_from(&x.reasons);
+                    plan.is.unschedulable.clone_from(&x.reasons);
                 }
             }
             Fact::PlanBalanceChanged(x) => {
@@ -330,7 +330,15 @@ impl Entities {
             Fact::ReplicaCreated(x) => {
                 let (plan, deployment) = (x.plan.clone(), x.deployment.clone());
                 let (approved, active, passive, last, again) = (None, None, None, None, None);
-                let new = Replica { plan, deployment, approved, active, passive, last, again };
+                let new = Replica {
+                    plan,
+                    deployment,
+                    approved,
+                    active,
+                    secondary: passive,
+                    last,
+                    next_restart: again,
+                };
                 let mut kept = at.stamp(new);
                 kept.stamps.version = 0;
                 self.replicas.insert(x.name.clone(), kept);
@@ -352,12 +360,19 @@ impl Entities {
 
     fn deployed(&mut self, fact: &Fact, at: At) {
         match fact {
-            Fact::DeploymentCreated(DeploymentCreated { plan, name, generation, spec, by, rollback }) => {
+            Fact::DeploymentCreated(DeploymentCreated {
+                plan,
+                name,
+                generation,
+                spec,
+                requested_by: by,
+                rollback,
+            }) => {
                 let new = Deployment {
                     born: at.position,
                     generation: *generation,
                     spec: spec.clone(),
-                    by: by.clone(),
+                    requested_by: by.clone(),
                     has_started: false,
                     is_paused: false,
                     has_cut_over: false,
@@ -403,7 +418,7 @@ impl Entities {
         }
     }
 
-    fn opened(&mut self, fact: &OperationCreated, at: At) {
+    fn operation_created(&mut self, fact: &OperationCreated, at: At) {
         let Some(replica) = self.replicas.get_mut(&fact.replica) else { return };
         // An update without placement is about the existing incarnation.
         let in_place = fact.kind == OperationKind::Update && fact.proposal.is_some();
@@ -413,7 +428,7 @@ impl Entities {
             plan: replica.is.plan.clone(),
             kind: fact.kind,
             deployment: fact.deployment.clone(),
-            by: fact.by.clone(),
+            requested_by: fact.requested_by.clone(),
             version: fact.version.clone().unwrap_or_else(|| replica.is.deployment.clone()),
             proposal: fact.proposal,
             place,
@@ -450,25 +465,25 @@ impl Entities {
 
     fn approved(&mut self, fact: &OperationApproved, at: At) {
         // An approval by the plan itself is no progress.
-        if matches!(&fact.by, ApprovalActor::Actor(_))
-            || matches!(&fact.by, ApprovalActor::Rule(rule) if rule.starts_with("policy/"))
+        if matches!(&fact.approved_by, ApprovalActor::Actor(_))
+            || matches!(&fact.approved_by, ApprovalActor::Rule(rule) if rule.starts_with("policy/"))
         {
             self.decided(fact.operation, at);
         }
         let Some(operation) = self.operations.get_mut(&fact.operation) else { return };
-        operation.is.approved = Some(fact.by.clone());
+        operation.is.approved = Some(fact.approved_by.clone());
         let kind = operation.is.kind;
         if matches!(kind, OperationKind::Create | OperationKind::Start)
             && let Some(replica) = self.replicas.get_mut(&fact.replica)
         {
             replica.is.approved = Some(kind);
         }
-        if fact.begins == ApprovalStart::Now {
+        if fact.start == ApprovalStart::Immediate {
             self.begin(fact.operation, fact.incarnation);
         }
     }
 
-    fn begun(&mut self, fact: &OperationStarted) {
+    fn operation_started(&mut self, fact: &OperationStarted) {
         self.begin(fact.operation, fact.incarnation);
     }
 
@@ -478,7 +493,7 @@ impl Entities {
         operation.has_begun = true;
         operation.place = operation.place.or(asked);
         if let Some(replica) = self.replicas.get_mut(&operation.replica) {
-            replica.is.again = None;
+            replica.is.next_restart = None;
             // A stop or delete counts once it is started.
             if !brings_up(operation.kind) {
                 replica.is.approved = Some(operation.kind);
@@ -511,11 +526,12 @@ impl Entities {
             self.decided(id, at);
         }
         let Some(operation) = self.operations.get_mut(&id) else { return };
-        let by_rule = matches!(operation.is.by, Some(Requester::Rule(_))) && !operation.is.has_begun;
+        let by_rule =
+            matches!(operation.is.requested_by, Some(Requester::Rule(_))) && !operation.is.has_begun;
         let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
         if let Some(replica) = self.replicas.get_mut(&operation.is.replica).filter(|_| by_rule && !kept) {
             // The rule has kept its promise.
-            replica.is.again = None;
+            replica.is.next_restart = None;
         }
         operation.is.end = Some(end.clone());
         let (kind, word, plan) = (operation.is.kind, operation.is.word(), operation.is.plan.clone());
@@ -529,7 +545,7 @@ impl Entities {
         let Some(replica) = self.replicas.get_mut(&fact.replica) else { return };
         match replica.is.active {
             None => replica.is.active = Some(id),
-            Some(_) => replica.is.passive = Some(id),
+            Some(_) => replica.is.secondary = Some(id),
         }
         let plan = replica.is.plan.clone();
         let cluster = self.nodes.get(&fact.node).and_then(|node| node.is.cluster.clone());
@@ -543,7 +559,7 @@ impl Entities {
             plan: plan.clone(),
             cluster,
             life: Life::Reserved,
-            stores: fact.volumes.clone(),
+            stores: fact.reserved_storage.clone(),
             processes: Vec::new(),
             unready: None,
             revision: 0,
@@ -554,7 +570,7 @@ impl Entities {
         if !self.operations.values().any(waits)
             && let Some(plan) = self.plans.get_mut(&plan)
         {
-            plan.is.waiting.clear();
+            plan.is.unschedulable.clear();
         }
     }
 
@@ -597,7 +613,7 @@ impl Entities {
             Fact::IncarnationProcessesChanged(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     kept.is.processes.clone_from(&x.processes);
-                    let ready = x.processes.iter().all(|process| process.status == ProcessStatus::Online);
+                    let ready = x.processes.iter().all(|process| process.status == ProcessStatus::Ready);
                     if kept.is.life == Life::Running {
                         kept.is.unready = kept.is.unready.or(Some(at.time)).filter(|_| !ready);
                     }
@@ -619,8 +635,8 @@ impl Entities {
         kept.is.processes.clone_from(&fact.processes);
         let deployment = kept.is.deployment.clone();
         if let Some(replica) = self.replicas.get_mut(&fact.replica).map(|kept| &mut kept.is) {
-            if replica.passive == Some(fact.incarnation) {
-                replica.passive = replica.active.replace(fact.incarnation);
+            if replica.secondary == Some(fact.incarnation) {
+                replica.secondary = replica.active.replace(fact.incarnation);
             }
             replica.deployment = deployment;
         }
@@ -646,18 +662,18 @@ impl Entities {
             }
         }
         if let Some(replica) = self.replicas.get_mut(&fact.replica).map(|kept| &mut kept.is) {
-            if replica.passive == Some(fact.incarnation) {
-                replica.passive = None;
+            if replica.secondary == Some(fact.incarnation) {
+                replica.secondary = None;
             } else {
-                replica.active = replica.passive.take();
+                replica.active = replica.secondary.take();
                 // An incarnation that was only reserved does not count.
                 if !was_held {
                     replica.last = Some(fact.end.clone());
-                    replica.again = fact.again.map(|again| again.at);
+                    replica.next_restart = fact.restart_backoff.map(|again| again.not_before);
                 }
             }
         }
-        if let Some(operation) = fact.displaces.and_then(|id| self.operations.get_mut(&id)) {
+        if let Some(operation) = fact.reschedules.and_then(|id| self.operations.get_mut(&id)) {
             let operation = &mut operation.is;
             (operation.proposal, operation.place, operation.node) = (None, None, None);
             // The approval was for another placement.

@@ -10,7 +10,7 @@
 macro_rules! row {
     ($name:ident, $kept:expr, { $($field:ident: $value:expr),* $(,)? }) => {{
         let $crate::model::entities::Stamps { version, created, changed, position } = $kept.stamps;
-        $name { $($field: $value,)* version, created, changed, position }
+        $name { $($field: $value,)* version, created_at: created, updated_at: changed, position }
     }};
 }
 
@@ -91,7 +91,7 @@ pub fn comparable(kind: RowKind, mut row: Value) -> Value {
     if let Value::Object(fields) = &mut row {
         fields.remove("message");
         if matches!(kind, RowKind::Nodes | RowKind::Plans | RowKind::Deployments | RowKind::Replicas) {
-            fields.remove("changed");
+            fields.remove("updated_at");
             fields.remove("position");
         }
         if kind == RowKind::Plans {

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::amount::Resources;
 use chancery_events::fact::{DeploymentEnd, RequestEnd};
 use chancery_events::id::{RequestId, SessionId};
 use chancery_events::name::{DeploymentName, DomainName, NodeName, PlanName};
 use chancery_events::observation::SessionEnd;
+use chancery_events::resources::Resources;
 use chancery_events::spec::OperationKind;
 use chancery_projector::RowKind;
 use chancery_projector::rows::{
@@ -42,7 +42,7 @@ pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
     for (name, kept) in &all.capabilities {
         let row = row!(CapabilityRow, kept, {
             name: name.clone(),
-            kind: kept.is.spec.kind.clone(),
+            type_name: kept.is.spec.kind.clone(),
             score: kept.is.spec.score,
             activity: kept.is.activity,
         });
@@ -99,7 +99,9 @@ fn request(id: RequestId, kept: &Kept<Asked>) -> RequestRow {
     let kind = RequestedKind::ALL.iter().copied().find(|it| Some(it.word()) == kind.as_deref());
     let (state, decided) = match (approved, end) {
         (Some(by), _) => (RequestStatus::Approved, Some(by.clone())),
-        (None, Some(RequestEnd::Rejected { by, .. })) => (RequestStatus::Rejected, Some(by.clone())),
+        (None, Some(RequestEnd::Rejected { rejected_by: by, .. })) => {
+            (RequestStatus::Rejected, Some(by.clone()))
+        }
         (None, Some(RequestEnd::Expired)) => (RequestStatus::Expired, None),
         (None, Some(RequestEnd::Superseded { .. })) => (RequestStatus::Superseded, None),
         (None, None) => (RequestStatus::Pending, None),
@@ -111,7 +113,7 @@ fn request(id: RequestId, kept: &Kept<Asked>) -> RequestRow {
         subject: fact.change.subject(),
         change: fact.change.clone(),
         effects: fact.effects.clone(),
-        by: fact.by.clone(),
+        requested_by: fact.requested_by.clone(),
         policies: fact.policies.clone(),
         hash: fact.hash,
         expires: (state == RequestStatus::Pending).then_some(fact.expires),
@@ -129,7 +131,7 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
         .map(|i| &i.is)
         .collect();
     let held: Resources = on_it.iter().map(|i| all.holds(i)).sum();
-    let room = spec.total.checked_sub(spec.reserved).and_then(|room| room.checked_sub(held));
+    let room = spec.resources.checked_sub(spec.reserved).and_then(|room| room.checked_sub(held));
     let stored = all.storage(name);
     let storage = spec.storage.iter().map(|has| {
         let held = stored.get(&has.class).copied().unwrap_or(0);
@@ -139,10 +141,10 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
     let disruptions = kept.is.disruptions.iter().map(|(name, disruption)| DisruptionRow {
         name: name.clone(),
         state: disruption.state,
-        evict: disruption.spec.evict,
+        action: disruption.spec.action,
         start: disruption.spec.start,
         reason: disruption.spec.reason.clone(),
-        by: disruption.by.clone(),
+        approved_by: disruption.approved_by.clone(),
         since: disruption.since,
     });
     row!(NodeRow, kept, {
@@ -152,7 +154,7 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
         domain: spec.domain.clone(),
         zone: spec.zone.clone(),
         labels: spec.labels.clone(),
-        total: spec.total,
+        resources: spec.resources,
         reserved: spec.reserved,
         remaining: room.unwrap_or_default(),
         capabilities: spec.capabilities.clone(),
@@ -160,7 +162,7 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
         incarnations: on_it.len() as u64,
         disruptions: disruptions.collect(),
         bypass: kept.is.bypass.as_ref().map(|bypass| BypassRow {
-            by: bypass.by.clone(),
+            requested_by: bypass.requested_by.clone(),
             reason: bypass.reason.clone(),
             policies: bypass.policies.clone(),
         }),
@@ -186,7 +188,7 @@ fn plan(all: &Entities, name: &PlanName, kept: &Kept<Plan>) -> PlanRow {
     }
     // Reasons are those of operations that wait now.
     let waits = operations.values().any(|counts| counts.contains_key("preparing"));
-    let waiting = if waits { kept.is.waiting.clone() } else { Vec::new() };
+    let waiting = if waits { kept.is.unschedulable.clone() } else { Vec::new() };
     row!(PlanRow, kept, {
         name: name.clone(),
         generation: kept.is.generation,
@@ -196,7 +198,7 @@ fn plan(all: &Entities, name: &PlanName, kept: &Kept<Plan>) -> PlanRow {
         next: mine(false),
         replicas: replicas,
         operations: operations,
-        waiting: waiting,
+        unschedulable: waiting,
         spread: SpreadRow {
             domains: remaining(all, name),
             balance: kept.is.balance,
@@ -214,7 +216,7 @@ fn remaining(all: &Entities, plan: &PlanName) -> BTreeMap<DomainName, u32> {
         if deletes || kept.is.approved == Some(OperationKind::Delete) {
             continue;
         }
-        let runs = kept.is.passive.iter().chain(&kept.is.active).filter_map(|id| all.incarnations.get(id));
+        let runs = kept.is.secondary.iter().chain(&kept.is.active).filter_map(|id| all.incarnations.get(id));
         let mut stays = runs.filter(|run| !matches!(run.is.life, Life::Stopping | Life::Over(_)));
         let node = stays.next().and_then(|run| all.nodes.get(&run.is.fact.node));
         if let Some(node) = node {
@@ -237,7 +239,7 @@ fn deployment(plan: &PlanName, name: &DeploymentName, kept: &Kept<Deployment>) -
         rollback: kept.is.rollback.clone(),
         last_progress_at: kept.is.progressed,
         stalled_at: kept.is.stalled,
-        by: kept.is.by.clone(),
+        requested_by: kept.is.requested_by.clone(),
         state: match &kept.is.end {
             Some(DeploymentEnd::Completed) => DeploymentStatus::Completed,
             Some(DeploymentEnd::Failed { .. }) => DeploymentStatus::Failed,
@@ -247,7 +249,7 @@ fn deployment(plan: &PlanName, name: &DeploymentName, kept: &Kept<Deployment>) -
             None if kept.is.has_started => DeploymentStatus::InProgress,
             None => DeploymentStatus::Pending,
         },
-        set: if kept.is.has_cut_over { SetWord::New } else { SetWord::Old },
+        active_set: if kept.is.has_cut_over { SetWord::New } else { SetWord::Old },
         message: String::new(),
     })
 }
@@ -258,12 +260,12 @@ fn session(id: SessionId, kept: &Kept<Session>) -> SessionRow {
         cluster: kept.is.fact.cluster.clone(),
         executor: kept.is.fact.executor.clone(),
         runtime: kept.is.fact.runtime,
-        scope: kept.is.fact.scope,
+        store: kept.is.fact.store,
         state: match kept.is.end {
             None => SessionStatus::Open,
-            Some(SessionEnd::Lost) => SessionStatus::Lost,
+            Some(SessionEnd::Expired) => SessionStatus::Expired,
             Some(SessionEnd::Left) => SessionStatus::Left,
-            Some(SessionEnd::Removed) => SessionStatus::Removed,
+            Some(SessionEnd::ClusterDeleted) => SessionStatus::ClusterDeleted,
         },
     })
 }

@@ -42,7 +42,7 @@ pub(super) fn phase(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) ->
             PhaseStatus::Pending
         }
         (WillWord::Running, _) => match &kept.is.last {
-            Some(IncarnationEnd::Destroyed) if kept.is.again.is_none() => PhaseStatus::Stopped,
+            Some(IncarnationEnd::Destroyed) if kept.is.next_restart.is_none() => PhaseStatus::Stopped,
             _ => PhaseStatus::Failed,
         },
         (WillWord::Stopped | WillWord::Proposed, _) => PhaseStatus::Stopped,
@@ -52,8 +52,8 @@ pub(super) fn phase(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) ->
 pub(super) fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> ReplicaRow {
     let live = all.active(&kept.is);
     let phase = phase(all, name, kept);
-    let passive = kept.is.passive.and_then(|id| Some((id, all.incarnations.get(&id)?)));
-    let passive = passive.map(|(id, run)| SecondaryRow {
+    let secondary = kept.is.secondary.and_then(|id| Some((id, all.incarnations.get(&id)?)));
+    let secondary = secondary.map(|(id, run)| SecondaryRow {
         incarnation: id,
         node: run.is.fact.node.clone(),
         state: life_word(&run.is.life),
@@ -62,16 +62,16 @@ pub(super) fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) 
         name: name.clone(),
         plan: kept.is.plan.clone(),
         deployment: kept.is.deployment.clone(),
-        will: will(kept),
+        desired: will(kept),
         phase: phase,
         ready: live.is_some_and(|(_, live)| live.is.life == Life::Running && all_online(&live.is)),
         reachability: live.map_or(Reachability::Known, |(_, live)| reachability(all, &live.is)),
         node: live.map(|(_, live)| live.is.fact.node.clone()),
         incarnation: live.map(|(id, _)| id),
-        passive: passive,
+        secondary: secondary,
         processes: live.map(|(_, live)| live.is.processes.clone()).unwrap_or_default(),
         operation: all.open(name).first().map(|(id, _)| *id),
-        again: kept.is.again.filter(|_| !all.open(name).iter().any(|(_, it)| brings_up(it.kind))),
+        next_restart: kept.is.next_restart.filter(|_| !all.open(name).iter().any(|(_, it)| brings_up(it.kind))),
         unready_at: live.and_then(|(_, live)| unready_at(&live.is)),
         message: String::new(),
     })
@@ -89,7 +89,7 @@ fn reachability(all: &Entities, incarnation: &Incarnation) -> Reachability {
 /// Whether processes were observed, and all are online; never after the end.
 fn all_online(incarnation: &Incarnation) -> bool {
     let seen = !incarnation.processes.is_empty() && !incarnation.is_over();
-    seen && incarnation.processes.iter().all(|process| process.status == ProcessStatus::Online)
+    seen && incarnation.processes.iter().all(|process| process.status == ProcessStatus::Ready)
 }
 
 /// Returns the start of a running incarnation's unreadiness.
@@ -123,14 +123,14 @@ pub(super) fn incarnation(all: &Entities, id: IncarnationId, kept: &Kept<Incarna
         state: life_word(&kept.is.life),
         ready: all_online(&kept.is),
         reachability: reachability(all, &kept.is),
-        amounts: fact.amounts,
-        volumes: kept.is.stores.clone(),
+        resources: fact.resources,
+        reserved_storage: kept.is.stores.clone(),
         mounts: fact.mounts.clone(),
         processes: kept.is.processes.clone(),
         revision: kept.is.revision,
         operation: fact.operation,
-        follows: fact.follows,
-        strained: fact.strained.clone(),
+        starts_after: fact.starts_after,
+        affinity_violated: fact.affinity_violated.clone(),
         unready_at: unready_at(&kept.is),
         message: String::new(),
     })
@@ -158,8 +158,8 @@ pub(super) fn operation(id: OperationId, kept: &Kept<Operation>) -> OperationRow
         plan: kept.is.plan.clone(),
         kind: kept.is.kind,
         deployment: kept.is.deployment.clone(),
-        by: kept.is.by.clone(),
-        runs_by: kept.is.version.clone(),
+        requested_by: kept.is.requested_by.clone(),
+        target_deployment: kept.is.version.clone(),
         state: *state.expect("every state has its word"),
         hash: kept.is.proposal.map(|proposal| proposal.hash),
         node: kept.is.node.clone(),

@@ -8,7 +8,7 @@ use chancery_projector::{ListQuery, Projector, RowKind, StoreTuning};
 use serde_json::{Value, json};
 
 use super::{Model, Rows, comparable, differences};
-use crate::story::{Stage, Story, story};
+use crate::trace::{Stage, Trace, trace};
 
 /// Journal that does not grow.
 struct Whole(Vec<Arc<Record>>);
@@ -57,8 +57,8 @@ fn modelled(records: &[Record]) -> Rows {
     model.rows()
 }
 
-fn compare(what: &str, story: &Story) {
-    let records = story.records();
+fn compare(what: &str, trace: &Trace) {
+    let records = trace.records();
     let found = differences(&modelled(&records), &projected(&records));
     assert!(found.is_empty(), "{what}:\n{}", found.join("\n"));
 }
@@ -66,13 +66,13 @@ fn compare(what: &str, story: &Story) {
 #[test]
 fn model_and_projector_agree_at_every_stage() {
     for stage in Stage::ALL {
-        compare(&format!("{stage:?}"), &story(*stage));
+        compare(&format!("{stage:?}"), &trace(*stage));
     }
 }
 
 #[test]
 fn what_differs_is_named() {
-    let mut rows = modelled(&story(Stage::Running).records());
+    let mut rows = modelled(&trace(Stage::Running).records());
     let right = rows.clone();
     assert_eq!(differences(&right, &rows), [""; 0]);
     let node = rows.get_mut(&(RowKind::Nodes, "n1".to_owned())).expect("a node");

@@ -37,7 +37,7 @@ impl Entities {
                     id: VolumeId::issue(at.lineage, at.position),
                     cluster,
                     node: x.node.clone(),
-                    word: VolumeStatus::Ensuring,
+                    word: VolumeStatus::Creating,
                     has_owner: x.owner.is_some(),
                     on_delete: x.on_delete,
                     user: None,
@@ -55,7 +55,9 @@ impl Entities {
             }
             Fact::VolumeReady(x) => self.volume(&x.name, |is| is.word = VolumeStatus::Ready),
             Fact::VolumeLost(x) => self.volume(&x.name, |is| is.word = VolumeStatus::Lost),
-            Fact::VolumeDeletionStarted(x) => self.volume(&x.name, |is| is.goes = Some(x.by.clone())),
+            Fact::VolumeDeletionStarted(x) => {
+                self.volume(&x.name, |is| is.goes = Some(x.requested_by.clone()));
+            }
             Fact::VolumeDestroyRequested(x) => self.volume(&x.name, |is| is.word = VolumeStatus::Destroying),
             Fact::VolumeDestroyed(x) => {
                 self.volumes.remove(&x.name);
@@ -148,7 +150,7 @@ pub(super) fn row(all: &Entities, name: &VolumeName, kept: &Kept<Volume>) -> Vol
         on_delete: is.on_delete,
         replica: user.map(|user| user.is.fact.replica.clone()),
         incarnation: is.user,
-        removing: is.goes.clone(),
+        deletion_requested_by: is.goes.clone(),
         message: String::new(),
     })
 }

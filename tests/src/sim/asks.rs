@@ -151,12 +151,15 @@ fn trial(random: &mut Random, plans: u64, number: u64) -> Input {
     }
     let coordinates = json!({"app": {"version": format!("v{number}")}});
     let mut spec = json!({
-        "count": random.between(1, 2), "coordinates": coordinates, "strategy": {"rolling": {"wave": 2}},
+        "count": random.between(1, 2), "coordinates": coordinates, "strategy": {"rolling": {"max_parallel": 2}},
     });
     patience(random, &mut spec);
-    let turn = if random.chance(200) { "supersede" } else { "queue" };
+    let overlap = if random.chance(200) { "supersede" } else { "queue" };
     let name = format!("t{number}");
-    input("deployment.create", json!({"plan": format!("p{plan}"), "name": name, "spec": spec, "turn": turn}))
+    input(
+        "deployment.create",
+        json!({"plan": format!("p{plan}"), "name": name, "spec": spec, "overlap": overlap}),
+    )
 }
 
 fn rollback(random: &mut Random, plan: u64, number: u64) -> Input {
@@ -175,14 +178,14 @@ fn patience(random: &mut Random, spec: &mut Value) {
 }
 
 fn update(random: &mut Random, plan: u64, number: u64) -> Input {
-    let rolling = json!({"wave": random.between(1, 2), "pause": random.below(3) * 20_000});
+    let rolling = json!({"max_parallel": random.between(1, 2), "delay": random.below(3) * 20_000});
     let coordinates = json!({"app": {"version": format!("v{number}")}});
     let mut spec =
         json!({"count": random.between(2, 5), "coordinates": coordinates, "strategy": {"rolling": rolling}});
     patience(random, &mut spec);
     let (plan, name) = (format!("p{plan}"), format!("u{number}"));
-    let turn = if random.chance(200) { "supersede" } else { "queue" };
-    input("deployment.create", json!({"plan": plan, "name": name, "spec": spec, "turn": turn}))
+    let overlap = if random.chance(200) { "supersede" } else { "queue" };
+    input("deployment.create", json!({"plan": plan, "name": name, "spec": spec, "overlap": overlap}))
 }
 
 fn set(random: &mut Random, plans: u64, number: u64) -> Input {
@@ -190,8 +193,8 @@ fn set(random: &mut Random, plans: u64, number: u64) -> Input {
         return Input::Approve { which: None };
     }
     let strategy = if random.chance(850) {
-        let on_timeout = pick(random, &["rollback", "commit"]);
-        json!({"graceful": {"timeout": random.between(60, 600) * 1000, "on_timeout": on_timeout}})
+        let on_timeout = pick(random, &["rollback", "cut_over"]);
+        json!({"blue_green": {"timeout": random.between(60, 600) * 1000, "on_timeout": on_timeout}})
     } else {
         json!({"canary": {"count": 1}})
     };
@@ -305,7 +308,7 @@ fn node_apply(random: &mut Random, number: u64, clusters: &[ClusterRuntime]) -> 
     let total = json!({"cpu": random.between(1, 4) * 1000, "memory": random.between(1, 4) << 30, "disk": 0});
     let cluster = cluster(random, clusters);
     let storage = json!([{"class": "s", "capacity": random.between(1, 4)}]);
-    let spec = json!({"domain": domain, "total": total, "storage": storage});
+    let spec = json!({"domain": domain, "resources": total, "storage": storage});
     input("node.apply", json!({"name": format!("n{number}"), "cluster": cluster, "spec": spec}))
 }
 
@@ -344,10 +347,10 @@ fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
         "timeouts": timeouts,
         "sharing": if drains || random.chance(600) { "allowed" } else { "never" },
         "placement": if random.chance(850) { "spread" } else { "pack" },
-        "restart": pick(random, &["always", "best_effort", "never"]),
-        "cooldown": random.between(1, 60) * 100,
-        "update": pick(random, &["beside", "stop_first"]),
-        "budget": random.between(1, 2),
+        "restart": pick(random, &["always", "on_failure", "never"]),
+        "restart_delay": random.between(1, 60) * 100,
+        "update_order": pick(random, &["start_first", "stop_first"]),
+        "max_unavailable": random.between(1, 2),
     });
     if random.chance(300) {
         spec["unready"] =
@@ -358,8 +361,8 @@ fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
     }
     if world.habit.is_none() && random.chance(250) {
         spec["affinity"] = json!([{
-            "group": "g", "nodes": pick(random, &["apart", "together"]),
-            "otherwise": pick(random, &["fail", "allow"]),
+            "group": "g", "kind": pick(random, &["anti_affinity", "affinity"]),
+            "policy": pick(random, &["fail", "allow"]),
         }]);
     }
     input("plan.apply", json!({"name": format!("p{plan}"), "spec": spec}))
@@ -381,12 +384,12 @@ fn deployment_create(random: &mut Random, plan: &str, number: u64) -> Input {
     let strategy = match random.below(10) {
         0..=3 => json!({"rolling": {}}),
         4..=6 => {
-            let wave = random.chance(700).then(|| random.between(1, 3));
-            let pause = if random.chance(300) { random.between(1, 100) * 100 } else { 0 };
-            json!({"rolling": {"wave": wave, "per_domain": random.chance(300), "pause": pause}})
+            let max_parallel = random.chance(700).then(|| random.between(1, 3));
+            let delay = if random.chance(300) { random.between(1, 100) * 100 } else { 0 };
+            json!({"rolling": {"max_parallel": max_parallel, "per_domain": random.chance(300), "delay": delay}})
         }
-        7..=8 => json!({"graceful": {
-            "timeout": random.between(1, 120) * 1000, "on_timeout": pick(random, &["rollback", "commit"]),
+        7..=8 => json!({"blue_green": {
+            "timeout": random.between(1, 120) * 1000, "on_timeout": pick(random, &["rollback", "cut_over"]),
         }}),
         _ if count > 0 => json!({"canary": {"count": random.between(1, count)}}),
         _ => json!({"rolling": {}}),
@@ -396,9 +399,9 @@ fn deployment_create(random: &mut Random, plan: &str, number: u64) -> Input {
     let coordinates = json!({"app": {"version": format!("v{version}")}});
     let mut spec = json!({"count": count, "coordinates": coordinates, "strategy": strategy});
     patience(random, &mut spec);
-    let turn = if random.chance(400) { "supersede" } else { "queue" };
+    let overlap = if random.chance(400) { "supersede" } else { "queue" };
     let name = format!("d{number}");
-    input("deployment.create", json!({"plan": plan, "name": name, "spec": spec, "turn": turn}))
+    input("deployment.create", json!({"plan": plan, "name": name, "spec": spec, "overlap": overlap}))
 }
 
 fn policy_apply(random: &mut Random) -> Input {
@@ -412,10 +415,10 @@ fn policy_apply(random: &mut Random) -> Input {
     } else {
         let window = |random: &mut Random| {
             let from = (BEGINS + random.below(30)) % (24 * 60);
-            json!({"days": some(random, &["tue", "wed", "mon"]), "from": from, "minutes": random.between(1, 120)})
+            json!({"days": some(random, &["tue", "wed", "mon"]), "start": from, "duration": random.between(1, 120)})
         };
         let windows: Vec<_> = (0..random.below(3)).map(|_| window(random)).collect();
-        json!({"approve": {"windows": windows, "in_flight": random.chance(600).then(|| random.between(1, 2))}})
+        json!({"approve": {"windows": windows, "max_in_flight": random.chance(600).then(|| random.between(1, 2))}})
     };
     let (kinds, plans) = (some(random, &kinds), some(random, &["p0", "p1"]));
     let spec =
@@ -425,8 +428,8 @@ fn policy_apply(random: &mut Random) -> Input {
 
 fn disruption_schedule(random: &mut Random, node: &str, number: u64) -> Input {
     let start = random.chance(400).then(|| EPOCH + i64::try_from(random.below(600)).unwrap_or(0) * 1_000_000);
-    let evict = pick(random, &["no", "yes", "yes", "and_remove"]);
-    let spec = json!({"start": start, "evict": evict, "reason": "for people"});
+    let action = pick(random, &["none", "drain", "drain", "drain_and_delete"]);
+    let spec = json!({"start": start, "action": action, "reason": "for people"});
     input("disruption.schedule", json!({"node": node, "name": format!("x{number}"), "spec": spec}))
 }
 
@@ -440,7 +443,7 @@ fn ask(random: &mut Random, world: &World, number: u64) -> Input {
         32..=34 => Input::OfDeployment { verb: "pause", which: random.below(4) },
         35..=37 => Input::OfDeployment { verb: "resume", which: random.below(4) },
         38..=39 => Input::OfDeployment { verb: "promote", which: random.below(4) },
-        40 => Input::OfDeployment { verb: "withdraw", which: random.below(4) },
+        40 => Input::OfDeployment { verb: "rollback", which: random.below(4) },
         41..=44 => input("replica.create", json!({"plan": plan})),
         45..=64 => Input::Approve { which: random.chance(600).then(|| random.below(16)) },
         65..=67 => Input::Reject { which: random.below(16) },

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chancery_events::fact::CommandEffect;
 use chancery_events::id::{ExecutorStoreId, IncarnationId, Lineage, ObjectId, Position};
 use chancery_events::observation::{ObjectReport, ObservedState, ProcessStatus};
-use chancery_events::protocol::{Command, CommandStatus, IncarnationSpec};
+use chancery_events::protocol::{Command, CommandStatus, IncarnationSpec, RunLabels};
 use chancery_events::spec::RestartPolicy;
 use chancery_executor::session::SessionInput;
 use chancery_journal::memory::AppendFate;
@@ -35,7 +35,7 @@ impl Universe {
             Fault::LateAppend => self.log.land_late(),
             Fault::DuplicateRecord => self.repeat_record(),
             Fault::Noise => self.noise(),
-            Fault::LinkBreak => return self.break_link(),
+            Fault::LinkBreak => return self.break_channel(),
             Fault::HalfOpen => return self.half_open(),
             Fault::ExecutorCrash => self.stop_executor(machine),
             Fault::ExecutorPause => self.pause_executor(machine),
@@ -114,9 +114,9 @@ impl Universe {
         for call in self.calls.iter_mut().filter(|call| call.state == State::Sent(seat)) {
             call.state = State::Unknown;
         }
-        for link in self.links.values_mut().filter(|link| link.seat == seat) {
-            link.served = false;
-            link.up.clear();
+        for channel in self.channels.values_mut().filter(|executor_channel| executor_channel.seat == seat) {
+            channel.served = false;
+            channel.up.clear();
         }
         self.sweep_links();
     }
@@ -175,14 +175,14 @@ impl Universe {
         true
     }
 
-    fn break_link(&mut self) -> Result<(), Violation> {
-        let numbers: Vec<u64> = self.links.keys().copied().collect();
+    fn break_channel(&mut self) -> Result<(), Violation> {
+        let numbers: Vec<u64> = self.channels.keys().copied().collect();
         let Some(number) = self.random.pick(&numbers).copied() else { return Ok(()) };
         let keep = usize::try_from(self.random.below(4)).unwrap_or(0);
-        let Some(link) = self.links.get_mut(&number) else { return Ok(()) };
-        let machine = link.machine;
-        let (held, seat) = (link.held, link.seat);
-        link.up.truncate(keep.max(1));
+        let Some(channel) = self.channels.get_mut(&number) else { return Ok(()) };
+        let machine = channel.machine;
+        let (held, seat) = (channel.held, channel.seat);
+        channel.up.truncate(keep.max(1));
         self.counts.add(Fault::LinkBreak.word());
         tell!(self, "FAULT link break of executor {machine}");
         if !held || self.random.chance(300) {
@@ -195,13 +195,16 @@ impl Universe {
     }
 
     fn half_open(&mut self) -> Result<(), Violation> {
-        let numbers: Vec<u64> = self.links.keys().copied().collect();
+        let numbers: Vec<u64> = self.channels.keys().copied().collect();
         let Some(number) = self.random.pick(&numbers).copied() else { return Ok(()) };
-        let Some(link) = self.links.get_mut(&number).filter(|link| link.held) else { return Ok(()) };
-        let machine = link.machine;
-        link.held = false;
-        link.silent = true;
-        link.down.clear();
+        let Some(channel) = self.channels.get_mut(&number).filter(|executor_channel| executor_channel.held)
+        else {
+            return Ok(());
+        };
+        let machine = channel.machine;
+        channel.held = false;
+        channel.silent = true;
+        channel.down.clear();
         self.counts.add(Fault::HalfOpen.word());
         tell!(self, "FAULT executor {machine} loses its channel, and the server is not notified");
         if let Some(process) = &mut self.machines[machine].process {
@@ -237,7 +240,7 @@ impl Universe {
     }
 
     fn strike(&mut self, machine: usize) -> bool {
-        let ours = |(id, _): (IncarnationId, usize)| (!self.judge.strangers.contains_key(&id)).then_some(id);
+        let ours = |(id, _): (IncarnationId, usize)| (!self.oracle.strangers.contains_key(&id)).then_some(id);
         let alive: Vec<_> = self.worlds[machine].alive().filter_map(ours).collect();
         let Some(victim) = self.random.pick(&alive).copied() else { return false };
         if let Some(told) = self.worlds[machine].strike(victim) {
@@ -249,7 +252,7 @@ impl Universe {
 
     /// Makes a running incarnation fail its liveness probe from now on.
     fn hang(&mut self, machine: usize) -> bool {
-        let ours = |(id, _): (IncarnationId, usize)| (!self.judge.strangers.contains_key(&id)).then_some(id);
+        let ours = |(id, _): (IncarnationId, usize)| (!self.oracle.strangers.contains_key(&id)).then_some(id);
         let alive: Vec<_> = self.worlds[machine].alive().filter_map(ours).collect();
         let Some(victim) = self.random.pick(&alive).copied() else { return false };
         let Some(told) = self.worlds[machine].hang(victim) else { return false };
@@ -279,17 +282,17 @@ impl Universe {
             return true;
         }
         let runs = |report: &ObjectReport| matches!(report.object, ObjectId::Incarnation(_));
-        reports.retain(|report| runs(report) && matches!(report.saw, ObservedState::Ready { .. }));
+        reports.retain(|report| runs(report) && matches!(report.observed, ObservedState::Ready { .. }));
         if self.random.chance(500) {
             reports = self.random.pick(&reports).cloned().into_iter().collect();
         }
         for report in &mut reports {
-            if let ObservedState::Ready { processes } = &mut report.saw {
+            if let ObservedState::Ready { processes } = &mut report.observed {
                 let mut processes = std::mem::take(processes);
                 if let Some(last) = processes.last_mut() {
-                    last.status = ProcessStatus::Initializing;
+                    last.status = ProcessStatus::Starting;
                 }
-                report.saw = ObservedState::NotReady { processes };
+                report.observed = ObservedState::NotReady { processes };
             }
             process.board.show(report.clone());
         }
@@ -305,17 +308,23 @@ impl Universe {
             replica: "stranger-1".parse().expect("a name"),
             plan: "stranger".parse().expect("a name"),
             node: "elsewhere".parse().expect("a name"),
-            restart: RestartPolicy::BestEffort,
-            labels: Box::default(),
+            restart: RestartPolicy::OnFailure,
+            labels: Box::new(RunLabels {
+                namespace: "ns".parse().expect("a name"),
+                deployment: "d1".parse().expect("a name"),
+                domain: None,
+                zone: None,
+            }),
             payloads: Vec::new(),
         };
-        let (revision, attempt, effect, standing) = (1, 1, CommandEffect::Ensure, CommandStatus::Open);
+        let (revision, attempt, effect, command_status) =
+            (1, 1, CommandEffect::Ensure, CommandStatus::Pending);
         let grace = Duration::ZERO;
         let (object, spec) = (id.into(), spec.into());
-        let command = Command { object, revision, attempt, effect, standing, grace, spec };
+        let command = Command { object, revision, attempt, effect, status: command_status, grace, spec };
         // Injected faults do not affect foreign objects.
         let told = self.worlds[machine].carry_out(&command);
-        self.judge.strangers.insert(id, machine);
+        self.oracle.strangers.insert(id, machine);
         self.show(machine, told);
         true
     }
@@ -327,10 +336,11 @@ impl Universe {
         for world in [&mut self.worlds[machine], &mut self.elsewhere[machine].world] {
             world.wipe();
         }
-        self.judge.strangers.retain(|_, on| *on != machine);
+        self.oracle.strangers.retain(|_, on| *on != machine);
         if disk_too {
-            self.machines[machine].folder = Folder::new(ExecutorStoreId::from_random(self.random.bits()));
-            self.elsewhere[machine].folder = Folder::new(ExecutorStoreId::from_random(self.random.bits()));
+            self.machines[machine].directory = Folder::new(ExecutorStoreId::from_random(self.random.bits()));
+            self.elsewhere[machine].incarnation_directory =
+                Folder::new(ExecutorStoreId::from_random(self.random.bits()));
         }
         true
     }

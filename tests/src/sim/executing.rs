@@ -18,25 +18,28 @@ impl Universe {
             self.machines[machine].name = name;
         }
         if self.strikes(Fault::OtherFolder, 100) {
-            self.change_folder(machine);
+            self.change_directory(machine);
         }
-        let (name, scope) = (&self.machines[machine].name, self.machines[machine].folder.scope);
+        let (name, scope) = (&self.machines[machine].name, self.machines[machine].directory.store);
         tell!(self, "executor {machine} starts as {name} with store {scope}");
         let instance = EpochNonce::from_random(self.random.bits());
         self.machines[machine].start(&format!("c{machine}"), instance);
     }
 
     /// Swaps the directory that the machine's next executor uses. Processes of this one keep running.
-    pub fn change_folder(&mut self, machine: usize) {
-        std::mem::swap(&mut self.machines[machine].folder, &mut self.elsewhere[machine].folder);
+    pub fn change_directory(&mut self, machine: usize) {
+        std::mem::swap(
+            &mut self.machines[machine].directory,
+            &mut self.elsewhere[machine].incarnation_directory,
+        );
         std::mem::swap(&mut self.worlds[machine], &mut self.elsewhere[machine].world);
     }
 
     pub(super) fn told(&mut self, number: u64) -> Result<(), Violation> {
         let twice = self.strikes(Fault::DuplicateMessage, 50);
-        let Some(link) = self.links.get_mut(&number) else { return Ok(()) };
-        let machine = link.machine;
-        let Some(message) = link.down.pop_front() else {
+        let Some(channel) = self.channels.get_mut(&number) else { return Ok(()) };
+        let machine = channel.machine;
+        let Some(message) = channel.down.pop_front() else {
             self.let_go(machine);
             return self.executor(machine, SessionInput::Disconnected);
         };
@@ -50,7 +53,7 @@ impl Universe {
             self.executor(machine, SessionInput::Heard(message.clone()))?;
         }
         // A disconnection in between loses what follows, as in a loop that has closed its channel.
-        let still = self.links.get(&number).is_some_and(|link| link.held);
+        let still = self.channels.get(&number).is_some_and(|executor_channel| executor_channel.held);
         if still { self.executor(machine, SessionInput::Heard(message)) } else { Ok(()) }
     }
 
@@ -59,11 +62,11 @@ impl Universe {
         let Some(process) = &mut self.machines[machine].process else { return };
         process.listing = Listing::No;
         if let Linked::By(number) = std::mem::replace(&mut process.link, Linked::No)
-            && let Some(link) = self.links.get_mut(&number)
+            && let Some(channel) = self.channels.get_mut(&number)
         {
-            link.held = false;
-            link.down.clear();
-            link.up.push_back(Up::Gone);
+            channel.held = false;
+            channel.down.clear();
+            channel.up.push_back(Up::Gone);
             self.sweep_links();
         }
     }
@@ -80,8 +83,8 @@ impl Universe {
         self.linked += 1;
         process.link = Linked::By(self.linked);
         let up = [Up::Connected].into();
-        let link = Link { machine, seat, up, down: [].into(), held: true, served: true, silent: false };
-        self.links.insert(self.linked, link);
+        let channel = Link { machine, seat, up, down: [].into(), held: true, served: true, silent: false };
+        self.channels.insert(self.linked, channel);
         tell!(self, "executor {machine} connects to server {seat}");
         self.executor(machine, SessionInput::Connected)
     }
@@ -124,8 +127,8 @@ impl Universe {
             && self.strikes(Fault::WorkFails, self.script.work_fails)
         {
             tell!(self, "… which fails");
-            let saw = ObservedState::Failed { message: "no answer".into(), hope: RetryClass::Retry };
-            let report = ObjectReport { object: command.object, revision: command.revision, saw };
+            let saw = ObservedState::Failed { message: "no answer".into(), retry: RetryClass::Retryable };
+            let report = ObjectReport { object: command.object, revision: command.revision, observed: saw };
             if let Some(process) = &self.machines[machine].process {
                 process.board.show(report);
             }
@@ -137,7 +140,7 @@ impl Universe {
         let told = match work {
             ObjectWork::CarryOut(command) => Some(world.carry_out(command)),
             ObjectWork::Remove { object, revision } => Some(world.remove(*object, *revision)),
-            ObjectWork::Forget(object) => world.forget(*object),
+            ObjectWork::Purge(object) => world.forget(*object),
         };
         match told {
             Some(told) => self.show(machine, told),
@@ -147,10 +150,11 @@ impl Universe {
                 }
             }
         }
-        let again = matches!(work, ObjectWork::CarryOut(command) if command.standing == CommandStatus::Met);
+        let again =
+            matches!(work, ObjectWork::CarryOut(command) if command.status == CommandStatus::Fulfilled);
         if again && self.worlds[machine].starts() > starts {
             let what = format!("{} ran before, and is started again", work.object());
-            return Err(super::judge::violation(3, what, None));
+            return Err(super::oracle::violation(3, what, None));
         }
         Ok(())
     }
@@ -168,24 +172,24 @@ impl Universe {
                 SessionAction::Connect => process.link = Linked::Coming,
                 SessionAction::HangUp => self.let_go(machine),
                 SessionAction::Say(message) => {
-                    if let Linked::By(link) = process.link
-                        && let Some(link) = self.links.get_mut(&link)
+                    if let Linked::By(channel) = process.link
+                        && let Some(executor_channel) = self.channels.get_mut(&channel)
                     {
-                        link.up.push_back(Up::Said(message));
+                        executor_channel.up.push_back(Up::Said(message));
                     }
                 }
                 SessionAction::List => process.listing = Listing::Asked,
-                SessionAction::Persist(seen) => self.machines[machine].folder.seen = Some(seen),
+                SessionAction::Persist(seen) => self.machines[machine].directory.seen = Some(seen),
                 SessionAction::Begin(work) => {
                     process.works.push(work);
                     if let Some((session, term)) = process.under {
-                        self.judge.begun(session, term)?;
+                        self.oracle.begun(session, term)?;
                     }
                 }
                 SessionAction::Stop(stop) => {
                     tell!(self, "executor {machine} stops: {stop}");
                     self.counts.add(match stop {
-                        ExecutorStop::NewerElsewhere(_) => "executor stopped: newer elsewhere",
+                        ExecutorStop::StaleDecider(_) => "executor stopped: newer elsewhere",
                         _ => "executor stopped",
                     });
                     self.stop_executor(machine);

@@ -7,9 +7,9 @@ use chancery_events::id::{EpochNonce, ExecutorStoreId, SessionId, Term};
 use chancery_events::observation::ObjectReport;
 use chancery_events::protocol::ExecutorEpoch;
 use chancery_events::spec::ClusterRuntime;
-use chancery_executor::board::StatusCache;
-use chancery_executor::plan::StatusUpdate;
+use chancery_executor::reconcile::StatusUpdate;
 use chancery_executor::session::{HighestHead, ObjectWork, SessionCore, SessionIdentity};
+use chancery_executor::status_cache::StatusCache;
 
 /// Maximum number of concurrent work items.
 const AT_ONCE: usize = 3;
@@ -17,9 +17,9 @@ const AT_ONCE: usize = 3;
 /// Directory of an executor, which survives each executor epoch.
 pub struct Folder {
     /// Id of the executor store.
-    pub scope: ExecutorStoreId,
+    pub store: ExecutorStoreId,
     /// Executor epochs of the directory.
-    pub lives: u64,
+    pub epochs: u64,
     /// Highest head in the directory.
     pub seen: Option<HighestHead>,
 }
@@ -29,7 +29,7 @@ pub struct Machine {
     /// Executor's name, while one runs.
     pub name: String,
     /// Directory that the executor is started with.
-    pub folder: Folder,
+    pub directory: Folder,
     /// Executor, if it runs.
     pub process: Option<Process>,
     /// Earliest time of the next start.
@@ -84,15 +84,22 @@ pub struct Process {
 
 impl Folder {
     /// Returns an empty directory.
-    pub fn new(scope: ExecutorStoreId) -> Folder {
-        Folder { scope, lives: 0, seen: None }
+    pub fn new(executor_store: ExecutorStoreId) -> Folder {
+        Folder { store: executor_store, epochs: 0, seen: None }
     }
 }
 
 impl Machine {
     /// Creates a machine without executor.
-    pub fn new(name: String, drift: i64, runtime: ClusterRuntime, folder: Folder) -> Machine {
-        Machine { name, folder, process: None, down: Duration::ZERO, drift, runtime }
+    pub fn new(name: String, drift: i64, runtime: ClusterRuntime, incarnation_directory: Folder) -> Machine {
+        Machine {
+            name,
+            directory: incarnation_directory,
+            process: None,
+            down: Duration::ZERO,
+            drift,
+            runtime,
+        }
     }
 
     /// Returns the machine's clock.
@@ -112,16 +119,16 @@ impl Machine {
 
     /// Starts the executor; `instance` is random.
     pub fn start(&mut self, cluster: &str, instance: EpochNonce) {
-        self.folder.lives += 1;
+        self.directory.epochs += 1;
         let identity = SessionIdentity {
             executor: self.name.parse().expect("an executor's name"),
             cluster: cluster.parse().expect("a cluster's name"),
             runtime: self.runtime,
-            scope: self.folder.scope,
-            life: ExecutorEpoch { number: self.folder.lives, instance },
+            store: self.directory.store,
+            epoch: ExecutorEpoch { number: self.directory.epochs, instance },
         };
         self.process = Some(Process {
-            core: SessionCore::new(identity, self.folder.seen, AT_ONCE),
+            core: SessionCore::new(identity, self.directory.seen, AT_ONCE),
             link: Linked::No,
             listing: Listing::No,
             works: Vec::new(),

@@ -2,7 +2,7 @@
 //!
 //! Reading order: draws ([`script`], with people in `asks`), faults ([`fault`]), the world and its parts
 //! ([`universe`], [`server`], its [`rows`], [`executor`], [`producer`], and the inbox). Then actions
-//! ([`step`], [`serving`], [`executing`], [`breakage`]), readers ([`readers`]), the oracle ([`judge`]), and
+//! ([`step`], [`serving`], [`executing`], [`breakage`]), readers ([`readers`]), the oracle ([`oracle`]), and
 //! the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and journal rule are the real
 //! ones. [`play`] plays a seed; [`shrink`] reduces a failure.
 
@@ -11,8 +11,8 @@ mod breakage;
 mod executing;
 pub mod executor;
 pub mod fault;
-mod judge;
-pub mod letters;
+pub mod messages;
+mod oracle;
 pub mod producer;
 mod random;
 pub mod readers;
@@ -51,12 +51,12 @@ pub struct Played {
     /// Violation, if one was found.
     pub violation: Option<Violation>,
     /// Trace of the world; empty if it was not recorded.
-    pub story: Vec<String>,
+    pub trace: Vec<String>,
 }
 
 /// Whether a trace is recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Story {
+pub enum TraceOption {
     /// Recorded, which costs more than the world.
     Told,
     /// Not recorded; there is only the result.
@@ -64,15 +64,15 @@ pub enum Story {
 }
 
 /// Plays a script to its end, or to the first violation.
-pub fn play(script: Script, story: Story) -> Played {
-    let mut world = Universe::new(script, story == Story::Told);
+pub fn play(script: Script, trace: TraceOption) -> Played {
+    let mut world = Universe::new(script, trace == TraceOption::Told);
     let ended = catch_unwind(AssertUnwindSafe(|| world.play()));
     let violation = match ended {
         Ok(ended) => ended.err(),
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(ToString::to_string);
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            Some(judge::violation(0, format!("a panic: {text}"), None))
+            Some(oracle::violation(0, format!("a panic: {text}"), None))
         }
     };
     if violation.is_some() {
@@ -80,10 +80,10 @@ pub fn play(script: Script, story: Story) -> Played {
     }
     Played {
         seconds: world.now.as_secs_f64(),
-        events: world.judge.position().get(),
-        hash: world.judge.state().map(|state| state.at.hash.to_string()).unwrap_or_default(),
+        events: world.oracle.position().get(),
+        hash: world.oracle.state().map(|state| state.at.hash.to_string()).unwrap_or_default(),
         violation,
-        story: world.story.take().unwrap_or_default(),
+        trace: world.trace.take().unwrap_or_default(),
         counts: world.counts,
     }
 }
@@ -131,7 +131,7 @@ pub fn play_many(from: u64, seeds: u64) -> Many {
                     if seed >= from + seeds {
                         break;
                     }
-                    let played = play(Script::draw(seed), Story::Untold);
+                    let played = play(Script::draw(seed), TraceOption::Untold);
                     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
                     all.counts.merge(&played.counts);
                     all.hours += played.seconds / 3600.0;

@@ -17,7 +17,7 @@ use chancery_projector::FoldedState;
 use serde_json::{Value, json};
 
 use super::fault::Fault;
-use super::judge::violation;
+use super::oracle::violation;
 use super::readers::Via;
 use super::script::Input;
 use super::server::{Ask, wall_at};
@@ -84,7 +84,7 @@ impl Universe {
     /// Approves all pending operations that one of the two actors may approve, by the log; rejects one that
     /// cannot be approved.
     pub fn ask_to_approve(&mut self) -> bool {
-        let Some(state) = self.judge.state() else { return false };
+        let Some(state) = self.oracle.state() else { return false };
         let number = self.calls.len();
         let all = state.fleet.operations().sorted();
         let waiting = |operation: &&Operation| matches!(operation.state, OperationState::PendingApproval(_));
@@ -109,7 +109,7 @@ impl Universe {
 
     /// Rejects a pending approval request.
     fn ask_to_reject(&mut self) -> bool {
-        let Some(state) = self.judge.state() else { return false };
+        let Some(state) = self.oracle.state() else { return false };
         let number = self.calls.len();
         let first = state.fleet.approval_requests().sorted().into_iter().find_map(waits);
         let Some((request, _)) = first else { return false };
@@ -158,7 +158,7 @@ impl Universe {
             traceparent: None,
             intent,
         };
-        let by_letter = self.script.inbox && self.faulty && self.random.chance(self.script.letters);
+        let by_letter = self.script.inbox && self.faulty && self.random.chance(self.script.messages);
         if by_letter && !matches!(type_name.split_once('.'), Some(("cluster" | "operation" | "request", _))) {
             self.put_into_topic(request);
             return;
@@ -198,7 +198,7 @@ impl Universe {
 
     /// Takes the answer of a server.
     pub fn answered(&mut self, call: usize, verdict: &Verdict) -> Result<(), Violation> {
-        self.judge.told(verdict.position)?;
+        self.oracle.told(verdict.position)?;
         let lost = self.strikes(Fault::LostAnswer, 100);
         let told = match &*verdict.result {
             Ok(_) => history::Verdict::Accepted,
@@ -216,7 +216,9 @@ impl Universe {
         let passing = matches!(
             told,
             history::Verdict::Refused(
-                RefusalCode::Expired | RefusalCode::FromTheFuture | RefusalCode::KeyReused
+                RefusalCode::IntentExpired
+                    | RefusalCode::TimestampInFuture
+                    | RefusalCode::IdempotencyKeyReused
             )
         );
         match answer {
@@ -276,8 +278,8 @@ impl Universe {
             match verb {
                 "pause" => deployment.state == DeploymentState::InProgress,
                 "resume" => deployment.state == DeploymentState::Paused,
-                "promote" | "withdraw" => {
-                    canary && deployment.set == SetWord::Old && begun.contains(&deployment.state)
+                "promote" | "rollback" => {
+                    canary && deployment.active_set == SetWord::Old && begun.contains(&deployment.state)
                 }
                 _ => begun.contains(&deployment.state),
             }
@@ -417,15 +419,15 @@ fn waits(request: &ApprovalRequest) -> Option<(String, String)> {
 
 /// Returns the operation's human requester, if any.
 fn asked_by(fleet: &FleetState, operation: &Operation) -> Option<Actor> {
-    match operation.by.as_deref() {
+    match operation.requested_by.as_deref() {
         Some(Requester::Actor(actor)) => Some(actor.clone()),
         Some(Requester::Disruption { node, name }) => {
-            fleet.nodes().get(node)?.disruptions.get(name)?.by.clone()
+            fleet.nodes().get(node)?.disruptions.get(name)?.approved_by.clone()
         }
         Some(Requester::Rule(_)) => None,
         None => {
             let key = (operation.plan.clone(), operation.deployment.clone()?);
-            fleet.deployments().get(&key)?.by.clone()
+            Some(fleet.deployments().get(&key)?.requested_by.clone())
         }
     }
 }

@@ -12,7 +12,7 @@ use chancery_events::subject::Subject;
 use chancery_projector::{JournalFold, ReadConsistency};
 use serde_json::Value;
 
-use super::judge::violation;
+use super::oracle::violation;
 use super::random::Random;
 use super::rows::{Answer, Done, Found, Listed, Parts, Read, Rows, Wanted, row};
 use super::script::Script;
@@ -150,16 +150,16 @@ impl Universe {
         let position = verdict.position;
         if let Some(rows) = &self.seats[seat].rows {
             rows.last.note(position);
-            self.judge.gave(seat, position);
+            self.oracle.gave(seat, position);
         }
         let mut answering = seat;
-        let own = self.judge.state().map(|state| state.fleet.lineages().current);
+        let own = self.oracle.state().map(|state| state.fleet.lineages().current);
         if let (Some(via), Some(own)) = (self.calls[call].via.take(), own)
             && let Some(rows) = self.seats[via.seat].rows.as_ref().filter(|rows| rows.process == via.process)
         {
             // Problems name no lineage.
             rows.last.note_forwarded(position, verdict.result.is_ok().then_some(own), own);
-            self.judge.gave(via.seat, position);
+            self.oracle.gave(via.seat, position);
             self.counts.add("verdict forwarded");
             answering = via.seat;
         }
@@ -238,7 +238,7 @@ impl Universe {
         // Everything due before the request has happened.
         self.go_on(seat)?;
         let parts = if self.readers.whole.is_some() { Parts::All } else { Parts::Stamps };
-        let given = if eventual { Position::ZERO } else { self.judge.reads().least(seat) };
+        let given = if eventual { Position::ZERO } else { self.oracle.reads().least(seat) };
         let least = named.map_or(given, |named| named.max(given));
         let now = self.now;
         let Some(rows) = self.seats[seat].rows.as_mut() else { return Ok(()) };
@@ -280,7 +280,7 @@ impl Universe {
                 Answer::NotApplied => format!("position {} is not applied", asked.wanted),
             }
         );
-        let reads = self.judge.reads();
+        let reads = self.oracle.reads();
         match (of, answer) {
             (_, Answer::NotApplied) => {
                 reads.not_applied(asked.wanted, position)?;
@@ -339,7 +339,7 @@ impl Universe {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Story, play, play_many};
+    use super::super::{TraceOption, play, play_many};
     use super::*;
 
     #[test]
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn stories_tell_of_reads() {
-        let story = play(Script::draw(1), Story::Told).story;
-        assert!(story.iter().any(|line| line.contains("answers a read")), "{story:#?}");
+        let trace_option = play(Script::draw(1), TraceOption::Told).trace;
+        assert!(trace_option.iter().any(|line| line.contains("answers a read")), "{trace_option:#?}");
     }
 }

@@ -32,7 +32,7 @@ pub enum Input {
         /// Only node that a move accepts.
         node: Option<String>,
     },
-    /// Request for a deployment in progress: `cancel`, `pause`, `resume`, `promote`, `withdraw`.
+    /// Request for a deployment in progress: `cancel`, `pause`, `resume`, `promote`, `rollback`.
     OfDeployment {
         /// Verb of the request.
         verb: &'static str,
@@ -113,7 +113,7 @@ pub struct Script {
     /// Whether there is a topic into which producers put some requests.
     pub inbox: bool,
     /// Requests in a thousand that are put into the topic, if allowed.
-    pub letters: u64,
+    pub messages: u64,
 }
 
 /// Intents that an inbox message must not request.
@@ -141,7 +141,7 @@ impl Script {
         let work_fails = *random.pick(&[200, 600, 950]).unwrap_or(&600);
         let writes = habit == Some(Habit::Letters);
         let inbox = writes || random.chance(300);
-        let letters = if writes { 900 } else { 400 };
+        let inbox_messages = if writes { 900 } else { 400 };
         if inbox {
             let its_own = Fault::ALL.iter().copied().filter(|fault| fault.is_of_inbox());
             faults.extend(its_own.filter(|_| random.chance(share)));
@@ -157,7 +157,7 @@ impl Script {
             misbehave,
             work_fails,
             inbox,
-            letters,
+            messages: inbox_messages,
         }
     }
 }

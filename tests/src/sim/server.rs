@@ -10,8 +10,8 @@ use chancery_decider::core::{CoreInput, DeciderEffect, DeciderSettings, RequestT
 use chancery_decider::driver::{DeciderDriver, DeciderEnd, TurnOutcome};
 use chancery_decider::inbox::{InboxMismatch, InboxStart};
 use chancery_events::id::{Lineage, WriterId};
+use chancery_events::inbox_message::InboxMessage;
 use chancery_events::intent::IntentRequest;
-use chancery_events::letter::InboxMessage;
 use chancery_events::record::Record;
 use chancery_events::time::Time;
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
@@ -19,7 +19,7 @@ use chancery_journal::{Journal, JournalDelivery};
 use chancery_machine::fleet::FleetState;
 use chancery_projector::{FoldError, FoldedState};
 
-use super::letters::Topic;
+use super::messages::Topic;
 
 /// Fleet of every simulated world.
 pub const FLEET: &str = "sim";
@@ -168,11 +168,11 @@ impl Server {
     }
 
     /// Takes an inbox message, or notes that none is left up to the end.
-    pub fn letter(&mut self, letter: Option<&InboxMessage>, end: u64, now: Duration) {
+    pub fn take_message(&mut self, message: Option<&InboxMessage>, end: u64, now: Duration) {
         let reading = self.reading(now);
-        if let Some(letter) = letter {
-            self.driver.handle(CoreInput::Letter(Box::new(letter.clone())), reading);
-            self.reads = letter.offset + 1;
+        if let Some(inbox_message) = message {
+            self.driver.handle(CoreInput::InboxMessage(Box::new(inbox_message.clone())), reading);
+            self.reads = inbox_message.offset + 1;
         } else {
             self.driver.handle(CoreInput::InboxPassed(end), reading);
             self.reads = end;

@@ -38,7 +38,7 @@ impl Universe {
             Ok((server, rows, behind))
         });
         let (server, fold, behind) = begun
-            .map_err(|error| super::judge::violation(2, format!("a server cannot start: {error}"), None))?;
+            .map_err(|error| super::oracle::violation(2, format!("a server cannot start: {error}"), None))?;
         let head = server.journal().head().map(|head| head.position).unwrap_or_default();
         let due = self.now + self.readers.delay();
         let rows = match self.seats[seat].rows.take() {
@@ -50,7 +50,7 @@ impl Universe {
         };
         rows.publish(behind, due);
         self.may_read(seat);
-        self.judge.answers.begins(WriterId::from_random(bits), self.topic.end);
+        self.oracle.answers.begins(WriterId::from_random(bits), self.topic.end);
         tell!(self, "server {seat} starts, at {:?}", server.journal().head().map(|head| head.position));
         self.counts.add("server started");
         if self.seats.iter().any(|other| other.server.is_some()) {
@@ -107,13 +107,13 @@ impl Universe {
                         self.answered(call, &verdict)?;
                     }
                 }
-                DeciderEffect::Send(ChannelNumber(link), message) => {
-                    self.judge.said(&message)?;
-                    match self.links.get_mut(&link).filter(|link| link.served) {
+                DeciderEffect::Send(ChannelNumber(channel), message) => {
+                    self.oracle.said(&message)?;
+                    match self.channels.get_mut(&channel).filter(|executor_channel| executor_channel.served) {
                         Some(link) if link.held => link.down.push_back(message),
                         Some(link) if link.silent => {}
                         // The executor has closed its end, and the server notices by sending.
-                        Some(_) => self.close(seat, link),
+                        Some(_) => self.close(seat, channel),
                         None => {}
                     }
                 }
@@ -125,9 +125,9 @@ impl Universe {
 
     /// Makes a server close its end of a channel.
     pub fn close(&mut self, seat: usize, number: u64) {
-        if let Some(link) = self.links.get_mut(&number) {
-            link.served = false;
-            link.up.clear();
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel.served = false;
+            channel.up.clear();
         }
         if let Some(server) = &mut self.seats[seat].server {
             let reading = server.reading(self.now);
@@ -138,22 +138,22 @@ impl Universe {
 
     /// Deletes channels that both ends have closed.
     pub fn sweep_links(&mut self) {
-        self.links.retain(|_, link| link.held || link.served);
+        self.channels.retain(|_, channel| channel.held || channel.served);
     }
 
     pub(super) fn hear(&mut self, number: u64) {
         let now = self.now;
         let bits = self.random.bits();
         let twice = self.strikes(Fault::DuplicateMessage, 50);
-        let Some(link) = self.links.get_mut(&number) else { return };
-        let seat = link.seat;
+        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let seat = channel.seat;
         let Some(server) = &mut self.seats[seat].server else { return };
-        let Some(up) = link.up.pop_front() else { return };
+        let Some(up) = channel.up.pop_front() else { return };
         let reading = server.reading(now);
         match up {
             Up::Connected => {
-                let attach = ConnectionToken::from_random(bits);
-                server.driver().handle(CoreInput::Connected(ChannelNumber(number), attach), reading);
+                let token = ConnectionToken::from_random(bits);
+                server.driver().handle(CoreInput::Connected(ChannelNumber(number), token), reading);
             }
             Up::Said(message) => {
                 tell!(self, "server {seat} hears {}", words::to_decider(&message));
@@ -164,7 +164,7 @@ impl Universe {
                 server.driver().handle(CoreInput::Said(ChannelNumber(number), message), reading);
             }
             Up::Gone => {
-                link.served = false;
+                channel.served = false;
                 server.driver().handle(CoreInput::Disconnected(ChannelNumber(number)), reading);
                 self.sweep_links();
             }

@@ -17,7 +17,7 @@ use chancery_projector::FoldedState;
 use serde_json::{Value, json};
 
 use super::fault::Fault;
-use super::judge::violation;
+use super::oracle::violation;
 use super::producer::State;
 use super::universe::{Universe, tell};
 use crate::check::Violation;
@@ -71,7 +71,7 @@ impl Universe {
             let action = self.random.pick(&possible).copied();
             if let Some(action) = action {
                 self.act(action)?;
-                self.judge()?;
+                self.consult_oracle()?;
                 continue;
             }
             if self.now >= round {
@@ -116,14 +116,14 @@ impl Universe {
     fn bring_back(&mut self) -> bool {
         for machine in 0..self.machines.len() {
             let Some((scope, node)) = self.left(machine) else { continue };
-            if scope == self.machines[machine].folder.scope {
+            if scope == self.machines[machine].directory.store {
                 continue;
             }
-            if scope == self.elsewhere[machine].folder.scope {
+            if scope == self.elsewhere[machine].incarnation_directory.store {
                 tell!(self, "executor {machine} is restarted with store {scope}");
                 self.counts.add("executor restarted with its directory");
                 self.stop_executor(machine);
-                self.change_folder(machine);
+                self.change_directory(machine);
             } else {
                 tell!(self, "store {scope} of machine {machine} is lost");
                 self.counts.add("node expunged by a person");
@@ -137,7 +137,7 @@ impl Universe {
     /// Decides what waits for a person: paused deployments, canaries, undrainable nodes. Returns whether
     /// there was any.
     fn finish(&mut self, rounds: u32) -> bool {
-        let Some((verb, data)) = self.judge.state().and_then(|state| undecided(&state.fleet, rounds)) else {
+        let Some((verb, data)) = self.oracle.state().and_then(|state| undecided(&state.fleet, rounds)) else {
             return false;
         };
         tell!(self, "a person decides: {verb}");
@@ -147,8 +147,8 @@ impl Universe {
 
     /// Returns the executor store that may have objects of a machine's cluster, and the node of the first.
     fn left(&self, machine: usize) -> Option<(ExecutorStoreId, String)> {
-        let fleet = &self.judge.state()?.fleet;
-        let scope = fleet.clusters().get(format!("c{machine}").as_str())?.scope.as_ref()?;
+        let fleet = &self.oracle.state()?.fleet;
+        let scope = fleet.clusters().get(format!("c{machine}").as_str())?.store.as_ref()?;
         let left = fleet.incarnations().sorted().into_iter().find(|incarnation| {
             let here = incarnation.cluster.as_str() == format!("c{machine}");
             here && incarnation.is_live() && scope.may_hold(incarnation)
@@ -165,7 +165,7 @@ impl Universe {
 
     /// Approves what is pending, or rejects it if impossible. Returns whether there was any.
     fn approve_all(&mut self) -> bool {
-        let Some(state) = self.judge.state() else { return false };
+        let Some(state) = self.oracle.state() else { return false };
         let pending = |operation: &&chancery_machine::state::Operation| {
             matches!(operation.state, OperationState::PendingApproval(_))
         };
@@ -179,12 +179,12 @@ impl Universe {
         if let Some(call) = self.calls.iter().find(|call| call.state != State::Answered) {
             return Some(format!("intent {} has no answer", call.request.id));
         }
-        if self.script.inbox && self.judge.answers.next() < self.topic.end {
-            return Some(format!("inbox messages from {} have no answer", self.judge.answers.next()));
+        if self.script.inbox && self.oracle.answers.next() < self.topic.end {
+            return Some(format!("inbox messages from {} have no answer", self.oracle.answers.next()));
         }
-        let Some(state) = self.judge.state() else { return Some("there is no leader".into()) };
+        let Some(state) = self.oracle.state() else { return Some("there is no leader".into()) };
         let fleet = &state.fleet;
-        if let Some(stuck) = stuck_in(fleet).or_else(|| self.judge.unsaid()) {
+        if let Some(stuck) = stuck_in(fleet).or_else(|| self.oracle.unsaid()) {
             return Some(stuck);
         }
         let running: BTreeSet<IncarnationId> = fleet
@@ -203,7 +203,7 @@ impl Universe {
                 continue;
             }
             let ours =
-                |(id, _): (IncarnationId, usize)| (!self.judge.strangers.contains_key(&id)).then_some(id);
+                |(id, _): (IncarnationId, usize)| (!self.oracle.strangers.contains_key(&id)).then_some(id);
             alive.extend(world.alive().filter_map(ours));
             let wanted = |object: ObjectId| match object {
                 ObjectId::Incarnation(id) => {
@@ -229,21 +229,21 @@ impl Universe {
     /// Checks that all states and rows agree.
     fn agree(&mut self) -> Result<(), Violation> {
         self.hear_all()?;
-        self.judge.rows()?;
-        self.judge.history(&self.history)?;
+        self.oracle.rows()?;
+        self.oracle.history(&self.history)?;
         let replayed = self.replay()?;
-        self.judge.same_state(&replayed)?;
+        self.oracle.same_state(&replayed)?;
         for seat in &mut self.seats {
             let Some(state) = seat.state().cloned() else { continue };
-            self.judge.same_state(&state)?;
+            self.oracle.same_state(&state)?;
             let Some(server) = &mut seat.server else { continue };
             let driver = server.driver();
             if driver.is_quiet() && driver.core.durable().position == state.at.position {
-                self.judge.same_state(&FoldedState { fleet: driver.core.fleet().clone(), ..state })?;
+                self.oracle.same_state(&FoldedState { fleet: driver.core.fleet().clone(), ..state })?;
             }
         }
         if self.script.seed.is_multiple_of(STORED) {
-            self.judge.through_the_store(&self.log)?;
+            self.oracle.through_the_store(&self.log)?;
             self.counts.add("through the store");
         }
         self.read_again()?;
@@ -285,9 +285,11 @@ fn undecided(fleet: &FleetState, rounds: u32) -> Option<(&'static str, Value)> {
         let canary = matches!(deployment.spec.strategy, DeploymentStrategy::Canary { .. });
         match deployment.state {
             DeploymentState::Paused => return Some(("deployment.resume", data)),
-            DeploymentState::InProgress if canary && deployment.set == SetWord::Old && rounds > PATIENCE => {
+            DeploymentState::InProgress
+                if canary && deployment.active_set == SetWord::Old && rounds > PATIENCE =>
+            {
                 let good = deployment.spec.count.is_multiple_of(2);
-                return Some((if good { "deployment.promote" } else { "deployment.withdraw" }, data));
+                return Some((if good { "deployment.promote" } else { "deployment.rollback" }, data));
             }
             _ => {}
         }
@@ -312,15 +314,16 @@ fn undecided(fleet: &FleetState, rounds: u32) -> Option<(&'static str, Value)> {
 
 /// Whether the operation waits, as it may, for a placement.
 fn waits_for_place(fleet: &FleetState, operation: &Operation) -> bool {
-    let reasons = fleet.plans().get(&operation.plan).is_some_and(|plan| !plan.unfit.is_empty());
+    let reasons = fleet.plans().get(&operation.plan).is_some_and(|plan| !plan.unschedulable.is_empty());
     reasons && operation.state == OperationState::Preparing
 }
 
 /// Whether the incarnation waits for a volume in use by another one, or an unobtainable one.
 fn waits_for_volume(fleet: &FleetState, run: Option<&Incarnation>) -> bool {
     run.is_some_and(|run| {
-        let used = |name: &VolumeName| fleet.volumes().get(name).is_some_and(|volume| volume.user.is_some());
-        run.due && run.ties.mounts.iter().any(used)
+        let used =
+            |name: &VolumeName| fleet.volumes().get(name).is_some_and(|volume| volume.used_by.is_some());
+        run.awaits_volumes && run.ties.mounts.iter().any(used)
     })
 }
 
@@ -342,7 +345,7 @@ fn stuck_in_plans(fleet: &FleetState) -> Option<String> {
         .map(|operation| operation.plan.clone())
         .collect();
     for plan in fleet.plans().sorted() {
-        if plan.removing.is_some() {
+        if plan.deletion_requested_by.is_some() {
             return Some(format!("plan {} is being deleted, and stays", plan.name));
         }
         if plan.rebalance.is_some() && !waiting.contains(&plan.name) {
@@ -356,11 +359,11 @@ fn stuck_in_plans(fleet: &FleetState) -> Option<String> {
     }
     for replica in fleet.replicas().sorted() {
         let deletes = replica.open().any(|open| open.kind == OperationKind::Delete);
-        if replica.will == WillWord::Deleted && !deletes {
+        if replica.desired == WillWord::Deleted && !deletes {
             return Some(format!("replica {} must be deleted, and no operation does it", replica.name));
         }
         if let Some(again) = replica.comes_again() {
-            return Some(format!("replica {} waits for its restart from {}", replica.name, again.at));
+            return Some(format!("replica {} waits for its restart from {}", replica.name, again.not_before));
         }
     }
     None

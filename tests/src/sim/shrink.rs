@@ -1,6 +1,6 @@
 //! Reduction of a failing world: leaves out faults, inputs and steps while the same invariant fails.
 
-use super::{Played, Script, Story, play};
+use super::{Played, Script, TraceOption, play};
 
 /// Maximum number of worlds that are tried.
 const TRIES: usize = 400;
@@ -12,10 +12,10 @@ pub fn shrink(script: &Script) -> (Script, Played) {
 
 /// Reduces as [`shrink`]; `failure` returns the number of the broken invariant of a world, if any.
 fn shrink_by(script: &Script, failure: impl Fn(&Played) -> Option<u8>) -> (Script, Played) {
-    let fails = |script: &Script| failure(&play(script.clone(), Story::Untold));
+    let fails = |script: &Script| failure(&play(script.clone(), TraceOption::Untold));
     let mut best = script.clone();
     let mut tries = 0;
-    let Some(invariant) = fails(&best) else { return (best.clone(), play(best, Story::Told)) };
+    let Some(invariant) = fails(&best) else { return (best.clone(), play(best, TraceOption::Told)) };
     let mut keeps_failing = |candidate: &Script| {
         tries += 1;
         tries <= TRIES && fails(candidate) == Some(invariant)
@@ -50,7 +50,7 @@ fn shrink_by(script: &Script, failure: impl Fn(&Played) -> Option<u8>) -> (Scrip
             }
         }
         if size(&best) == before {
-            return (best.clone(), play(best, Story::Told));
+            return (best.clone(), play(best, TraceOption::Told));
         }
     }
 }
@@ -69,11 +69,11 @@ mod tests {
         let failure = |played: &Played| (played.counts.get("server failed") > 0).then_some(0);
         let mut scripts = (1..=100).map(Script::draw);
         let script = scripts
-            .find(|script| failure(&play(script.clone(), Story::Untold)).is_some())
+            .find(|script| failure(&play(script.clone(), TraceOption::Untold)).is_some())
             .expect("a server fails in one of a hundred worlds");
         let (small, told) = shrink_by(&script, failure);
         assert_eq!(failure(&told), Some(0));
         assert!(small.faults.len() < script.faults.len() && small.inputs.len() < script.inputs.len());
-        assert!(told.story.iter().any(|line| line.contains("server")), "{:#?}", told.story);
+        assert!(told.trace.iter().any(|line| line.contains("server")), "{:#?}", told.trace);
     }
 }

@@ -96,15 +96,15 @@ impl Universe {
                 all.push(Action::Turn(index));
             }
         }
-        for (number, link) in &self.links {
-            let heard = link.served
-                && self.seats[link.seat].server.as_ref().is_some_and(|server| server.paused.is_none());
-            if heard && !link.up.is_empty() {
+        for (number, channel) in &self.channels {
+            let heard = channel.served
+                && self.seats[channel.seat].server.as_ref().is_some_and(|server| server.paused.is_none());
+            if heard && !channel.up.is_empty() {
                 all.push(Action::Hear(*number));
             }
-            let process = self.machines[link.machine].process.as_ref();
+            let process = self.machines[channel.machine].process.as_ref();
             let listens = process.is_some_and(|process| process.paused.is_none());
-            if link.held && listens && (!link.down.is_empty() || !link.served) {
+            if channel.held && listens && (!channel.down.is_empty() || !channel.served) {
                 all.push(Action::Told(*number));
             }
         }
@@ -159,11 +159,11 @@ impl Universe {
                 Ok(())
             }
             Action::Read(seat) => {
-                self.read_letter(seat);
+                self.read_message(seat);
                 Ok(())
             }
-            Action::Hear(link) => {
-                self.hear(link);
+            Action::Hear(channel) => {
+                self.hear(channel);
                 Ok(())
             }
             Action::Sync(seat) => {
@@ -195,7 +195,7 @@ impl Universe {
                 self.start_executor(machine);
                 Ok(())
             }
-            Action::Told(link) => self.told(link),
+            Action::Told(executor_channel) => self.told(executor_channel),
             Action::Tick(machine) => self.executor(machine, SessionInput::Tick),
             Action::Connect(machine) => self.connect(machine),
             Action::List(machine) => self.list(machine),

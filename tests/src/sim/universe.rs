@@ -14,8 +14,8 @@ use chancery_projector::FoldedState;
 
 use super::executor::{Folder, Machine};
 use super::fault::{Counts, Fault};
-use super::judge::Judge;
-use super::letters::Topic;
+use super::messages::Topic;
+use super::oracle::Oracle;
 use super::producer::Call;
 use super::random::Random;
 use super::readers::Readers;
@@ -69,7 +69,7 @@ pub struct Link {
 /// Directory without executor, with its processes.
 pub struct Elsewhere {
     /// Executor directory.
-    pub folder: Folder,
+    pub incarnation_directory: Folder,
     /// Real processes.
     pub world: SimulatedWorld,
 }
@@ -107,7 +107,7 @@ pub struct Universe {
     /// Other directory on each machine, with its real processes.
     pub elsewhere: Vec<Elsewhere>,
     /// Channels by their numbers.
-    pub links: BTreeMap<u64, Link>,
+    pub channels: BTreeMap<u64, Link>,
     /// Channels ever opened.
     pub linked: u64,
     /// Requests of producers.
@@ -121,13 +121,13 @@ pub struct Universe {
     /// Readers of the world.
     pub readers: Readers,
     /// Oracle that decides whether the world is valid.
-    pub judge: Judge,
+    pub oracle: Oracle,
     /// Counts of events, by name.
     pub counts: Counts,
     /// Whether faults may happen.
     pub faulty: bool,
     /// Trace for people, if one is recorded.
-    pub story: Option<Vec<String>>,
+    pub trace: Option<Vec<String>>,
     /// Number of steps.
     pub taken: u64,
 }
@@ -135,7 +135,7 @@ pub struct Universe {
 /// Adds a line to the trace, if one is recorded.
 macro_rules! tell {
     ($world:expr, $($words:tt)*) => {
-        if $world.story.is_some() {
+        if $world.trace.is_some() {
             let line = format!($($words)*);
             $world.add_to_story(&line);
         }
@@ -153,8 +153,8 @@ impl Universe {
         let seats = (0..script.servers).map(seat).collect();
         let machines = script.clusters.iter().enumerate().map(|(number, runtime)| {
             let drift = i64::try_from(random.below(20_000)).unwrap_or(0) - 10_000;
-            let folder = Folder::new(ExecutorStoreId::from_random(random.bits()));
-            Machine::new(format!("ex{number}"), drift, *runtime, folder)
+            let directory = Folder::new(ExecutorStoreId::from_random(random.bits()));
+            Machine::new(format!("ex{number}"), drift, *runtime, directory)
         });
         let machines = machines.collect();
         let behaviour = |number| {
@@ -165,12 +165,12 @@ impl Universe {
         let clusters = script.clusters.len() as u64;
         let worlds = (0..clusters).map(behaviour).collect();
         let elsewhere = (0..clusters).map(|number| Elsewhere {
-            folder: Folder::new(ExecutorStoreId::from_random(random.bits())),
+            incarnation_directory: Folder::new(ExecutorStoreId::from_random(random.bits())),
             world: behaviour(number),
         });
         let elsewhere = elsewhere.collect();
         Universe {
-            judge: Judge::new(&log),
+            oracle: Oracle::new(&log),
             random,
             now: Duration::ZERO,
             log,
@@ -180,7 +180,7 @@ impl Universe {
             machines,
             worlds,
             elsewhere,
-            links: BTreeMap::new(),
+            channels: BTreeMap::new(),
             linked: 0,
             calls: Vec::new(),
             topic: Topic::default(),
@@ -189,7 +189,7 @@ impl Universe {
             readers: Readers::new(&script),
             counts: Counts::default(),
             faulty: true,
-            story: with_story.then(Vec::new),
+            trace: with_story.then(Vec::new),
             script,
             taken: 0,
         }
@@ -197,19 +197,23 @@ impl Universe {
 
     /// Adds a line to the trace.
     pub fn add_to_story(&mut self, line: &str) {
-        let head = self.judge.position();
-        if let Some(story) = &mut self.story {
-            story.push(format!("{:>12.6}s #{} {line}", self.now.as_secs_f64(), head));
+        let head = self.oracle.position();
+        if let Some(trace_option) = &mut self.trace {
+            trace_option.push(format!("{:>12.6}s #{} {line}", self.now.as_secs_f64(), head));
         }
     }
 
     /// Adds the contents of the log to the trace, if one is recorded.
     pub fn tell_the_log(&mut self) {
-        let Some(story) = &mut self.story else { return };
+        let Some(trace_option) = &mut self.trace else { return };
         let Ok(records) = self.log.source().records(Position::FIRST) else { return };
         for record in records.flatten() {
             for (position, line) in record.events() {
-                story.push(format!("{} #{position} {}", record.header().time, String::from_utf8_lossy(line)));
+                trace_option.push(format!(
+                    "{} #{position} {}",
+                    record.header().time,
+                    String::from_utf8_lossy(line)
+                ));
             }
         }
     }
@@ -236,7 +240,7 @@ impl Universe {
     }
 
     /// Shows a change to the executor, unless the fault makes the executor miss it.
-    pub fn show(&mut self, machine: usize, told: chancery_executor::plan::StatusUpdate) {
+    pub fn show(&mut self, machine: usize, told: chancery_executor::reconcile::StatusUpdate) {
         if self.machines[machine].process.is_some() && self.strikes(Fault::MissedChange, 200) {
             tell!(self, "machine {machine}: a change is missed");
             return;
@@ -277,21 +281,21 @@ impl Universe {
     }
 
     /// Runs all cheap checks, after each step.
-    pub fn judge(&mut self) -> Result<(), Violation> {
-        self.judge.look(&self.topic, &mut self.counts)?;
+    pub fn consult_oracle(&mut self) -> Result<(), Violation> {
+        self.oracle.look(&self.topic, &mut self.counts)?;
         let worlds: Vec<&SimulatedWorld> = self.everything().collect();
-        self.judge.alive(&worlds)?;
+        self.oracle.alive(&worlds)?;
         self.read_rows()?;
         self.taken += 1;
         if self.taken.is_multiple_of(32) {
-            self.judge.rows()?;
+            self.oracle.rows()?;
             for seat in 0..self.seats.len() {
                 if self.seats[seat].server.is_none() {
                     continue;
                 }
                 self.go_on(seat)?;
                 if let Some(state) = self.seats[seat].rows.as_ref().and_then(Rows::state) {
-                    self.judge.same_state(state)?;
+                    self.oracle.same_state(state)?;
                 }
             }
         }
@@ -314,7 +318,7 @@ impl Universe {
         for _ in 0..self.script.steps {
             let action = self.draw();
             self.act(action)?;
-            self.judge()?;
+            self.consult_oracle()?;
         }
         self.settle()
     }

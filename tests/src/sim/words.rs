@@ -16,8 +16,8 @@ fn short(id: ObjectId) -> String {
 
 /// Renders a report.
 pub(super) fn report(report: &ObjectReport) -> String {
-    let saw = match &report.saw {
-        ObservedState::Ensured { .. } => "ensured",
+    let saw = match &report.observed {
+        ObservedState::Started { .. } => "started",
         ObservedState::Ready { .. } => "ready",
         ObservedState::NotReady { .. } => "not ready",
         ObservedState::Ended { .. } => "ended",
@@ -33,23 +33,25 @@ pub(super) fn reports(reports: &[ObjectReport]) -> String {
 }
 
 fn command(command: &Command) -> String {
-    let Command { object, revision, attempt, effect, standing, .. } = command;
-    format!("{effect} {} (revision {revision}, attempt {attempt}, {standing:?})", short(*object))
+    let Command { object, revision, attempt, effect, status: command_status, .. } = command;
+    format!("{effect} {} (revision {revision}, attempt {attempt}, {command_status:?})", short(*object))
 }
 
 /// Renders an executor's message.
 pub(super) fn to_decider(message: &ExecutorMessage) -> String {
     match message {
-        ExecutorMessage::Hello { executor, cluster, scope, seen, .. } => {
+        ExecutorMessage::Hello { executor, cluster, store: scope, seen, .. } => {
             let seen = seen.map_or("nothing".to_owned(), |(_, head)| format!("position {}", head.position));
             format!("hello from {executor} of store {scope} for {cluster}, which has seen {seen}")
         }
-        ExecutorMessage::Level { reports: all, .. } => format!("level: {}", reports(all)),
+        ExecutorMessage::FullReport { reports: all, .. } => format!("level: {}", reports(all)),
         ExecutorMessage::Report { sequence, report: one, .. } => {
             format!("report {sequence}: {}", report(one))
         }
-        ExecutorMessage::More { after, .. } => format!("more of the inventory, behind {}", short(*after)),
-        ExecutorMessage::Heartbeat { beat, .. } => format!("heartbeat {beat}"),
+        ExecutorMessage::InventoryRequest { after, .. } => {
+            format!("more of the inventory, behind {}", short(*after))
+        }
+        ExecutorMessage::Heartbeat { sequence: heartbeat, .. } => format!("heartbeat {heartbeat}"),
         ExecutorMessage::Goodbye { .. } => "goodbye".into(),
     }
 }
@@ -66,15 +68,17 @@ pub(super) fn from_decider(message: &DeciderMessage) -> String {
         DeciderMessage::Inventory { envelope, commands, .. } => {
             format!("more of the inventory ({}): {}", by(envelope), all(commands))
         }
-        DeciderMessage::Refused { reason, again } => format!("refused, {again:?}: {reason}"),
+        DeciderMessage::Refused { reason, retry: again } => format!("refused, {again:?}: {reason}"),
         DeciderMessage::Command { envelope, command: one } => format!("{} ({})", command(one), by(envelope)),
-        DeciderMessage::Accepted { sequence, .. } => format!("report {sequence} is accepted"),
-        DeciderMessage::Forget { object, .. } => format!("purge {}", short(*object)),
-        DeciderMessage::Judged { object, judgement, revision, .. } => {
+        DeciderMessage::ReportsAccepted { sequence, .. } => format!("report {sequence} is accepted"),
+        DeciderMessage::Purge { object, .. } => format!("purge {}", short(*object)),
+        DeciderMessage::OrphanResolved { object, resolution: judgement, revision, .. } => {
             format!("{judgement} {} (revision {revision})", short(*object))
         }
-        DeciderMessage::Beat { beat, .. } => format!("heartbeat {beat} is answered"),
-        DeciderMessage::Closed { reason } => format!("closed: {reason}"),
+        DeciderMessage::HeartbeatAck { sequence: heartbeat, .. } => {
+            format!("heartbeat {heartbeat} is answered")
+        }
+        DeciderMessage::ConnectionClosed { reason } => format!("closed: {reason}"),
     }
 }
 
@@ -85,7 +89,7 @@ pub(super) fn work(work: &ObjectWork) -> String {
         ObjectWork::Remove { object, revision } => {
             format!("remove {} (revision {revision})", short(*object))
         }
-        ObjectWork::Forget(object) => format!("purge {}", short(*object)),
+        ObjectWork::Purge(object) => format!("purge {}", short(*object)),
     }
 }
 
@@ -94,11 +98,11 @@ pub(super) fn envelope(message: &DeciderMessage) -> Option<&DeciderEnvelope> {
     match message {
         DeciderMessage::Welcome { envelope, .. }
         | DeciderMessage::Inventory { envelope, .. }
-        | DeciderMessage::Accepted { envelope, .. }
-        | DeciderMessage::Beat { envelope, .. }
+        | DeciderMessage::ReportsAccepted { envelope, .. }
+        | DeciderMessage::HeartbeatAck { envelope, .. }
         | DeciderMessage::Command { envelope, .. }
-        | DeciderMessage::Forget { envelope, .. }
-        | DeciderMessage::Judged { envelope, .. } => Some(envelope),
-        DeciderMessage::Refused { .. } | DeciderMessage::Closed { .. } => None,
+        | DeciderMessage::Purge { envelope, .. }
+        | DeciderMessage::OrphanResolved { envelope, .. } => Some(envelope),
+        DeciderMessage::Refused { .. } | DeciderMessage::ConnectionClosed { .. } => None,
     }
 }

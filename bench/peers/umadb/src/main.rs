@@ -63,11 +63,11 @@ impl Drop for Server {
 async fn main() -> Result<()> {
     let mut args = std::env::args_os().skip(1).map(PathBuf::from);
     let program = args.next().context("name UmaDB's program")?;
-    let folder = args.next().context("name a directory for its data")?;
+    let directory = args.next().context("name a directory for its data")?;
     let mut round = 0;
     while let Some((callers, lasts)) = load::order()? {
         round += 1;
-        let server = Server::start(&program, folder.join(format!("umadb-{}-{round}", std::process::id())))?;
+        let server = Server::start(&program, directory.join(format!("umadb-{}-{round}", std::process::id())))?;
         let mut all = Vec::new();
         for caller in 0..callers {
             let client = server.client().await?;

@@ -2,12 +2,12 @@ use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, Lineage, Position};
 use chancery_events::observation::{IncarnationExit, ProcessStatus, RetryClass};
-use chancery_events::protocol::{CommandStatus, IncarnationSpec};
+use chancery_events::protocol::{CommandStatus, IncarnationSpec, RunLabels};
 
-use super::super::folder::{ProcessEnd, StartedProcess};
+use super::super::incarnation_dir::{ProcessEnd, StartedProcess};
 use super::super::{OutputLimits, SupervisorProgram};
 use super::*;
-use crate::plan::ObjectTarget;
+use crate::reconcile::ObjectTarget;
 
 fn wanted(aim: TargetGoal, restart: RestartPolicy) -> SpecFile {
     let grace = Duration::ZERO;
@@ -16,19 +16,24 @@ fn wanted(aim: TargetGoal, restart: RestartPolicy) -> SpecFile {
         plan: "web".parse().unwrap(),
         node: "n1".parse().unwrap(),
         restart,
-        labels: Box::default(),
+        labels: Box::new(RunLabels {
+            namespace: "ns".parse().unwrap(),
+            deployment: "d1".parse().unwrap(),
+            domain: None,
+            zone: None,
+        }),
         payloads: vec![],
     };
     SpecFile {
         incarnation: IncarnationId::issue(Lineage::from_random(42), Position::FIRST),
-        order: ObjectTarget { revision: 3, attempt: 1, aim, standing: CommandStatus::Open, grace },
+        order: ObjectTarget { revision: 3, attempt: 1, aim, status: CommandStatus::Pending, grace },
         spec: Some(spec),
-        program: SupervisorProgram { program: "x".into(), keeper_args: vec![], trampoline_args: vec![] },
+        program: SupervisorProgram { program: "x".into(), supervisor_args: vec![], trampoline_args: vec![] },
         output: OutputLimits::default(),
         cgroup: None,
         files: None,
         boot: None,
-        volumes: None,
+        volumes: "volumes".into(),
     }
 }
 
@@ -48,7 +53,7 @@ fn record(
         end: cause.map(|cause| ProcessEnd {
             status: ProcessStatus::Unknown,
             cause,
-            hits: super::super::group::LimitHits::default(),
+            hits: super::super::cgroup::LimitHits::default(),
         }),
     };
     let processes = ends.iter().enumerate().map(started).collect();
@@ -76,11 +81,11 @@ fn boot(machine: Option<&str>) -> BootId {
 fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
     use ProcessEndCause::{Asked, GoingDown, Itself};
     use RebootAction::{Reattach, Restart};
-    use RestartPolicy::{Always, BestEffort, Never};
+    use RestartPolicy::{Always, Never, OnFailure};
     use TargetGoal::{Down, Removed, Up};
     const RUNS: &[Option<ProcessEndCause>] = &[None, None];
     let ended = || StartPhase::Ended { exit: IncarnationExit::Clean };
-    let failed = || StartPhase::Failed { message: "no".into(), hope: RetryClass::Retry };
+    let failed = || StartPhase::Failed { message: "no".into(), retry: RetryClass::Retryable };
     let cases = [
         // Goal, rule, boot of the record, phase, ends, action, reason.
         (Up, Always, "then", StartPhase::Started, RUNS, Restart, "it ran, and the reboot alone ended it"),
@@ -89,7 +94,7 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
         (Up, Always, "now", StartPhase::Again, RUNS, Restart, "a crash before the restart"),
         (Up, Always, "now", StartPhase::Started, RUNS, Reattach, "there was no reboot"),
         (Up, Always, "now", StartPhase::Recorded, RUNS, Reattach, "there was no reboot"),
-        (Up, BestEffort, "then", StartPhase::Started, RUNS, Reattach, "its plan has another rule"),
+        (Up, OnFailure, "then", StartPhase::Started, RUNS, Reattach, "its plan has another rule"),
         (Up, Never, "then", StartPhase::Started, RUNS, Reattach, "its plan has the rule never"),
         (Up, Never, "now", StartPhase::Again, RUNS, Reattach, "its plan now has the rule never"),
         (Down, Always, "then", StartPhase::Started, RUNS, Reattach, "it was being stopped"),
@@ -160,7 +165,7 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
     assert_eq!(on(Some(2), here, here), Restart, "the tombstone covers lower revisions only");
     assert_eq!(on(Some(3), here, here), Reattach, "the tombstone covers it");
     assert_eq!(on(None, Some("elsewhere"), here), Reattach, "this is a copy: the original may run");
-    assert_eq!(on(None, None, here), Reattach, "an earlier build did not record the machine");
+    assert_eq!(on(None, None, here), Reattach, "the recorded machine is unknown");
     assert_eq!(on(None, None, None), Reattach, "this may be any machine");
     let record = record("then", here, StartPhase::Started, RUNS);
     assert_eq!(next(None, None, &record, &boot(here)), Reattach, "the spec is unknown");

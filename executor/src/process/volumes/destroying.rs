@@ -10,11 +10,11 @@ use chancery_events::protocol::VolumeSpec;
 use tokio::task::JoinHandle;
 
 use super::super::removal;
-use super::home::{VolumeDirectory, VolumeFile, VolumePhase};
+use super::directory::{VolumeDirectory, VolumeFile, VolumePhase};
 use super::{VolumeReconciler, users};
-use crate::durable;
 use crate::executor_store::VolumeLookup;
-use crate::plan::{ObjectTarget, TargetGoal};
+use crate::reconcile::{ObjectTarget, TargetGoal};
+use crate::state_file;
 
 /// Removal in progress, which stops when this is dropped.
 pub(super) struct VolumeRemoval {
@@ -42,11 +42,11 @@ impl VolumeReconciler {
                 users::user(&shared, &BTreeMap::from([(self.volume, self.home.clone())]), None)?
             {
                 let message = format!("cannot destroy volume {}: in use by {user}", self.volume);
-                self.refuse(order.revision, message, RetryClass::Retry);
+                self.refuse(order.revision, message, RetryClass::Retryable);
                 return Ok(());
             }
             if let Err(error) = removal::refuse_mounts(self.home.path()) {
-                self.refuse(order.revision, error.to_string(), RetryClass::Retry);
+                self.refuse(order.revision, error.to_string(), RetryClass::Retryable);
                 return Ok(());
             }
         }
@@ -54,7 +54,7 @@ impl VolumeReconciler {
         self.look();
         if self.is != was || !matches!(self.found, Some(VolumeLookup::Nothing | VolumeLookup::Ours(_))) {
             let message = format!("cannot destroy volume {}: replaced since the command", self.volume);
-            self.refuse(order.revision, message, RetryClass::Retry);
+            self.refuse(order.revision, message, RetryClass::Retryable);
             return Ok(());
         }
         self.shown = None;
@@ -87,7 +87,7 @@ impl VolumeReconciler {
         let buried = removed.and_then(|()| self.keep(VolumeFile { phase: VolumePhase::Gone, ..kept }));
         if let Err(error) = buried {
             tracing::error!(%error, volume = %self.volume, "cannot destroy volume");
-            self.refuse(revision, format!("cannot destroy volume: {error}"), RetryClass::Retry);
+            self.refuse(revision, format!("cannot destroy volume: {error}"), RetryClass::Retryable);
         }
     }
 }
@@ -101,5 +101,5 @@ fn empty(home: &VolumeDirectory, stop: &AtomicBool) -> io::Result<()> {
     for name in ["doomed", "data.new", "used", "used.new"] {
         removal::remove(&home.file(name), stop)?;
     }
-    durable::sync_folder(&doomed)
+    state_file::sync_directory(&doomed)
 }

@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::durable::{self, FileAccess};
-use crate::scope::random;
+use crate::locked_directory::random;
+use crate::state_file::{self, FileAccess};
 
 /// Name of the mark, in both directories.
 const NAME: &str = "volumes.json";
@@ -23,21 +23,22 @@ struct RootMarkerFile {
 
 /// Whether the path is a mark in the directory of volumes.
 pub(super) fn is_mark(path: &Path) -> bool {
-    path.parent().is_some_and(|volumes| durable::copies(&volumes.join(NAME)).iter().any(|copy| copy == path))
+    path.parent()
+        .is_some_and(|volumes| state_file::copies(&volumes.join(NAME)).iter().any(|copy| copy == path))
 }
 
 /// Returns why the state of volumes cannot be determined, if that is the case.
 pub(super) fn missing(root: &Path) -> io::Result<Option<String>> {
-    let ours = durable::read::<RootMarkerFile>(&root.join(NAME), FileAccess::Observer)?;
+    let ours = state_file::read::<RootMarkerFile>(&root.join(NAME), FileAccess::Observer)?;
     let Some(ours) = ours else { return Ok(None) };
     let volumes = super::root(root);
-    if durable::read::<RootMarkerFile>(&volumes.join(NAME), FileAccess::Observer)? == Some(ours) {
+    if state_file::read::<RootMarkerFile>(&volumes.join(NAME), FileAccess::Observer)? == Some(ours) {
         return Ok(None);
     }
     Ok(Some(format!(
         "{} is not the directory of the volumes; hint: mount its disk, or, if that is permanently lost, remove {}",
         volumes.display(),
-        durable::copies(&root.join(NAME)).map(|copy| copy.display().to_string()).join(" and ")
+        state_file::copies(&root.join(NAME)).map(|copy| copy.display().to_string()).join(" and ")
     )))
 }
 
@@ -47,16 +48,16 @@ pub(super) fn make(root: &Path) -> io::Result<()> {
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let (ours, theirs): (PathBuf, PathBuf) = (root.join(NAME), super::root(root).join(NAME));
-    if durable::read::<RootMarkerFile>(&ours, FileAccess::Owner)?.is_some() {
+    if state_file::read::<RootMarkerFile>(&ours, FileAccess::Owner)?.is_some() {
         return Ok(());
     }
-    if let Some(mark) = durable::read::<RootMarkerFile>(&theirs, FileAccess::Owner)? {
-        return durable::write(&ours, &mark);
+    if let Some(mark) = state_file::read::<RootMarkerFile>(&theirs, FileAccess::Owner)? {
+        return state_file::write(&ours, &mark);
     }
     let mark = RootMarkerFile { mark: random()? };
-    durable::make_folder(&super::root(root))?;
-    durable::write(&theirs, &mark)?;
-    durable::write(&ours, &mark)
+    state_file::make_directory(&super::root(root))?;
+    state_file::write(&theirs, &mark)?;
+    state_file::write(&ours, &mark)
 }
 
 #[cfg(test)]
@@ -67,8 +68,8 @@ mod tests {
     fn first_volumes_that_come_at_once_agree_on_the_mark() {
         for _ in 0..20 {
             let root = tempfile::tempdir().unwrap();
-            let made: Vec<_> = std::thread::scope(|scope| {
-                let all: Vec<_> = (0..4).map(|_| scope.spawn(|| make(root.path()))).collect();
+            let made: Vec<_> = std::thread::scope(|store| {
+                let all: Vec<_> = (0..4).map(|_| store.spawn(|| make(root.path()))).collect();
                 all.into_iter().map(|one| one.join().unwrap()).collect()
             });
             assert!(made.iter().all(Result::is_ok), "{made:?}");

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use chancery_events::id::VolumeId;
 use serde::{Deserialize, Serialize};
 
-use super::home::VolumeDirectory;
-use crate::durable::open_plain;
+use super::directory::VolumeDirectory;
+use crate::state_file::open_plain;
 
 /// Minimum time between two measurements of one volume.
 pub(super) const EVERY: Duration = Duration::from_secs(30);
@@ -53,8 +53,8 @@ impl VolumeUsage {
 }
 
 /// Returns the bytes that are free for this user on the file system of the directory.
-pub(super) fn free(folder: &Path) -> io::Result<u64> {
-    let system = rustix::fs::statvfs(folder)?;
+pub(super) fn free(directory: &Path) -> io::Result<u64> {
+    let system = rustix::fs::statvfs(directory)?;
     Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
@@ -69,10 +69,10 @@ fn count(data: &Path, most: u64) -> io::Result<VolumeUsage> {
     let top = std::fs::symlink_metadata(data)?;
     let mut used = VolumeUsage { bytes: top.blocks() * 512, files: 1, whole: true };
     let mut linked = BTreeSet::new();
-    let mut folders: Vec<PathBuf> = vec![data.to_owned()];
-    while let Some(folder) = folders.pop() {
+    let mut directories: Vec<PathBuf> = vec![data.to_owned()];
+    while let Some(directory) = directories.pop() {
         // Files that disappear meanwhile are not counted, nor are inaccessible ones.
-        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        let Ok(entries) = std::fs::read_dir(&directory) else { continue };
         for entry in entries {
             let Ok(metadata) = entry.as_ref().map_err(|_| ()).and_then(|e| e.metadata().map_err(|_| ()))
             else {
@@ -88,7 +88,7 @@ fn count(data: &Path, most: u64) -> io::Result<VolumeUsage> {
             used.files += 1;
             used.bytes += metadata.blocks() * 512;
             if let (true, Ok(entry)) = (metadata.is_dir(), entry) {
-                folders.push(entry.path());
+                directories.push(entry.path());
             }
         }
     }
@@ -103,17 +103,17 @@ mod tests {
     fn blocks_are_counted_once_and_no_link_is_followed() {
         let outside = tempfile::tempdir().unwrap();
         std::fs::write(outside.path().join("big"), vec![1; 1 << 20]).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        let empty = count(folder.path(), MOST).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let empty = count(directory.path(), MOST).unwrap();
         std::fs::write(at("a"), vec![1; 64 << 10]).unwrap();
         std::fs::hard_link(at("a"), at("b")).unwrap();
         std::os::unix::fs::symlink(outside.path(), at("c")).unwrap();
         std::fs::File::create(at("sparse")).unwrap().set_len(1 << 30).unwrap();
-        let used = count(folder.path(), MOST).unwrap();
+        let used = count(directory.path(), MOST).unwrap();
         assert_eq!((used.files, used.whole), (empty.files + 3, true));
         assert!((64 << 10..128 << 10).contains(&(used.bytes - empty.bytes)), "{used:?}");
-        assert!(!count(folder.path(), 2).unwrap().whole, "there is a bound");
+        assert!(!count(directory.path(), 2).unwrap().whole, "there is a bound");
     }
 
     #[test]

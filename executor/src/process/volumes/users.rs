@@ -13,16 +13,16 @@ use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::protocol::IncarnationSpec;
 use chancery_events::spec::VOLUME_VARIABLE;
 
-use super::super::drift::FileId;
-use super::super::folder::{IncarnationDirectory, ProcessesFile, SpecFile};
 use super::super::identity::{self, EnvironmentReader, ProcStat};
+use super::super::incarnation_dir::{IncarnationDirectory, ProcessesFile, SpecFile};
+use super::super::integrity::FileId;
 use super::super::proof;
 use super::super::{ProcessShared, entries, lost};
-use super::home::VolumeDirectory;
-use crate::durable::FileAccess;
+use super::directory::VolumeDirectory;
 use crate::executor_store::{
     DirectoryStore, ExecutorStore as _, ObjectStore as _, TombstoneFile, VolumeLookup,
 };
+use crate::state_file::FileAccess;
 
 /// Returns the path of a volume's content if the volume may be used, else the reason.
 pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBuf, String> {
@@ -87,12 +87,12 @@ pub(super) fn user(
         // The volumes of other incarnations are unknown: the control group shows whether anything of them
         // lives.
         let Ok(VolumeLookup::Ours(wanted)) = path.look::<SpecFile>(id.into()) else { continue };
-        let folder = IncarnationDirectory::at(path);
+        let directory = IncarnationDirectory::at(path);
         kept.insert(id);
         if !mounts(&wanted).any(|volume| homes.contains_key(&volume)) {
-            bystanders.push(folder);
+            bystanders.push(directory);
         } else if besides != Some(id)
-            && let Some(volume) = homes.keys().find(|volume| uses(&folder, &wanted, **volume))
+            && let Some(volume) = homes.keys().find(|volume| uses(&directory, &wanted, **volume))
         {
             return Ok(Some((*volume, id.to_string())));
         }
@@ -144,14 +144,14 @@ fn mounts(wanted: &SpecFile) -> impl Iterator<Item = VolumeId> {
     payloads.flat_map(|payload| &payload.mounts).map(|mount| mount.volume)
 }
 
-fn uses(folder: &IncarnationDirectory, wanted: &SpecFile, volume: VolumeId) -> bool {
+fn uses(directory: &IncarnationDirectory, wanted: &SpecFile, volume: VolumeId) -> bool {
     if !mounts(wanted).any(|mounted| mounted == volume) {
         return false;
     }
     // An unreadable record may be that of a running incarnation.
     let is_over =
-        matches!(folder.read::<ProcessesFile>(FileAccess::Observer), Ok(Some(record)) if record.is_over());
-    let tombstone = folder.read::<TombstoneFile>(FileAccess::Observer);
+        matches!(directory.read::<ProcessesFile>(FileAccess::Observer), Ok(Some(record)) if record.is_over());
+    let tombstone = directory.read::<TombstoneFile>(FileAccess::Observer);
     let is_buried = matches!(tombstone, Ok(Some(tombstone)) if tombstone.covers(&wanted.order));
     !is_over && !is_buried
 }

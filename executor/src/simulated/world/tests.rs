@@ -1,7 +1,7 @@
 use chancery_events::fact::CommandEffect;
 use chancery_events::id::{Lineage, Position};
 use chancery_events::protocol::{
-    CommandStatus, IncarnationPayload, IncarnationSpec, VolumeMount, VolumeSpec,
+    CommandStatus, IncarnationPayload, IncarnationSpec, RunLabels, VolumeMount, VolumeSpec,
 };
 use chancery_events::spec::RestartPolicy;
 
@@ -31,8 +31,13 @@ fn spec(processes: u16, simulate: &str) -> IncarnationSpec {
         replica: "web-1".parse().unwrap(),
         plan: "web".parse().unwrap(),
         node: "n1".parse().unwrap(),
-        restart: RestartPolicy::BestEffort,
-        labels: Box::default(),
+        restart: RestartPolicy::OnFailure,
+        labels: Box::new(RunLabels {
+            namespace: "ns".parse().unwrap(),
+            deployment: "d1".parse().unwrap(),
+            domain: None,
+            zone: None,
+        }),
         payloads: vec![payload],
     }
 }
@@ -45,8 +50,8 @@ fn order(
     spec: &IncarnationSpec,
 ) -> StatusUpdate {
     let (object, grace, spec) = (id().into(), Duration::ZERO, spec.clone().into());
-    let standing = CommandStatus::Open;
-    world.carry_out(&Command { object, revision, attempt, effect, standing, grace, spec })
+    let status = CommandStatus::Pending;
+    world.carry_out(&Command { object, revision, attempt, effect, status, grace, spec })
 }
 
 fn ensure(world: &mut SimulatedWorld, revision: u32, spec: &IncarnationSpec) -> StatusUpdate {
@@ -58,13 +63,13 @@ type Word = (u32, &'static str, usize);
 
 fn word(told: &StatusUpdate) -> Word {
     let (StatusUpdate::Change(report) | StatusUpdate::ListOnly(report)) = told;
-    let (word, count) = match &report.saw {
-        ObservedState::Ensured { processes } => ("ensured", processes.len()),
+    let (word, count) = match &report.observed {
+        ObservedState::Started { processes } => ("ensured", processes.len()),
         ObservedState::Ready { processes } => ("ready", processes.len()),
         ObservedState::NotReady { processes } => ("not ready", processes.len()),
         ObservedState::Ended { processes, .. } => ("ended", processes.len()),
-        ObservedState::Failed { hope: RetryClass::Retry, .. } => ("retry", 0),
-        ObservedState::Failed { hope: RetryClass::Never, .. } => ("never", 0),
+        ObservedState::Failed { retry: RetryClass::Retryable, .. } => ("retry", 0),
+        ObservedState::Failed { retry: RetryClass::Permanent, .. } => ("never", 0),
         ObservedState::Gone => ("gone", 0),
     };
     (report.revision, word, count)
@@ -194,8 +199,11 @@ fn a_seed_draws_anew_for_each_change() {
     let spec = spec(1, "").into();
     let drawn: Vec<_> =
         (2..200).map(|revision| faults.of_change(id().into(), revision, &spec).unwrap()).collect();
-    let fails = |hope| drawn.iter().filter(|b| b.fail.is_some_and(|(its, _)| its == hope)).count();
-    assert!(fails(RetryClass::Never) > 2 && fails(RetryClass::Retry) > 2, "a change may fail either way");
+    let fails = |retry| drawn.iter().filter(|b| b.fail.is_some_and(|(its, _)| its == retry)).count();
+    assert!(
+        fails(RetryClass::Permanent) > 2 && fails(RetryClass::Retryable) > 2,
+        "a change may fail either way"
+    );
     let well = drawn.iter().filter(|b| **b == SimulatedBehaviour::default()).count();
     assert!((60..140).contains(&well), "{well} of 198 succeed");
 }
@@ -207,8 +215,16 @@ fn disk() -> VolumeId {
 fn on_disk(world: &mut SimulatedWorld, revision: u32, attempt: u32, effect: CommandEffect) -> Word {
     let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
     let spec = ObjectSpec::Volume(VolumeSpec { name, node, class, capacity: 1 });
-    let (object, standing, grace) = (disk().into(), CommandStatus::Open, Duration::ZERO);
-    word(&world.carry_out(&Command { object, revision, attempt, effect, standing, grace, spec }))
+    let (object, command_status, grace) = (disk().into(), CommandStatus::Pending, Duration::ZERO);
+    word(&world.carry_out(&Command {
+        object,
+        revision,
+        attempt,
+        effect,
+        status: command_status,
+        grace,
+        spec,
+    }))
 }
 
 fn mounting(processes: u16, simulate: &str) -> IncarnationSpec {
@@ -252,8 +268,12 @@ fn a_seed_delays_volumes_and_lets_them_fail_for_a_while_and_loses_none() {
     let drawn: Vec<_> = (1..200).map(|position| faults.of(id(position), &spec).unwrap()).collect();
     let count = |is: fn(&SimulatedBehaviour) -> bool| drawn.iter().filter(|behaviour| is(behaviour)).count();
     assert!(count(|b| !b.delay.is_zero()) > 2 && count(|b| b.late) > 2);
-    assert!(count(|b| b.fail.is_some_and(|(hope, _)| hope == RetryClass::Retry)) > 2);
-    assert_eq!(count(|b| b.fail.is_some_and(|(hope, _)| hope == RetryClass::Never) || b.end.is_some()), 0);
+    assert!(count(|b| b.fail.is_some_and(|(retry, _)| retry == RetryClass::Retryable)) > 2);
+    assert_eq!(
+        count(|b| b.fail.is_some_and(|(retry_class, _)| retry_class == RetryClass::Permanent)
+            || b.end.is_some()),
+        0
+    );
 }
 
 #[test]
@@ -315,7 +335,9 @@ fn a_lost_volume_is_not_made_again() {
     ensure(&mut world, 1, &mounting(1, ""));
     let lost = world.strike(disk()).expect("it was there");
     let StatusUpdate::Change(ObjectReport {
-        revision: 1, saw: ObservedState::Ended { exit, processes }, ..
+        revision: 1,
+        observed: ObservedState::Ended { exit, processes },
+        ..
     }) = lost
     else {
         panic!("{lost:?}")

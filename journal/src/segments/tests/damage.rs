@@ -202,7 +202,7 @@ fn another_fleet_and_a_newer_format_are_refused_untouched() {
     assert!(matches!(recover(&other), Err(SegmentOpenError::OtherFleet { .. })));
     // A record that continues the chain in the unnamed tail, in a format that this build does not read.
     let text = String::from_utf8(some_records(7)[6].bytes().to_vec()).expect("text");
-    let newer = text.replacen("{\"chancery\":1", "{\"chancery\":2", 1);
+    let newer = text.replacen("{\"chancery\":2", "{\"chancery\":3", 1);
     let used: usize = sample.frames().iter().map(|frame| frame.len()).sum();
     let mut bytes = sample.bytes[..used].to_vec();
     frame::write(&mut bytes, frame::FrameKind::Record, sample.records[5].last(), newer.as_bytes());
@@ -210,6 +210,35 @@ fn another_fleet_and_a_newer_format_are_refused_untouched() {
     assert!(matches!(recover(&sample.options()), Err(SegmentOpenError::Broken { .. })));
     assert!(matches!(verify(sample.dir.path()).expect("readable").outcome, VerifyOutcome::Damaged(_)));
     assert_eq!(fs::read(sample.file()).expect("read"), bytes);
+}
+
+#[test]
+fn a_journal_of_format_1_is_refused_with_one_sentence_and_untouched() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let genesis = &some_records(1)[0];
+    let text = String::from_utf8(genesis.bytes().to_vec()).expect("text");
+    let old = text.replacen("{\"chancery\":2", "{\"chancery\":1", 1);
+    // tidy: allow(begins)
+    let old = old.replacen("\"starts\":", "\"begins\":", 1);
+    let mut bytes = Vec::new();
+    frame::write(&mut bytes, frame::FrameKind::Record, Position::ZERO, old.as_bytes());
+    let first = dir.path().join(file_name(Position::FIRST));
+    fs::write(&first, &bytes).expect("written");
+    let told = "cannot read record of format 1: this build reads only format 2; format 1 was written by builds before 0.1.0";
+    // It is the last segment, then an earlier one.
+    for next in [None, Some(genesis.last().plus(1))] {
+        if let Some(next) = next {
+            fs::write(dir.path().join(file_name(next)), "").expect("written");
+        }
+        let error = recover(&options(dir.path(), SIZE, SIZE)).expect_err("refused");
+        let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        assert_eq!(causes.last().map(ToString::to_string).as_deref(), Some(told));
+        let VerifyOutcome::Damaged(finding) = verify(dir.path()).expect("readable").outcome else {
+            panic!("it cannot be verified");
+        };
+        assert_eq!(finding.reason, told);
+        assert_eq!(fs::read(&first).expect("read"), bytes);
+    }
 }
 
 #[test]

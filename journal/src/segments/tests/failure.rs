@@ -394,7 +394,7 @@ fn what_was_written_by_an_appender_is_named_after_a_pause() {
 }
 
 #[test]
-fn one_process_has_the_folder_and_the_next_is_told_which() {
+fn one_process_has_the_directory_and_the_next_is_told_which() {
     let dir = tempfile::tempdir().expect("a directory");
     let options = options(dir.path(), 1 << 16, 1 << 16);
     let (journal, _) = SegmentJournal::open(&options, sink().0).expect("open");

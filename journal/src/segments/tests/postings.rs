@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::super::catalog::{file_name, list, lock};
 use super::super::postings::{SegmentPostings, SubjectKey, left_over, path, write};
-use super::super::shelf::PostingsCache;
+use super::super::postings_cache::PostingsCache;
 use super::super::{OpenEvidence, SegmentJournal, verify};
 use super::*;
 use crate::journal::Journal;
@@ -24,7 +24,7 @@ fn subject(name: u8) -> Subject {
 fn line(name: u8) -> String {
     match name {
         0 => r#"{"k":"fact","t":"thing.to_come.v9","c":1,"d":{"name":"who-knows"}}"#.into(),
-        1 => r#"{"k":"fact","t":"operation.opened.v1","c":1,"d":{"replica":"thing-1","kind":"create","deployment":"deployment-1","proposal":{"hash":"9f86d081884c7d659a2feaa0c55ad015","expires":1795338000000000}}}"#.into(),
+        1 => r#"{"k":"fact","t":"operation.created.v1","c":1,"d":{"replica":"thing-1","kind":"create","deployment":"deployment-1","proposal":{"hash":"9f86d081884c7d659a2feaa0c55ad015","expires":1795338000000000}}}"#.into(),
         _ => format!(r#"{{"k":"fact","t":"replica.deleted.v1","c":1,"d":{{"name":"thing-{name}"}}}}"#),
     }
 }

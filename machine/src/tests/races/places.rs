@@ -25,7 +25,8 @@ fn a_place_is_given_back_once_however_often_and_by_whom_the_end_is_told() {
     world.run();
     world.report(id, crashed());
     assert_eq!(world.free_cpu(), 500, "db is placed immediately");
-    for saw in [ended(IncarnationExit::Clean), crashed(), ObservedState::Gone, failed(RetryClass::Never)] {
+    for saw in [ended(IncarnationExit::Clean), crashed(), ObservedState::Gone, failed(RetryClass::Permanent)]
+    {
         assert!(world.report_at(id, 9, saw).is_empty());
     }
     ask(&mut world, "replica.delete");
@@ -87,7 +88,7 @@ fn a_removal_that_fails_is_not_forgotten_when_plan_and_deployment_move_on() {
     world.plan("manual");
     world.deploy("d2", 1);
     for _ in 0..20 {
-        let facts = world.report(id, failed(RetryClass::Never));
+        let facts = world.report(id, failed(RetryClass::Permanent));
         assert!(
             matches!(&facts[..], [Fact::IncarnationCommandFailed(fact)] if fact.not_before.is_some()),
             "{facts:?}"
@@ -112,7 +113,7 @@ fn a_removal_that_fails_holds_up_no_other_and_is_not_taken_for_done() {
     world.running("d1", 3);
     world.deploy("d0", 0);
     let all = world.commanded();
-    world.report(all[0], failed(RetryClass::Retry));
+    world.report(all[0], failed(RetryClass::Retryable));
     for id in &all[1..] {
         world.report(*id, ended(IncarnationExit::Clean));
     }
@@ -144,7 +145,10 @@ fn of_two_that_want_the_last_place_one_gets_it_and_the_other_waits() {
     other_plan(&mut world, 3500);
     world.run();
     assert_eq!(live(&world), 1);
-    let unfit = |plan: &str| world.fleet.plans().get(plan).expect("the plan").unfit.clone();
-    assert_eq!([unfit("web"), unfit("db")].iter().filter(|reasons| !reasons.is_empty()).count(), 1);
+    let unschedulable = |plan: &str| world.fleet.plans().get(plan).expect("the plan").unschedulable.clone();
+    assert_eq!(
+        [unschedulable("web"), unschedulable("db")].iter().filter(|reasons| !reasons.is_empty()).count(),
+        1
+    );
     assert!([500, 3000].contains(&world.free_cpu()), "never more than there is");
 }

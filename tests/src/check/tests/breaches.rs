@@ -4,17 +4,17 @@ use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, Request
 use serde_json::json;
 
 use super::check;
-use crate::story::Stage::{
+use crate::trace::Stage::{
     Approved, Deleted, Deployed, Fleet, Reserved, Running, StartAsked, Started, StopAsked, Stopped, Stopping,
 };
-use crate::story::{HASH, Stage, Story, TOPIC, lineage, process, proposal, replica_at, story};
+use crate::trace::{HASH, Stage, TOPIC, Trace, lineage, process, proposal, replica_at, trace};
 
-type Breach = (Stage, u8, &'static str, fn(&mut Story));
+type Breach = (Stage, u8, &'static str, fn(&mut Trace));
 
 /// Plays each breach on the valid story at its stage.
 fn find(breaches: &[Breach]) {
     for (stage, invariant, what, breach) in breaches {
-        let mut s = story(*stage);
+        let mut s = trace(*stage);
         breach(&mut s);
         match check(&s) {
             Ok(_) => panic!("{what}: not found"),
@@ -23,7 +23,7 @@ fn find(breaches: &[Breach]) {
     }
 }
 
-fn noted(s: &mut Story, i: usize) {
+fn noted(s: &mut Trace, i: usize) {
     let name = format!("cap-{i}");
     let data = json!({"name": name, "spec": {"type": "T", "score": i}});
     let cause = s.ask("capability.apply.v1", &data);
@@ -84,7 +84,7 @@ fn verdicts_that_are_wrong() {
         }),
         (Fleet, 1, "a key is called used, and was not", |s| {
             let intent = s.intent("x", "plan.delete.v1", &json!({"name": "web"}));
-            s.refuse(intent, "key_reused");
+            s.refuse(intent, "idempotency_key_reused");
         }),
         (Fleet, 1, "the verdict is of another intent", |s| {
             let other = s.intent("y", "plan.delete.v1", &json!({"name": "web"}));
@@ -114,13 +114,14 @@ fn verdicts_that_are_wrong() {
 fn places_that_are_held_wrongly() {
     find(&[
         (Deployed, 4, "more is reserved than exists", |s| {
-            let node = json!({"domain": "d1", "total": {"cpu": 600, "memory": 600}, "reserved": {"cpu": 1}});
+            let node =
+                json!({"domain": "d1", "resources": {"cpu": 600, "memory": 600}, "reserved": {"cpu": 1}});
             let cause = s.ask("node.apply.v1", &json!({"name": "n1", "spec": node}));
             s.fact(cause, "node.applied.v1", &json!({"name": "n1", "spec": node}));
             s.reserve(600);
         }),
         (Reserved, 4, "a node shrinks below its reservations", |s| {
-            let node = json!({"domain": "d1", "total": {"cpu": 599, "memory": 600}});
+            let node = json!({"domain": "d1", "resources": {"cpu": 599, "memory": 600}});
             let cause = s.ask("node.apply.v1", &json!({"name": "n1", "spec": node}));
             s.fact(cause, "node.applied.v1", &json!({"name": "n1", "spec": node}));
         }),
@@ -131,7 +132,11 @@ fn places_that_are_held_wrongly() {
         }),
         (Deployed, 4, "a reservation on a node that takes none", |s| {
             let cause = s.ask("node.set_state.v1", &json!({"name": "n1", "state": "evicted"}));
-            s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": "evicted", "cluster": null}));
+            s.fact(
+                cause,
+                "node.state_changed.v1",
+                &json!({"name": "n1", "state": "evicted", "cluster": null}),
+            );
             s.reserve(600);
         }),
         (Running, 4, "a reservation is freed on another node", |s| {
@@ -147,9 +152,9 @@ fn places_that_are_held_wrongly() {
         }),
         (Reserved, 4, "an operation ends and keeps its reservation", |s| {
             let cause = s.ask("operation.reject.v1", &json!({"operations": [s.operation], "reason": "no"}));
-            s.end_operation(cause, &json!({"rejected": {"by": "ann", "reason": "no"}}));
+            s.end_operation(cause, &json!({"rejected": {"rejected_by": "ann", "reason": "no"}}));
             let why = json!({"failed": {"cause": "rejected"}});
-            s.fact(cause, "deployment.ending.v1", &json!({"plan": "web", "name": "d1", "why": why}));
+            s.fact(cause, "deployment.halted.v1", &json!({"plan": "web", "name": "d1", "end": why}));
         }),
         (Reserved, 6, "a second reservation for one operation", |s| s.reserve(600)),
     ]);
@@ -169,10 +174,10 @@ fn what_is_over_and_changes() {
         }),
         (Stopped, 5, "an ended incarnation is commanded", |s| {
             let data = json!({
-                "incarnation": s.incarnation, "replica": s.replica, "effect": "kill", "then": "destroyed",
+                "incarnation": s.incarnation, "replica": s.replica, "effect": "kill", "end": "destroyed",
             });
             let cause = s.last();
-            s.fact(cause, "incarnation.commanded.v1", &data);
+            s.fact(cause, "incarnation.stop_requested.v1", &data);
         }),
         (Stopped, 5, "an operation ends twice", |s| {
             let cause = s.last();
@@ -190,28 +195,44 @@ fn what_is_over_and_changes() {
         (Running, 5, "an ended deployment is created again", |s| {
             let cause =
                 s.ask("deployment.create.v1", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
-            let data = json!({"plan": "web", "name": "d1", "generation": 1, "spec": {"count": 1}});
+            let spec = json!({"count": 1});
+            let data =
+                json!({"plan": "web", "name": "d1", "generation": 1, "spec": spec, "requested_by": "ann"});
             s.fact(cause, "deployment.created.v1", &data);
         }),
         (Fleet, 5, "an expunged node comes back", |s| {
             let cause = s.ask("node.set_state.v1", &json!({"name": "n1", "state": "expunged"}));
-            s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": "expunged", "cluster": null}));
-            s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": "unallocated", "cluster": null}));
+            s.fact(
+                cause,
+                "node.state_changed.v1",
+                &json!({"name": "n1", "state": "expunged", "cluster": null}),
+            );
+            s.fact(
+                cause,
+                "node.state_changed.v1",
+                &json!({"name": "n1", "state": "unallocated", "cluster": null}),
+            );
         }),
         (Fleet, 5, "a node leaves out a state", |s| {
             let cause = s.ask("node.set_state.v1", &json!({"name": "n1", "state": "sanitizing"}));
-            s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": "sanitizing", "cluster": null}));
+            s.fact(
+                cause,
+                "node.state_changed.v1",
+                &json!({"name": "n1", "state": "sanitizing", "cluster": null}),
+            );
         }),
         (Fleet, 5, "a session closes twice", |s| {
             for _ in 0..2 {
-                let saw = s.saw("session.over.v1", &json!({"session": s.session, "end": "lost"}));
-                let data = json!({"session": s.session, "cluster": "local", "end": "lost"});
+                let saw = s.saw("session.ended.v1", &json!({"session": s.session, "end": "expired"}));
+                let data = json!({"session": s.session, "cluster": "local", "end": "expired"});
                 s.fact(saw, "session.closed.v1", &data);
             }
         }),
         (Fleet, 5, "two sessions of a cluster", |s| {
-            let hello = json!({"cluster": "local", "executor": "local-1", "runtime": "process"});
-            let saw = s.saw("session.hello.v1", &hello);
+            let store = "0000000000000001";
+            let hello =
+                json!({"cluster": "local", "executor": "local-1", "runtime": "process", "store": store});
+            let saw = s.saw("session.requested.v1", &hello);
             s.fact(saw, "session.opened.v1", &hello);
         }),
         (Fleet, 5, "a generation is left out", |s| {
@@ -227,15 +248,15 @@ fn what_is_over_and_changes() {
 fn reports_that_should_change_nothing() {
     find(&[
         (Approved, 5, "a report of an ended session", |s| {
-            let saw = s.saw("session.over.v1", &json!({"session": s.session, "end": "lost"}));
+            let saw = s.saw("session.ended.v1", &json!({"session": s.session, "end": "expired"}));
             s.fact(
                 saw,
                 "session.closed.v1",
-                &json!({"session": s.session, "cluster": "local", "end": "lost"}),
+                &json!({"session": s.session, "cluster": "local", "end": "expired"}),
             );
-            let saw = s.report(1, &json!({"ensured": {"processes": process()}}));
+            let saw = s.report(1, &json!({"started": {"processes": process()}}));
             let data = json!({"incarnation": s.incarnation, "replica": s.replica, "processes": process()});
-            s.fact(saw, "incarnation.ensured.v1", &data);
+            s.fact(saw, "incarnation.started.v1", &data);
         }),
         (Started, 5, "a report older than the command", |s| {
             let saw = s.report(0, &json!({"ready": {"processes": process()}}));
@@ -271,11 +292,11 @@ fn reports_that_should_change_nothing() {
             s.end_incarnation(saw, &json!({"failed": {"reason": "gone"}}));
         }),
         (Approved, 5, "a failure of an earlier attempt", |s| {
-            let saw = s.report(1, &json!({"failed": {"message": "no", "hope": "retry"}}));
+            let saw = s.report(1, &json!({"failed": {"message": "no", "retry": "retryable"}}));
             let data = json!({
                 "incarnation": s.incarnation, "revision": 1, "attempt": 2, "error": "no", "not_before": 5,
             });
-            s.fact(saw, "command.failed.v1", &data);
+            s.fact(saw, "incarnation.command_failed.v1", &data);
         }),
     ]);
 }
@@ -287,7 +308,7 @@ fn what_nobody_entitled_approved() {
         (Reserved, 6, "approved by a rule, and the plan wants a person", |s| {
             let cause = s.last();
             let data = json!({
-                "operation": s.operation, "replica": s.replica, "by": {"rule": "plan/web/approval/create"},
+                "operation": s.operation, "replica": s.replica, "approved_by": {"rule": "plan/web/approval/create"},
                 "hash": HASH, "incarnation": s.incarnation,
             });
             s.fact(cause, "operation.approved.v1", &data);
@@ -295,7 +316,7 @@ fn what_nobody_entitled_approved() {
         (Reserved, 6, "called approved by an actor who did not", |s| {
             let cause = s.last();
             let data = json!({
-                "operation": s.operation, "replica": s.replica, "by": {"actor": "ann"}, "hash": HASH,
+                "operation": s.operation, "replica": s.replica, "approved_by": {"actor": "ann"}, "hash": HASH,
                 "incarnation": s.incarnation,
             });
             s.fact(cause, "operation.approved.v1", &data);
@@ -311,10 +332,10 @@ fn what_nobody_entitled_approved() {
         }),
         (Running, 6, "a stop without approval", |s| {
             let data = json!({
-                "incarnation": s.incarnation, "replica": s.replica, "effect": "stop", "then": "destroyed",
+                "incarnation": s.incarnation, "replica": s.replica, "effect": "stop", "end": "destroyed",
             });
             let cause = s.last();
-            s.fact(cause, "incarnation.commanded.v1", &data);
+            s.fact(cause, "incarnation.stop_requested.v1", &data);
         }),
         (Running, 6, "an operation without a request", |s| {
             let cause = s.last();
@@ -332,7 +353,7 @@ fn what_nobody_entitled_approved() {
         (Reserved, 6, "superseded by what was never opened", |s| {
             let by = OperationId::issue(lineage(), Position::new(1));
             let cause = s.last();
-            s.end_operation(cause, &json!({"superseded": {"by": by}}));
+            s.end_operation(cause, &json!({"superseded": {"successor": by}}));
             s.end_incarnation(cause, &json!({"unwound": {"reason": "its operation was superseded"}}));
         }),
         (Approved, 6, "a deployment ends before its operations", |s| {
@@ -349,9 +370,9 @@ fn what_nobody_entitled_approved() {
             s.fact(cause, "replica.created.v1", &json!({"name": name, "plan": "web", "deployment": "d1"}));
         }),
         (Started, 6, "a command has two outcomes", |s| {
-            let saw = s.report(1, &json!({"failed": {"message": "no", "hope": "never"}}));
+            let saw = s.report(1, &json!({"failed": {"message": "no", "retry": "permanent"}}));
             let data = json!({"incarnation": s.incarnation, "revision": 1, "attempt": 1, "error": "no"});
-            s.fact(saw, "command.failed.v1", &data);
+            s.fact(saw, "incarnation.command_failed.v1", &data);
         }),
     ]);
 }
@@ -391,44 +412,45 @@ fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
         (Deleted, 8, "an object without a report", |s| {
             let cause = s.last();
             let incarnation = IncarnationId::issue(lineage(), Position::new(3));
-            let data = json!({"cluster": "local", "incarnation": incarnation, "judgement": "quarantine", "revision": 1});
-            s.fact(cause, "object.judged.v1", &data);
+            let data =
+                json!({"cluster": "local", "object": incarnation, "resolution": "leave", "revision": 1});
+            s.fact(cause, "orphan.resolved.v1", &data);
         }),
     ]);
-    let mut s = story(Stopped);
+    let mut s = trace(Stopped);
     let ended = s.incarnation.expect("an incarnation");
     judge(&mut s, ended, 3);
     assert!(check(&s).is_ok(), "an ended incarnation of this journal may be removed");
 }
 
-fn judge(s: &mut Story, incarnation: IncarnationId, seen: u64) {
-    let data = json!({"session": s.session, "incarnation": incarnation, "revision": 3, "seen": seen});
-    let saw = s.saw("object.reported.v1", &data);
-    let data = json!({"cluster": "local", "incarnation": incarnation, "judgement": "remove", "revision": 4});
-    s.fact(saw, "object.judged.v1", &data);
+fn judge(s: &mut Trace, incarnation: IncarnationId, seen: u64) {
+    let data = json!({"session": s.session, "object": incarnation, "revision": 3, "seen": seen});
+    let saw = s.saw("orphan.reported.v1", &data);
+    let data = json!({"cluster": "local", "object": incarnation, "resolution": "remove", "revision": 4});
+    s.fact(saw, "orphan.resolved.v1", &data);
 }
 
 #[test]
 fn an_inbox_that_is_answered_wrongly() {
-    let mut s = story(Fleet);
-    s.refuse_letters(&[3, 5], 6);
-    s.refuse_letters(&[6, 9], 10);
+    let mut s = trace(Fleet);
+    s.refuse_messages(&[3, 5], 6);
+    s.refuse_messages(&[6, 9], 10);
     assert!(check(&s).is_ok(), "a valid story");
     find(&[
         (Fleet, 10, "the watermark falls", |s| {
-            s.refuse_letters(&[3], 6);
-            s.refuse_letters(&[], 6);
+            s.refuse_messages(&[3], 6);
+            s.refuse_messages(&[], 6);
             noted(s, 1);
             s.commits.last_mut().expect("a commit").answered = Some(5);
         }),
         (Fleet, 10, "an inbox message is answered again", |s| {
-            s.refuse_letters(&[3], 6);
-            s.refuse_letters(&[3], 7);
+            s.refuse_messages(&[3], 6);
+            s.refuse_messages(&[3], 7);
         }),
-        (Fleet, 10, "out of order", |s| s.refuse_letters(&[3, 3], 6)),
-        (Fleet, 10, "the watermark does not count it", |s| s.refuse_letters(&[3], 3)),
+        (Fleet, 10, "out of order", |s| s.refuse_messages(&[3, 3], 6)),
+        (Fleet, 10, "the watermark does not count it", |s| s.refuse_messages(&[3], 3)),
         (Fleet, 10, "no watermark is recorded", |s| {
-            s.refuse_letters(&[3], 6);
+            s.refuse_messages(&[3], 6);
             let data = json!({"topic": TOPIC, "next": 6});
             s.fact(s.last() + 1, "inbox.advanced.v1", &data);
         }),
@@ -438,7 +460,7 @@ fn an_inbox_that_is_answered_wrongly() {
             s.commits.last_mut().expect("a commit").answered = Some(6);
         }),
         (Fleet, 10, "it is called further and is not", |s| {
-            s.refuse_letters(&[3], 6);
+            s.refuse_messages(&[3], 6);
             let data = json!({"topic": TOPIC, "next": 6});
             s.fact(s.last() + 1, "inbox.advanced.v1", &data);
             s.commits.last_mut().expect("a commit").answered = Some(6);
@@ -452,18 +474,18 @@ fn an_inbox_that_is_answered_wrongly() {
 }
 
 /// Applies a four-eyes policy that covers everything.
-fn two(s: &mut Story) {
+fn two(s: &mut Trace) {
     let data = json!({"name": "two", "spec": {"rule": {"four_eyes": {}}}});
     let cause = s.ask("policy.apply.v1", &data);
     s.fact(cause, "policy.applied.v1", &data);
 }
 
 /// Requests, as `ann`, to delete the plan with its replica; returns the id of the opened request.
-fn cascade(s: &mut Story, count: u32) -> serde_json::Value {
+fn cascade(s: &mut Trace, count: u32) -> serde_json::Value {
     let cause = s.ask("plan.delete.v1", &json!({"name": "web", "cascade": "yes"}));
     let effects = json!([{"kind": "delete", "plan": "web", "count": count, "replicas": [s.replica]}]);
     let data = json!({
-        "change": {"plan_delete": {"name": "web"}}, "by": "ann", "effects": effects, "hash": HASH,
+        "change": {"plan_delete": {"name": "web"}}, "requested_by": "ann", "effects": effects, "hash": HASH,
         "expires": 9_000_000_000_000_000_i64,
     });
     let position = s.fact(cause, "request.opened.v1", &data);
@@ -471,22 +493,22 @@ fn cascade(s: &mut Story, count: u32) -> serde_json::Value {
 }
 
 /// Approves the request as `ann`, and deletes the plan.
-fn remove(s: &mut Story, request: &serde_json::Value, hash: &str) {
+fn remove(s: &mut Trace, request: &serde_json::Value, hash: &str) {
     let cause = s.ask("request.approve.v1", &json!({"request": request, "hash": hash}));
-    s.fact(cause, "request.approved.v1", &json!({"request": request, "by": "ann", "hash": hash}));
-    s.fact(cause, "plan.removing.v1", &json!({"name": "web", "by": "ann"}));
+    s.fact(cause, "request.approved.v1", &json!({"request": request, "approved_by": "ann", "hash": hash}));
+    s.fact(cause, "plan.deletion_started.v1", &json!({"name": "web", "requested_by": "ann"}));
 }
 
 #[test]
 fn approvals_as_a_whole_that_are_missing_or_of_the_wrong_person() {
-    let mut s = story(Running);
+    let mut s = trace(Running);
     let request = cascade(&mut s, 1);
     remove(&mut s, &request, HASH);
     check(&s).expect("a valid story: any person will do");
     find(&[
         (Running, 6, "a plan is removed without approval", |s| {
             let cause = s.ask("plan.delete.v1", &json!({"name": "web", "cascade": "yes"}));
-            s.fact(cause, "plan.removing.v1", &json!({"name": "web", "by": "ann"}));
+            s.fact(cause, "plan.deletion_started.v1", &json!({"name": "web", "requested_by": "ann"}));
         }),
         (Running, 6, "the requester approves what takes two people", |s| {
             two(s);
@@ -503,7 +525,7 @@ fn approvals_as_a_whole_that_are_missing_or_of_the_wrong_person() {
         (Running, 5, "it is approved again", |s| {
             let request = cascade(s, 1);
             let cause = s.ask("request.reject.v1", &json!({"request": request}));
-            let end = json!({"rejected": {"by": "ann", "reason": ""}});
+            let end = json!({"rejected": {"rejected_by": "ann", "reason": ""}});
             s.fact(cause, "request.ended.v1", &json!({"request": request, "end": end}));
             remove(s, &request, HASH);
         }),
@@ -515,16 +537,24 @@ fn approvals_as_a_whole_that_are_missing_or_of_the_wrong_person() {
         (Running, 6, "a node is expunged alone", |s| {
             two(s);
             let cause = s.ask("node.set_state.v1", &json!({"name": "n1", "state": "expunged"}));
-            s.fact(cause, "node.moved.v1", &json!({"name": "n1", "to": "expunged", "cluster": null}));
+            s.fact(
+                cause,
+                "node.state_changed.v1",
+                &json!({"name": "n1", "state": "expunged", "cluster": null}),
+            );
         }),
         (Running, 6, "a node is emptied alone", |s| {
             two(s);
-            let spec = json!({"start": null, "evict": "yes", "reason": ""});
+            let spec = json!({"start": null, "action": "drain", "reason": ""});
             let data = json!({"node": "n1", "name": "x", "spec": spec});
             let cause = s.ask("disruption.schedule.v1", &data);
             s.fact(cause, "disruption.scheduled.v1", &data);
             let cause = s.ask("disruption.approve.v1", &json!({"node": "n1", "name": "x"}));
-            s.fact(cause, "disruption.approved.v1", &json!({"node": "n1", "name": "x", "by": "ann"}));
+            s.fact(
+                cause,
+                "disruption.approved.v1",
+                &json!({"node": "n1", "name": "x", "approved_by": "ann"}),
+            );
         }),
     ]);
 }

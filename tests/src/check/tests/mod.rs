@@ -9,11 +9,11 @@ use serde_json::json;
 
 use super::{Alive, Checker, Violation};
 use crate::history::{History, Verdict};
-use crate::story::{Stage, Story, lineage, story};
+use crate::trace::{Stage, Trace, lineage, trace};
 
-fn check(story: &Story) -> Result<Checker, Violation> {
+fn check(trace: &Trace) -> Result<Checker, Violation> {
     let mut checker = Checker::new();
-    for record in story.records() {
+    for record in trace.records() {
         checker.take(&record)?;
     }
     Ok(checker)
@@ -22,14 +22,14 @@ fn check(story: &Story) -> Result<Checker, Violation> {
 #[test]
 fn a_journal_that_is_right_passes_at_every_stage() {
     for &stage in Stage::ALL {
-        let checked = check(&story(stage));
+        let checked = check(&trace(stage));
         assert!(checked.is_ok(), "{stage:?}: {}", checked.err().map(|e| e.to_string()).unwrap_or_default());
     }
 }
 
 #[test]
 fn what_producers_were_told_is_held_against_the_journal() {
-    let mut s = story(Stage::Fleet);
+    let mut s = trace(Stage::Fleet);
     let refused = s.intent("refused", "plan.delete.v1", &json!({"name": "web"}));
     let verdict = s.refuse(refused, "in_use");
     let request = s.request(refused);
@@ -58,7 +58,7 @@ fn what_producers_were_told_is_held_against_the_journal() {
 #[test]
 fn what_runs_is_held_against_the_journal() {
     let alive = |stage, processes| {
-        let s = story(stage);
+        let s = trace(stage);
         let incarnation = s.incarnation.expect("an incarnation");
         check(&s).expect("a journal that is right").alive(&[Alive { incarnation, processes }])
     };
@@ -68,7 +68,7 @@ fn what_runs_is_held_against_the_journal() {
     assert_eq!(invariant(alive(Stage::Reserved, 1)), Err(6), "it was not commanded");
     assert_eq!(invariant(alive(Stage::Stopped, 1)), Err(4), "it has no reservation");
     assert_eq!(invariant(alive(Stage::Running, 2)), Err(3), "it has one process");
-    let s = story(Stage::Running);
+    let s = trace(Stage::Running);
     let unknown = Alive { incarnation: IncarnationId::issue(lineage(), Position::new(1)), processes: 1 };
     assert_eq!(invariant(check(&s).expect("right").alive(&[unknown])), Err(6), "it was never issued");
     // Not visible in a valid journal: an incarnation counted twice represents two of one replica.

@@ -8,12 +8,12 @@ use serde_json::json;
 
 use super::super::{List, Shown};
 use super::check;
-use crate::story::{Stage, story};
+use crate::trace::{Stage, trace};
 
 /// Returns a story's checker, and the positions of its `plan.applied` and its end. In between, a policy was
 /// applied and the activity changed.
 fn told() -> (super::Checker, u64, u64) {
-    let mut s = story(Stage::Fleet);
+    let mut s = trace(Stage::Fleet);
     let first = s.last();
     let request = json!({"name": "y", "spec": {"rule": {"four_eyes": {}}}});
     let cause = s.ask("policy.apply.v1", &request);

@@ -1,0 +1,379 @@
+//! `POST …/channels`: connects executors outside the server with the decider, over requests of the executors.
+//!
+//! ```text
+//! executor                                              server
+//!   POST …/channels                                    ─►    opens a channel
+//!                      ◄─ 201, Chancery-Channel: ID, then one line per DeciderMessage until the channel ends
+//!   POST …/channels/ID/messages?after=0, lines         ─►    ExecutorMessage 1, 2, 3 …
+//!                                               ◄─ 204
+//! ```
+//! A channel is a connection in the sense of the protocol. The decider gets the same inputs as from an
+//! executor in its own process, and creates a connection token for it. `after` is the number of earlier
+//! messages: a repeated request delivers nothing twice, and a lost one is detected. An empty line only keeps
+//! the channel open.
+//!
+//! Invariants: messages of a channel reach the decider in order and exactly once. If one half ends, the other
+//! ends too. The decider never waits for an executor; an executor that floods blocks only itself. No body is
+//! read before its channel is known, and a channel reads one body at a time. A channel has [`OWN`] bytes of
+//! memory. After the welcome of its executor it gets more, from a budget that all channels share.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use chancery_decider::{
+    ChannelNumbers, DeciderHandle, DeciderStopped, ExecutorOutbox, InputSender, OutboxReceiver, outbox,
+};
+use chancery_events::protocol::ExecutorMessage;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
+use uuid::Uuid;
+
+use super::headers::one;
+use super::middleware::{self, RoutedRequest};
+use super::problem::{
+    BUSY, GONE, INVALID, OUT_OF_ORDER, ProblemDetails, RequestPart, UNSUPPORTED_MEDIA_TYPE, pointer_to,
+};
+use super::query::QueryParams;
+use super::{ApiShared, FleetApi};
+
+/// Header that carries the id of a channel.
+const CHANNEL: &str = "chancery-channel";
+/// Media type of both directions.
+const LINES: &str = "application/x-ndjson";
+/// Bytes of messages that are written at one time; the last message may exceed the limit.
+const TAKE: usize = 64 << 10;
+/// Bytes of a body that each channel may have in memory: more than any hello or heartbeat.
+pub(super) const OWN: usize = 64 << 10;
+/// Maximum number of pieces of a body that wait for the connection.
+const PIECES: usize = 4;
+
+/// Open channels of a server.
+pub struct ExecutorChannels {
+    connections: ChannelNumbers,
+    silence: Duration,
+    most: usize,
+    open: Mutex<BTreeMap<Uuid, Arc<OpenChannel>>>,
+}
+
+/// Channel that is open.
+struct OpenChannel {
+    way: InputSender,
+    /// Number of messages passed to the decider; locked while a request passes messages.
+    said: tokio::sync::Mutex<u64>,
+    opened: Instant,
+    /// Time of the last sign of life from the executor.
+    heard: watch::Sender<Instant>,
+    /// Set when the channel must end.
+    over: watch::Sender<bool>,
+    /// Set when the decider has accepted the executor's hello.
+    welcomed: AtomicBool,
+}
+
+impl fmt::Debug for ExecutorChannels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Links, {} open", self.count())
+    }
+}
+
+impl ExecutorChannels {
+    /// Returns a set of at most `most` channels, each closed after `silence` without data or a welcome.
+    pub fn new(connections: ChannelNumbers, silence: Duration, most: usize) -> ExecutorChannels {
+        ExecutorChannels { connections, silence, most, open: Mutex::default() }
+    }
+
+    /// Returns the number of open channels.
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Uuid, Arc<OpenChannel>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Creates a channel if the maximum is not reached.
+    fn draw(&self, decider: &DeciderHandle) -> Option<(Uuid, Arc<OpenChannel>)> {
+        let mut all = self.lock();
+        if all.len() >= self.most {
+            return None;
+        }
+        // The id alone gives access to the channel: it must not be guessed.
+        let id = Uuid::new_v4();
+        let open = Arc::new(OpenChannel {
+            way: decider.way(self.connections.next()),
+            said: tokio::sync::Mutex::default(),
+            opened: Instant::now(),
+            heard: watch::channel(Instant::now()).0,
+            over: watch::channel(false).0,
+            welcomed: AtomicBool::new(false),
+        });
+        all.insert(id, open.clone());
+        Some((id, open))
+    }
+}
+
+/// Opens a channel; the answer lasts as long as the channel.
+///
+/// The id is returned only after the decider has the connection: an earlier hello would be lost.
+pub(super) async fn open(
+    app: &Arc<FleetApi>,
+    decider: &DeciderHandle,
+    call: &RoutedRequest,
+    body: Result<Bytes, ProblemDetails>,
+) -> Result<Response<Body>, ProblemDetails> {
+    speaks_lines(call)?;
+    if !body?.is_empty() {
+        return Err(ProblemDetails::new(
+            INVALID,
+            "cannot open channel: the body must be empty; messages are sent later",
+        ));
+    }
+    let (id, open) = app.channels.draw(decider).ok_or_else(|| {
+        ProblemDetails::new(
+            BUSY,
+            format!("cannot open channel: {} executors are connected", app.channels.most),
+        )
+    })?;
+    let (outbox, messages) = outbox();
+    let (pieces, mut body) = mpsc::channel::<Bytes>(PIECES);
+    let pump = ChannelPump::new(app.clone(), id, open, messages, pieces);
+    let (given, has_it) = oneshot::channel();
+    // The task also ends the channel if this request is cancelled while the decider is notified.
+    tokio::spawn(pump.run(outbox, given));
+    has_it.await.map_err(|_| ProblemDetails::new(BUSY, "cannot open channel: the decider has stopped"))?;
+    let stream = async_stream::stream! {
+        while let Some(piece) = body.recv().await {
+            yield Ok::<_, std::convert::Infallible>(piece);
+        }
+    };
+    let mut response = Response::new(Body::from_stream(stream));
+    *response.status_mut() = StatusCode::CREATED;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(LINES));
+    if let Ok(id) = HeaderValue::from_str(&id.to_string()) {
+        headers.insert(CHANNEL, id);
+    }
+    Ok(response)
+}
+
+/// Carries the decider's messages to one executor.
+struct ChannelPump {
+    app: Arc<FleetApi>,
+    id: Uuid,
+    open: Arc<OpenChannel>,
+    inbox_messages: OutboxReceiver,
+    pieces: mpsc::Sender<Bytes>,
+    closing: watch::Receiver<bool>,
+    over: watch::Receiver<bool>,
+    heartbeat: Interval,
+}
+
+impl ChannelPump {
+    fn new(
+        app: Arc<FleetApi>,
+        id: Uuid,
+        open: Arc<OpenChannel>,
+        messages: OutboxReceiver,
+        pieces: mpsc::Sender<Bytes>,
+    ) -> ChannelPump {
+        let mut heartbeat = interval(app.common.limits.heartbeat);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (closing, over) = (app.hub.closing(), open.over.subscribe());
+        ChannelPump { app, id, open, inbox_messages: messages, pieces, closing, over, heartbeat }
+    }
+
+    async fn run(mut self, outbox: ExecutorOutbox, given: oneshot::Sender<()>) {
+        if self.open.way.connected(outbox).await.is_ok() {
+            // The client that requested the channel may have left; the other half is then closed.
+            let _ = given.send(());
+            let why = self.carry().await;
+            tracing::info!(channel = %self.id, why, "channel closed");
+        }
+        self.app.channels.lock().remove(&self.id);
+        // A stopped decider needs no notification.
+        let _ = self.open.way.disconnected().await;
+    }
+
+    /// Carries messages until the channel ends, and returns the reason.
+    async fn carry(&mut self) -> &'static str {
+        loop {
+            let until = self.open.last_heard() + self.app.channels.silence;
+            let piece = tokio::select! {
+                biased;
+                _ = self.closing.wait_for(|closing| *closing) => return "server is stopping",
+                _ = self.over.wait_for(|over| *over) => return "invalid message from the executor",
+                () = self.pieces.closed() => return "executor disconnected",
+                taken = self.inbox_messages.take_many(TAKE) => match taken.as_slice() {
+                    [] => return "closed by the decider",
+                    taken => {
+                        self.open.note_welcome(taken);
+                        lines(taken)
+                    }
+                },
+                () = sleep_until(until) => {
+                    if self.open.last_heard() + self.app.channels.silence <= Instant::now() {
+                        return "no data from the executor in time";
+                    }
+                    continue;
+                }
+                _ = self.heartbeat.tick() => Bytes::from_static(b"\n"),
+            };
+            // If the executor accepts no data, its connection ends, which drops the other end.
+            tokio::select! {
+                biased;
+                _ = self.closing.wait_for(|closing| *closing) => return "server is stopping",
+                sent = self.pieces.send(piece) => if sent.is_err() { return "executor disconnected" },
+            }
+        }
+    }
+}
+
+impl OpenChannel {
+    /// Returns the time of the last data, or before the welcome that of the opening, so that every channel
+    /// ends.
+    fn last_heard(&self) -> Instant {
+        if self.welcomed.load(Ordering::Relaxed) { *self.heard.borrow() } else { self.opened }
+    }
+
+    /// Records whether the decider's messages include a welcome.
+    fn note_welcome(&self, messages: &[Vec<u8>]) {
+        #[derive(Deserialize)]
+        struct MessageWelcome {
+            welcome: Option<IgnoredAny>,
+        }
+        let is_welcome = |text: &Vec<u8>| {
+            serde_json::from_slice::<MessageWelcome>(text).is_ok_and(|kind| kind.welcome.is_some())
+        };
+        if !self.welcomed.load(Ordering::Relaxed) && messages.iter().any(is_welcome) {
+            self.welcomed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+fn lines(batch: &[Vec<u8>]) -> Bytes {
+    let mut all = Vec::with_capacity(batch.iter().map(|message| message.len() + 1).sum());
+    for message in batch {
+        all.extend_from_slice(message);
+        all.push(b'\n');
+    }
+    all.into()
+}
+
+/// Upload of messages by an executor, before any message is read.
+pub(super) struct ChannelUpload {
+    open: Arc<OpenChannel>,
+    /// Number of messages sent before the upload.
+    after: u64,
+}
+
+/// Finds the channel to which messages are sent.
+pub(super) fn find(
+    app: &FleetApi,
+    call: &RoutedRequest,
+    mut params: QueryParams,
+) -> Result<ChannelUpload, ProblemDetails> {
+    let after = params.number("after")?;
+    params.end(&["after"])?;
+    speaks_lines(call)?;
+    let wrong = || {
+        ProblemDetails::parameter(
+            RequestPart::Path,
+            "channel",
+            "must be the id that the server gave the channel",
+        )
+    };
+    let id: Uuid = call.found.param("channel").unwrap_or_default().parse().map_err(|_| wrong())?;
+    let after = after.ok_or_else(|| {
+        ProblemDetails::parameter(
+            RequestPart::Query,
+            "after",
+            "must be the number of earlier messages on the channel",
+        )
+    })?;
+    let open = app.channels.lock().get(&id).cloned();
+    let open = open.ok_or_else(|| {
+        ProblemDetails::new(
+            GONE,
+            format!("cannot send messages on channel {id}: closed; open another channel"),
+        )
+    })?;
+    Ok(ChannelUpload { open, after })
+}
+
+impl ChannelUpload {
+    /// Passes the messages to the decider, in order.
+    pub(super) async fn take(self, app: &FleetApi, body: Body) -> Result<Response<Body>, ProblemDetails> {
+        let open = &*self.open;
+        open.heard.send_replace(Instant::now());
+        // A concurrent upload on the same channel waits here, unread.
+        let mut said = open.said.lock().await;
+        let ApiShared { limits, uploads, .. } = &*app.common;
+        let most = if open.welcomed.load(Ordering::Relaxed) { limits.messages } else { OWN };
+        let (body, _reserved) = middleware::reserved(uploads, body, most, OWN, limits).await?;
+        let told = tell(open, &mut said, self.after, &body).await;
+        if told.is_err() {
+            // Later messages would leave a gap.
+            open.over.send_replace(true);
+        }
+        told?;
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        Ok(response)
+    }
+}
+
+/// Refuses other media types than that of executors.
+fn speaks_lines(call: &RoutedRequest) -> Result<(), ProblemDetails> {
+    let form = one(&call.parts.headers, &header::CONTENT_TYPE)?;
+    if form.is_some_and(|form| form.split(';').next().is_some_and(|form| form.trim() == LINES)) {
+        return Ok(());
+    }
+    Err(ProblemDetails::new(
+        UNSUPPORTED_MEDIA_TYPE,
+        format!("cannot accept messages: the media type must be {LINES}"),
+    ))
+}
+
+async fn tell(open: &OpenChannel, said: &mut u64, after: u64, body: &Bytes) -> Result<(), ProblemDetails> {
+    open.heard.send_replace(Instant::now());
+    let messages = read(body)?;
+    let Some(known) = said.checked_sub(after) else {
+        let detail =
+            format!("cannot accept messages after {after}: only {said} received; open another channel");
+        return Err(ProblemDetails::new(OUT_OF_ORDER, detail));
+    };
+    for message in messages.into_iter().skip(usize::try_from(known).unwrap_or(usize::MAX)) {
+        if *open.over.borrow() {
+            return Err(ProblemDetails::new(
+                GONE,
+                "cannot send messages on channel: closed meanwhile; open another channel",
+            ));
+        }
+        let told = open.way.said(message.to_vec()).await;
+        told.map_err(|DeciderStopped| {
+            ProblemDetails::new(BUSY, "cannot deliver message: the decider has stopped")
+        })?;
+        *said += 1;
+    }
+    // The decider may have been slow.
+    open.heard.send_replace(Instant::now());
+    Ok(())
+}
+
+/// Returns the messages of a body. All must be valid, so that the decider spends no time on invalid data.
+fn read(body: &[u8]) -> Result<Vec<&[u8]>, ProblemDetails> {
+    let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let checked = lines.enumerate().map(|(index, line)| {
+        serde_json::from_slice::<ExecutorMessage>(line).map(|_| line).map_err(|error| {
+            ProblemDetails::new(INVALID, format!("cannot read message {} of the body: {error}", index + 1))
+                .at(RequestPart::Body, pointer_to(&index.to_string()), error.to_string())
+        })
+    });
+    checked.collect()
+}

@@ -1,0 +1,48 @@
+//! W2: durable intents over HTTP with keep-alive: accepted, decided, and answered when durable, while the
+//! projector runs. The floor is the raw program without HTTP, decision or read model. The peers are other
+//! event stores. They append one event of 400 bytes; an intent, its verdict and its fact have 480.
+
+use anyhow::{Context as _, Result};
+
+use crate::CALLERS;
+use crate::baseline::Baseline;
+use crate::http::Client;
+use crate::load::{Side, all_by_turns};
+use crate::peers::Peers;
+use crate::server::{FLEET, Server};
+use crate::table::Row;
+
+/// Returns a caller. Every intent changes a capability of its own.
+pub(crate) fn caller(mut client: Client, number: usize) -> impl FnMut() -> Result<()> + Send {
+    let mut score = 0_u32;
+    let path = format!("{FLEET}/capabilities/c-{number}");
+    move || {
+        score += 1;
+        let body = format!(r#"{{"spec":{{"type":"bench","score":{score}}}}}"#);
+        client.ask("PUT", &path, &body).map(drop)
+    }
+}
+
+pub(crate) fn run() -> Result<Vec<Row>> {
+    let mut peers = Peers::start()?;
+    let mut rows = Vec::new();
+    for callers in CALLERS {
+        let mut named: Vec<(&str, Side<'_>)> = vec![
+            (
+                "ours",
+                Box::new(|| Server::start()?.round(callers, |client, number| Ok(caller(client, number)))),
+            ),
+            ("baseline", Box::new(|| Baseline::round(callers))),
+        ];
+        if let Some(peers) = &mut peers {
+            named.extend(peers.sides(callers));
+        }
+        let (labels, mut sides): (Vec<_>, Vec<_>) = named.into_iter().unzip();
+        let mut cells = labels.into_iter().zip(all_by_turns(&mut sides)?);
+        let (_, ours) = cells.next().context("ours")?;
+        let (_, floor) = cells.next().context("the floor")?;
+        let row = Row::new("W2", format!("{callers} callers"), ours).beside("baseline", floor);
+        rows.push(cells.fold(row, |row, (name, cell)| row.share_of(name, cell, 1.0)));
+    }
+    Ok(rows)
+}

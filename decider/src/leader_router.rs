@@ -1,0 +1,97 @@
+//! Destination of intents: the decider of this server, of another one, or none for the moment.
+
+use std::sync::Arc;
+
+use chancery_events::time::Time;
+use tokio::sync::watch;
+
+use super::handle::DeciderHandle;
+use super::troubles::FleetTroubles;
+use super::wall_clock::WallClock;
+
+/// Role of this server.
+#[derive(Clone, Debug)]
+pub enum LeaderRole {
+    /// Leader, with its decider.
+    Leader(DeciderHandle),
+    /// Standby without decider.
+    Standby,
+}
+
+/// Destination of intents.
+#[derive(Debug)]
+pub enum LeaderLocation {
+    /// Decider of this server.
+    Local(DeciderHandle),
+    /// Address of another server's decider.
+    Remote(Arc<str>),
+    /// No known decider.
+    Unknown,
+}
+
+/// Finds the destination of intents.
+#[derive(Clone, Debug)]
+pub struct LeaderRouter {
+    /// Role of this server.
+    pub leader_role: watch::Receiver<LeaderRole>,
+    /// Address of the last term's decider.
+    pub decider: watch::Receiver<Option<Arc<str>>>,
+    /// Address of this server.
+    pub own: Arc<str>,
+    /// Trust in the wall clock of this server.
+    pub clock: Arc<WallClock>,
+    /// Troubles of parts of the fleet on this server.
+    pub troubles: Arc<FleetTroubles>,
+}
+
+impl LeaderRouter {
+    /// Returns a router whose decider is permanently local.
+    pub fn with(decider: DeciderHandle) -> LeaderRouter {
+        let (_, role) = watch::channel(LeaderRole::Leader(decider));
+        let (_, there) = watch::channel(None);
+        LeaderRouter {
+            leader_role: role,
+            decider: there,
+            own: "".into(),
+            clock: Arc::new(WallClock::trusted()),
+            troubles: Arc::default(),
+        }
+    }
+
+    /// Returns the current destination.
+    pub fn find(&self) -> LeaderLocation {
+        if let LeaderRole::Leader(decider) = &*self.leader_role.borrow() {
+            return LeaderLocation::Local(decider.clone());
+        }
+        let there = self.decider.borrow().clone();
+        // The last decider of this address has stepped down, or died.
+        there.filter(|there| *there != self.own).map_or(LeaderLocation::Unknown, LeaderLocation::Remote)
+    }
+
+    /// Waits until this server is the leader; permanently if it never is.
+    pub async fn decides(&self) {
+        let mut role = self.leader_role.clone();
+        if role.wait_for(|duty| matches!(duty, LeaderRole::Leader(_))).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Returns why the wall clock is not trusted, if so. A standby compares it with `last`, the time of the
+    /// journal's last record.
+    pub async fn clock_trouble(&self, last: Option<Time>) -> Option<String> {
+        if self.here().is_some() {
+            return self.clock.trouble();
+        }
+        let (clock, last) = (Arc::clone(&self.clock), last?);
+        let admitted = tokio::task::spawn_blocking(move || clock.try_admit(last)).await;
+        admitted.ok().and_then(Result::err).map(|error| error.to_string())
+    }
+
+    /// Returns the decider, if it is here.
+    pub fn here(&self) -> Option<DeciderHandle> {
+        match &*self.leader_role.borrow() {
+            LeaderRole::Leader(decider) => Some(decider.clone()),
+            LeaderRole::Standby => None,
+        }
+    }
+}

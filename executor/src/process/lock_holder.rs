@@ -1,0 +1,421 @@
+//! Holder of the lock of an incarnation's directory, and its events.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::Instant;
+
+use super::SupervisorProgram;
+use super::incarnation_dir::{IncarnationDirectory, ProcessesFile, StartPhase};
+use super::integrity::DirectoryLoss;
+use super::supervisor_protocol::{self, SupervisorRequest};
+use super::unsupervised::UnsupervisedProcesses;
+use crate::state_file::{LockAttempt, open_plain};
+
+/// Maximum number of bytes read from a supervisor's log.
+const LAST_WORDS: u64 = 64 << 10;
+/// Size in bytes above which the log of a supervisor is emptied when the next one starts.
+const LONGEST_LOG: u64 = 1 << 20;
+const CONNECT_FIRST: Duration = Duration::from_millis(3);
+const CONNECT_MOST: Duration = Duration::from_millis(100);
+/// Maximum time for which a start keeps its permit.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+/// Delay before a failed check is repeated.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Time in which a supervisor that was asked to end everything must answer a request for its record.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Interval of requests for the record.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+/// Time for a supervisor whose directory was lost to end everything, before the executor does.
+const LOST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Holder of the lock.
+#[derive(Debug)]
+pub(super) enum LockHolder {
+    /// No holder: there is no directory.
+    None,
+    /// Undetermined holder.
+    Unknown,
+    /// This executor, and nothing runs.
+    Executor(#[expect(dead_code, reason = "held, not used")] File),
+    /// This executor, and unsupervised processes run.
+    Unsupervised(Box<UnsupervisedProcesses>),
+    /// This executor, and a restart after a reboot waits for a permit.
+    RestartPending(File, Arc<Semaphore>),
+    /// Supervisor, perhaps still starting.
+    Supervisor(SupervisorSocket),
+}
+
+/// Event from the lock holder.
+#[derive(Debug)]
+pub(super) enum HolderEvent {
+    /// Record of the supervisor.
+    Record(Box<ProcessesFile>),
+    /// Time for a check; perhaps no supervisor holds the lock any more.
+    Look,
+    /// No answer from a supervisor that was asked to end everything.
+    Silent,
+    /// Death of an unsupervised process, by its number in the record, or time for another sweep.
+    Orphan(Option<usize>),
+    /// Permit for the restart.
+    Turn(OwnedSemaphorePermit),
+}
+
+impl LockHolder {
+    /// Waits for the next event. Safe to cancel.
+    pub(super) async fn next(&mut self) -> HolderEvent {
+        match self {
+            LockHolder::None | LockHolder::Executor(_) => std::future::pending().await,
+            LockHolder::Unknown => {
+                tokio::time::sleep(LOOK_AGAIN).await;
+                HolderEvent::Look
+            }
+            LockHolder::Unsupervised(unsupervised) => HolderEvent::Orphan(unsupervised.next().await),
+            LockHolder::RestartPending(_, starts) => match starts.clone().acquire_owned().await {
+                Ok(permit) => HolderEvent::Turn(permit),
+                // The semaphore is never closed.
+                Err(_) => std::future::pending().await,
+            },
+            LockHolder::Supervisor(socket) => socket.next().await,
+        }
+    }
+}
+
+/// Permit for a concurrent start, while this lives. A supervisor that hangs does not delay others
+/// permanently.
+#[derive(Debug)]
+pub(super) struct StartPermit(
+    #[expect(dead_code, reason = "dropping it releases the permit")] oneshot::Sender<()>,
+);
+
+impl StartPermit {
+    pub(super) fn new(permit: OwnedSemaphorePermit) -> StartPermit {
+        let (sender, dropped) = oneshot::channel();
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(START_PATIENCE, dropped).await;
+            drop(permit);
+        });
+        StartPermit(sender)
+    }
+}
+
+/// Connection to a supervisor, or attempts to connect.
+#[derive(Debug)]
+pub(super) struct SupervisorSocket {
+    directory: IncarnationDirectory,
+    /// Supervisor that this executor started, and must reap.
+    child: Option<Child>,
+    /// Permit, dropped when the supervisor has started everything or has ended: another may start then.
+    start: Option<StartPermit>,
+    connection: Option<SupervisorConnection>,
+    pause: Duration,
+    /// Shortest grace of stop requests, sent once connected.
+    stop: Option<Duration>,
+    /// Whether a check is requested once connected.
+    look: bool,
+    lost: Option<DirectoryLoss>,
+    answer: ExpectedAnswer,
+    /// Deadline of a supervisor whose directory was lost.
+    until: Option<Instant>,
+}
+
+/// Answer expected of a supervisor that was asked to end everything.
+#[derive(Clone, Copy, Debug)]
+enum ExpectedAnswer {
+    /// No request was made.
+    None,
+    /// Time of the next request, after an answer.
+    AskAt(Instant),
+    /// Deadline of the record.
+    DueAt(Instant),
+}
+
+impl SupervisorSocket {
+    pub(super) fn new(
+        incarnation_directory: IncarnationDirectory,
+        child: Option<Child>,
+        start: Option<StartPermit>,
+    ) -> SupervisorSocket {
+        SupervisorSocket {
+            directory: incarnation_directory,
+            child,
+            start,
+            connection: None,
+            pause: CONNECT_FIRST,
+            stop: None,
+            look: false,
+            lost: None,
+            answer: ExpectedAnswer::None,
+            until: None,
+        }
+    }
+
+    /// Requests the end of everything, now or once connected.
+    pub(super) fn stop(&mut self, grace: Duration) {
+        self.stop = Some(self.stop.map_or(grace, |stop| stop.min(grace)));
+        self.ask_status();
+    }
+
+    /// Requests a status, by which a supervisor that hangs is noticed.
+    fn ask_status(&mut self) {
+        if let ExpectedAnswer::None = self.answer {
+            self.answer = ExpectedAnswer::AskAt(Instant::now());
+        }
+    }
+
+    /// Requests a check of the directory.
+    pub(super) fn look(&mut self) {
+        self.look = true;
+    }
+
+    /// Requests the immediate end of everything, because the directory is lost. The wait for that is bounded.
+    pub(super) fn lose(&mut self, loss: DirectoryLoss) {
+        self.lost = Some(loss);
+        self.until = Some(Instant::now() + LOST_PATIENCE);
+        self.ask_status();
+    }
+
+    /// Kills the supervisor, if this executor started it.
+    pub(super) fn kill(&mut self) {
+        if let Some(Err(error)) = self.child.as_mut().map(Child::kill) {
+            tracing::warn!(%error, "cannot kill supervisor");
+        }
+    }
+
+    async fn next(&mut self) -> HolderEvent {
+        loop {
+            let now = Instant::now();
+            if self.until.is_some_and(|until| now >= until) {
+                return HolderEvent::Look;
+            }
+            let mut status = false;
+            match self.answer {
+                ExpectedAnswer::DueAt(at) if now >= at => {
+                    self.answer = ExpectedAnswer::AskAt(now);
+                    return HolderEvent::Silent;
+                }
+                ExpectedAnswer::AskAt(at) if now >= at => {
+                    self.answer = ExpectedAnswer::DueAt(now + SILENCE);
+                    status = true;
+                }
+                ExpectedAnswer::None | ExpectedAnswer::AskAt(_) | ExpectedAnswer::DueAt(_) => {}
+            }
+            let Some(connection) = &mut self.connection else {
+                if self.is_lost() {
+                    return HolderEvent::Look;
+                }
+                tokio::time::sleep(self.pause).await;
+                self.pause = (self.pause * 2).min(CONNECT_MOST);
+                self.connection = connect(&self.directory).await.ok();
+                continue;
+            };
+            let requests = [
+                self.lost.map(|loss| SupervisorRequest::Lost { loss }),
+                self.stop.map(|grace| SupervisorRequest::Stop { grace }),
+                self.look.then_some(SupervisorRequest::Look),
+                status.then_some(SupervisorRequest::Status),
+            ];
+            let frames = requests.iter().flatten().flat_map(supervisor_protocol::frame).collect::<Vec<_>>();
+            // Never waits: a supervisor that hangs may have left the buffer full. Unsent requests are sent on
+            // the next connection.
+            if !frames.is_empty() && connection.writer.try_write(&frames).ok() != Some(frames.len()) {
+                self.connection = None;
+                continue;
+            }
+            (self.lost, self.stop, self.look) = (None, None, false);
+            let wake = match self.answer {
+                ExpectedAnswer::None => self.until,
+                ExpectedAnswer::AskAt(at) | ExpectedAnswer::DueAt(at) => {
+                    Some(self.until.map_or(at, |until| until.min(at)))
+                }
+            };
+            let message = match wake {
+                None => connection.next().await,
+                Some(wake) => match tokio::time::timeout_at(wake, connection.next()).await {
+                    Ok(message) => message,
+                    // The loop handles what is due.
+                    Err(_) => continue,
+                },
+            };
+            let message = match message {
+                Ok(message) => message,
+                Err(error) => {
+                    if error.kind() == io::ErrorKind::InvalidData {
+                        tracing::error!(%error, directory = %self.directory.path().display(), "cannot read record");
+                    }
+                    self.connection = None;
+                    continue;
+                }
+            };
+            match serde_json::from_slice::<ProcessesFile>(&message) {
+                Ok(record) => {
+                    // Not before: a supervisor that sends no record would be asked again and again.
+                    self.pause = CONNECT_FIRST;
+                    if record.phase != StartPhase::Recorded {
+                        self.start = None;
+                    }
+                    if let ExpectedAnswer::DueAt(_) = self.answer {
+                        self.answer = ExpectedAnswer::AskAt(Instant::now() + ASK_AGAIN);
+                    }
+                    return HolderEvent::Record(Box::new(record));
+                }
+                Err(error) => tracing::error!(%error, "cannot decode record of supervisor"),
+            }
+        }
+    }
+
+    /// Whether there is no supervisor any more, and none is starting.
+    fn is_lost(&mut self) -> bool {
+        if let Some(child) = &mut self.child {
+            match child.try_wait() {
+                // The child may still acquire the lock.
+                Ok(None) => return false,
+                Ok(Some(_)) | Err(_) => self.child = None,
+            }
+        }
+        // A supervisor started in an earlier executor epoch may have been quicker.
+        match self.directory.lock() {
+            Ok(LockAttempt::HeldElsewhere) => false,
+            Ok(LockAttempt::Acquired(_)) => true,
+            Err(error) => {
+                tracing::warn!(%error, "cannot check lock of supervisor");
+                error.kind() == io::ErrorKind::NotFound
+            }
+        }
+    }
+}
+
+impl Drop for SupervisorSocket {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // The supervisor has released the lock, so it is about to end.
+            drop(tokio::task::spawn_blocking(move || child.wait()));
+        }
+    }
+}
+
+/// Starts a supervisor, which leaves this session immediately and outlives this process.
+pub(super) fn spawn_supervisor(
+    directory: &IncarnationDirectory,
+    program: &SupervisorProgram,
+) -> io::Result<Child> {
+    // A pipe at that path does not block, and an unwritable log prevents no start.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let mut log = OpenOptions::new();
+    log.append(true).create(true).mode(0o600).custom_flags(flags);
+    let log = log.open(directory.file("supervisor.log"));
+    let log = log.or_else(|_| OpenOptions::new().write(true).open("/dev/null"))?;
+    if log.metadata().is_ok_and(|found| found.is_file() && found.len() > LONGEST_LOG) {
+        log.set_len(0)?;
+    }
+    Command::new(&program.program)
+        .args(&program.supervisor_args)
+        .arg(directory.path())
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+}
+
+/// Returns why a supervisor ended before it started anything.
+pub(super) fn last_words(directory: &IncarnationDirectory) -> String {
+    let mut log = Vec::new();
+    // Without a log, there is no reason to return.
+    let _ =
+        open_plain(OpenOptions::new().read(true), &directory.file("supervisor.log")).and_then(|mut file| {
+            let length = file.metadata()?.len();
+            file.seek(SeekFrom::Start(length.saturating_sub(LAST_WORDS)))?;
+            file.take(LAST_WORDS).read_to_end(&mut log)
+        });
+    let log = String::from_utf8_lossy(&log);
+    format!("supervisor exited before it started processes: {}", log.lines().last().unwrap_or("no log"))
+}
+
+/// Connection to a supervisor (`supervisor_protocol`).
+#[derive(Debug)]
+struct SupervisorConnection {
+    reader: OwnedReadHalf,
+    writer: OwnedWriteHalf,
+    received: Vec<u8>,
+}
+
+impl SupervisorConnection {
+    /// Returns the next message. Safe to cancel.
+    async fn next(&mut self) -> io::Result<Vec<u8>> {
+        loop {
+            if let Some(message) =
+                supervisor_protocol::take(&mut self.received, supervisor_protocol::MAX_RECORD)?
+            {
+                return Ok(message);
+            }
+            if self.reader.read_buf(&mut self.received).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+}
+
+async fn connect(directory: &IncarnationDirectory) -> io::Result<SupervisorConnection> {
+    // By way of a descriptor: the path of a socket is limited to about 100 bytes.
+    let dir = File::open(directory.path())?;
+    let stream = UnixStream::connect(format!("/proc/self/fd/{}/supervisor.sock", dir.as_raw_fd())).await?;
+    let (reader, writer) = stream.into_split();
+    Ok(SupervisorConnection { reader, writer, received: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_supervisor_that_reads_nothing_is_asked_to_end_over_another_connection() {
+        let directory = tempfile::tempdir().unwrap();
+        let incarnation_directory = IncarnationDirectory::at(directory.path().into());
+        let LockAttempt::Acquired(_lock) = incarnation_directory.lock().unwrap() else {
+            panic!("the lock is held elsewhere")
+        };
+        let supervisor = UnixListener::bind(incarnation_directory.file("supervisor.sock")).unwrap();
+        let mut socket = SupervisorSocket::new(incarnation_directory, None, None);
+        let patience = Duration::from_millis(1);
+        let _ = tokio::time::timeout(Duration::from_millis(100), socket.next()).await;
+        for _ in 0..2000 {
+            socket.look();
+            let _ = tokio::time::timeout(patience, socket.next()).await;
+        }
+        socket.stop(Duration::ZERO);
+        let _ = tokio::time::timeout(Duration::from_secs(1), socket.next()).await;
+        drop(socket);
+        supervisor.set_nonblocking(true).unwrap();
+        let mut last = Vec::new();
+        while let Ok((mut connection, _)) = supervisor.accept() {
+            last.clear();
+            connection.set_nonblocking(false).unwrap();
+            connection.read_to_end(&mut last).unwrap();
+        }
+        let mut requests = Vec::new();
+        while let Some(message) =
+            supervisor_protocol::take(&mut last, supervisor_protocol::MAX_REQUEST).unwrap()
+        {
+            requests.push(serde_json::from_slice::<SupervisorRequest>(&message).unwrap());
+        }
+        assert!(
+            requests.contains(&SupervisorRequest::Stop { grace: Duration::ZERO }),
+            "{} requests",
+            requests.len()
+        );
+    }
+}

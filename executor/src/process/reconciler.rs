@@ -1,0 +1,453 @@
+//! Reconciler of one incarnation: a task that handles targets one after the other, follows the supervisor or
+//! the unsupervised processes, and publishes the state. [`crate::reconcile`] makes all decisions.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chancery_events::id::IncarnationId;
+use chancery_events::observation::{ObjectReport, ObservedState, ProcessStatus, RetryClass};
+use chancery_events::protocol::ObjectSpec;
+use tokio::sync::{mpsc, oneshot};
+
+use super::incarnation_dir::{
+    IncarnationDirectory, ProcessesFile, RecordOrigin, SpecFile, StartPhase, present,
+};
+use super::integrity::{DirectoryLoss, DirectoryWatch, FileId};
+use super::lock_holder::{self, HolderEvent, LockHolder, SupervisorSocket};
+use super::probe::ProbeSet;
+use super::proof::RemainingProcesses;
+use super::removal::{RETRY, RemovalDebt};
+use super::unsupervised::UnsupervisedProcesses;
+use super::{ProcessOrchestrator, ProcessShared, reboot};
+use crate::executor_store::{ObjectStore as _, TombstoneFile};
+use crate::or_never;
+use crate::orchestrator::{Orchestrator as _, WorkProgress};
+use crate::reconcile::{
+    self, KnownObject, ObjectState, ObjectTarget, ReadyHistory, ReconcileStep, StatusUpdate, TargetGoal,
+};
+use crate::state_file::{FileAccess, LockAttempt};
+
+mod folder_lost;
+mod forgetting;
+mod starting;
+mod unproved;
+
+/// Time a finished supervisor has to release its lock.
+const SUPERVISOR_LEAVES: Duration = Duration::from_secs(5);
+
+/// Request to a reconciler, answered once the work has started.
+#[derive(Debug)]
+pub(super) enum ReconcilerRequest {
+    Order { order: ObjectTarget, spec: Option<ObjectSpec>, done: oneshot::Sender<WorkProgress> },
+    Forget(oneshot::Sender<WorkProgress>),
+}
+
+/// Whether the reconciler still has an object.
+#[derive(PartialEq)]
+pub(super) enum ReconcilerFlow {
+    GoOn,
+    Over,
+}
+
+/// Reconciler of one incarnation.
+pub(super) struct IncarnationReconciler {
+    incarnation: IncarnationId,
+    incarnation_directory: IncarnationDirectory,
+    shared: Arc<ProcessShared>,
+    hold: LockHolder,
+    wanted: Option<SpecFile>,
+    tombstone: Option<TombstoneFile>,
+    record: Option<ProcessesFile>,
+    before: ReadyHistory,
+    probes: Option<ProbeSet>,
+    /// Whether a supervisor of this executor is starting, and nothing was recorded yet.
+    starting: bool,
+    shown: Option<StatusUpdate>,
+    /// Watch of the directory, while anything runs.
+    watch: Option<DirectoryWatch>,
+    /// Loss of the directory of a running incarnation, until its end is recorded in a new one.
+    lost: Option<DirectoryLoss>,
+    /// Reason that the state cannot be determined.
+    unknown: Option<String>,
+    /// Reason that the directory of a purged incarnation cannot be removed yet.
+    debt: Option<RemovalDebt>,
+    /// Reason that the end cannot be proved, as logged.
+    doubt: Option<String>,
+    /// Revision and attempt of the last target that was answered with `doubt`.
+    doubted: Option<(u32, u32)>,
+}
+
+impl IncarnationReconciler {
+    /// Creates the reconciler of a directory, or of a running incarnation whose directory was lost.
+    pub(super) fn new(
+        incarnation: IncarnationId,
+        directory: IncarnationDirectory,
+        shared: Arc<ProcessShared>,
+        lost: Option<DirectoryLoss>,
+    ) -> IncarnationReconciler {
+        IncarnationReconciler {
+            incarnation,
+            incarnation_directory: directory,
+            shared,
+            hold: LockHolder::Unknown,
+            wanted: None,
+            tombstone: None,
+            record: None,
+            before: ReadyHistory::NeverReady,
+            probes: None,
+            starting: false,
+            shown: None,
+            watch: None,
+            lost,
+            unknown: None,
+            debt: None,
+            doubt: None,
+            doubted: None,
+        }
+    }
+
+    /// Reconciles until the incarnation is purged or the orchestrator is dropped.
+    pub(super) async fn tend(
+        mut self,
+        mut asks: mpsc::Receiver<ReconcilerRequest>,
+        settled: Option<oneshot::Sender<()>>,
+    ) {
+        self.look();
+        self.settle();
+        if let Some(settled) = settled {
+            let _ = settled.send(());
+        }
+        loop {
+            tokio::select! {
+                biased;
+                ask = asks.recv() => match ask {
+                    None => return,
+                    Some(ReconcilerRequest::Order { order, spec, done }) => {
+                        let progress = self.order(order, spec).await;
+                        self.settle();
+                        let _ = done.send(progress);
+                    }
+                    Some(ReconcilerRequest::Forget(done)) => {
+                        self.catch_up().await;
+                        let next = self.forget();
+                        if next == ReconcilerFlow::Over {
+                            // Closed first: the caller must see that this reconciler has ended.
+                            asks.close();
+                        }
+                        let _ = done.send(WorkProgress::Begun);
+                        if next == ReconcilerFlow::Over {
+                            return;
+                        }
+                    }
+                },
+                () = tokio::time::sleep(RETRY), if self.debt.is_some() => {
+                    if self.forget() == ReconcilerFlow::Over {
+                        return;
+                    }
+                }
+                event = self.hold.next() => {
+                    self.hear(event);
+                    self.settle();
+                }
+                seen = or_never(self.watch.as_ref().map(DirectoryWatch::next)) => {
+                    self.look_after_directory(seen);
+                    self.settle();
+                }
+                () = or_never(self.probes.as_mut().map(ProbeSet::changed)) => self.settle(),
+            }
+        }
+    }
+
+    /// Determines the lock holder, and reads the records.
+    fn look(&mut self) {
+        self.hold = match self.try_look() {
+            Ok(hold) => {
+                self.unknown = None;
+                hold
+            }
+            Err(error) => {
+                let why = error.to_string();
+                if self.unknown.as_ref() != Some(&why) {
+                    tracing::error!(%error, incarnation = %self.incarnation, "cannot inspect incarnation");
+                }
+                self.unknown = Some(why);
+                LockHolder::Unknown
+            }
+        };
+    }
+
+    fn try_look(&mut self) -> io::Result<LockHolder> {
+        if self.lost.is_none() {
+            self.lost = self.loss_of_directory()?;
+        }
+        if self.lost.is_some() {
+            return self.look_without_directory();
+        }
+        if !self.incarnation_directory.path().try_exists()? {
+            return Ok(LockHolder::None);
+        }
+        self.read_wanted()?;
+        let lock = self.incarnation_directory.lock()?;
+        // After locking: no other process writes the record if the lock is ours.
+        self.tombstone = self.incarnation_directory.read::<TombstoneFile>(FileAccess::Owner)?;
+        // Nothing that can fail comes between the record and the check of its origin.
+        let place = FileId::of(self.incarnation_directory.path())?;
+        self.read_record(&lock)?;
+        let origin = self.origin(place)?;
+        self.before = self.incarnation_directory.was_ready();
+        let aim = self.wanted.as_ref().map(|wanted| wanted.order);
+        Ok(match (lock, &mut self.record) {
+            (LockAttempt::Acquired(lock), Some(record))
+                if origin == RecordOrigin::Here
+                    && reboot::next(self.wanted.as_ref(), self.tombstone, record, &self.shared.boot)
+                        == reboot::RebootAction::Restart =>
+            {
+                let spec = self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref());
+                LockHolder::RestartPending(lock, self.shared.starts_of(spec))
+            }
+            (LockAttempt::Acquired(lock), Some(record)) if !record.is_over() => {
+                let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
+                let mut unsupervised = UnsupervisedProcesses::adopt(
+                    Some(lock),
+                    self.incarnation_directory.clone(),
+                    output,
+                    record,
+                    &self.shared.boot,
+                )?;
+                let grace = aim.map(|order| order.grace).unwrap_or_default();
+                if aim.is_some_and(|order| order.aim != TargetGoal::Up)
+                    || record.processes.iter().any(|p| p.end.is_some())
+                {
+                    unsupervised.end(grace);
+                }
+                LockHolder::Unsupervised(Box::new(unsupervised))
+            }
+            (LockAttempt::Acquired(lock), _) => LockHolder::Executor(lock),
+            (LockAttempt::HeldElsewhere, _) => {
+                let mut socket = SupervisorSocket::new(self.incarnation_directory.clone(), None, None);
+                // An earlier executor epoch may have ended before its request.
+                if let Some(order) = aim.filter(|order| order.aim != TargetGoal::Up) {
+                    socket.stop(order.grace);
+                }
+                LockHolder::Supervisor(socket)
+            }
+        })
+    }
+
+    /// Returns the origin of the recorded processes. Fails while processes of another directory may run:
+    /// their state is unknown.
+    fn origin(&mut self, place: Option<FileId>) -> io::Result<RecordOrigin> {
+        let Some(record) = self.record.as_ref().filter(|record| !record.is_over()) else {
+            return Ok(RecordOrigin::Here);
+        };
+        let origin = record.origin(place, &self.shared.boot);
+        if origin == RecordOrigin::Elsewhere {
+            // No later step may take them for ours.
+            self.record = None;
+            return Err(io::Error::other(
+                "its directory is a copy: recorded processes may run, and belong to the original",
+            ));
+        }
+        Ok(origin)
+    }
+
+    fn hear(&mut self, event: HolderEvent) {
+        match event {
+            HolderEvent::Record(record) => {
+                self.starting = false;
+                self.record = Some(*record);
+            }
+            HolderEvent::Look => self.look(),
+            HolderEvent::Silent => self.end_silent_supervisor(),
+            HolderEvent::Turn(permit) => self.start_again(permit),
+            HolderEvent::Orphan(dead) => {
+                let (LockHolder::Unsupervised(unsupervised), Some(record)) =
+                    (&mut self.hold, &mut self.record)
+                else {
+                    return;
+                };
+                let grace = self.wanted.as_ref().map(|wanted| wanted.order.grace).unwrap_or_default();
+                unsupervised.go_on(dead, record, grace);
+            }
+        }
+    }
+
+    /// Returns the known state.
+    fn present(&self) -> Option<KnownObject> {
+        let probed = |number| match &self.probes {
+            Some(probes) => probes.status(number),
+            None => ProcessStatus::Starting,
+        };
+        let record = self.record.as_ref();
+        let mut present = present(self.wanted.as_ref()?, self.tombstone, record, self.before, probed);
+        if let LockHolder::RestartPending(..) = self.hold {
+            // The recorded processes ran before the reboot.
+            present.state = ObjectState::Starting { processes: Vec::new() };
+        }
+        if matches!(&self.hold, LockHolder::Unsupervised(unsupervised) if unsupervised.is_elsewhere()) {
+            present.state.lose_sight();
+        }
+        // A supervisor may send a record at any moment.
+        if present.state == ObjectState::Accepted && matches!(self.hold, LockHolder::Supervisor(_)) {
+            present.state = ObjectState::Starting { processes: Vec::new() };
+        }
+        Some(present)
+    }
+
+    /// Updates everything that depends on the state.
+    fn settle(&mut self) {
+        self.conclude();
+        let is_here = match &self.hold {
+            LockHolder::RestartPending(..) => false,
+            LockHolder::Unsupervised(unsupervised) => !unsupervised.is_elsewhere(),
+            LockHolder::None | LockHolder::Unknown | LockHolder::Executor(_) | LockHolder::Supervisor(_) => {
+                true
+            }
+        };
+        let up = self.record.as_ref().filter(|record| record.phase == StartPhase::Started && is_here);
+        match (up, self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref())) {
+            (Some(record), Some(spec)) => {
+                self.probes.get_or_insert_with(|| ProbeSet::begin(spec, record, self.before));
+            }
+            _ => self.probes = None,
+        }
+        self.keep_watch();
+        let Some(present) = self.present() else { return };
+        let told = reconcile::report(self.incarnation.into(), &present);
+        if let StatusUpdate::Change(ObjectReport { observed: ObservedState::Ready { .. }, .. }) = &told
+            && self.before == ReadyHistory::NeverReady
+        {
+            self.before = ReadyHistory::Ready;
+            self.incarnation_directory.note_ready();
+        }
+        if self.before == ReadyHistory::Ready
+            && let Some(probes) = &mut self.probes
+        {
+            probes.watch_liveness();
+        }
+        // An undetermined state is not reported: the incarnation may run.
+        if self.shown.as_ref() != Some(&told) && !matches!(self.hold, LockHolder::Unknown) {
+            self.show(told);
+        }
+    }
+
+    fn show(&mut self, told: StatusUpdate) {
+        self.shared.board.show_told(told.clone());
+        self.shown = Some(told);
+    }
+
+    /// Records ends and absences that are proved.
+    fn conclude(&mut self) {
+        if let Err(error) = self.try_conclude() {
+            tracing::error!(%error, incarnation = %self.incarnation, "cannot record end of incarnation");
+            // Checked again soon, and recorded then.
+            self.hold = LockHolder::Unknown;
+        }
+        if self.starting && matches!(self.hold, LockHolder::Executor(_) | LockHolder::None) {
+            self.starting = false;
+            if self.record.is_none() {
+                let revision = self.wanted.as_ref().map_or(0, |wanted| wanted.order.revision);
+                self.refuse(
+                    revision,
+                    lock_holder::last_words(&self.incarnation_directory),
+                    RetryClass::Retryable,
+                );
+            }
+        }
+    }
+
+    fn try_conclude(&mut self) -> io::Result<()> {
+        let rest = match &mut self.hold {
+            LockHolder::Unsupervised(unsupervised) => Some(unsupervised.rest()),
+            LockHolder::None
+            | LockHolder::Unknown
+            | LockHolder::Executor(_)
+            | LockHolder::RestartPending(..)
+            | LockHolder::Supervisor(_) => None,
+        };
+        match &rest {
+            Some(RemainingProcesses::Nothing) => self.end_orphans()?,
+            Some(RemainingProcesses::Unknown(why)) => self.doubt_end(why),
+            Some(RemainingProcesses::Something) | None => self.doubt = None,
+        }
+        self.conclude_lost(rest.as_ref())?;
+        self.conclude_again()?;
+        let (LockHolder::Executor(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
+        let kept = match self.record.as_ref().map(|record| &record.phase) {
+            None | Some(StartPhase::Failed { .. }) => false,
+            Some(
+                StartPhase::Recorded | StartPhase::Started | StartPhase::Again | StartPhase::Ended { .. },
+            ) => wanted.order.aim != TargetGoal::Removed,
+        };
+        let buried = self.tombstone.is_some_and(|tombstone| tombstone.covers(&wanted.order));
+        let over = wanted.order.aim != TargetGoal::Up || (self.record.is_none() && !wanted.order.may_start());
+        if over && !kept && !buried {
+            self.tombstone = Some(self.incarnation_directory.bury(wanted.order.revision)?);
+            self.starting = false;
+        }
+        Ok(())
+    }
+
+    /// Waits for the lock, if everything has ended but the lock is still held, as by a supervisor that
+    /// reports its end.
+    async fn catch_up(&mut self) {
+        let freed = async {
+            while matches!(self.hold, LockHolder::Supervisor(_))
+                && self.present().is_some_and(|present| present.state.is_over())
+            {
+                let event = self.hold.next().await;
+                self.hear(event);
+                self.settle();
+            }
+        };
+        if tokio::time::timeout(SUPERVISOR_LEAVES, freed).await.is_err() {
+            tracing::warn!(incarnation = %self.incarnation, "finished supervisor has not released its lock");
+        }
+    }
+
+    async fn order(&mut self, order: ObjectTarget, spec: Option<ObjectSpec>) -> WorkProgress {
+        // The decider knows the incarnation after all.
+        self.debt = None;
+        self.catch_up().await;
+        if let LockHolder::Unknown = self.hold {
+            self.look();
+        }
+        if let LockHolder::Unknown = self.hold {
+            let why = self.unknown.as_deref().unwrap_or("cannot record its end");
+            self.refuse(
+                order.revision,
+                format!("cannot determine state of incarnation: {why}"),
+                RetryClass::Retryable,
+            );
+            return WorkProgress::Begun;
+        }
+        if let Some(loss) = self.lost {
+            self.refuse(order.revision, format!("{loss}, incarnation is being ended"), RetryClass::Retryable);
+            return WorkProgress::Begun;
+        }
+        let present = self.present();
+        let unrecorded = matches!(self.hold, LockHolder::Supervisor(_)) && self.record.is_none();
+        // The target fails if the starting supervisor starts nothing.
+        self.starting |= unrecorded && order.may_start();
+        match reconcile::step(present.as_ref(), &order, spec.as_ref(), ProcessOrchestrator::CHANGES) {
+            ReconcileStep::ReportAgain => self.shown = None,
+            ReconcileStep::Refuse(message, retry) => self.refuse(order.revision, message.to_owned(), retry),
+            step => match self.take(&step, order, spec).await {
+                Ok(progress) => return progress,
+                Err(error) => {
+                    self.refuse(
+                        order.revision,
+                        format!("cannot carry out command: {error}"),
+                        RetryClass::Retryable,
+                    );
+                }
+            },
+        }
+        WorkProgress::Begun
+    }
+
+    fn refuse(&self, revision: u32, message: String, retry: RetryClass) {
+        self.shared.board.refuse(self.incarnation.into(), revision, message, retry);
+    }
+}

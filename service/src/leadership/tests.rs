@@ -1,0 +1,375 @@
+//! Two servers over one log, of which one decides at a time.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+
+use anyhow::bail;
+use chancery_decider::core::PART;
+use chancery_decider::leader_router::{LeaderLocation, LeaderRouter};
+use chancery_decider::{EventHub, Verdict, wall_clock};
+use chancery_events::event::Event;
+use chancery_events::fact::Fact;
+use chancery_events::intent::{Intent, IntentRequest};
+use chancery_events::record::RecordDraft;
+use chancery_events::time::Time;
+use chancery_journal::memory::MemoryLog;
+use chancery_journal::snapshots::SnapshotStore;
+use chancery_journal::{WriterIdentity, genesis};
+use chancery_projector::{Projector, StoreTuning};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::projector_thread::{ProjectorQueue, ProjectorThread, publisher};
+
+/// Server without its API.
+struct Server {
+    turn: watch::Sender<bool>,
+    drain: watch::Sender<bool>,
+    desk: LeaderRouter,
+    /// Every position that was published.
+    published: Arc<Mutex<Vec<Position>>>,
+    office: tokio::task::JoinHandle<Result<()>>,
+    rows: JoinHandle<Result<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Server {
+    fn start(log: &MemoryLog, address: &str, beside: Option<Arc<dyn LeaderTasks>>) -> Server {
+        let (turn, told) = watch::channel(false);
+        Server::with(log, address, beside, turn, LeadershipSource::Told(told))
+    }
+
+    fn with(
+        log: &MemoryLog,
+        address: &str,
+        beside: Option<Arc<dyn LeaderTasks>>,
+        turn: watch::Sender<bool>,
+        turns: LeadershipSource,
+    ) -> Server {
+        Server::with_clock(log, address, beside, turn, turns, WallClock::trusted())
+    }
+
+    fn with_clock(
+        log: &MemoryLog,
+        address: &str,
+        beside: Option<Arc<dyn LeaderTasks>>,
+        turn: watch::Sender<bool>,
+        turns: LeadershipSource,
+        clock: WallClock,
+    ) -> Server {
+        let clock = Arc::new(clock);
+        let dir = tempfile::tempdir().expect("a directory");
+        let (told, deliveries) = mpsc::unbounded_channel();
+        let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
+        let source = log.source();
+        let tuning = StoreTuning { cache: 1 << 20, ..StoreTuning::default() };
+        let mut projector =
+            Projector::open(&dir.path().join("rows"), "default", log.source(), None, tuning).expect("rows");
+        projector.catch_up().expect("caught up");
+        let begins = projector.position();
+        let (records, states, queue) = ProjectorQueue::open();
+        let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a directory");
+        let mut rows =
+            ProjectorThread { projector, source, snapshots, fleet: "default".into(), every: u64::MAX };
+        let rows = std::thread::spawn(move || rows.follow(&queue));
+        let (terms, decider) = watch::channel(None);
+        let published = Arc::new(Mutex::new(Vec::new()));
+        let mut publish =
+            publisher(Arc::new(EventHub::new()), watch::channel(Position::ZERO).0, terms, records);
+        let noted = Arc::clone(&published);
+        let tell = Box::new(move |records: &[Arc<chancery_events::record::Record>]| {
+            noted.lock().expect("no panic").extend(records.iter().map(|record| record.last()));
+            publish(records);
+        });
+        let settings = DeciderSettings {
+            fleet: "default".parse().expect("a name"),
+            writer: WriterId::from_random(0),
+            build: "test".into(),
+            address: Some(address.into()),
+            lease: Duration::from_secs(15),
+            part: PART,
+            replicas: 10,
+            inbox: None,
+        };
+        let (role, at_router) = watch::channel(LeaderRole::Standby);
+        let troubles: Arc<FleetTroubles> = Arc::default();
+        let following =
+            JournalFollower { deliveries, publisher: tell, skipped: Box::new(|| ()), published: begins };
+        let office = LeaderLoop {
+            settings,
+            journal: Arc::new(journal),
+            following,
+            states,
+            queue: 16,
+            beside,
+            duty: role,
+            clock: Arc::clone(&clock),
+            troubles: Arc::clone(&troubles),
+        };
+        let (drain, drained) = watch::channel(false);
+        let office = tokio::spawn(office.run(turns, drained));
+        let router = LeaderRouter { leader_role: at_router, decider, own: address.into(), clock, troubles };
+        Server { turn, drain, desk: router, published, office, rows, _dir: dir }
+    }
+
+    fn turn(&self, is_ours: bool) {
+        self.turn.send_replace(is_ours);
+    }
+
+    async fn decides(&self) -> DeciderHandle {
+        tokio::time::timeout(Duration::from_secs(30), self.desk.decides()).await.expect("it decides");
+        self.desk.here().expect("it decides")
+    }
+
+    async fn stands_by(&self) {
+        let mut role = self.desk.leader_role.clone();
+        let stands = role.wait_for(|duty| matches!(duty, LeaderRole::Standby));
+        tokio::time::timeout(Duration::from_secs(30), stands)
+            .await
+            .expect("it becomes standby")
+            .expect("the server runs");
+    }
+
+    /// Ends in order. The published records must be a part of the log, each once and in order.
+    async fn end(self, log: &MemoryLog) {
+        self.drain.send_replace(true);
+        self.office.await.expect("no panic").expect("no error");
+        self.rows.join().expect("no panic").expect("no error");
+        let all: Vec<_> =
+            log.source().records(Position::FIRST).expect("read").map(|r| r.expect("read").last()).collect();
+        let published = self.published.lock().expect("no panic").clone();
+        let is_whole = all.windows(published.len().max(1)).any(|part| *part == published);
+        assert!(is_whole, "{published:?} of {all:?}");
+    }
+}
+
+fn asked(key: &str) -> IntentRequest {
+    let data = json!({"name": key, "spec": {"type": "T", "score": 1}}).to_string();
+    let intent = Intent::read("capability.apply.v1", &data).expect("known").expect("good");
+    let (id, source, actor) = (key.parse(), "test".parse(), "ann".parse());
+    IntentRequest {
+        id: id.expect("an id"),
+        source: source.expect("a source"),
+        actor: actor.expect("a name"),
+        time: None,
+        expect: None,
+        claim: None,
+        traceparent: None,
+        intent,
+    }
+}
+
+async fn ask(decider: &DeciderHandle, key: &str) -> Verdict {
+    decider.ask(asked(key), 1).await.expect("a verdict")
+}
+
+#[tokio::test]
+async fn a_turn_goes_over_with_all_that_was_decided() {
+    let log = MemoryLog::new("default");
+    let (one, two) = (Server::start(&log, "one", None), Server::start(&log, "two", None));
+    assert!(matches!(one.desk.find(), LeaderLocation::Unknown));
+    one.turn(true);
+    let first = ask(&one.decides().await, "a").await;
+    tokio::time::timeout(Duration::from_secs(30), two.desk.decider.clone().wait_for(Option::is_some))
+        .await
+        .expect("it receives the term")
+        .expect("the server runs");
+    assert!(matches!(two.desk.find(), LeaderLocation::Remote(there) if &*there == "one"));
+    one.turn(false);
+    one.stands_by().await;
+    two.turn(true);
+    let decider = two.decides().await;
+    assert_eq!(ask(&decider, "a").await, first, "the same key gets the same verdict");
+    ask(&decider, "b").await;
+    // Leadership moves back.
+    two.turn(false);
+    two.stands_by().await;
+    one.turn(true);
+    let decider = one.decides().await;
+    assert_eq!(ask(&decider, "a").await, first);
+    assert!(ask(&decider, "c").await.position > first.position);
+    one.end(&log).await;
+    two.end(&log).await;
+}
+
+#[tokio::test]
+async fn of_two_that_believe_it_is_their_turn_the_first_stands_by() {
+    let log = MemoryLog::new("default");
+    let (one, two) = (Server::start(&log, "one", None), Server::start(&log, "two", None));
+    one.turn(true);
+    let sleeper = one.decides().await;
+    ask(&sleeper, "a").await;
+    two.turn(true);
+    ask(&two.decides().await, "b").await;
+    one.stands_by().await;
+    assert!(sleeper.ask(asked("c"), 1).await.is_err(), "a fenced decider accepts no intent");
+    one.turn(false);
+    // The server may have taken over once more before it was notified; then the other one does, too.
+    let decider = loop {
+        let decider = two.decides().await;
+        if decider.ask(asked("d"), 1).await.is_ok() {
+            break decider;
+        }
+    };
+    ask(&decider, "e").await;
+    one.end(&log).await;
+    two.end(&log).await;
+}
+
+#[tokio::test]
+async fn where_nobody_else_can_be_one_that_is_overtaken_ends() {
+    let log = MemoryLog::new("default");
+    let one = Server::with(&log, "one", None, watch::channel(true).0, LeadershipSource::Ours);
+    ask(&one.decides().await, "a").await;
+    let two = Server::start(&log, "two", None);
+    two.turn(true);
+    two.decides().await;
+    let why = one.office.await.expect("no panic").expect_err("it ends");
+    assert!(why.is::<DeciderEnd>(), "{why:?}");
+    two.end(&log).await;
+}
+
+/// Fails a number of times, and then returns its result.
+struct Troubles {
+    left: AtomicU32,
+    is_gone: bool,
+}
+
+impl LeaderTasks for Troubles {
+    fn take_up(&self, _: Option<&InboxWatermark>) -> Result<Option<InboxStart>> {
+        if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+            bail!("the brokers are away");
+        }
+        if self.is_gone {
+            return Err(InboxMismatch::Removed { topic: "inbox".into(), start: 2, next: 1 }.into());
+        }
+        Ok(None)
+    }
+
+    fn begin(
+        &self,
+        _: &DeciderHandle,
+        _: WriterId,
+        _: Option<InboxStart>,
+        _: Arc<dyn JournalReader>,
+    ) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn what_passes_is_tried_again_and_what_is_lost_ends_the_server() {
+    let log = MemoryLog::new("default");
+    let troubles = |is_gone| -> Option<Arc<dyn LeaderTasks>> {
+        Some(Arc::new(Troubles { left: AtomicU32::new(2), is_gone }))
+    };
+    let one = Server::start(&log, "one", troubles(false));
+    one.turn(true);
+    ask(&one.decides().await, "a").await;
+    one.end(&log).await;
+    let two = Server::start(&log, "two", troubles(true));
+    two.turn(true);
+    let why = two.office.await.expect("no panic").expect_err("it ends");
+    assert!(why.is::<InboxMismatch>(), "{why:?}");
+}
+
+#[tokio::test]
+async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock_is_does() {
+    let log = MemoryLog::new("default");
+    let first = Server::start(&log, "first", None);
+    first.turn(true);
+    first.decides().await;
+    first.end(&log).await;
+    let head = log.source().head();
+    let (turn, told) = watch::channel(true);
+    let untrusted = WallClock::new(Duration::ZERO, false, || false);
+    let wrong = Server::with_clock(&log, "wrong", None, turn, LeadershipSource::Told(told), untrusted);
+    let ended =
+        tokio::time::timeout(Duration::from_secs(30), wrong.office).await.expect("it does not decide");
+    let error = ended.expect("no panic").expect_err("it ends with its reason");
+    assert!(error.is::<ClockAhead>() && error.to_string().contains("--accept-clock"), "{error:#}");
+    let last = log.source().head().map(|head| head.time);
+    assert!(wrong.desk.clock_trouble(last).await.is_some(), "/readyz reports the clock");
+    let later = Some(wall_clock::now() + Duration::from_hours(1));
+    assert!(wrong.desk.clock_trouble(later).await.is_none(), "another server has recorded the time since");
+    assert_eq!(log.source().head(), head, "nothing is recorded");
+    let synchronised = WallClock::new(Duration::ZERO, false, || true);
+    let (turn, told) = watch::channel(true);
+    let right = Server::with_clock(&log, "right", None, turn, LeadershipSource::Told(told), synchronised);
+    ask(&right.decides().await, "a").await;
+    right.end(&log).await;
+}
+
+#[tokio::test]
+async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_followed() {
+    let log = MemoryLog::new("default");
+    let (told, deliveries) = mpsc::unbounded_channel();
+    let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
+    let settings = DeciderSettings {
+        fleet: "default".parse().expect("a name"),
+        writer: WriterId::from_random(0),
+        build: "test".into(),
+        address: None,
+        lease: Duration::from_secs(15),
+        part: PART,
+        replicas: 10,
+        inbox: None,
+    };
+    let following = JournalFollower {
+        deliveries,
+        publisher: Box::new(|_| ()),
+        skipped: Box::new(|| ()),
+        published: Position::ZERO,
+    };
+    let clock = Arc::new(WallClock::new(Duration::from_hours(24), false, || false));
+    // An hour more than the message shows in days: the two clocks of a sample are read one after the other.
+    let wall = wall_clock::now().before(Duration::from_hours(400 * 24 + 1));
+    let begin = DeciderStart {
+        settings,
+        fleet: FleetState::new(Lineage::from_random(1)),
+        head: None,
+        journal: Arc::new(journal),
+        following,
+        queue: 16,
+        clock: Arc::clone(&clock),
+        judged: JudgedClock { wall, at: std::time::Instant::now() },
+    };
+    let (decider, ended) = start(begin).expect("it starts");
+    ask(&decider, "a").await;
+    let last = log.source().head().expect("a record").time;
+    assert!(last.since(wall) < Duration::from_hours(1), "the journal is at {last}, and started at {wall}");
+    assert!(clock.trouble().is_some_and(|text| text.contains("has leapt 400 days")), "{:?}", clock.trouble());
+    decider.tell(DeciderInput::Drain).await.expect("it takes inputs");
+    ended.await.expect("it ends");
+}
+
+#[tokio::test]
+async fn a_fleet_does_not_begin_where_another_one_has_begun() {
+    let log = MemoryLog::new("default");
+    let one = Server::start(&log, "one", None);
+    // Another fleet's server was faster.
+    let by = WriterIdentity { fleet: "other".into(), build: "test".into(), writer: WriterId::from_random(1) };
+    let fact = Fact::read("term.started.v1", "{}").expect("a known type").expect("data");
+    let mut draft = RecordDraft::new();
+    draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
+    let parts = genesis(&by, Time::from_micros(1), Lineage::from_random(7));
+    let other = log.open(Box::new(drop)).expect("a journal");
+    other.append(draft.seal(parts).expect("a record")).expect("room");
+    let why = one.office.await.expect("no panic").expect_err("it ends");
+    assert!(why.to_string().contains("records of another fleet"), "{why:?}");
+}
+
+#[test]
+fn deciders_that_end_soon_are_followed_by_longer_pauses() {
+    let mut pause = TakeoverDelay::default();
+    let lengths = [(); 6].map(|()| {
+        pause = pause.after(Instant::now());
+        pause.length.as_millis()
+    });
+    assert_eq!(lengths, [1000, 2000, 4000, 8000, 8000, 8000]);
+    assert!(pause.over > Instant::now() + Duration::from_secs(7));
+    let settled = Instant::now().checked_sub(CALM).expect("the machine has run for longer");
+    assert_eq!(pause.after(settled).length, PAUSE);
+}

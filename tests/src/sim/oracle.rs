@@ -1,0 +1,299 @@
+//! Oracle of a simulated world: reads the log like an auditor, and compares all states and answers with it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use chancery_events::event::{Event, EventLine};
+use chancery_events::fact::Fact;
+use chancery_events::id::{IncarnationId, ObjectId, Position, SessionId, Term};
+use chancery_events::observation::{ObjectReport, SessionEnd};
+use chancery_events::protocol::{DeciderEnvelope, DeciderMessage};
+use chancery_events::record::{Record, RecordHash};
+use chancery_events::refusal::RefusalCode;
+use chancery_executor::simulated::SimulatedWorld;
+use chancery_journal::RecordIter;
+use chancery_journal::memory::MemoryLog;
+use chancery_machine::fleet::FleetState;
+use chancery_projector::kind::RowKind;
+use chancery_projector::{FoldedState, JournalFold, ListQuery, Projector, StoreTuning, build_row};
+use rustc_hash::FxHashMap;
+
+use super::fault::Counts;
+use super::messages::{Answers, Topic};
+use super::server::FLEET;
+use super::words;
+use crate::check::{Alive, Checker, Reads, Violation};
+use crate::history::History;
+use crate::model::{self, Model};
+
+/// Oracle of a world: see the module.
+pub struct Oracle {
+    records: RecordIter,
+    checker: Checker,
+    model: Model,
+    /// State by the real state machine, folded separately.
+    fold: JournalFold,
+    /// Last position of each record, with its hash.
+    ends: FxHashMap<Position, RecordHash>,
+    head: Position,
+    /// Foreign objects, with their machines.
+    pub strangers: BTreeMap<IncarnationId, usize>,
+    /// Sessions that were lost, with the term that reported the loss.
+    lost: BTreeMap<SessionId, Term>,
+    /// Answers to inbox messages.
+    pub answers: Answers,
+}
+
+/// Whether a reason in a fact is empty, or ends where text should follow. Compact JSON has spaces only in its
+/// texts.
+fn is_unfinished(data: &str) -> bool {
+    let ends = [": \"", ":\",", ":\"}", "(\"", "()\"", ", \""];
+    let empty = ["reason", "cause", "error", "detail", "message"].map(|field| format!("\"{field}\":\"\""));
+    ends.iter().any(|end| data.contains(end)) || empty.iter().any(|field| data.contains(field))
+}
+
+/// Returns a violation of an invariant, by its number in the rules.
+pub(super) fn violation(invariant: u8, what: impl Into<String>, position: Option<Position>) -> Violation {
+    Violation { invariant, what: what.into(), position }
+}
+
+impl Oracle {
+    /// Creates an oracle.
+    pub fn new(log: &MemoryLog) -> Oracle {
+        Oracle {
+            records: log.source().records(Position::FIRST).expect("a log in memory can be read"),
+            checker: Checker::new(),
+            model: Model::new(),
+            fold: JournalFold::default(),
+            ends: FxHashMap::default(),
+            head: Position::ZERO,
+            strangers: BTreeMap::new(),
+            lost: BTreeMap::new(),
+            answers: Answers::default(),
+        }
+    }
+
+    /// Returns the last position that is durable and valid.
+    pub fn position(&self) -> Position {
+        self.head
+    }
+
+    /// Returns the state at that position.
+    pub fn state(&self) -> Option<&FoldedState> {
+        self.fold.state()
+    }
+
+    /// Reads records that have become durable.
+    pub fn look(&mut self, topic: &Topic, counts: &mut Counts) -> Result<(), Violation> {
+        while let Some(record) = self.records.next() {
+            let record =
+                record.map_err(|error| violation(1, format!("the log cannot be read: {error}"), None))?;
+            self.take(&record, topic, counts)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, record: &Arc<Record>, topic: &Topic, counts: &mut Counts) -> Result<(), Violation> {
+        self.head = record.last();
+        self.ends.insert(record.last(), record.hash());
+        self.checker.take(record)?;
+        self.answers.take(record, topic)?;
+        let at = Some(record.first());
+        self.model.take(record).map_err(|error| violation(2, error.to_string(), at))?;
+        self.fold
+            .take(record)
+            .map_err(|error| violation(2, format!("{error}: {:?}", std::error::Error::source(&error)), at))?;
+        for (position, line) in record.events() {
+            let at = Some(position);
+            let bad = |error: chancery_events::event::InvalidEvent| violation(2, error.to_string(), at);
+            let line = EventLine::read(line).map_err(bad)?;
+            let Some(type_name) = Fact::TYPES.iter().find(|name| ***name == *line.type_name) else {
+                continue;
+            };
+            counts.add(type_name);
+            if is_unfinished(line.data.get()) {
+                let what = format!("{type_name} gives an empty or unfinished reason: {}", line.data);
+                return Err(violation(9, what, at));
+            }
+            if !matches!(*type_name, "entity.quarantined.v1" | "intent.refused.v1" | "session.closed.v1") {
+                continue;
+            }
+            match line.event().map_err(bad)? {
+                Event::Fact { fact: Fact::EntityQuarantined(fact), .. } => {
+                    return Err(violation(
+                        9,
+                        format!("{} was quarantined: {}", fact.subject, fact.detail),
+                        at,
+                    ));
+                }
+                Event::Fact { fact: Fact::IntentRefused(fact), .. } if fact.code == RefusalCode::Internal => {
+                    return Err(violation(9, format!("an intent could not be decided: {}", fact.detail), at));
+                }
+                Event::Fact { fact: Fact::SessionClosed(fact), .. } if fact.end == SessionEnd::Expired => {
+                    self.lost.insert(fact.session, record.header().term);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that only allowed incarnations run.
+    pub fn alive(&self, worlds: &[&SimulatedWorld]) -> Result<(), Violation> {
+        for stranger in self.strangers.keys() {
+            let is_it = |report: &ObjectReport| report.object == ObjectId::from(*stranger);
+            if !worlds.iter().any(|world| world.list().iter().any(is_it)) {
+                return Err(violation(8, format!("{stranger}, which is not ours, was removed"), None));
+            }
+        }
+        let alive: Vec<_> = worlds
+            .iter()
+            .flat_map(|world| world.alive())
+            .filter(|(incarnation, _)| !self.strangers.contains_key(incarnation))
+            .map(|(incarnation, processes)| Alive { incarnation, processes })
+            .collect();
+        self.checker.alive(&alive)
+    }
+
+    /// Checks that a decider's message was based on durable records alone.
+    pub fn said(&self, message: &DeciderMessage) -> Result<(), Violation> {
+        let Some(DeciderEnvelope { head, .. }) = words::envelope(message) else { return Ok(()) };
+        let known = head.position == Position::ZERO || self.ends.get(&head.position) == Some(&head.hash);
+        if !known {
+            let what = format!("an executor receives a head {} that is not in the log", head.position);
+            return Err(violation(1, what, None));
+        }
+        match message {
+            DeciderMessage::Command { command, .. } if command.object.position() > self.head => {
+                let what = format!("a command for {}, which the log does not know", command.object);
+                Err(violation(1, what, None))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that work does not start under a session that the executor's term has reported as lost.
+    pub fn begun(&self, session: SessionId, term: Term) -> Result<(), Violation> {
+        if self.lost.get(&session) == Some(&term) {
+            let what = format!("an executor starts work under session {session}, which its decider has lost");
+            return Err(violation(3, what, None));
+        }
+        Ok(())
+    }
+
+    /// Checks that a position in an answer is durable.
+    pub fn told(&self, position: Position) -> Result<(), Violation> {
+        if position <= self.head {
+            return Ok(());
+        }
+        Err(violation(
+            1,
+            format!("an answer names position {position}, which is not durable"),
+            Some(position),
+        ))
+    }
+
+    /// Notes that a server returned a verdict.
+    pub fn gave(&mut self, server: usize, verdict: Position) {
+        self.checker.gave(server, verdict);
+    }
+
+    /// Returns the reads that answers are compared with.
+    pub fn reads(&self) -> &Reads {
+        self.checker.reads()
+    }
+
+    /// Returns a plan that could be more even and is not marked uneven.
+    pub fn unsaid(&self) -> Option<String> {
+        self.checker.unsaid()
+    }
+
+    /// Checks that received verdicts are in the log.
+    pub fn history(&self, history: &History) -> Result<(), Violation> {
+        self.checker.history(history)
+    }
+
+    /// Checks that the second model has the projector's rows.
+    pub fn rows(&self) -> Result<(), Violation> {
+        let Some(state) = self.fold.state() else { return Ok(()) };
+        let shown = build_row::shown(&state.fleet);
+        for (key, row) in &shown {
+            let message = row["message"].as_str().unwrap_or_default();
+            if message.trim_end() != message || message.ends_with([':', ',', '(']) {
+                return Err(violation(9, format!("the message of {key:?} is unfinished: {message:?}"), None));
+            }
+        }
+        let shown =
+            shown.into_iter().map(|(key, row)| (key.clone(), model::comparable(key.0, row))).collect();
+        match model::differences(&self.model.rows(), &shown).as_slice() {
+            [] => Ok(()),
+            differences => Err(violation(2, format!("rows differ: {}", differences.join("; ")), None)),
+        }
+    }
+
+    /// Checks that a real store of rows, filled from the log and reopened, has the same rows.
+    pub fn through_the_store(&self, log: &MemoryLog) -> Result<(), Violation> {
+        let bad = |error: &dyn std::error::Error| violation(2, format!("the store of rows: {error}"), None);
+        let dir = tempfile::tempdir().map_err(|error| bad(&error))?;
+        let tuning = StoreTuning { batch: 7, ..StoreTuning::default() };
+        let mut shown = model::Rows::new();
+        for _ in 0..2 {
+            let mut projector = Projector::open(&dir.path().join("rows"), FLEET, log.source(), None, tuning)
+                .map_err(|error| bad(&error))?;
+            projector.catch_up().map_err(|error| bad(&error))?;
+            let reader = projector.reader();
+            shown.clear();
+            for kind in RowKind::ALL {
+                let mut query = ListQuery::all();
+                loop {
+                    let page = reader.list_json(*kind, &query).map_err(|error| bad(&error))?;
+                    let rows: Vec<serde_json::Value> =
+                        serde_json::from_str(&page.items).map_err(|error| bad(&error))?;
+                    for row in rows {
+                        let key = model::key_of(*kind, &row).unwrap_or_default();
+                        shown.insert((*kind, key), model::comparable(*kind, row));
+                    }
+                    let Some(next) = page.next else { break };
+                    query = ListQuery::all().after(next);
+                }
+            }
+        }
+        match model::differences(&self.model.rows(), &shown).as_slice() {
+            [] => Ok(()),
+            differences => Err(violation(2, format!("stored rows differ: {}", differences.join("; ")), None)),
+        }
+    }
+
+    /// Checks that a state is that of the log at its position.
+    pub fn same_state(&self, state: &FoldedState) -> Result<(), Violation> {
+        let at = Some(state.at.position);
+        if self.ends.get(&state.at.position) != Some(&state.at.hash) {
+            return Err(violation(2, "a state follows a record that is not in the log", at));
+        }
+        let Some(own) = self.fold.state().filter(|own| own.at.position == state.at.position) else {
+            return Ok(());
+        };
+        if same(&own.fleet, &state.fleet) {
+            return Ok(());
+        }
+        Err(violation(2, "two states of the same position differ", at))
+    }
+}
+
+/// Whether two states are equal, whatever their snapshots contain.
+fn same(a: &FleetState, b: &FleetState) -> bool {
+    a.head() == b.head()
+        && a.lineages() == b.lineages()
+        && a.keys() == b.keys()
+        && a.clusters().sorted() == b.clusters().sorted()
+        && a.capabilities().sorted() == b.capabilities().sorted()
+        && a.nodes().sorted() == b.nodes().sorted()
+        && a.plans().sorted() == b.plans().sorted()
+        && a.deployments().sorted() == b.deployments().sorted()
+        && a.replicas().sorted() == b.replicas().sorted()
+        && a.incarnations().sorted() == b.incarnations().sorted()
+        && a.operations().sorted() == b.operations().sorted()
+        && a.sessions().sorted() == b.sessions().sorted()
+        && a.policies().sorted() == b.policies().sorted()
+        && a.approval_requests().sorted() == b.approval_requests().sorted()
+}

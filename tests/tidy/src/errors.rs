@@ -9,14 +9,24 @@ pub(crate) fn errors(files: &[SourceFile]) -> Vec<Violation> {
         let tokens = product_code(&file.text);
         for index in 0..tokens.len() {
             let Some(literal) = error_text(&tokens, index) else { continue };
-            let is_source =
-                literal.text.starts_with('{') && literal.text.find('}') == Some(literal.text.len() - 1);
-            if !is_source && !literal.text.starts_with("cannot ") && !literal.text.starts_with("invalid ") {
+            if has_words(literal.text)
+                && !literal.text.starts_with("cannot ")
+                && !literal.text.starts_with("invalid ")
+            {
                 violations.push(file.violation(literal.line, "errors", literal.text.to_owned()));
             }
         }
     }
     violations
+}
+
+/// Whether a text has words outside its placeholders: `{0}` and `{place}: {reason}` have none.
+fn has_words(text: &str) -> bool {
+    let outside = text.split('{').enumerate().map(|(index, part)| match part.split_once('}') {
+        Some((_, outside)) if index > 0 => outside,
+        _ => part,
+    });
+    outside.into_iter().any(|part| part.contains(char::is_alphabetic))
 }
 
 /// Literal of the error that the name at `index` makes.

@@ -1,11 +1,14 @@
-//! Rule about names of types over the files of the workspace. The other rules are checked with examples: the
-//! workspace does not follow them yet.
+//! Every rule over the files of the workspace.
 
 use std::fs;
 use std::path::Path;
 
+use crate::banned::banned;
+use crate::docs::docs;
+use crate::errors::errors;
 use crate::source::{SourceFile, Violation};
 use crate::types::types;
+use crate::wire::wire;
 
 /// Rust sources, Markdown, and schemas with their samples.
 fn sources() -> Vec<SourceFile> {
@@ -42,4 +45,24 @@ fn assert_none(mut violations: Vec<Violation>) {
 #[test]
 fn names_of_types_are_unique_and_have_two_words() {
     assert_none(types(&sources()));
+}
+
+#[test]
+fn no_text_has_a_banned_phrase() {
+    assert_none(banned(&sources()));
+}
+
+#[test]
+fn doc_comments_start_with_their_noun_or_verb() {
+    assert_none(docs(&sources()));
+}
+
+#[test]
+fn error_texts_start_with_cannot_or_invalid() {
+    assert_none(errors(&sources()));
+}
+
+#[test]
+fn no_retired_name_is_on_the_wire() {
+    assert_none(wire(&sources()));
 }

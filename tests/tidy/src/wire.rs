@@ -31,6 +31,8 @@ use WirePlace::{Anywhere, Declared, EventType, Field, Literal, Metric, OpenApi, 
 
 const PROTOCOL: &str = "events/src/protocol";
 const COLUMNS: &str = "cli/src/";
+/// Columns of lists; `CPU` is also a type of capability.
+const LISTS: &str = "cli/src/columns.rs";
 const COMMANDS: &str = "cli/src/args";
 const PROBLEMS: &str = "api/src/problem.rs";
 const RESERVED: &[&str] = &["incarnation.reserved", "IncarnationRow"];
@@ -209,7 +211,7 @@ const RETIRED: &[(WirePlace, &str, &str)] = &[
     (Literal(COLUMNS), "EVICT", "ACTION"),
     (Literal(COLUMNS), "SET", "ACTIVE SET"),
     (Literal(COLUMNS), "IN FLIGHT", "MAX IN FLIGHT"),
-    (Literal(COLUMNS), "CPU", "CPU FREE/TOTAL"),
+    (Literal(LISTS), "CPU", "CPU FREE/TOTAL"),
     (Setting, "lease", "session_lease"),
     (Setting, "log", "log_filter"),
     (Setting, "executors", "embedded_executors"),

@@ -185,7 +185,7 @@ impl ProblemDetails {
         self
     }
 
-    /// Sets the position.
+    /// Sets the position of the refusal, or the position that the rows or the journal have reached.
     #[must_use]
     pub fn position(mut self, position: u64) -> ProblemDetails {
         self.more.position = Some(position);

@@ -25,7 +25,7 @@ use super::problem::{METHOD_NOT_ALLOWED, ProblemDetails, ProblemKind, ROUTE_NOT_
 /// Conversion of the body of a typed route into the body of the intent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum BodyShape {
-    /// The path's parameters are added as members.
+    /// Body of the intent without the path's parameters, which are added to it as members.
     Members,
     /// Body `{hash}`: one operation to approve.
     ApproveOne,

@@ -1,5 +1,5 @@
 //! W14: starts of process incarnations with a control group each, and without: from the command to the first
-//! report that all processes are online. Both alternate, and each incarnation is a single process.
+//! report that all processes are ready. Both alternate, and each incarnation is a single process.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -36,7 +36,7 @@ use chancery_events::time::Time;
 
 use super::core::{DeciderCore, RequestOutcome, internal, told};
 
-/// Time after which a watermark that no commit carries gets its own commit.
+/// Time after which a watermark that no commit contains gets its own commit.
 const LAG: Duration = Duration::from_secs(1);
 /// Number of messages after which such a watermark gets its own commit.
 const MESSAGES: u64 = 1000;
@@ -220,7 +220,7 @@ pub(super) struct InboxProgress {
     inbox: InboxStart,
     /// Watermark of the last commit.
     carried: u64,
-    /// Time since which no commit carries the watermark.
+    /// Time since which no commit contains the watermark.
     lags: Option<Time>,
     /// Offset of a message that cannot be read.
     stands_at: Option<u64>,
@@ -358,14 +358,14 @@ impl DeciderCore {
         self.commit_own(InboxMessageRefused { topic, offset, digest, code, detail }.into());
     }
 
-    /// Carries the watermark, if it is due for its own commit.
+    /// Commits the watermark, if its own commit is due.
     pub(super) fn carry_watermark(&mut self) {
         if self.inbox.as_ref().and_then(InboxProgress::due).is_some_and(|due| due <= self.time) {
             self.advance_inbox();
         }
     }
 
-    /// Carries the watermark, if no commit does: no input follows.
+    /// Commits the watermark after the last input, unless an earlier commit or the draft commit contains it.
     pub(super) fn last_message(&mut self, now: Time) {
         self.set_time(now);
         if self.inbox.as_ref().is_some_and(|reading| reading.lags.is_some()) {
@@ -374,7 +374,7 @@ impl DeciderCore {
     }
 
     fn advance_inbox(&mut self) {
-        // The draft commit carries it anyway.
+        // The draft commit contains the watermark anyway.
         if !self.draft.is_empty() {
             return;
         }

@@ -170,8 +170,8 @@ impl DeciderCore {
         }
     }
 
-    /// Returns the session of the connection, and counts it as alive. Other connections are
-    /// closed, to send hello again.
+    /// Returns the session of the connection, and counts it as alive. A connection without a session is
+    /// closed, so that its executor sends hello again.
     ///
     /// The session is alive at `now`, perhaps later than the draft commit: an answered lease must not end
     /// early.

@@ -110,7 +110,7 @@ fn supersede_next(plan: &Plan, by: &DeploymentName, draft: &mut FactDraft) {
     }
 }
 
-/// Halts the plan's current deployment, unless that aborts its running operations already.
+/// Halts the plan's current deployment, unless it was halted before and its running operations are aborted.
 fn supersede_current(fleet: &FleetState, plan: &Plan, by: &DeploymentName, draft: &mut FactDraft) {
     if let Some(current) = current(fleet, plan).filter(|current| may_abort(current)) {
         let why = DeploymentEnd::Superseded { successor: by.clone() };

@@ -60,14 +60,14 @@ pub enum DeadlineKey {
 /// Approval requests by state.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct RequestIndex {
-    /// Waiting requests by target: one each, except within a commit that supersedes one.
+    /// Waiting approval requests by target: one each, except within a commit that supersedes one.
     pub open: BTreeSet<(Subject, String, RequestId)>,
-    /// Requests that no longer wait.
+    /// Approval requests that no longer wait.
     pub ended: BTreeSet<RequestId>,
 }
 
 impl RequestIndex {
-    /// Returns the request that waits for the target.
+    /// Returns the approval request that waits to change the target, if there is one.
     pub(crate) fn waiting(&self, target: &(Subject, String)) -> Option<RequestId> {
         let first = RequestId::issue(Lineage::from_random(0), Position::ZERO);
         let from = (target.0.clone(), target.1.clone(), first);

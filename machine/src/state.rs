@@ -257,7 +257,7 @@ pub struct IncarnationRef {
     pub node: NodeName,
     /// Update domain of the node.
     pub domain: DomainName,
-    /// Whether the incarnation runs, and all its processes were online in the last report.
+    /// Whether the incarnation runs, and all its processes were ready in the last report.
     pub healthy: bool,
     /// Whether the incarnation was asked to end or was replaced: the replica does not remain on the node.
     pub ending: bool,
@@ -436,7 +436,7 @@ pub struct Incarnation {
     pub unready_session: Option<SessionId>,
     /// Processes as last reported.
     pub processes: Vec<ProcessInfo>,
-    /// Whether all processes were online in the last report.
+    /// Whether all processes were ready in the last report.
     pub ready: bool,
     /// Number of commands issued.
     pub revision: u32,

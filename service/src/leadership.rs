@@ -53,7 +53,7 @@ pub enum LeadershipSource {
 
 /// Tasks that run alongside a decider, for as long as this server has one.
 pub trait LeaderTasks: Send + Sync {
-    /// Opens the inbox, if there is one, from the offset that the journal has answered up to the watermark.
+    /// Opens the inbox, if there is one, at the first unanswered message: its offset is the watermark.
     /// An [`InboxMismatch`] ends the server; any other error is retried. Blocks.
     fn take_up(&self, watermark: Option<&InboxWatermark>) -> Result<Option<InboxStart>>;
 

@@ -21,7 +21,7 @@ const OTHERS: u32 = 0o077;
 pub enum CheckExtent {
     /// Fleets, and the stores of executors: as much as a start can afford.
     Start,
-    /// Also the stored data of each incarnation and volume.
+    /// Everything that a start checks, and the stored data of each incarnation and volume.
     All,
 }
 

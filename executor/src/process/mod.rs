@@ -475,7 +475,7 @@ impl Orchestrator for ProcessOrchestrator {
 }
 
 impl ProcessShared {
-    /// Returns the permits that bound concurrent starts of such an incarnation.
+    /// Returns the permits that limit concurrent starts: incarnations that mount volumes have their own.
     fn starts_of(&self, spec: Option<&IncarnationSpec>) -> Arc<Semaphore> {
         if spec.is_some_and(volumes::mounts_any) { self.volume_starts.clone() } else { self.starts.clone() }
     }

@@ -2,7 +2,7 @@
 //!
 //! | probe | attempts | success threshold reached | failure threshold reached |
 //! |---|---|---|---|
-//! | `ready` | from the start; without delay if ready before | process online | unready, with the error |
+//! | `ready` | from the start; without delay if ready before | process ready | unready, with the error |
 //! | `alive` | from the first readiness | not unresponsive | unresponsive, with the error |
 //!
 //! A failed attempt proves nothing: a status changes only at a threshold. Another error replaces the reported

@@ -368,7 +368,7 @@ fn is_pipe(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo())
 }
 
-/// Directory of an incarnation that a process has in its environment.
+/// Returns the incarnation directory that the environment of a process names, if the process is alive.
 pub(super) fn directory_named_by(
     stat: &ProcStat,
     environments: &mut EnvironmentReader,

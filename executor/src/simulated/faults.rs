@@ -152,8 +152,8 @@ pub enum FaultTarget {
     Any,
 }
 
-/// Fault rules. The coordinates of an incarnation take precedence, then the first matching rule, then the
-/// seed.
+/// Fault rules. The coordinate `simulate` of a payload takes precedence, then the first matching rule,
+/// then the seed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct FaultRules {
     rules: Vec<(FaultTarget, SimulatedBehaviour)>,

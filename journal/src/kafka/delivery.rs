@@ -190,7 +190,7 @@ impl DeliveryLoop {
         DeliveryStopped
     }
 
-    /// Publishes the obstacle to following the topic.
+    /// Passes the obstacle to reading the topic, if there is one, to the readers of the journal.
     fn watch(&mut self) {
         self.shared.recent.set_trouble(self.watch.trouble(&self.reader));
     }

@@ -42,7 +42,7 @@ impl Frame<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FrameLookup<'a> {
     Frame(Frame<'a>),
-    /// Zeros up to the end.
+    /// Only zeros from the offset to the end of the segment: no further frame.
     End,
     /// Neither a frame nor zeros.
     Damage(&'static str),

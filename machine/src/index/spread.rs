@@ -20,7 +20,7 @@ use rustc_hash::FxHashMap;
 pub struct NodeCount {
     /// Replicas with a reservation on the node now.
     pub held: u32,
-    /// Replicas that remain on the node.
+    /// Number of replicas that remain on the node if everything in progress succeeds.
     pub remaining: u32,
     /// Incarnations with a reservation on the node now: a replica may have two.
     pub runs: u32,
@@ -29,7 +29,7 @@ pub struct NodeCount {
 /// Replicas of a plan in an update domain.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct DomainCount {
-    /// Replicas that remain in the domain.
+    /// Number of replicas that remain in the domain if everything in progress succeeds.
     pub remaining: u32,
     /// Nodes on which more than one replica remains, the fullest last.
     pub crowded: BTreeSet<(u32, NodeName)>,
@@ -77,7 +77,7 @@ impl PlanSpread {
         }
     }
 
-    /// Number of replicas that remain in the domain.
+    /// Number of replicas that remain in the domain if everything in progress succeeds.
     pub fn in_domain(&self, domain: &DomainName) -> u32 {
         self.domains.get(domain).map_or(0, |count| count.remaining)
     }
@@ -92,7 +92,8 @@ impl PlanSpread {
         self.crowded > 0
     }
 
-    /// Number of replicas that remain, by domain.
+    /// Number of replicas that remain in each domain if everything in progress succeeds; empty domains are
+    /// left out.
     pub fn domains(&self) -> BTreeMap<DomainName, u32> {
         let remaining = self.domains.iter().filter(|(_, count)| count.remaining > 0);
         remaining.map(|(domain, count)| (domain.clone(), count.remaining)).collect()

@@ -121,7 +121,7 @@ struct SearchCriteria<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReasonUse {
     Told,
-    /// Reasons are not read, so none are collected.
+    /// The caller does not use the reasons for a failed search, so none are collected.
     Unread,
 }
 

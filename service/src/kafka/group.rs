@@ -45,7 +45,7 @@ pub(super) fn ask_coordinator(observer: &BaseConsumer, topic: &str, partition: i
     Ok(())
 }
 
-/// Returns the members of a group with partitions of a topic, or without any yet.
+/// Returns all members of a group, and whether the partition of the topic is assigned to each.
 pub(super) fn members(
     asking: &BaseConsumer,
     group: &str,

@@ -299,7 +299,7 @@ pub(super) struct Incarnation {
     /// Number of processes in the spec.
     pub(super) processes: usize,
     pub(super) life: Life,
-    /// Whether all processes were online when last observed.
+    /// Whether all processes were ready when last observed.
     pub(super) is_ready: bool,
     /// Time of first readiness.
     pub(super) since: Option<Time>,

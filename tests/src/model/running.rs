@@ -86,7 +86,7 @@ fn reachability(all: &Entities, incarnation: &Incarnation) -> Reachability {
     if concerns && !heard { Reachability::Unknown } else { Reachability::Known }
 }
 
-/// Whether processes were observed, and all are online; never after the end.
+/// Whether processes were observed, and all are ready; never after the end.
 fn all_online(incarnation: &Incarnation) -> bool {
     let seen = !incarnation.processes.is_empty() && !incarnation.is_over();
     seen && incarnation.processes.iter().all(|process| process.status == ProcessStatus::Ready)

@@ -91,7 +91,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Repairs the specification, which an executor writes, while none is connected.
+    /// Repairs the specification while no executor is connected; a connected executor writes it.
     fn check_spec(&self) {
         if self.clients.is_empty()
             && !matches!(self.data_directory.read::<SpecFile>(FileAccess::Observer), Ok(Some(_)))

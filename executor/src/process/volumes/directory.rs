@@ -175,7 +175,7 @@ impl VolumeDirectory {
         self.identity()?.ok_or_else(|| io::Error::other("directory was removed during the write"))
     }
 
-    /// Removes the directory with its record and hints; nothing else is in it.
+    /// Removes the record of the volume, the files with its usage, and the directory, which is then empty.
     pub(super) fn drop_record(&self) -> io::Result<()> {
         // The record last: without it, the rest would be foreign.
         for name in ["used", "used.new"] {

@@ -186,10 +186,8 @@ impl World {
         }
         let (change, by, hash, expires) =
             (fact.change.clone(), fact.requested_by.clone(), fact.hash, fact.expires);
-        self.requests.insert(
-            id,
-            Requested { change, actor: by, hash, expires, members, volumes, is_over: false },
-        );
+        self.requests
+            .insert(id, Requested { change, actor: by, hash, expires, members, volumes, is_over: false });
         self.now.requested.insert(id);
         Ok(())
     }

@@ -157,7 +157,7 @@ mod tests {
     fn an_answer_comes_back_as_it_was() {
         let row = concat!(
             r#"{"name":"node-1","state":"allocated","cluster":"local","domain":"d-1","zone":null,"labels":{},"#,
-            r#""total":{"cpu":1,"memory":2,"disk":3},"reserved":{"cpu":0,"memory":0,"disk":0},"#,
+            r#""resources":{"cpu":1,"memory":2,"disk":3},"reserved":{"cpu":0,"memory":0,"disk":0},"#,
             r#""remaining":{"cpu":1,"memory":2,"disk":3},"capabilities":[],"storage":[],"incarnations":0,"#,
             r#""disruptions":[],"bypass":null,"version":1,"#,
             r#""created_at":"2026-11-21T09:00:00.000000Z","updated_at":"2026-11-21T09:00:00.000000Z","position":7}"#

@@ -363,9 +363,9 @@ fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
     let made = run(&["init-topics", "--journal", &journal, "--replication-factor", "1"]);
     assert!(made.status.success(), "{made:?}");
     let text = String::from_utf8_lossy(&made.stdout).into_owned();
-    assert!(text.contains("unsafe.journal: made, 1 partitions, 1 copies"), "{text}");
+    assert!(text.contains("unsafe.journal: created, 1 partitions, 1 copies"), "{text}");
     let again = run(&["init-topics", "--journal", &journal, "--replication-factor", "1"]);
-    assert!(String::from_utf8_lossy(&again.stdout).contains("unsafe.journal: is there"), "{again:?}");
+    assert!(String::from_utf8_lossy(&again.stdout).contains("unsafe.journal: exists"), "{again:?}");
     let doctor = run(&["doctor", "--journal", &journal]);
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert_eq!(doctor.status.code(), Some(1));

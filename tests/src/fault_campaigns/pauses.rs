@@ -11,7 +11,7 @@ use super::fleet::{by_hand, fill, set_up, sleeper};
 use super::load::Load;
 use crate::ledger::CountMap;
 use crate::sim::Random;
-use crate::{Place, payloads};
+use crate::{Place, payloads, until};
 
 pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut random = Random::new(seed);
@@ -37,6 +37,11 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) ->
         tally.rounds += 1;
         ensure!(server.ended().is_none(), "the server ended because of a pause:\n{}", server.log());
     }
+    // On Kafka, the server may have to join its group again first.
+    let paused = load.acknowledged();
+    until("intents are acknowledged after the last pause", || {
+        (load.acknowledged() > paused + rounds).then_some(())
+    });
     let history = load.end()?;
     evidence.push(Evidence::gather(server)?);
     // Incarnations that were not asked to end still have the same processes.

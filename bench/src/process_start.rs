@@ -77,6 +77,7 @@ async fn starts() -> Result<Row> {
     });
     let spec = json!({
         "replica": "web-1", "plan": "web", "node": "n1", "restart": "never", "payloads": [payload],
+        "labels": {"namespace": "bench", "deployment": "d1"},
     });
     let spec: IncarnationSpec = serde_json::from_value(spec)?;
     let directory = crate::directory()?;

@@ -10,7 +10,7 @@ use super::client::ApiClient;
 use super::error::CliError;
 use super::kind::{EntityKind, KindNaming as _};
 
-/// Sends the intent `deployment.VERB`. `done` is the outcome that is shown, and `instead` the advice for
+/// Sends the intent `deployment.VERB`, with the verb as one word. `done` is the outcome that is shown, and `instead` the advice for
 /// other kinds.
 pub(super) fn run(
     (verb, done, instead): (&str, &str, &str),
@@ -24,7 +24,7 @@ pub(super) fn run(
         EntityKind::Deployment if !name.contains('/') => {
             return Err(CliError::usage(format!("invalid deployment {name:?}: must be PLAN/NAME")));
         }
-        EntityKind::Deployment => intent(kind, verb, name, &[])?,
+        EntityKind::Deployment => intent(kind, &verb.replace(' ', ""), name, &[])?,
         _ => None,
     };
     let Some(intent) = intent else {
@@ -34,10 +34,22 @@ pub(super) fn run(
     ask(client, verb, &intent, done, out)
 }
 
-/// Returns `PLAN/NAME` if the argument of `rollback` is a deployment; names of plans have no slash.
-fn canary(what: &str) -> Option<&str> {
-    let name = what.strip_prefix("deployment/").unwrap_or(what);
-    (name.contains('/') && !what.starts_with("plan/")).then_some(name)
+/// Target of `rollback`.
+#[derive(PartialEq, Debug)]
+enum RollbackTarget<'a> {
+    Plan(&'a str),
+    /// Canary of the deployment `PLAN/NAME`.
+    Canary(&'a str),
+}
+
+/// Reads the target: `PLAN`, `PLAN/NAME`, or either with its kind. Names of plans have no slash.
+fn target(what: &str) -> Result<RollbackTarget<'_>, CliError> {
+    if let Ok(plan) = EntityKind::Plan.name_in(what)
+        && !plan.contains('/')
+    {
+        return Ok(RollbackTarget::Plan(plan));
+    }
+    EntityKind::Deployment.name_in(what).map(RollbackTarget::Canary)
 }
 
 /// Drops the canary of a deployment, or rolls a plan back by a new deployment. Without a name, the new
@@ -49,15 +61,18 @@ pub(super) fn rollback(
     client: &ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    if let Some(canary) = canary(what) {
-        if to.is_some() || name.is_some() {
+    let plan = match target(what)? {
+        RollbackTarget::Plan(plan) => plan,
+        RollbackTarget::Canary(canary) if to.is_some() || name.is_some() => {
             return Err(CliError::usage(format!(
                 "invalid options --to and --name: the canary of deployment {canary} ends without a new deployment"
             )));
         }
-        return run(("rollback", "rolled back", NOT_CANARIES), EntityKind::Deployment, canary, client, out);
-    }
-    let plan = EntityKind::Plan.name_in(what)?;
+        RollbackTarget::Canary(canary) => {
+            let verb = ("roll back", "rolled back", NOT_CANARIES);
+            return run(verb, EntityKind::Deployment, canary, client, out);
+        }
+    };
     let to = to
         .map(|to| read(EntityKind::Deployment, to.strip_prefix(&format!("{plan}/")).unwrap_or(to)))
         .transpose()?;
@@ -67,5 +82,27 @@ pub(super) fn rollback(
     };
     let intent =
         PlanRollback { plan: read(EntityKind::Plan, plan)?, name: read(EntityKind::Deployment, &name)?, to };
-    ask(client, "rollback", &intent.into(), "created", out)
+    ask(client, "roll back", &intent.into(), "created", out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RollbackTarget::{Canary, Plan};
+    use super::*;
+
+    #[test]
+    fn a_target_is_a_plan_or_the_canary_of_a_deployment() {
+        for (what, wanted) in [
+            ("web", Plan("web")),
+            ("plan/web", Plan("web")),
+            ("plans/web", Plan("web")),
+            ("pl/web", Plan("web")),
+            ("web/d-1", Canary("web/d-1")),
+            ("deployment/web/d-1", Canary("web/d-1")),
+            ("dep/web/d-1", Canary("web/d-1")),
+        ] {
+            assert_eq!(target(what).expect(what), wanted, "{what}");
+        }
+        assert!(target("node/web/d-1").is_err());
+    }
 }

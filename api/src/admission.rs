@@ -94,7 +94,7 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
     let host = host_of(authority).ok_or_else(|| invalid_host(&format!("{authority:?} is not a host")))?;
     if !hosts.contains(host) {
         let detail = format!(
-            "cannot accept request: this server has no name {host:?}\nhint: add the name to the setting allowed_hosts"
+            "cannot accept request: {host:?} is not a name of this server\nhint: add the name to the setting allowed_hosts"
         );
         let problem = ProblemDetails::new(HOST_NOT_ALLOWED, detail);
         return Err(problem.at(RequestPart::Header, "/host", "not a name of this server"));
@@ -183,7 +183,7 @@ fn invalid_host(why: &str) -> ProblemDetails {
 }
 
 fn foreign(name: &str) -> ProblemDetails {
-    let detail = format!("cannot accept request: its header {name} is of a page of another site");
+    let detail = format!("cannot accept request: header {name} names a page of another site");
     ProblemDetails::new(ORIGIN_NOT_ALLOWED, detail).at(
         RequestPart::Header,
         format!("/{name}"),

@@ -167,7 +167,7 @@ struct ChannelPump {
     app: Arc<FleetApi>,
     id: Uuid,
     open: Arc<OpenChannel>,
-    inbox_messages: OutboxReceiver,
+    messages: OutboxReceiver,
     pieces: mpsc::Sender<Bytes>,
     closing: watch::Receiver<bool>,
     over: watch::Receiver<bool>,
@@ -185,7 +185,7 @@ impl ChannelPump {
         let mut heartbeat = interval(app.common.limits.heartbeat);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (closing, over) = (app.hub.closing(), open.over.subscribe());
-        ChannelPump { app, id, open, inbox_messages: messages, pieces, closing, over, heartbeat }
+        ChannelPump { app, id, open, messages, pieces, closing, over, heartbeat }
     }
 
     async fn run(mut self, outbox: ExecutorOutbox, given: oneshot::Sender<()>) {
@@ -209,7 +209,7 @@ impl ChannelPump {
                 _ = self.closing.wait_for(|closing| *closing) => return "server is stopping",
                 _ = self.over.wait_for(|over| *over) => return "invalid message from the executor",
                 () = self.pieces.closed() => return "executor disconnected",
-                taken = self.inbox_messages.take_many(TAKE) => match taken.as_slice() {
+                taken = self.messages.take_many(TAKE) => match taken.as_slice() {
                     [] => return "closed by the decider",
                     taken => {
                         self.open.note_welcome(taken);

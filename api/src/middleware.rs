@@ -380,7 +380,7 @@ pub(super) async fn reserved(
     let Ok(reserved) = tokio::time::timeout(limits.body_read, reserved).await else {
         let problem = ProblemDetails::new(
             BUSY,
-            "cannot read body: its memory is reserved for bodies that have not arrived",
+            "cannot read body: the memory for bodies is used by incomplete requests",
         );
         return Err(refuse(problem, body, limits).await);
     };

@@ -54,9 +54,9 @@ pub(super) struct AcceptedResponse {
 /// Fields of a plan that an edit changed, by class.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub(super) struct ChangedFields {
-    /// Fields of the policy: in effect now, for every later decision about any replica.
+    /// Fields of the policy; they apply immediately, to every later decision about any replica.
     pub(super) policy: Vec<String>,
-    /// Fields of the version: in effect by the next deployment of the plan.
+    /// Fields of the version; the next deployment of the plan applies them.
     pub(super) version: Vec<String>,
 }
 

@@ -98,7 +98,7 @@ pub(crate) fn decider(servers: &[Server]) -> Result<usize> {
                 return Ok(at);
             }
         }
-        ensure!(began.elapsed() < Duration::from_mins(1), "no server decides");
+        ensure!(began.elapsed() < Duration::from_mins(1), "there is no leader");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -91,7 +91,7 @@ pub(super) fn delete(
     match kind {
         EntityKind::Replica => return replica::ask("delete", name, None, "deletion requested", client, out),
         EntityKind::Deployment => {
-            let advice = format!("chancery cancel deployment {name}, or deploy a count of 0");
+            let advice = format!("chancery cancel deployment {name}\nhint: or deploy a count of 0");
             return Err(CliError::usage(format!(
                 "cannot delete a deployment: its history is kept\ntry: {advice}"
             )));

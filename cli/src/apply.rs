@@ -170,11 +170,11 @@ fn hints(name: &str, changed: &PlanChanges) -> Vec<String> {
     let plan = name.strip_prefix("plan/").unwrap_or(name);
     let mut hints = Vec::new();
     if !changed.policy.is_empty() {
-        hints.push(format!("hint: {name}: in effect now: {}", changed.policy.join(", ")));
+        hints.push(format!("hint: {name}: takes effect immediately: {}", changed.policy.join(", ")));
     }
     if !changed.version.is_empty() {
         hints.push(format!(
-            "hint: {name}: in effect by a deployment: {}\ntry: chancery apply -f FILE, with a new Deployment of plan \
+            "hint: {name}: takes effect with the next deployment: {}\nhint: apply a new Deployment of plan \
              {plan}",
             changed.version.join(", ")
         ));
@@ -266,8 +266,8 @@ mod tests {
     #[test]
     fn an_edit_is_followed_by_what_is_in_effect_and_by_what_needs_a_deployment() {
         let fields = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let now = "hint: plan/web: in effect now: sharing, max_unavailable";
-        let later = "hint: plan/web: in effect by a deployment: payloads\ntry: chancery apply -f FILE, with a new \
+        let now = "hint: plan/web: takes effect immediately: sharing, max_unavailable";
+        let later = "hint: plan/web: takes effect with the next deployment: payloads\nhint: apply a new \
                      Deployment of plan web";
         let cases: [(&[&str], &[&str], &[&str]); 4] = [
             (&[], &[], &[]),

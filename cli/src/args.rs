@@ -57,7 +57,7 @@ pub enum ServerCommand {
         /// repeatable
         #[arg(short, long = "filename", value_name = "FILE|DIR|-", required = true)]
         files: Vec<PathBuf>,
-        /// Supersede deployments in progress with those of the manifests (default: as the manifests say)
+        /// Supersede deployments in progress with those of the manifests (default: as in the manifests)
         #[arg(long)]
         supersede: bool,
     },

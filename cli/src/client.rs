@@ -61,7 +61,7 @@ pub(super) struct VerdictResponse {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct PlanChanges {
-    /// Fields in effect now.
+    /// Fields whose edit takes effect immediately.
     pub(super) policy: Vec<String>,
     /// Fields that a deployment puts into effect.
     pub(super) version: Vec<String>,

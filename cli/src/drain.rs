@@ -64,7 +64,7 @@ pub(super) fn drain(drain: &DrainArgs, client: &ApiClient<'_>, out: &mut dyn Wri
     if drain.wait {
         return NodeDrain { node: &node, name: &name, timeout: drain.timeout }.wait(client, out);
     }
-    note!("try: chancery drain {node} --wait, to follow the progress");
+    note!("hint: to follow the progress\ntry: chancery drain {node} --wait");
     Ok(())
 }
 
@@ -144,9 +144,7 @@ impl NodeDrain<'_> {
         match end {
             Some(DrainProgress::Empty) => {
                 self.done("is empty", output, out)?;
-                note!(
-                    "hint: the node was evicted from its cluster\ntry: chancery undrain {node}, to put it back"
-                );
+                note!("hint: the node was evicted from its cluster\ntry: chancery undrain {node}");
                 Ok(())
             }
             Some(DrainProgress::Removed) => self.done("is empty and deleted", output, out),

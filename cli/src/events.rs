@@ -51,7 +51,7 @@ pub(super) fn run(events: &EventsArgs, client: &ApiClient<'_>, out: &mut dyn Wri
         show.flush()
     };
     let mut lost = |error: &CliError| {
-        note!("{error}; resuming");
+        note!("{}; resuming", error.message.lines().next().unwrap_or_default());
         Ok(())
     };
     follow(client, &query, events.from, &mut each, &mut lost)

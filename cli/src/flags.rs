@@ -31,7 +31,7 @@ pub struct DrainArgs {
     #[arg(long)]
     pub wait: bool,
     /// Maximum time to wait for an empty node
-    #[arg(long, default_value = "10m", value_parser = parse_span, requires = "wait")]
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_span, requires = "wait")]
     pub timeout: Duration,
 }
 
@@ -147,12 +147,13 @@ pub struct EventsArgs {
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub struct LogsArgs {
     /// Name of a replica, id of an incarnation, or KIND/NAME of either
+    #[arg(value_name = "NAME|KIND/NAME")]
     pub of: String,
     /// Name of the payload (default: the only payload)
     #[arg(long)]
     pub payload: Option<String>,
     /// Index of the process in its payload, from 0
-    #[arg(long)]
+    #[arg(long, value_name = "NUMBER")]
     pub process: Option<u16>,
     /// Show only standard output, without marks (default: both, marked `out |` and `err |`)
     #[arg(long)]
@@ -178,12 +179,13 @@ pub struct LogsArgs {
 #[derive(Args, Debug)]
 pub struct WaitArgs {
     /// KIND/NAME of the entity, as in replica/web-7f3k or deployment/web/deployment-1
+    #[arg(value_name = "KIND/NAME")]
     pub of: String,
     /// Value that a field must have, as in phase=running or replicas.running=3; or deleted
     #[arg(long = "for", value_name = "FIELD=VALUE|deleted")]
     pub until: String,
     /// Maximum time to wait
-    #[arg(long, default_value = "60s", value_parser = parse_span)]
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_span)]
     pub timeout: Duration,
 }
 

@@ -129,7 +129,7 @@ Policy (an edit takes effect immediately, for every later decision)
   timeouts:        approval 1d, start 5m, stop 10s
   unready:         show after 5m
 
-Version (an edit takes effect by a deployment)
+Version (an edit takes effect with the next deployment)
   namespace:       nginx-namespace
   service:         nginx-service
   payloads:        nginx-payload

@@ -32,7 +32,7 @@ impl PlanPage<'_> {
                 FieldClass::Policy,
                 "Policy (an edit takes effect immediately, for every later decision)",
             ),
-            self.fields(FieldClass::Version, "Version (an edit takes effect by a deployment)"),
+            self.fields(FieldClass::Version, "Version (an edit takes effect with the next deployment)"),
             self.all_payloads(),
             section("Deployments", self.deployments.len(), &self.deployments()),
             self.replicas_summary(),

@@ -64,11 +64,7 @@ fn tell(
                 continue;
             }
             OperationStatus::Preparing => {
-                note!(
-                    "hint: {} waits for a placement\ntry: chancery describe plan {}, to see why",
-                    row.kind,
-                    row.plan
-                );
+                note!("hint: {} waits for a placement\ntry: chancery describe plan {}", row.kind, row.plan);
             }
             OperationStatus::Approved
             | OperationStatus::Running

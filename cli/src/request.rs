@@ -197,7 +197,7 @@ fn shown(value: &Value) -> String {
 pub(super) fn hint(client: &ApiClient<'_>, id: &str) -> Result<(), CliError> {
     let row: RequestRow = typed(&one(client, EntityKind::Request, id)?)?;
     note!("request/{id} {}: {}", row.message, change(&row));
-    note!("try: chancery describe request/{id}, to see its effects");
+    note!("try: chancery describe request/{id}");
     let who = if row.policies.is_empty() { "" } else { ", by another person" };
     note!("try: chancery approve request/{id}{who}");
     Ok(())

@@ -95,7 +95,9 @@ pub(super) fn run(get: &GetArgs, client: &ApiClient<'_>, out: &mut dyn Write) ->
                 let changes = known.take(kind, items);
                 view.show(&known, &changes, out)?;
             }
-            WatchSignal::Lost(error) => note!("{error}; resuming"),
+            WatchSignal::Lost(error) => {
+                note!("{}; resuming", error.message.lines().next().unwrap_or_default());
+            }
             WatchSignal::Over(error) => return Err(error),
         }
     }

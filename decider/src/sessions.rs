@@ -236,7 +236,7 @@ impl DeciderCore {
                 id
             }
         };
-        self.token(connection, id, hello, seen.map_or(Position::ZERO, |(_, head)| head.position), now);
+        self.attach(connection, id, hello, seen.map_or(Position::ZERO, |(_, head)| head.position), now);
         if let Some(live) = self.sessions.live.get_mut(&id) {
             live.epoch = Some(epoch);
         }
@@ -281,7 +281,7 @@ impl DeciderCore {
         }
     }
 
-    fn token(
+    fn attach(
         &mut self,
         connection: ChannelNumber,
         id: SessionId,

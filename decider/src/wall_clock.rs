@@ -321,8 +321,8 @@ mod tests {
     fn while_the_system_does_not_answer_nobody_else_waits_for_it() {
         let clock = WallClock::new(Duration::from_secs(1), false, answers_late);
         let last = Time::EPOCH;
-        std::thread::scope(|executor_store| {
-            let first = executor_store.spawn(|| clock.try_admit(last).is_ok());
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| clock.try_admit(last).is_ok());
             while !ASKED.load(Ordering::Acquire) {
                 std::thread::yield_now();
             }

@@ -123,12 +123,12 @@ pub enum ObservedState {
         /// All processes of the incarnation.
         processes: Vec<ProcessInfo>,
     },
-    /// All processes are online. Also counts as the outcome of `ensure`.
+    /// All processes are ready. Also counts as the outcome of `ensure`.
     Ready {
         /// All processes of the incarnation.
         processes: Vec<ProcessInfo>,
     },
-    /// At least one process is not online.
+    /// At least one process is not ready.
     NotReady {
         /// All processes of the incarnation.
         processes: Vec<ProcessInfo>,
@@ -245,7 +245,7 @@ pub struct PortAddress {
     pub address: String,
 }
 
-/// Status of a process: online, or the reason why not.
+/// Status of a process: ready, or the reason why not.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessStatus {
@@ -320,7 +320,7 @@ impl ProcessInfo {
         format!("{}-{}", self.payload, self.index)
     }
 
-    /// Reason why the process is not online; `None` if it is online.
+    /// Reason why the process is not ready; `None` if it is ready.
     pub fn trouble(&self) -> Option<String> {
         let what = match &self.status {
             ProcessStatus::Ready => return None,

@@ -139,7 +139,7 @@ pub enum ExecutorMessage {
     Heartbeat {
         /// Token of this connection.
         connection: ConnectionToken,
-        /// Number that [`DeciderMessage::Beat`] returns, so that the executor knows when the renewed lease
+        /// Number that [`DeciderMessage::HeartbeatAck`] returns, so that the executor knows when the renewed lease
         /// was sent.
         sequence: u64,
     },

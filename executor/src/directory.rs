@@ -59,7 +59,7 @@ impl fmt::Display for IsCopy {
         write!(
             f,
             "cannot use directory {}: it is a copy, and what it records as running belongs to the original\n\
-             hint: use the original. If that is lost for good, --adopt-copy continues from the copy; what the copy records \
+             hint: use the original; if it is permanently lost, --adopt-copy continues from the copy; what the copy records \
              as running in this boot is unknown then, and neither ended nor started again, until the machine is booted \
              again or the node is expunged",
             self.path.display()

@@ -6,7 +6,7 @@
 //! | outcome | what was started, and how it ended | as that happens |
 //! | tombstone | revision at or below which nothing will be carried out | once nothing of the object exists, before that is reported |
 //!
-//! [`crate::reconcile::step`] decides what a target requires, and [`crate::plan::accepted`] which spec is recorded
+//! [`crate::reconcile::step`] decides what a target requires, and [`crate::reconcile::accepted`] which spec is recorded
 //! with it. The store decides only that a command never replaces a higher one. An executor that crashed
 //! between a record and the work finds a target that was not started, and the same command again carries it
 //! out.

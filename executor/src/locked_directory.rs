@@ -108,7 +108,10 @@ fn start_epoch(
         }
         None if seen.is_some() => {
             let shown = path.display();
-            let error = format!("cannot read {shown}: not found, though {HEAD} exists");
+            let error = format!(
+                "cannot read {shown}: not found, though {HEAD} exists\nhint: an earlier build has used the directory, or \
+                 the file was removed; start with an empty directory only if nothing in this one runs"
+            );
             return Err(io::Error::new(io::ErrorKind::NotFound, error).into());
         }
         None => ExecutorStoreFile { id: ExecutorStoreId::from_random(random()?), epochs: 0, directory },
@@ -208,6 +211,9 @@ mod tests {
         state_file::write(&dir.path().join(HEAD), &seen).expect("written");
         state_file::remove(&path).expect("removed");
         let found = refused();
-        assert_eq!(found, format!("cannot read {}: not found, though head.json exists", path.display()));
+        let hint = "hint: an earlier build has used the directory, or the file was removed; start with an empty \
+                    directory only if nothing in this one runs";
+        let wanted = format!("cannot read {}: not found, though head.json exists\n{hint}", path.display());
+        assert_eq!(found, wanted);
     }
 }

@@ -414,9 +414,9 @@ pub fn report(object: ObjectId, present: &KnownObject) -> StatusUpdate {
 /// Returns the observed state of started processes.
 fn saw(processes: &[ProcessInfo], before: ReadyHistory) -> ObservedState {
     let processes = processes.to_vec();
-    let online = processes.iter().all(|p| p.status == ProcessStatus::Ready);
+    let all_ready = processes.iter().all(|p| p.status == ProcessStatus::Ready);
     match before {
-        _ if online => ObservedState::Ready { processes },
+        _ if all_ready => ObservedState::Ready { processes },
         ReadyHistory::NeverReady => ObservedState::Started { processes },
         ReadyHistory::Ready => ObservedState::NotReady { processes },
     }

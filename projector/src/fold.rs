@@ -22,7 +22,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 #[derive(Debug, thiserror::Error)]
 pub enum FoldError {
     /// Event of a newer build: use that build.
-    #[error("cannot fold event at position {position}: unknown type {type_name}. hint: use a newer build")]
+    #[error("cannot fold event at position {position}: unknown type {type_name}\nhint: use a newer build")]
     Newer {
         /// Position of the event.
         position: Position,

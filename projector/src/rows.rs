@@ -208,7 +208,7 @@ rows! {
         desired: WillWord,
         /// Phase of the replica.
         phase: PhaseStatus,
-        /// Whether the replica runs and all its processes are online.
+        /// Whether the replica runs and all its processes are ready.
         ready: bool,
         /// Whether an executor of the cluster is connected; if not, observed fields are as last reported.
         reachability: Reachability,
@@ -249,7 +249,7 @@ rows! {
         cluster: ClusterName,
         /// State of the incarnation.
         state: IncarnationStatus,
-        /// Whether all processes of the incarnation are online.
+        /// Whether all processes of the incarnation are ready.
         ready: bool,
         /// Whether an executor of the cluster is connected; if not, observed fields are as last reported.
         reachability: Reachability,

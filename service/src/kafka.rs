@@ -107,7 +107,7 @@ pub fn open(
     sink: DeliverySink,
 ) -> Result<(Arc<dyn Journal>, Option<ChainCursor>)> {
     let options = options(settings, brokers, prefix, partition, mirror)?;
-    let (journal, opened) = KafkaJournal::open(&options, sink).context("cannot open journal on Kafka")?;
+    let (journal, opened) = KafkaJournal::open(&options, sink)?;
     tracing::info!(read = opened.read, skipped = opened.skipped, "mirror caught up");
     Ok((Arc::new(journal), opened.head))
 }

@@ -39,25 +39,21 @@ pub fn check(dir: &Path) -> Result<Vec<Result<VerifiedJournal>>> {
     Ok(directories.into_iter().map(one).collect())
 }
 
-fn one(incarnation_directory: PathBuf) -> Result<VerifiedJournal> {
+fn one(directory: PathBuf) -> Result<VerifiedJournal> {
     // Before the journal, which may grow meanwhile. Only a server checks the read models.
-    let witnesses = witnesses(&incarnation_directory)?;
+    let witnesses = witnesses(&directory)?;
     let named: BTreeSet<_> = witnesses.iter().map(|witness| witness.position).collect();
     let mut found = BTreeMap::new();
-    let report = verify_each(&incarnation_directory, &mut |record| {
+    let report = verify_each(&directory, &mut |record| {
         if named.contains(&record.last()) {
             found.insert(record.last(), record.hash());
         }
     });
-    let report = report.with_context(|| format!("cannot verify {}", incarnation_directory.display()))?;
+    let report = report.with_context(|| format!("cannot verify {}", directory.display()))?;
     let recorded = |position| Ok::<_, Error>(found.get(&position).copied());
     let loss = against(report.head, report.held.clone(), &witnesses, recorded)?;
-    ensure!(
-        report.segments > 0 || loss.is_some(),
-        "cannot find journal in {}",
-        incarnation_directory.display()
-    );
-    Ok(VerifiedJournal { directory: incarnation_directory, report, loss })
+    ensure!(report.segments > 0 || loss.is_some(), "cannot find journal in {}", directory.display());
+    Ok(VerifiedJournal { directory, report, loss })
 }
 
 /// Returns the witnesses in a server's directory. A mirror has none: its original is elsewhere.

@@ -53,9 +53,11 @@ fn an_edit_says_which_fields_are_in_effect_now_and_which_need_a_deployment() {
     assert_eq!(apply("a", "1"), ("plan/shop created\n".into(), String::new()));
     let (said, hints) = apply("b", "2");
     assert_eq!(said, "plan/shop configured\n");
-    assert!(hints.contains("hint: plan/shop: in effect now: zone\n"), "{hints}");
+    assert!(hints.contains("hint: plan/shop: takes effect immediately: zone\n"), "{hints}");
     assert!(
-        hints.contains("hint: plan/shop: in effect by a deployment: payloads\ntry: chancery apply -f"),
+        hints.contains(
+            "hint: plan/shop: takes effect with the next deployment: payloads\nhint: apply a new Deployment"
+        ),
         "{hints}"
     );
     assert_eq!(apply("b", "2"), ("plan/shop unchanged\n".into(), String::new()));

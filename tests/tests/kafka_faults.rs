@@ -272,7 +272,7 @@ fn a_foreign_member_that_takes_the_partition_is_named_and_its_end_is_that_of_the
         told.lines().any(|line| line.contains("captured.inbox") && line.contains("a stranger")).then_some(())
     });
     server.signal(Signal::CONT);
-    let why = is_blocked(server, "no server decides");
+    let why = is_blocked(server, "no leader");
     assert!(why.contains("a stranger") && why.contains("no server of the fleet"), "{why}");
     let metrics = server.client().get("/metrics").text;
     assert!(metrics.contains("chancery_trouble{fleet=\"default\",part=\"election\"} 1"), "{metrics}");

@@ -180,7 +180,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
         .args(["serve", "--listen", "127.0.0.1:0", "--journal", &target.url(), "--data-dir"])
         .arg(server.data());
     let early = early.env("CHANCERY_KAFKA_ALLOW_UNSAFE_TOPICS", "yes").output().expect("the program runs");
-    assert!(told(&early).contains("was never on Kafka. try: chancery import"), "{early:?}");
+    assert!(told(&early).contains("was never on Kafka\ntry: chancery import"), "{early:?}");
     let before = records(server.data()).expect("a journal");
     let journal = server.data().join("fleets/default/journal");
 
@@ -271,8 +271,8 @@ fn what_is_damaged_torn_empty_or_not_there_is_not_imported() {
     let target = Target::new(shared(1), "refused");
     let written = Written::new(50);
     let data = written.home.path();
-    let nobody = target.import(data, "unknown");
-    assert!(told(&nobody).contains("cannot import journal of fleet unknown"), "{}", told(&nobody));
+    let unknown = target.import(data, "unknown");
+    assert!(told(&unknown).contains("cannot import journal of fleet unknown"), "{}", told(&unknown));
     let segment = written.journal().join("00000000000000000001.seg");
     let whole = std::fs::read(&segment).expect("a segment");
     let refused = |bytes: &[u8], wanted: &str| {

@@ -124,7 +124,7 @@ fn a_coordinator_that_no_server_reaches_is_named_by_all_and_another_broker_by_no
     for server in &standbys.servers {
         until("the server reports that no leader is known", || {
             let answer = server.client().get("/readyz");
-            (answer.status == 503 && answer.text.contains("unknown whether a server decides")).then_some(())
+            (answer.status == 503 && answer.text.contains("unknown whether there is a leader")).then_some(())
         });
     }
     cluster.set_faults_of(groups, ProxyFaults::default());

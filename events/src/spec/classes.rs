@@ -1,7 +1,7 @@
 //! Classes of a plan's fields, and the only ways to read a plan by class.
 //!
 //! *Policy* takes effect with the edit, for every later decision about any replica of the plan. *Version*
-//! defines what runs; it takes effect by a deployment. The list below is the only list: [`PlanPolicy`],
+//! defines what runs; it takes effect with the next deployment. The list below is the only list: [`PlanPolicy`],
 //! [`PlanVersion`], the digest of a version, the answer to an edit and the table in the documentation are
 //! generated from it. A field of [`PlanSpec`] with no class or two classes does not compile.
 
@@ -24,7 +24,7 @@ super::words! {
     FieldClass {
         /// The edit takes effect immediately, for every later decision about any replica.
         Policy = "policy",
-        /// The edit takes effect by a deployment.
+        /// The edit takes effect with the next deployment.
         Version = "version",
     }
 }

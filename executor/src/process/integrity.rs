@@ -157,7 +157,7 @@ pub(super) struct DirectoryInspector {
     records: [PathBuf; 4],
     /// Identity of the directory.
     place: Option<FileId>,
-    of_folder: ChangeStamp,
+    of_directory: ChangeStamp,
     of_records: [ChangeStamp; 4],
     /// Number of checks of the directory alone before one of the records.
     skips: u32,
@@ -178,7 +178,7 @@ impl DirectoryInspector {
             directory: data_directory,
             records,
             place,
-            of_folder: None,
+            of_directory: None,
             of_records: [None; 4],
             skips,
             skipped: 0,
@@ -197,23 +197,23 @@ impl DirectoryInspector {
             return DirectoryCheck::Lost(DirectoryLoss::Replaced);
         }
         let stamp = |metadata: &Metadata| (FileId::from(metadata), metadata.ctime(), metadata.ctime_nsec());
-        let of_folder = Some(stamp(&metadata));
-        if of_folder == self.of_folder && self.skipped < self.skips {
+        let of_directory = Some(stamp(&metadata));
+        if of_directory == self.of_directory && self.skipped < self.skips {
             self.skipped += 1;
             return DirectoryCheck::Same;
         }
         self.skipped = 0;
         let of_records = self.records.each_ref().map(|file| stat(file).ok().flatten().as_ref().map(stamp));
-        if (of_folder, of_records) == (self.of_folder, self.of_records) {
+        if (of_directory, of_records) == (self.of_directory, self.of_records) {
             return DirectoryCheck::Same;
         }
-        (self.of_folder, self.of_records) = (of_folder, of_records);
+        (self.of_directory, self.of_records) = (of_directory, of_records);
         DirectoryCheck::Changed
     }
 
     /// Lets the next check find a change: a repair failed, or a change may be invisible.
     pub(super) fn again(&mut self) {
-        self.of_folder = None;
+        self.of_directory = None;
     }
 }
 

@@ -332,7 +332,7 @@ impl ProcessOrchestrator {
             let mut builder = tokio::runtime::Builder::new_multi_thread();
             builder.worker_threads(count).thread_name(name).enable_all().build()
         };
-        let runtime = threads("chancery-reconciler", RECONCILER_THREADS)?;
+        let runtime = threads("chancery-reconc", RECONCILER_THREADS)?;
         let volumes = match threads("chancery-volume", VOLUME_THREADS) {
             Ok(volumes) => volumes,
             Err(error) => {
@@ -515,7 +515,7 @@ impl ProcessShared {
         let (root, directory, removals) = (self.root.clone(), moved.clone(), self.removals.clone());
         let keep_output = move || {
             if let Err(error) = output::keep(&root, incarnation, &directory) {
-                tracing::warn!(%error, folder = %directory.display(), "cannot keep purged incarnation's output");
+                tracing::warn!(%error, directory = %directory.display(), "cannot keep purged incarnation's output");
             }
             match output::surplus(&root) {
                 Ok(surplus) => {
@@ -567,5 +567,5 @@ impl ProcessShared {
 
 /// Logs that an entry in a directory of the executor is left in place.
 fn leave(path: &Path, why: &str) {
-    tracing::warn!(why, folder = %path.display(), "unknown entry left in place");
+    tracing::warn!(why, directory = %path.display(), "unknown entry left in place");
 }

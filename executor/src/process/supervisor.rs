@@ -106,7 +106,7 @@ fn keep(dir: &Path) -> io::Result<()> {
     let record = ProcessesFile { ancestors, directory: Some(place), ..ProcessesFile::begin(&boot)? };
     let mut supervisor = Supervisor {
         lock,
-        data_directory: incarnation_directory,
+        directory: incarnation_directory,
         sight,
         place,
         looked: Instant::now(),
@@ -191,7 +191,7 @@ impl From<ExecFailure> for NotStarted {
 struct Supervisor {
     /// First field: the lock is free before a client sees its connection end.
     lock: std::fs::File,
-    data_directory: IncarnationDirectory,
+    directory: IncarnationDirectory,
     sight: DirectoryInspector,
     /// Identity of the directory.
     place: FileId,
@@ -272,10 +272,10 @@ impl Supervisor {
     /// Writes the record, and concurrently moves the processes to their groups: the kernel may delay that.
     fn record_and_group(&mut self, waiting: &[HeldTrampoline]) -> io::Result<()> {
         let groups = waiting.iter().filter_map(|one| Some((one.group()?, one.started.pid)));
-        let (written, moved) = std::thread::scope(|store| {
-            let moves = store
+        let (written, moved) = std::thread::scope(|scope| {
+            let moves = scope
                 .spawn(|| groups.map(|(path, pid)| cgroup::put(path, pid)).collect::<io::Result<Vec<_>>>());
-            (self.data_directory.write(&self.record), moves.join())
+            (self.directory.write(&self.record), moves.join())
         });
         written?;
         let moved = moved.map_err(|_| io::Error::other("the thread that moves processes has panicked"))?;
@@ -283,13 +283,13 @@ impl Supervisor {
         log(format_args!("cannot move process into its control group: {error}"));
         // A process started outside of the group could outlive it.
         self.record.group = None;
-        self.data_directory.write(&self.record)
+        self.directory.write(&self.record)
     }
 
     /// Starts a trampoline for each process. Clients are served between any two, so that a stop request takes
     /// effect.
     fn trampolines(&mut self) -> Result<Vec<HeldTrampoline>, NotStarted> {
-        let (directory, wanted) = (self.data_directory.clone(), self.wanted.clone());
+        let (directory, wanted) = (self.directory.clone(), self.wanted.clone());
         let mut prepared = Vec::new();
         for one in start::processes(&wanted)? {
             self.check_wanted()?;
@@ -384,7 +384,7 @@ impl Supervisor {
     /// Writes the record to disk, then sends it. A failed write is repeated with the next change; `finish`
     /// insists on the end.
     fn save(&mut self) {
-        if let Err(error) = self.data_directory.write(&self.record) {
+        if let Err(error) = self.directory.write(&self.record) {
             log(format_args!("cannot write record: {error}"));
         }
         self.say();

@@ -243,7 +243,7 @@ impl UnsupervisedProcesses {
             if let Err(error) = capture.into_inner().finish() {
                 tracing::warn!(
                     %error,
-                    folder = %self.directory.path().display(),
+                    directory = %self.directory.path().display(),
                     "cannot copy last output of unsupervised process"
                 );
             }
@@ -289,7 +289,7 @@ pub(super) fn finish(
     exit: IncarnationExit,
 ) -> io::Result<()> {
     for error in remove_groups(wanted, Some(record)) {
-        tracing::warn!(%error, folder = %directory.path().display(), "control group left in place");
+        tracing::warn!(%error, directory = %directory.path().display(), "control group left in place");
     }
     record.phase = StartPhase::Ended { exit };
     directory.write(record)

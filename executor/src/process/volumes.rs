@@ -214,7 +214,7 @@ impl VolumeReconciler {
             }
             if let Some(kept) = self.kept() {
                 let goes_on = kept.is_being_destroyed();
-                if let Err(error) = self.home.mend() {
+                if let Err(error) = self.home.repair() {
                     tracing::warn!(%error, volume = %self.volume, "cannot repair record copies of volume");
                 }
                 if goes_on {

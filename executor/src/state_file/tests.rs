@@ -128,8 +128,8 @@ fn whoever_reads_beside_the_writer_finds_what_was_written_or_what_is_being_writt
     let word = |number: usize| format!("{number} {}", "x".repeat(number * 977 % 9000));
     keep(&path, &word(0));
     let (begun, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    std::thread::scope(|executor_store| {
-        executor_store.spawn(|| {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
             for number in 1..=500 {
                 begun.store(number, Ordering::SeqCst);
                 keep(&path, &word(number));

@@ -276,8 +276,8 @@ pub(crate) async fn one_executor_a_store() {
         looked = true;
         Ok(SimulatedOrchestrator::new(world.clone()))
     };
-    let nobody = || std::future::ready(Err(std::io::Error::other("no decider is contacted")));
-    let second = chancery_executor::run(config(root.path()), open, nobody, std::future::pending()).await;
+    let unreachable = || std::future::ready(Err(std::io::Error::other("no decider is contacted")));
+    let second = chancery_executor::run(config(root.path()), open, unreachable, std::future::pending()).await;
     assert!(!looked);
     assert!(matches!(second, Err(ExecutorStop::StoreTaken)));
     first.stop().await.unwrap();

@@ -110,10 +110,10 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
         let id = id(position);
         processes.carry_out(command(id, 1, CommandEffect::Ensure, &spec)).await;
         let ready = until(&processes, id, "it is ready", is_ready).await;
-        let ObservedState::Ready { processes: online } = ready.observed else { unreachable!() };
+        let ObservedState::Ready { processes: started } = ready.observed else { unreachable!() };
         std::fs::write(group(&root, &parent, id).join("memory.events"), counted).unwrap();
         match how {
-            "killed" => kill(online[0].pid.unwrap() as i32, Signal::KILL),
+            "killed" => kill(started[0].pid.unwrap() as i32, Signal::KILL),
             "exits" => std::fs::write(root.incarnation_directory(id).join("web-0/work/exit"), "").unwrap(),
             _ => drop(processes.carry_out(command(id, 2, CommandEffect::Kill, &spec)).await),
         }

@@ -513,16 +513,16 @@ fn installed(program: &str) -> Option<(Vec<String>, tempfile::TempDir)> {
         }
         "postgres" if runs("postgres", "--version") && runs("initdb", "--version") => {
             // PostgreSQL refuses to run as root.
-            let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+            let unprivileged = "setpriv --reuid=65534 --regid=65534 --clear-groups";
             std::os::unix::fs::chown(directory.path(), Some(65534), Some(65534)).unwrap();
             // tidy: allow(nobody)
-            let init = words(&format!("{nobody} initdb --no-sync -A trust -U nobody -D {path}/data"));
+            let init = words(&format!("{unprivileged} initdb --no-sync -A trust -U nobody -D {path}/data"));
             let made = Command::new(&init[0]).args(&init[1..]).current_dir("/").output().unwrap();
             if !made.status.success() {
                 eprintln!("skipped: initdb fails here: {}", String::from_utf8_lossy(&made.stderr));
                 return None;
             }
-            let run = format!("{nobody} postgres -D {path}/data -k {path} -c listen_addresses=");
+            let run = format!("{unprivileged} postgres -D {path}/data -k {path} -c listen_addresses=");
             Some((words(&run), directory))
         }
         _ => None,

@@ -50,31 +50,34 @@ pub enum PartitionMismatch {
 
 impl fmt::Display for PartitionMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const ANEW: &str = "hint: name another prefix or partition; a topic that is created again is empty for every fleet with a \
+        const RECREATE_HINT: &str = "hint: name another prefix or partition; a topic that is created again is empty for every fleet with a \
              partition in it";
         match self {
             PartitionMismatch::BeginsLate(offset) => {
-                write!(f, "it starts at offset {offset}, because records were deleted from it. {ANEW}")
+                write!(
+                    f,
+                    "it starts at offset {offset}, because records were deleted from it\n{RECREATE_HINT}"
+                )
             }
-            PartitionMismatch::Gone(reason) => write!(f, "{reason}. {ANEW}"),
+            PartitionMismatch::Gone(reason) => write!(f, "{reason}\n{RECREATE_HINT}"),
             PartitionMismatch::Differs(at) => {
-                write!(f, "it contains another history from position {at} on. {ANEW}")
+                write!(f, "it contains another history from position {at} on\n{RECREATE_HINT}")
             }
             PartitionMismatch::Less(at) => {
-                write!(f, "it contains this history only up to position {at}. {ANEW}")
+                write!(f, "it contains this history only up to position {at}\n{RECREATE_HINT}")
             }
             PartitionMismatch::Further(at) => write!(
                 f,
-                "it contains this history, which servers continued at position {at}. hint: start the server of this directory \
+                "it contains this history, which servers continued at position {at}\nhint: start the server of this directory \
                  with --journal kafka://… too: it reads the newer records"
             ),
             PartitionMismatch::Noise(count) => {
-                write!(f, "it contains {count} values, none of which starts a history. {ANEW}")
+                write!(f, "it contains {count} values, none of which starts a history\n{RECREATE_HINT}")
             }
             PartitionMismatch::Fleet => {
-                write!(f, "it contains records of another fleet. hint: name this fleet's own partition")
+                write!(f, "it contains records of another fleet\nhint: name this fleet's own partition")
             }
-            PartitionMismatch::Broken(reason) => write!(f, "{reason}. {ANEW}"),
+            PartitionMismatch::Broken(reason) => write!(f, "{reason}\n{RECREATE_HINT}"),
             PartitionMismatch::Meanwhile => write!(f, "another import has just written the same records"),
         }
     }

@@ -82,13 +82,13 @@ pub enum ImportError {
     Empty(PathBuf),
     /// The journal is damaged: another server's copy is needed.
     #[error(
-        "cannot import {}: damaged at byte {}, position {}: {}. hint: use an intact copy of this journal",
+        "cannot import {}: damaged at byte {}, position {}: {}\nhint: use an intact copy of this journal",
         .0.file.display(), .0.offset, .0.position, .0.reason
     )]
     Damaged(segments::VerifyFinding),
     /// The tail is torn: a longer copy is needed, or the tail must be truncated.
     #[error(
-        "cannot import {}: torn at byte {}, position {}: {}. hint: use a copy of this journal that reaches further; if there \
+        "cannot import {}: torn at byte {}, position {}: {}\nhint: use a copy of this journal that reaches further; if there \
          is none, start the directory's server once: whether it then continues or refuses to, it truncates the tail and \
          keeps a copy of it",
         .0.file.display(), .0.offset, .0.position, .0.reason
@@ -115,7 +115,7 @@ pub enum ImportError {
     /// topic is lost.
     #[error(
         "cannot import {}: it is the mirror of partition {partition} of topic {topic}, and a second copy would start a second \
-         history. hint: if that topic is lost, stop all servers of the fleet, and remove kafka.json there",
+         history\nhint: if that topic is lost, stop all servers of the fleet, and remove kafka.json there",
         .dir.display()
     )]
     Mirror {
@@ -142,7 +142,7 @@ pub enum ImportError {
     /// Nothing was committed: the import and the brokers must allow more time.
     #[error(
         "cannot write to {place}: only {sent} of {records} records ({sent_mb} of {mb} MB) were sent in {} s, the maximum time \
-         of a transaction; nothing was committed. hint: raise transaction.max.timeout.ms of the brokers (default: 15 \
+         of a transaction; nothing was committed\nhint: raise transaction.max.timeout.ms of the brokers (default: 15 \
          minutes), and set --timeout to a minute less than that", .time.as_secs()
     )]
     TooLong {

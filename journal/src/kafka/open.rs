@@ -91,11 +91,11 @@ pub enum KafkaOpenError {
         source: Box<KafkaError>,
     },
     /// The partition does not exist.
-    #[error("cannot find {0}. try: chancery init-topics")]
+    #[error("cannot find {0}\ntry: chancery init-topics")]
     NoPartition(Box<PartitionAddress>),
     /// The partition is another fleet's: a journal started here would duplicate this fleet's own elsewhere.
     #[error(
-        "cannot open {place}: it contains another fleet's record at offset {offset}, and none of fleet {fleet}. hint: name \
+        "cannot open {place}: it contains another fleet's record at offset {offset}, and none of fleet {fleet}\nhint: name \
          {fleet}'s own partition"
     )]
     OtherFleet {
@@ -108,7 +108,7 @@ pub enum KafkaOpenError {
     },
     /// The directory mirrors another partition: a wrong prefix, or another fleet's number.
     #[error(
-        "cannot open {place}: {} is the mirror of partition {partition} of topic {topic}. hint: check the prefix and the \
+        "cannot open {place}: {} is the mirror of partition {partition} of topic {topic}\nhint: check the prefix and the \
          partition; if that topic is lost and this one has its history, remove kafka.json there",
         place.mirror.display()
     )]
@@ -122,13 +122,13 @@ pub enum KafkaOpenError {
     },
     /// The directory's journal was never on this partition.
     #[error(
-        "cannot open {0}: it has no records of the journal in that directory, which was never on Kafka. try: chancery import"
+        "cannot open {0}: it has no records of the journal in that directory, which was never on Kafka\ntry: chancery import"
     )]
     NotMoved(Box<PartitionAddress>),
     /// Records needed to continue were deleted from the topic.
     #[error(
         "cannot open {place}: it starts at offset {begins}, but offset {wanted} is needed to continue: records were deleted \
-         from the topic. hint: restore a mirror that reaches further, or import this mirror into another topic"
+         from the topic\nhint: restore a mirror that reaches further, or import this mirror into another topic"
     )]
     Deleted {
         /// Partition concerned.
@@ -141,7 +141,7 @@ pub enum KafkaOpenError {
     /// Mirror and topic have different histories.
     #[error(
         "cannot open {place}: topic and mirror differ at position {position}: {reason}. The mirror is unchanged, and may be \
-         the last good copy. hint: if the topic is right, move the mirror away"
+         the last good copy\nhint: if the topic is right, move the mirror away"
     )]
     Differs {
         /// Partition concerned.
@@ -153,7 +153,7 @@ pub enum KafkaOpenError {
     },
     /// A witness proves that the topic has lost records.
     #[error(
-        "cannot open {place}: {loss}. hint: restore a mirror that reaches further and import it into a new topic; if there is \
+        "cannot open {place}: {loss}\nhint: restore a mirror that reaches further and import it into a new topic; if there is \
          none, docs/operations.md describes how to continue without the missing records"
     )]
     Short {

@@ -64,13 +64,13 @@ pub struct TopicFinding {
     /// Possible damage.
     pub danger: &'static str,
     /// Command that fixes the setting.
-    pub mend: String,
+    pub fix: String,
 }
 
 impl fmt::Display for TopicFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TopicFinding { topic, setting, found, wanted, danger, mend } = self;
-        write!(f, "topic {topic}: {setting} is {found}, and must be {wanted}: {danger}. try: {mend}")
+        let TopicFinding { topic, setting, found, wanted, danger, fix } = self;
+        write!(f, "topic {topic}: {setting} is {found}, and must be {wanted}: {danger}; try: {fix}")
     }
 }
 
@@ -101,7 +101,7 @@ enum TopicErrorCause {
     Kafka(#[from] KafkaError),
     #[error("cannot read answer: the brokers returned no result")]
     Silence,
-    #[error("cannot find topic. try: chancery init-topics")]
+    #[error("cannot find topic\ntry: chancery init-topics")]
     NoTopic,
 }
 
@@ -221,7 +221,7 @@ impl TopicAdmin {
                 found: copies.to_string(),
                 wanted: COPIES.to_string(),
                 danger: "while one broker is unavailable, nothing can be written, or new data is on a single broker",
-                mend: format!(
+                fix: format!(
                     "kafka-reassign-partitions --bootstrap-server {} --reassignment-json-file FILE --execute, with three \
                      replicas for each partition in FILE",
                     self.brokers
@@ -244,7 +244,7 @@ impl TopicAdmin {
             found,
             wanted: (*wanted).to_owned(),
             danger,
-            mend: format!(
+            fix: format!(
                 "kafka-configs --bootstrap-server {} --alter --entity-type topics --entity-name {topic} --add-config \
                  {setting}={wanted}",
                 self.brokers

@@ -99,7 +99,7 @@ impl WatchProgress {
 fn waits_for_transaction(topic: &str, partition: i32, offset: i64) -> String {
     format!(
         "a transaction is open since offset {offset} of {topic} partition {partition}, and later messages cannot be read until \
-         it ends; the brokers end it after its timeout (by default at most 15 minutes). try: kafka-transactions abort \
+         it ends; the brokers end it after its timeout (by default at most 15 minutes); try: kafka-transactions abort \
          --topic {topic} --partition {partition} --start-offset {offset}"
     )
 }

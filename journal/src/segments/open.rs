@@ -73,7 +73,7 @@ pub enum SegmentOpenError {
     },
     /// Records are missing: the directory must be restored from a copy, or the loss accepted.
     #[error(
-        "cannot open the journal in {}: {loss}; nothing was changed. hint: restore the directory from a copy that reaches \
+        "cannot open the journal in {}: {loss}; nothing was changed\nhint: restore the directory from a copy that reaches \
          further; if there is none, chancery serve --accept-loss continues under a new lineage",
         dir.display()
     )]

@@ -120,7 +120,7 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
         assert_eq!(
             error.to_string(),
             format!(
-                "cannot fold event at position {}: unknown type moon.landed.v1. hint: use a newer build",
+                "cannot fold event at position {}: unknown type moon.landed.v1\nhint: use a newer build",
                 good.plus(2)
             )
         );

@@ -118,8 +118,8 @@ fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
         ],
     );
     same(&told(&driver, &Subject::Fleet, 9), &[("term.started.v1", "decider")]);
-    let nobody = Subject::Plan("plan".parse().expect("a name"));
-    same(&told(&driver, &nobody, 9), &[]);
+    let unknown = Subject::Plan("plan".parse().expect("a name"));
+    same(&told(&driver, &unknown, 9), &[]);
 }
 
 #[test]

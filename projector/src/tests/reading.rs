@@ -144,8 +144,8 @@ fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
     }
     assert!(RowKey::parse(RowKind::Deployments, "nginx").is_err());
     assert!(RowKey::parse(RowKind::Operations, "nginx").is_err());
-    let nobody = RowKey::parse(RowKind::Replicas, "unknown-1234").expect("a key");
-    assert_eq!(reader.get_json(&nobody).expect("read"), None);
+    let unknown = RowKey::parse(RowKind::Replicas, "unknown-1234").expect("a key");
+    assert_eq!(reader.get_json(&unknown).expect("read"), None);
 }
 
 #[test]

@@ -66,7 +66,7 @@ pub enum LocalCommand {
     /// Create missing topics of a journal on Kafka; existing topics stay unchanged
     InitTopics {
         /// Destination of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
-        #[arg(long, value_name = "WHERE")]
+        #[arg(long, value_name = "LOCATION")]
         journal: Option<String>,
         /// Partitions of each topic, one for each fleet [default: as many as the configured fleets need]
         #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -80,7 +80,7 @@ pub enum LocalCommand {
         /// Directory of the server; its journals become mirrors [default: directory of the configuration]
         dir: Option<PathBuf>,
         /// Destination of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
-        #[arg(long, value_name = "WHERE")]
+        #[arg(long, value_name = "LOCATION")]
         journal: Option<String>,
         /// Maximum duration; the default is a minute less than the default limit of brokers for a transaction
         #[arg(long, value_name = "DURATION", default_value = "14m", value_parser = day)]
@@ -96,7 +96,7 @@ pub enum LocalCommand {
         #[arg(long, value_name = "DIR")]
         data_dir: Option<String>,
         /// Location of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
-        #[arg(long, value_name = "WHERE")]
+        #[arg(long, value_name = "LOCATION")]
         journal: Option<String>,
     },
     /// Print the OpenAPI description
@@ -141,7 +141,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<String>,
     /// Location of the journal: embedded, or kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
-    #[arg(long, value_name = "WHERE")]
+    #[arg(long, value_name = "LOCATION")]
     pub journal: Option<String>,
     /// Fleets, separated by commas; on Kafka NAME=PARTITION [env: CHANCERY_FLEETS] [default: value of --fleet]
     #[arg(long, value_name = "NAMES")]

@@ -326,7 +326,7 @@ impl ServiceConfig {
                 EmbeddedClusters::Only(names)
             }
             (JournalLocation::Kafka { .. }, _) => {
-                return Err("invalid executors: must be none with a journal on Kafka, as any server may become leader\n\
+                return Err("invalid embedded_executors: must be none with a journal on Kafka, as any server may become leader\n\
                             hint: run `chancery executor` for each cluster"
                     .into());
             }

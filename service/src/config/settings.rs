@@ -286,7 +286,7 @@ pub(super) fn hosts(text: &str) -> Result<BTreeSet<String>, String> {
     hosts
         .map(|host| match host_of(host) {
             Some(whole) if whole == host => Ok(host.to_owned()),
-            _ => Err(format!("invalid host {host:?}: must be a name or an address, without scheme and port")),
+            _ => Err(format!("{host:?} must be a name or an address, without scheme and port")),
         })
         .collect()
 }
@@ -298,7 +298,7 @@ pub(super) fn origins(text: &str) -> Result<BTreeSet<String>, String> {
             Some((scheme @ ("http" | "https"), authority)) if is_as_sent(scheme, authority) => {
                 Ok(origin.to_ascii_lowercase())
             }
-            _ => Err(format!("invalid origin {origin:?}: must be as in https://console.example:8443")),
+            _ => Err(format!("{origin:?} must be as in https://console.example:8443")),
         })
         .collect()
 }

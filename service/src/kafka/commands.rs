@@ -121,8 +121,8 @@ pub async fn doctor(config: &ServiceConfig) -> Result<(String, bool)> {
         if role != TopicRole::Events && topics.flushes(topic).await?.is_none() {
             writeln!(text, "{topic}: {UNSYNCED}")?;
         }
-        for TopicFinding { setting, found, wanted, danger, mend, .. } in findings {
-            writeln!(text, "{topic}: {setting} is {found}, and must be {wanted}: {danger}\n  {mend}")?;
+        for TopicFinding { setting, found, wanted, danger, fix, .. } in findings {
+            writeln!(text, "{topic}: {setting} is {found}, and must be {wanted}: {danger}\n  {fix}")?;
         }
     }
     for (fleet, partition) in &config.fleets {

@@ -224,7 +224,7 @@ impl ElectionCandidate {
         let holder = match trouble {
             ElectionTrouble::Unknown => {
                 return format!(
-                    "unknown whether a server decides: the coordinator of group {group} does not answer, and no record \
+                    "unknown whether there is a leader: the coordinator of group {group} does not answer, and no record \
                      arrives. `chancery doctor` names brokers that do not answer"
                 );
             }
@@ -234,7 +234,7 @@ impl ElectionCandidate {
             }
         };
         format!(
-            "no server decides: {holder} has partition {partition} in group {group}. `chancery doctor` lists the \
+            "no leader: {holder} has partition {partition} in group {group}. `chancery doctor` lists the \
              members; docs/operations.md has the permissions that keep other clients out of the group"
         )
     }

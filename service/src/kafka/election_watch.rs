@@ -4,7 +4,7 @@
 //! | answer, three times in a row | no record arrived meanwhile | records arrive |
 //! |---|---|---|
 //! | a server of the fleet has the partition (once is enough) | no trouble | no trouble |
-//! | no server of the fleet has it | no server decides | no server decides |
+//! | no server of the fleet has it | no leader | no leader |
 //! | the group's coordinator answers, another broker does not | as before | as before |
 //! | the group's coordinator does not answer | unknown | as before |
 //!

@@ -8,6 +8,8 @@
 //! | anything else | not at all: [`TwoHistories`] |
 //! | neither exists | with the first event |
 //!
+//! A message without the fleet as source, a position, a lineage and a record hash is no event of the fleet.
+//!
 //! The committed position is the offset after the last acknowledged event, in the group
 //! `TOPIC.exporter.PARTITION`, with an [`ExportedPosition`] as its metadata.
 

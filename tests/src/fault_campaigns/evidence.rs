@@ -99,9 +99,9 @@ fn alive(data: &Path) -> Result<Vec<Alive>> {
 /// Reads the records of a journal that no server has open.
 pub fn records(data: &Path) -> Result<Vec<Arc<Record>>> {
     let options = SegmentOptions::new(data.join("fleets/default/journal"), "default");
-    let nobody = Box::new(|_: JournalDelivery| {});
+    let no_sink = Box::new(|_: JournalDelivery| {});
     let (journal, _) =
-        SegmentJournal::open(&options, nobody).context("cannot open journal of the campaign")?;
+        SegmentJournal::open(&options, no_sink).context("cannot open journal of the campaign")?;
     let records = journal.source().records(Position::FIRST).context("cannot read journal of the campaign")?;
     let records = records.collect::<Result<Vec<_>, _>>().context("cannot read journal of the campaign")?;
     journal.close()?;

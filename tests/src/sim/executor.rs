@@ -91,15 +91,8 @@ impl Folder {
 
 impl Machine {
     /// Creates a machine without executor.
-    pub fn new(name: String, drift: i64, runtime: ClusterRuntime, incarnation_directory: Folder) -> Machine {
-        Machine {
-            name,
-            directory: incarnation_directory,
-            process: None,
-            down: Duration::ZERO,
-            drift,
-            runtime,
-        }
+    pub fn new(name: String, drift: i64, runtime: ClusterRuntime, directory: Folder) -> Machine {
+        Machine { name, directory, process: None, down: Duration::ZERO, drift, runtime }
     }
 
     /// Returns the machine's clock.

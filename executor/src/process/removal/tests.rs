@@ -112,8 +112,8 @@ fn mounts_that_come_and_go_during_removals_lose_nothing() {
     let Some(first) = Bind::mount(outside.path(), &point) else { return };
     drop(first);
     let is_over = AtomicBool::new(false);
-    std::thread::scope(|executor_store| {
-        executor_store.spawn(|| {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
             let mut mounted = 0;
             while mounted < 30 && is_whole(&outside) {
                 // The directory may be removed again before the mount.
@@ -169,8 +169,8 @@ fn what_its_owner_may_not_write_is_removed_without_being_root() {
         remove(&target, &GO).unwrap();
     };
     // User and group belong to a thread.
-    std::thread::scope(|store| {
-        let done = store.spawn(|| {
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| {
             if rustix::process::getuid().is_root() {
                 let (group, user) = (rustix::fs::Gid::from_raw(65534), rustix::fs::Uid::from_raw(65534));
                 rustix::thread::set_thread_gid(group).unwrap();

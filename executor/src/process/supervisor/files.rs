@@ -67,12 +67,12 @@ impl Supervisor {
 
     /// A lock on a deleted file excludes no process.
     fn check_lock(&mut self) -> io::Result<LockOwnership> {
-        let path = self.data_directory.file("supervisor.lock");
+        let path = self.directory.file("supervisor.lock");
         if FileId::of(&path)? == Some(FileId::of_file(&self.lock)?) {
             return Ok(LockOwnership::Yes);
         }
         log(format_args!("lock file removed, recreating"));
-        match self.data_directory.lock()? {
+        match self.directory.lock()? {
             LockAttempt::Acquired(lock) => {
                 self.lock = lock;
                 Ok(LockOwnership::Yes)
@@ -94,10 +94,10 @@ impl Supervisor {
     /// Repairs the specification while no executor is connected; a connected executor writes it.
     fn check_spec(&self) {
         if self.clients.is_empty()
-            && !matches!(self.data_directory.read::<SpecFile>(FileAccess::Observer), Ok(Some(_)))
+            && !matches!(self.directory.read::<SpecFile>(FileAccess::Observer), Ok(Some(_)))
         {
             log(format_args!("spec missing or unreadable, rewriting as at the start"));
-            if let Err(error) = self.data_directory.write(&self.wanted) {
+            if let Err(error) = self.directory.write(&self.wanted) {
                 log(format_args!("cannot write spec: {error}"));
             }
         }
@@ -105,7 +105,7 @@ impl Supervisor {
 
     /// Ensures that the record on disk equals the record in memory.
     fn check_record(&self) {
-        let stands = match self.data_directory.read::<ProcessesFile>(FileAccess::Owner) {
+        let stands = match self.directory.read::<ProcessesFile>(FileAccess::Owner) {
             Ok(stands) => stands,
             Err(error) => {
                 log(format_args!("{error}"));
@@ -115,7 +115,7 @@ impl Supervisor {
         // Before the first write there are no processes.
         if stands.as_ref() != Some(&self.record) && !self.record.processes.is_empty() {
             log(format_args!("record differs from what was written, rewriting"));
-            if let Err(error) = self.data_directory.write(&self.record) {
+            if let Err(error) = self.directory.write(&self.record) {
                 log(format_args!("cannot write record: {error}"));
             }
         }
@@ -124,9 +124,9 @@ impl Supervisor {
     /// Writes the end to disk, and retries on failure: a full disk must not lose it. If the directory is
     /// lost, the record is written where the directory is now, and sent to the clients.
     pub(super) fn record_end(&mut self) {
-        while let Err(error) = self.data_directory.write(&self.record) {
+        while let Err(error) = self.directory.write(&self.record) {
             log(format_args!("cannot write record: {error}"));
-            if self.lost.is_some() || self.place.loss(self.data_directory.path()).is_some() {
+            if self.lost.is_some() || self.place.loss(self.directory.path()).is_some() {
                 let _ = IncarnationDirectory::at(".".into()).write(&self.record);
                 return;
             }

@@ -142,7 +142,7 @@ impl VolumeDirectory {
     }
 
     /// Repairs damaged copies of the record. Only for a directory that is ours.
-    pub(super) fn mend(&self) -> io::Result<()> {
+    pub(super) fn repair(&self) -> io::Result<()> {
         self.read::<VolumeFile>(FileAccess::Owner).map(drop)
     }
 

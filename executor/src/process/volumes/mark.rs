@@ -68,8 +68,8 @@ mod tests {
     fn first_volumes_that_come_at_once_agree_on_the_mark() {
         for _ in 0..20 {
             let root = tempfile::tempdir().unwrap();
-            let made: Vec<_> = std::thread::scope(|store| {
-                let all: Vec<_> = (0..4).map(|_| store.spawn(|| make(root.path()))).collect();
+            let made: Vec<_> = std::thread::scope(|scope| {
+                let all: Vec<_> = (0..4).map(|_| scope.spawn(|| make(root.path()))).collect();
                 all.into_iter().map(|one| one.join().unwrap()).collect()
             });
             assert!(made.iter().all(Result::is_ok), "{made:?}");

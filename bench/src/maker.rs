@@ -96,6 +96,7 @@ impl Maker {
                 book.draft.push(&event.line())?;
             }
         }
+        self.fleet.settle();
         if self.book.as_ref().is_some_and(|book| book.draft.count() >= book.pen.record) {
             self.seal()?;
         }

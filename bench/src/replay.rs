@@ -158,6 +158,7 @@ impl Maker {
             &fact,
             FactPosition { position, time: self.now, term, lineage: self.lineage },
         )?;
+        self.fleet.settle();
         Ok(())
     }
 }

@@ -391,6 +391,7 @@ impl DeciderCore {
                     DraftError::NotALine => CommitError::Failed(error.to_string()),
                 })?;
             }
+            self.fleet.settle();
             Ok(())
         }));
         let failure = match folded {

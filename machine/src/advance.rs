@@ -151,6 +151,7 @@ fn begin(
 
 /// Returns the next step, if anything is due at `ctx.now`.
 pub fn advance(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
+    debug_assert!(fleet.index().is_settled(), "the caller settles the fleet after the last fact");
     agenda.now = ctx.now;
     overdue(fleet, agenda, ctx)
         // Before anything that lets an operation start, which the end of a delay does too.

@@ -200,13 +200,9 @@ pub fn observe(fleet: &FleetState, observation: &Observation, ctx: &DecisionCont
 }
 
 /// Folds one fact without judging it. An error is a contradiction in the journal: the caller must stop.
+///
+/// After the last of consecutive facts, the caller calls [`FleetState::settle`] before it decides anything.
 pub fn evolve(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> Result<(), StateContradiction> {
-    let evolved = evolve_entities(fleet, fact, at);
-    fleet.settle();
-    evolved
-}
-
-fn evolve_entities(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> Result<(), StateContradiction> {
     fleet.head = at.position;
     match fact {
         Fact::TermStarted(fact) => {

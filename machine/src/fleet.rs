@@ -352,7 +352,8 @@ impl FleetState {
     }
 
     /// Completes a change of entities: the work that is due depends on all of them.
-    pub(crate) fn settle(&mut self) {
+    /// Completes the indexes after facts were folded. Decisions need complete indexes.
+    pub fn settle(&mut self) {
         self.index.settle();
     }
 

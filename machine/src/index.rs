@@ -27,7 +27,7 @@ use crate::capacity_index::{CapacityIndex, PlaceChange, ReservationChange};
 use crate::fleet::DeploymentKey;
 use crate::index_keys::{
     DeploymentIndexKey, DeploymentStage, IncarnationIndexKey, IndexChange, OperationIndexKey, PlanIndexKey,
-    ReplicaIndexKey, RequestIndexKey, VolumeIndexKey,
+    ReplicaIndexKey, RequestIndexKey, VolumeIndexKey, sides,
 };
 use crate::meta::EntityMeta;
 use crate::state::{
@@ -157,7 +157,7 @@ pub struct FleetIndex {
     pub lost: BTreeSet<IncarnationId>,
     /// Last position at which capacity may have grown.
     pub capacity_grew_at: Position,
-    /// Plans that changed since [`FleetIndex::settle`]: none between facts.
+    /// Plans that changed since [`FleetIndex::settle`].
     unsettled: Vec<PlanName>,
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn follow<'a, M, V: PartialEq, T: Ord>(
     value: impl Fn(&'a M) -> Option<V>,
     entry: impl Fn(V) -> T,
 ) {
-    let [old, new] = both.map(|key| key.and_then(&value));
+    let [old, new] = sides(both, |key| key.and_then(&value));
     if old == new {
         return;
     }
@@ -186,7 +186,7 @@ pub(crate) fn follow_by<'a, M, V: PartialEq, K: Ord, T: Ord>(
     key: impl Fn(V) -> K,
     entry: impl Fn() -> T,
 ) {
-    let [old, new] = both.map(|index_key| index_key.and_then(&value));
+    let [old, new] = sides(both, |index_key| index_key.and_then(&value));
     if old == new {
         return;
     }
@@ -205,7 +205,7 @@ pub(crate) fn follow_by<'a, M, V: PartialEq, K: Ord, T: Ord>(
 
 /// Updates the number of entities for which `holds` is true.
 pub(crate) fn count<'a, M>(count: &mut u32, both: IndexChange<'a, M>, holds: impl Fn(&'a M) -> bool) {
-    let [old, new] = both.map(|key| u32::from(key.is_some_and(&holds)));
+    let [old, new] = sides(both, |key| u32::from(key.is_some_and(&holds)));
     *count = *count + new - old;
 }
 
@@ -319,7 +319,7 @@ impl FleetIndex {
         let name = |(): ()| this.name.clone();
         follow(&mut self.setbacks, both, |key| key.setback, |until| (until, name(())));
         follow(&mut self.rebalancing, both, |index_key| index_key.rebalancing.then_some(()), name);
-        let [was, is] = both.map(|marks| marks.and_then(|marks| marks.spec.as_ref()));
+        let [was, is] = sides(both, |marks| marks.and_then(|marks| marks.spec.as_ref()));
         let edited = match (was, is) {
             (Some(was), Some(is)) => !Arc::ptr_eq(was, is),
             (was, is) => was.is_some() || is.is_some(),
@@ -353,7 +353,7 @@ impl FleetIndex {
 
     pub(crate) fn deployment(&mut self, this: &Deployment, both: IndexChange<'_, DeploymentIndexKey>) {
         let [was_given_up, given_up] =
-            both.map(|key| begins_nothing(key.and_then(|index_key| index_key.stage)));
+            sides(both, |key| begins_nothing(key.and_then(|index_key| index_key.stage)));
         let mut waiting = BTreeSet::new();
         let [_, new] = both;
         self.with_plan(&this.plan, |_, plan| {
@@ -405,7 +405,7 @@ impl FleetIndex {
         both: IndexChange<'_, IncarnationIndexKey>,
         at: Position,
     ) {
-        let live = both.map(|key| key.filter(|index_key| index_key.live));
+        let live = sides(both, |key| key.filter(|index_key| index_key.live));
         if live[0].is_some() && both[1].is_some() && live[1].is_none() {
             self.capacity_grew_at = self.capacity_grew_at.max(at);
         }
@@ -463,7 +463,8 @@ impl FleetIndex {
         follow(&mut self.pending_commands, both, |marks| marks.pending_command, |when| (when, object()));
         let cluster = |marks: &IncarnationIndexKey| marks.in_inventory.then_some(&this.cluster);
         follow_by(&mut self.inventory, both, cluster, Clone::clone, object);
-        self.volumes.run(incarnation, both.map(|marks| marks.and_then(|marks| marks.waits_for.as_deref())));
+        self.volumes
+            .run(incarnation, sides(both, |marks| marks.and_then(|marks| marks.waits_for.as_deref())));
     }
 
     /// Updates the indexes after a change of a volume at position `at`.
@@ -492,26 +493,38 @@ impl FleetIndex {
         }
     }
 
-    /// Updates the indexes of all plans once for each fact, which may change a plan several times.
+    /// Whether no plan has changed since [`FleetIndex::settle`].
+    pub(crate) fn is_settled(&self) -> bool {
+        self.unsettled.is_empty()
+    }
+
+    /// Updates the indexes of all plans once for consecutive facts, which may change a plan several times.
     pub(crate) fn settle(&mut self) {
         while let Some(name) = self.unsettled.pop() {
             let Some(index) = self.plans.get_mut(&name) else { continue };
             index.is_unsettled = false;
             let agenda = index.agenda();
-            let before = std::mem::replace(&mut index.agenda, agenda);
-            let both = [Some(&before), Some(&index.agenda)];
-            let plan = |(): ()| name.clone();
-            follow(&mut self.due, both, |agenda| agenda.is_due.then_some(()), plan);
-            follow(&mut self.crowded, both, |agenda| agenda.is_crowded.then_some(()), plan);
-            follow(&mut self.unplaced, both, |agenda| agenda.is_unplaced.then_some(()), plan);
-            follow(&mut self.outdated, both, |agenda| agenda.is_outdated.then_some(()), plan);
-            follow(&mut self.timers, both, |agenda| agenda.later, |when| (when, TimerKey::Plan(plan(()))));
-            follow(
-                &mut self.deadlines,
-                both,
-                |agenda| agenda.stalls_at,
-                |when| (when, DeadlineKey::Progress(plan(()))),
-            );
+            if agenda != index.agenda {
+                let before = std::mem::replace(&mut index.agenda, agenda);
+                let both = [Some(&before), Some(&index.agenda)];
+                let plan = |(): ()| name.clone();
+                follow(&mut self.due, both, |agenda| agenda.is_due.then_some(()), plan);
+                follow(&mut self.crowded, both, |agenda| agenda.is_crowded.then_some(()), plan);
+                follow(&mut self.unplaced, both, |agenda| agenda.is_unplaced.then_some(()), plan);
+                follow(&mut self.outdated, both, |agenda| agenda.is_outdated.then_some(()), plan);
+                follow(
+                    &mut self.timers,
+                    both,
+                    |agenda| agenda.later,
+                    |when| (when, TimerKey::Plan(plan(()))),
+                );
+                follow(
+                    &mut self.deadlines,
+                    both,
+                    |agenda| agenda.stalls_at,
+                    |when| (when, DeadlineKey::Progress(plan(()))),
+                );
+            }
             if index.is_empty() {
                 self.plans.remove(&name);
             }

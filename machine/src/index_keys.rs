@@ -22,6 +22,14 @@ use crate::state::{
 /// Indexed fields of an entity before and after a change; `None` where it does not exist.
 pub(crate) type IndexChange<'a, M> = [Option<&'a M>; 2];
 
+/// Applies a function to both sides of a change. `array::map` is not inlined here: it took a tenth of the time of
+/// a placement.
+#[inline]
+pub(crate) fn sides<'a, M, T>(both: IndexChange<'a, M>, of: impl Fn(Option<&'a M>) -> T) -> [T; 2] {
+    let [old, new] = both;
+    [of(old), of(new)]
+}
+
 /// Whole entity, for kinds that rarely change.
 #[derive(PartialEq)]
 pub(crate) struct WholeEntity<E>(pub(crate) E);
@@ -34,7 +42,7 @@ impl<E: Clone> From<&E> for WholeEntity<E> {
 
 impl<E> WholeEntity<E> {
     pub(crate) fn both(both: IndexChange<'_, WholeEntity<E>>) -> IndexChange<'_, E> {
-        both.map(|whole| whole.map(|whole| &whole.0))
+        sides(both, |whole| whole.map(|whole| &whole.0))
     }
 }
 

@@ -148,6 +148,7 @@ impl TestFleet {
     fn fold_one(&mut self, fact: &Fact, position: Position) {
         let at = FactPosition { position, time: self.now, term: Term::FIRST, lineage: self.lineage };
         evolve(&mut self.fleet, fact, at).unwrap_or_else(|error| panic!("{fact:?}: {error}"));
+        self.fleet.settle();
         self.folded.push((at, fact.clone()));
     }
 

@@ -214,6 +214,7 @@ fn fold(
         fleet.roll_back();
         return folded;
     }
+    fleet.settle();
     pass(fleet, record.last());
     if let Some(touched) = touched {
         touched.add(fleet);

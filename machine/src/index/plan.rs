@@ -15,7 +15,7 @@ use chancery_events::time::Time;
 use super::{PlanSpread, count, follow, follow_by};
 use crate::capacity_index::CapacityIndex;
 use crate::index_keys::{
-    DeploymentIndexKey, IndexChange, OperationIndexKey, OperationStage, PlanIndexKey, ReplicaIndexKey,
+    DeploymentIndexKey, IndexChange, OperationIndexKey, OperationStage, PlanIndexKey, ReplicaIndexKey, sides,
 };
 use crate::state::{Operation, Replica};
 
@@ -256,7 +256,7 @@ impl DeploymentIndex {
 
     fn replica(&mut self, this: &Replica, both: IndexChange<'_, ReplicaIndexKey>) {
         count(&mut self.replicas, both, |_| true);
-        let both = both.map(|key| key.filter(|index_key| !index_key.going));
+        let both = sides(both, |key| key.filter(|index_key| !index_key.going));
         count(&mut self.present, both, |_| true);
         count(&mut self.healthy, both, |marks| marks.healthy);
         count(&mut self.unhealthy, both, |marks| marks.ailing);
@@ -327,24 +327,37 @@ impl PlanIndex {
         self.deployments.get(name).map(|of| (name, of))
     }
 
+    /// Number of ready replicas that have the version of the current deployment.
+    pub fn ready_in_version(&self) -> u32 {
+        let Some((_, current)) = self.current() else { return 0 };
+        let of_version = self.deployments.values().filter(|of| of.version == current.version);
+        of_version.map(|of| of.healthy).sum()
+    }
+
     /// Whether the current deployment needs a human decision to continue. People must approve all that is
     /// left to do, or an operation that the deployment waits for, or promote its canary.
     fn waits_for_people(&self, current: &DeploymentIndex) -> bool {
-        let begun = !current.running.is_empty() || !current.queue.is_empty();
+        if !current.running.is_empty()
+            || !current.queue.is_empty()
+            || current.asking.len() != current.unstarted.len()
+        {
+            return false;
+        }
         let canary = matches!(current.strategy, DeploymentStrategy::Canary { .. })
             && current.active_set == SetWord::Old;
-        let besides = self.deployments.values().any(|of| {
-            // Replicas of the version should run; others must be free for their update.
-            let right = of.version == current.version;
-            (right && of.asked_starts > 0)
-                || (!right && !current.stands_beside() && of.asked_starts + of.asked_others > 0)
-        });
-        let deletes = self
-            .undecided
-            .iter()
-            .any(|(of, _)| self.deployments.get(of).is_some_and(|of| of.version != current.version));
-        let asks = !current.asking.is_empty() || canary || besides || deletes;
-        !begun && asks && current.asking.len() == current.unstarted.len()
+        let besides = || {
+            self.deployments.values().any(|of| {
+                // Replicas of the version should run; others must be free for their update.
+                let right = of.version == current.version;
+                (right && of.asked_starts > 0)
+                    || (!right && !current.stands_beside() && of.asked_starts + of.asked_others > 0)
+            })
+        };
+        let mut undecided = self.undecided.iter();
+        let mut deletes = || {
+            undecided.any(|(of, _)| self.deployments.get(of).is_some_and(|of| of.version != current.version))
+        };
+        !current.asking.is_empty() || canary || besides() || deletes()
     }
 
     /// Time at which the current deployment will have made no progress for too long, unless it waits for
@@ -352,7 +365,7 @@ impl PlanIndex {
     fn stalls_at(&self, later: Option<Time>) -> Option<Time> {
         let (_, current) = self.current()?;
         let (last, patience) = current.progress?;
-        let counts = !self.waits_for_people(current) && !self.quarantined;
+        let counts = !self.quarantined && !self.waits_for_people(current);
         counts.then(|| later.map_or(last, |later| last.max(later)) + patience)
     }
 

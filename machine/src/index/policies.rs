@@ -8,7 +8,7 @@ use chancery_events::name::{DomainName, PlanName, PolicyName};
 use chancery_events::spec::{OperationKind, PolicyKind, PolicyRule, PolicySpec};
 
 use super::{LookupMap, follow_by, mark};
-use crate::index_keys::{IndexChange, OperationIndexKey};
+use crate::index_keys::{IndexChange, OperationIndexKey, sides};
 use crate::state::Operation;
 
 /// Index of an approving policy.
@@ -79,7 +79,7 @@ impl ApprovalIndex {
         given_up: impl FnOnce() -> bool,
     ) {
         let id = operation.id;
-        let [was, is] = both.map(|key| key.filter(|index_key| index_key.waits_until().is_some()));
+        let [was, is] = sides(both, |key| key.filter(|index_key| index_key.waits_until().is_some()));
         if let Some(waiting) = was.and_then(|_| self.waiting.remove(&id)) {
             waits_for_policies(&mut self.approving, id, &waiting, false);
         }

@@ -12,7 +12,7 @@ use chancery_events::name::{DomainName, NodeName};
 
 use super::LookupMap;
 use crate::capacity_index::{CapacityIndex, PlaceChange, SiteNumber};
-use crate::index_keys::{IndexChange, ReplicaIndexKey};
+use crate::index_keys::{IndexChange, ReplicaIndexKey, sides};
 use rustc_hash::FxHashMap;
 
 /// Replicas of a plan on a node.
@@ -102,7 +102,7 @@ impl PlanSpread {
     /// Updates the counts after a change of a replica.
     pub(super) fn replica(&mut self, places: &CapacityIndex, both: IndexChange<'_, ReplicaIndexKey>) {
         let [old, new] = both;
-        let remaining = both.map(|key| key.and_then(ReplicaIndexKey::remains));
+        let remaining = sides(both, |key| key.and_then(ReplicaIndexKey::remains));
         if let (Some(old), Some(new)) = (old, new)
             && old.places == new.places
             && remaining[0] == remaining[1]
@@ -111,12 +111,14 @@ impl PlanSpread {
         }
         let holds =
             |index_key: Option<&ReplicaIndexKey>, place| index_key.is_some_and(|marks| marks.holds(place));
-        let before = old.into_iter().flat_map(|old| old.places.iter().flatten());
-        let after = new.into_iter().flat_map(|new| new.places.iter().flatten());
-        for place in before.chain(after.filter(|place| !holds(old, place))) {
-            let held = [holds(old, place), holds(new, place)];
-            let remains = remaining.map(|remaining| remaining == Some(place));
-            if held[0] != held[1] || remains[0] != remains[1] {
+        for (side, key) in both.into_iter().enumerate() {
+            for place in key.into_iter().flat_map(|key| key.places.iter().flatten()) {
+                let held = [holds(old, place), holds(new, place)];
+                let is_counted = side == 1 && held[0];
+                let remains = [remaining[0] == Some(place), remaining[1] == Some(place)];
+                if is_counted || (held[0] == held[1] && remains[0] == remains[1]) {
+                    continue;
+                }
                 let site = places.number(&place.0);
                 debug_assert!(site.is_some(), "a node is known as long as there is a place on it");
                 if let Some(site) = site {
@@ -124,7 +126,7 @@ impl PlanSpread {
                 }
             }
         }
-        let [from, to] = remaining.map(|place| place.map(|(_, domain)| domain));
+        let [from, to] = sides(remaining, |place| place.map(|(_, domain)| domain));
         if from != to {
             for (domain, change) in [(from, PlaceChange::GiveBack), (to, PlaceChange::Take)] {
                 if let Some(domain) = domain {

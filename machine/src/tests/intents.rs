@@ -115,6 +115,7 @@ fn flood(world: &mut TestFleet, actor: &str, count: u64, ahead: u64) {
         let at =
             FactPosition { position, time: world.now, term: world.fleet.term(), lineage: context.lineage };
         evolve(&mut world.fleet, &fact, at).expect("a verdict folds");
+        world.fleet.settle();
     }
 }
 

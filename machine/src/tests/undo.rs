@@ -45,6 +45,7 @@ fn fold(fleet: &mut FleetState, facts: &[Fact], first: Position) {
     for (position, fact) in (first.get()..).map(Position::new).zip(facts) {
         evolve(fleet, fact, FactPosition { position, time, term: Term::FIRST, lineage }).expect("it fits");
     }
+    fleet.settle();
 }
 
 #[test]

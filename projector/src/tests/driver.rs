@@ -102,7 +102,11 @@ impl Driver {
                 lineage: self.lineage,
             };
             let folded = match event {
-                Event::Fact { fact, .. } => evolve(&mut self.fleet, fact, at),
+                Event::Fact { fact, .. } => {
+                    let folded = evolve(&mut self.fleet, fact, at);
+                    self.fleet.settle();
+                    folded
+                }
                 Event::Intent(_) | Event::Observation { .. } => {
                     pass(&mut self.fleet, self.next);
                     Ok(())

@@ -29,6 +29,7 @@ use chancery_decider::{
     ChannelNumbers, DeciderHandle, DeciderStopped, ExecutorOutbox, InputSender, OutboxReceiver, outbox,
 };
 use chancery_events::protocol::ExecutorMessage;
+use chancery_events::text::counted;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -137,7 +138,10 @@ pub(super) async fn open(
     let (id, open) = app.channels.draw(decider).ok_or_else(|| {
         ProblemDetails::new(
             BUSY,
-            format!("cannot open channel: {} executors are connected", app.channels.most),
+            format!(
+                "cannot open channel: the limit of {} is reached",
+                counted(app.channels.most, "executor")
+            ),
         )
     })?;
     let (outbox, messages) = outbox();
@@ -300,7 +304,7 @@ pub(super) fn find(
     let open = open.ok_or_else(|| {
         ProblemDetails::new(
             GONE,
-            format!("cannot send messages on channel {id}: closed; open another channel"),
+            format!("cannot send messages on channel {id}: closed\nhint: open another channel"),
         )
     })?;
     Ok(ChannelUpload { open, after })
@@ -345,14 +349,14 @@ async fn tell(open: &OpenChannel, said: &mut u64, after: u64, body: &Bytes) -> R
     let messages = read(body)?;
     let Some(known) = said.checked_sub(after) else {
         let detail =
-            format!("cannot accept messages after {after}: only {said} received; open another channel");
+            format!("cannot accept messages after {after}: only {said} received\nhint: open another channel");
         return Err(ProblemDetails::new(OUT_OF_ORDER, detail));
     };
     for message in messages.into_iter().skip(usize::try_from(known).unwrap_or(usize::MAX)) {
         if *open.over.borrow() {
             return Err(ProblemDetails::new(
                 GONE,
-                "cannot send messages on channel: closed meanwhile; open another channel",
+                "cannot send messages on channel: closed meanwhile\nhint: open another channel",
             ));
         }
         let told = open.way.said(message.to_vec()).await;

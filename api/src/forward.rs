@@ -112,7 +112,8 @@ pub(super) async fn send(
         return Err(no_leader());
     }
     let unreachable = |why: String| {
-        let detail = format!("cannot reach leader at {there}: {why}; nothing was recorded");
+        let detail =
+            format!("cannot forward request: leader at {there} unreachable: {why}; nothing was recorded");
         ProblemDetails::new(NO_LEADER, detail)
     };
     // The address is known from a record, so the journal has one.
@@ -123,8 +124,8 @@ pub(super) async fn send(
     // The request may have arrived, whatever the error, unless there was no connection.
     let unknown = |why: String| {
         let detail = format!(
-            "cannot get answer of leader at {there}: {why}; whether the request was recorded is unknown: repeat it with \
-             the same idempotency key to get its answer"
+            "cannot forward request: no answer of leader at {there}: {why}; whether the request was recorded is unknown\n\
+             hint: repeat it with the same idempotency key to get its answer"
         );
         ProblemDetails::new(UNKNOWN_OUTCOME, detail)
     };

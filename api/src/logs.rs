@@ -13,6 +13,7 @@ use axum::http::{HeaderValue, Response, header};
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{ClusterName, PayloadName};
 use chancery_events::spec::ClusterRuntime;
+use chancery_events::text::counted;
 use chancery_events::time::{Time, parse_span};
 use chancery_executor::logs::{
     LogOutput, LogReader, LogSource, LogStart, LogStream, NoLogSource, OutputName,
@@ -78,7 +79,10 @@ pub(super) async fn read(
         let busy = || {
             ProblemDetails::new(
                 BUSY,
-                format!("cannot follow log: {} streams are open", app.common.limits.followers),
+                format!(
+                    "cannot follow log: the limit of {} is reached",
+                    counted(app.common.limits.followers, "stream")
+                ),
             )
         };
         Some(app.hub.follow(app.common.limits.followers).ok_or_else(busy)?)
@@ -110,7 +114,7 @@ pub(super) async fn read(
     let busy = || {
         ProblemDetails::new(
             BUSY,
-            format!("cannot read {} outputs: too many answers are being sent", outputs.len()),
+            format!("cannot read {}: too many answers are being sent", counted(outputs.len(), "output")),
         )
     };
     let reserved =

@@ -337,7 +337,7 @@ impl ApiState {
             let troubles = app.troubles();
             if !troubles.is_empty() {
                 let named = troubles.iter().map(|(part, trouble)| format!("fleet {name}, {part}: {trouble}"));
-                return Err(ProblemDetails::new(FLEET_BLOCKED, named.collect::<Vec<_>>().join("; ")));
+                return Err(ProblemDetails::new(FLEET_BLOCKED, named.collect::<Vec<_>>().join("\n")));
             }
             if let LeaderLocation::Unknown = app.router.find() {
                 let what = format!("fleet {name}: this server knows no leader");
@@ -430,7 +430,7 @@ async fn discard(body: Body, most: usize, within: Duration) {
 
 /// Returns the problem of a body with more than `most` bytes.
 pub(super) fn too_large(most: usize) -> ProblemDetails {
-    ProblemDetails::new(TOO_LARGE, format!("cannot read body: more than {most} bytes"))
+    ProblemDetails::new(TOO_LARGE, format!("cannot read body: it has more than {most} bytes"))
 }
 
 fn text(body: &'static str) -> Response<Body> {

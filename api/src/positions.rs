@@ -36,7 +36,7 @@ pub(super) fn seen(
     };
     let detail = format!(
         "cannot continue after position {position}: {end}, and the journal continues as lineage {current} from position \
-         {since}; read the state again, then the events from there"
+         {since}\nhint: read the state again, then the events from there"
     );
     Err(ProblemDetails::new(OTHER_LINEAGE, detail).lineage(current, since))
 }

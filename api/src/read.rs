@@ -47,7 +47,7 @@ pub(super) async fn reached(
     }
     let behind = |why: String| {
         let applied = watch.position();
-        let detail = format!("cannot answer at position {wanted}: the rows are at position {applied}{why}");
+        let detail = format!("cannot answer: the rows are at position {applied}, not yet at {wanted}{why}");
         ProblemDetails::new(POSITION_NOT_APPLIED, detail).position(applied.get())
     };
     match tokio::time::timeout(timeout, watch.reached(wanted)).await {
@@ -72,7 +72,7 @@ async fn reached_journal(app: &FleetApi, wanted: Position, timeout: Duration) ->
     }
     let head = head().max(*app.hub.tail().borrow());
     let detail =
-        format!("cannot answer at position {wanted}: this server has the journal up to position {head}");
+        format!("cannot answer: this server has the journal up to position {head}, not yet up to {wanted}");
     Err(ProblemDetails::new(POSITION_NOT_APPLIED, detail).position(head.get()))
 }
 

@@ -13,6 +13,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::Response;
 use axum::response::IntoResponse as _;
+use chancery_events::text::counted;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -204,9 +205,10 @@ fn builder(limits: &HttpLimits) -> auto::Builder<TokioExecutor> {
 /// Returns the refusal of non-probe requests when no slot is free; a client in a queue would learn nothing.
 pub(super) fn busy(max: usize) -> Response<Body> {
     let detail = format!(
-        "cannot serve request: all {max} connections are open, or three quarters of them from one address; a stream \
-         of HTTP/2 alongside others counts as one\n\
-         hint: close unused connections, or raise limits.connections"
+        "cannot serve request: the limit of {} is reached, or three quarters of it by one address; a stream of HTTP/2 \
+         alongside others counts as one\n\
+         hint: close unused connections, or raise limits.connections",
+        counted(max, "connection")
     );
     with_body(ProblemDetails::new(BUSY, detail).into_response(), &uuid::Uuid::new_v4().to_string())
 }

@@ -19,6 +19,7 @@ use axum::http::{HeaderMap, HeaderValue, Response, header};
 use chancery_decider::hub::{FollowerGuard, RenderedEvent};
 use chancery_events::id::{Lineage, Position};
 use chancery_events::lineage::NamedPosition;
+use chancery_events::text::counted;
 
 use super::FleetApi;
 use super::event_filter::EventFilter;
@@ -148,7 +149,10 @@ pub(super) async fn events(
     let follower = app.hub.follow(app.common.limits.followers).ok_or_else(|| {
         ProblemDetails::new(
             BUSY,
-            format!("cannot follow journal: {} streams are open", app.common.limits.followers),
+            format!(
+                "cannot follow journal: the limit of {} is reached",
+                counted(app.common.limits.followers, "stream")
+            ),
         )
     })?;
     let lineage = lineages.map(|lineages| lineages.current);

@@ -16,6 +16,7 @@ use chancery_events::intent::{
 };
 use chancery_events::spec::{FieldClass, PlanSpec};
 use chancery_events::subject::Subject;
+use chancery_events::text::counted;
 use chancery_journal::JournalReader;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -294,13 +295,16 @@ impl AnswerContext {
         match why {
             VerdictError::Busy => ProblemDetails::new(
                 BUSY,
-                format!("cannot submit intent: {} inputs are queued, or the decider is stopping; nothing was recorded", decider.backlog()),
+                format!(
+                    "cannot submit intent: the queue has {}, or the decider is stopping; nothing was recorded",
+                    counted(decider.backlog(), "input")
+                ),
             ),
             VerdictError::Unknown => ProblemDetails::new(
                 UNKNOWN_OUTCOME,
                 format!(
-                    "cannot get verdict: no answer in time, so whether the intent was recorded is unknown: repeat the \
-                     request with the same actor, source, body and the id {:?} to get its verdict",
+                    "cannot get verdict: no answer in time, so whether the intent was recorded is unknown\n\
+                     hint: repeat the request with the same actor, source, body and the id {:?} to get its verdict",
                     self.id
                 ),
             ),

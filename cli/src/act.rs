@@ -9,6 +9,7 @@ use chancery_events::intent::{CascadePolicy, InboxSkip, Intent, IntentEntry, Nod
 use chancery_events::name::{ClusterName, DisruptionName};
 use chancery_events::spec::{ClusterActivity, NodeState};
 use chancery_events::subject::{InvalidSubject, Subject};
+use chancery_events::text::counted;
 use chancery_projector::rows::NodeRow;
 use serde_json::json;
 
@@ -180,8 +181,8 @@ pub(super) fn expunge(
     let name = EntityKind::Node.name_in(name)?;
     if !yes {
         let node: NodeRow = typed(&get::one(client, EntityKind::Node, name)?)?;
-        let what =
-            format!("declares node/{name} permanently lost, with its {} incarnations", node.incarnations);
+        let incarnations = counted(node.incarnations, "incarnation");
+        let what = format!("declares node/{name} permanently lost, with its {incarnations}");
         if !client.context.person {
             return Err(CliError::usage(format!(
                 "cannot expunge without confirmation: {what}\nhint: confirm with --yes"

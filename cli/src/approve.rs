@@ -5,6 +5,7 @@ use std::io::Write;
 
 use chancery_events::intent::{ApprovedOperation, Intent, OperationApprove, OperationReject};
 use chancery_events::spec::OperationKind;
+use chancery_events::text::counted;
 use chancery_projector::rows::{OperationRow, OperationStatus};
 use serde_json::{Value, json};
 
@@ -102,7 +103,7 @@ pub(super) fn run(
 }
 
 fn many(operations: usize) -> String {
-    if operations == 1 { "1 operation".into() } else { format!("{operations} operations") }
+    counted(operations, "operation")
 }
 
 fn place(row: &OperationRow) -> String {

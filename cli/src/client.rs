@@ -430,7 +430,10 @@ impl<'a> ApiClient<'a> {
         let server = self.server();
         let message = match lost {
             AttemptError::NotSent(why) => {
-                format!("{doing}: server {server} unreachable: {why}\ntry: chancery dev")
+                format!(
+                    "{doing}: server {server} unreachable: {why}\nhint: start that server, or name another with \
+                     --server; `chancery dev` starts one for development"
+                )
             }
             AttemptError::MaybeSent(why) => {
                 format!("{doing}: connection to {server} lost: {why}\nhint: try again")

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use chancery_events::intent::{CascadePolicy, Intent};
+use chancery_events::text::counted;
 use serde_json::json;
 
 use super::act;
@@ -116,8 +117,8 @@ fn wait(mut going: BTreeSet<String>, end: Instant, client: &ApiClient<'_>) -> Re
         }
         if Instant::now() >= end {
             let message = format!(
-                "cannot delete dependencies: timeout, {} entities not deleted yet, such as {first}",
-                going.len()
+                "cannot delete dependencies: timeout, {} not deleted yet, such as {first}",
+                counted(going.len(), "entity")
             );
             return Err(CliError::new(CliExit::Unknown, message));
         }

@@ -3,7 +3,8 @@
 
 use std::io::Write;
 
-use chancery_events::resources::Resources;
+use chancery_events::resources::{Resources, show_bytes};
+use chancery_events::spec::DeploymentStrategy;
 use chancery_projector::rows::{
     DeploymentRow, IncarnationRow, OperationRow, OperationStatus, PlanRow, ReplicaRow,
 };
@@ -11,7 +12,7 @@ use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::client::ApiClient;
-use super::columns::{table, typed};
+use super::columns::{span, strategy, table, typed};
 use super::context::OutputFormat;
 use super::error::CliError;
 use super::events;
@@ -173,6 +174,10 @@ fn fields(kind: EntityKind, item: &Value) -> Result<String, CliError> {
         map.iter().map(|(name, value)| (name.as_str(), value)).filter(|(name, _)| !FIRST.contains(name));
     for (name, value) in first.chain(rest) {
         let label = format!("  {:<14}", format!("{}:", name.replace('_', " ")));
+        if let Some(value) = with_unit(name, value) {
+            add(&mut text, format_args!("{label} {value}\n"));
+            continue;
+        }
         match value {
             Value::Null => {}
             Value::String(value) if value.is_empty() => {}
@@ -189,6 +194,16 @@ fn fields(kind: EntityKind, item: &Value) -> Result<String, CliError> {
         }
     }
     Ok(text)
+}
+
+/// Formats a field that has a unit as manifests write it; `None` for other fields.
+fn with_unit(name: &str, value: &Value) -> Option<String> {
+    match name {
+        "progress_deadline" => value.as_u64().map(span),
+        "capacity" => value.as_u64().map(show_bytes),
+        "strategy" => DeploymentStrategy::deserialize(value).ok().map(strategy),
+        _ => None,
+    }
 }
 
 /// Formats the columns of an entity's table, one on each line, as manifests write them.

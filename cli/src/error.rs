@@ -21,13 +21,13 @@ macro_rules! exits {
 }
 
 exits! {
-    Done = 0 "Command succeeded, or the process was asked to stop.";
+    Done = 0 "Command succeeded, or its accepted request waits for approval (202), or the process was asked to stop.";
     Failure = 1 "Command failed.";
     Usage = 2 "Invalid command line.";
     NotFound = 3 "Entity not found.";
     Conflict = 4 "Conflict with a state, version or name, or with another process that uses the directory.";
     Denied = 5 "Request denied, or executor permanently refused.";
-    Awaiting = 6 "Operations await approval.";
+    Awaiting = 6 "`wait` reached its timeout while operations await approval.";
     Unknown = 7 "Outcome unknown, or timeout exceeded.";
     Unreachable = 8 "Server unreachable, busy or without a leader.";
     StaleDecider = 9 "Executor stopped: a newer decider exists elsewhere.";

@@ -57,7 +57,7 @@ pub(super) fn run(events: &EventsArgs, client: &ApiClient<'_>, out: &mut dyn Wri
     follow(client, &query, events.from, &mut each, &mut lost)
 }
 
-const HEADS: [&str; 5] = ["POSITION", "TIME", "WHO", "SUBJECT", "WHAT"];
+const HEADS: [&str; 5] = ["POSITION", "TIME", "ACTOR", "SUBJECT", "WHAT"];
 
 /// Printer of events.
 struct EventPrinter<'a> {
@@ -208,7 +208,7 @@ fn is_about_disruption(item: &Value, name: &str) -> bool {
 }
 
 pub(super) fn table(items: &[Value]) -> TextTable {
-    let mut rows = TextTable::new(["POSITION", "TIME", "WHO", "WHAT", "WHY"]);
+    let mut rows = TextTable::new(["POSITION", "TIME", "INITIATOR", "WHAT", "WHY"]);
     for item in items {
         let told = EventSummary(item);
         rows.add([told.position().to_string(), told.time(), told.initiator(), told.what(), told.why()]);

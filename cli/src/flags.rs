@@ -111,7 +111,7 @@ impl GetArgs {
 /// Operations, requests or a disruption to decide.
 #[derive(Args, Debug, Default)]
 pub struct OperationArgs {
-    /// Ids of operations, request/ID, or disruption NODE/NAME (default: choose from a list)
+    /// Ids of operations, or request/ID; approve also takes disruption NODE/NAME (default: choose from a list)
     #[arg(value_name = "ID")]
     pub ids: Vec<String>,
     /// Decide the pending operations of a plan

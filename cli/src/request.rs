@@ -5,6 +5,7 @@ use std::io::Write;
 
 use chancery_events::fact::RequestedChange;
 use chancery_events::intent::{Intent, RequestApprove, RequestReject};
+use chancery_events::text::counted;
 use chancery_projector::rows::{RequestRow, RequestStatus};
 use serde_json::{Value, json};
 
@@ -79,11 +80,6 @@ fn member(change: &RequestedChange, name: &str) -> Value {
 /// Returns the number of volumes that are lost with the change.
 fn volumes(change: &RequestedChange) -> u64 {
     member(change, "volumes").as_u64().unwrap_or(0)
-}
-
-fn counted(count: u64, one: &str) -> String {
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {one}{plural}")
 }
 
 /// Summarizes the effects, as in `delete 12 of plan web`.
@@ -198,8 +194,10 @@ pub(super) fn hint(client: &ApiClient<'_>, id: &str) -> Result<(), CliError> {
     let row: RequestRow = typed(&one(client, EntityKind::Request, id)?)?;
     note!("request/{id} {}: {}", row.message, change(&row));
     note!("try: chancery describe request/{id}");
-    let who = if row.policies.is_empty() { "" } else { ", by another person" };
-    note!("try: chancery approve request/{id}{who}");
+    note!("try: chancery approve request/{id}");
+    if !row.policies.is_empty() {
+        note!("hint: another person must approve it");
+    }
     Ok(())
 }
 

@@ -203,7 +203,7 @@ fn a_description_tells_what_belongs_to_it_and_what_it_waits_for() {
 fn a_node_is_not_expunged_by_a_slip() {
     let (result, asked) = told("chancery expunge node-1", vec![ok(&node("node-1", ""))]);
     let error = result.expect_err("not confirmed");
-    let wanted = "cannot expunge without confirmation: declares node/node-1 permanently lost, with its 1 incarnations\n\
+    let wanted = "cannot expunge without confirmation: declares node/node-1 permanently lost, with its 1 incarnation\n\
          hint: confirm with --yes";
     assert_eq!((error.exit, error.message.as_str()), (CliExit::Usage, wanted));
     assert_eq!(asked.len(), 1, "no intent is sent: {asked:?}");
@@ -331,7 +331,9 @@ fn an_unreachable_server_is_told_with_what_to_try() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     let context = context(server.clone(), None);
     let error = ApiClient::new(&context).get("list nodes", "/nodes", &[]).expect_err("no listener");
-    let wanted = format!("list nodes: server {server} unreachable: connection refused\ntry: chancery dev");
+    let wanted = format!(
+        "list nodes: server {server} unreachable: connection refused\nhint: start that server, or name another with --server; `chancery dev` starts one for development"
+    );
     assert_eq!((error.exit, error.message), (CliExit::Unreachable, wanted));
 }
 

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use chancery_events::text::counted;
 use chancery_events::time::Time;
 
 /// Interval of the checks whether a clock that has leapt is synchronised.
@@ -65,9 +66,11 @@ pub fn is_synchronised() -> bool {
 /// Error for a wall clock that is too far ahead of the journal.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
-    "cannot decide: the wall clock is at {wall}, {days} days ahead of the journal's last record at {last}; clock.max_gap is \
-     {max_days} days, and the kernel does not report a synchronised clock\nhint: set the clock; if it is right, as after \
-     the fleet was switched off for so long, start the server once with --accept-clock"
+    "cannot decide: the wall clock is at {wall}, {} ahead of the journal's last record at {last}; clock.max_gap is {}, and \
+     the kernel does not report a synchronised clock\nhint: set the clock; if it is right, as after the fleet was switched \
+     off for so long, start the server once with --accept-clock",
+    counted(*days, "day"),
+    counted(*max_days, "day")
 )]
 pub struct ClockAhead {
     wall: Time,
@@ -222,9 +225,9 @@ impl WallClock {
             tracing::info!("journal time follows the wall clock again");
             return self.tell(None);
         };
-        let days = leap.as_secs() / DAY;
+        let days = counted(leap.as_secs() / DAY, "day");
         let text = format!(
-            "the wall clock has leapt {days} days ahead and is not followed: set the clock, or restart the server with --accept-clock"
+            "the wall clock has leapt {days} ahead and is not followed: set the clock, or restart the server with --accept-clock"
         );
         tracing::error!("{text}");
         self.tell(Some(text));

@@ -44,7 +44,7 @@ macro_rules! each_kind {
                 key(name: CapabilityName) entity(capabilities: Capability) row(Capabilities = 2: CapabilityRow)
                 manifest(2 CapabilitySpec)
             }
-            Node "node" "nodes" ["no"] 3 "Units of capacity" {
+            Node "node" "nodes" ["no"] 3 "Machines, or shares of machines" {
                 key(name: NodeName) entity(nodes: Node) row(Nodes = 3: NodeRow) ends["expunged"]
                 manifest(3: NodeForm)
             }
@@ -61,7 +61,7 @@ macro_rules! each_kind {
             Replica "replica" "replicas" ["rep"] 8 "Members of plans' services" {
                 key(name: ReplicaName) entity(replicas: Replica) row(Replicas = 6: ReplicaRow)
             }
-            Incarnation "incarnation" "incarnations" ["inc"] 9 "Placed instances of replicas" {
+            Incarnation "incarnation" "incarnations" ["inc"] 9 "Executions of replicas on one node" {
                 key(id: IncarnationId) entity(incarnations: Incarnation) row(Incarnations = 7: IncarnationRow)
                 ends["destroyed", "failed", "unwound"]
             }
@@ -73,7 +73,7 @@ macro_rules! each_kind {
                 key(id: SessionId) entity(sessions: Session) row(Sessions = 9: SessionRow)
                 ends["expired", "left", "cluster_deleted"]
             }
-            Command "command" "commands" ["cmd"] 14 "Commands without an outcome; listed only" {
+            Command "command" "commands" ["cmd"] 14 "Commands that an executor has not answered yet; listed only" {
                 key(incarnation: IncarnationId, revision: Revision) row(Commands = 10: CommandRow)
             }
             Policy "policy" "policies" ["pol"] 5 "Rules for approvals" {

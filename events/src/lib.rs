@@ -25,6 +25,7 @@ pub mod spec;
 pub mod strict;
 pub mod subject;
 pub mod template;
+pub mod text;
 pub mod time;
 
 /// Whether the value is the default, which is omitted.

@@ -27,6 +27,7 @@ use chancery_events::spec::{
     port_variable, volume_variable,
 };
 use chancery_events::template;
+use chancery_events::text::counted;
 
 use crate::context::DecisionContext;
 use crate::deployment;
@@ -260,7 +261,8 @@ pub(crate) fn delete(
             Err(Refusal::new(RefusalCode::InUse, detail))
         }
         (CascadePolicy::No, ..) => {
-            let detail = format!("plan {} has {replicas} replicas left: deploy a count of 0 first", ask.name);
+            let left = counted(replicas, "replica");
+            let detail = format!("plan {} has {left} left: deploy a count of 0 first", ask.name);
             Err(Refusal::new(RefusalCode::InUse, detail))
         }
     }

@@ -680,7 +680,7 @@ pub(crate) fn unschedulable_reason(
     let places = &fleet.index().places;
     let known = fleet.index().plan_index(need.plan).map(|index| index.spread.on_node(places, &node.name));
     if is_shared(need.policy, known.unwrap_or_default(), &node.name, limits) {
-        return Some("a replica of the plan is there already".into());
+        return Some("the node already has a replica of the plan".into());
     }
     if let Some(reason) = violated_affinities(fleet, need.policy, &node.name, limits, strict) {
         return Some(reason);

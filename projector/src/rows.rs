@@ -31,25 +31,77 @@ use chancery_events::time::{Time, shown};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-chancery_events::state_words! {
+chancery_events::words! {
     /// State of an incarnation, as readers see it.
     IncarnationStatus {
-        Reserved = "reserved", Creating = "creating", Starting = "starting", Running = "running",
-        Updating = "updating", Stopping = "stopping", Destroyed = "destroyed", Failed = "failed", Unwound = "unwound",
+        /// The incarnation has its reservation, and its start was not requested yet.
+        Reserved = "reserved",
+        /// The start of the incarnation was requested.
+        Creating = "creating",
+        /// All processes of the incarnation were started, and the incarnation was not ready yet.
+        Starting = "starting",
+        /// The incarnation was ready; `ready` has its current readiness.
+        Running = "running",
+        /// An update in place was requested, or a failed one is being reverted.
+        Updating = "updating",
+        /// The end of the incarnation was requested, and is not proved yet.
+        Stopping = "stopping",
+        /// The incarnation ended on request, or cleanly on its own.
+        Destroyed = "destroyed",
+        /// The incarnation ended in another way; its message has the reason.
+        Failed = "failed",
+        /// The incarnation was never started, or its start was given up; its message has the reason.
+        Unwound = "unwound",
     }
     /// Whether an executor is connected. `unknown` does not show the state of the incarnation: only proof
     /// ends it.
-    Reachability { Known = "known", Unknown = "unknown" }
+    Reachability {
+        /// The cluster has an open session, or no executor is needed to know the state.
+        Known = "known",
+        /// The cluster has no open session: observed fields are as last reported.
+        Unknown = "unknown",
+    }
     /// State of a volume, as readers see it.
-    VolumeStatus { Creating = "creating", Ready = "ready", Lost = "lost", Destroying = "destroying" }
+    VolumeStatus {
+        /// The creation of the volume was requested.
+        Creating = "creating",
+        /// The volume exists.
+        Ready = "ready",
+        /// The volume existed, and does not exist now: it was removed, or its node was expunged.
+        Lost = "lost",
+        /// The destruction of the volume and its data was requested.
+        Destroying = "destroying",
+    }
     /// Kind of a change that waits for approval.
     RequestedKind {
-        PlanDelete = "plan_delete", NodeDelete = "node_delete", NodeExpunge = "node_expunge",
-        DisruptionApprove = "disruption_approve", PlanApply = "plan_apply", PolicyApply = "policy_apply",
-        PolicyDelete = "policy_delete", VolumeDelete = "volume_delete",
+        /// Deletion of a plan with its replicas.
+        PlanDelete = "plan_delete",
+        /// Deletion of a node after its replicas were moved away.
+        NodeDelete = "node_delete",
+        /// Expunge of a node: everything on the node is declared lost.
+        NodeExpunge = "node_expunge",
+        /// Approval of a disruption.
+        DisruptionApprove = "disruption_approve",
+        /// Change of a plan that makes approval weaker.
+        PlanApply = "plan_apply",
+        /// Creation or change of a policy that makes approval weaker.
+        PolicyApply = "policy_apply",
+        /// Deletion of a policy that makes approval weaker.
+        PolicyDelete = "policy_delete",
+        /// Deletion of a volume with its data.
+        VolumeDelete = "volume_delete",
     }
     /// State of a session, as readers see it.
-    SessionStatus { Open = "open", Expired = "expired", Left = "left", ClusterDeleted = "cluster_deleted" }
+    SessionStatus {
+        /// The session continues: its executor sends messages.
+        Open = "open",
+        /// The executor sent no message for the lease.
+        Expired = "expired",
+        /// The executor ended the session, as when it is stopped.
+        Left = "left",
+        /// The cluster was deleted.
+        ClusterDeleted = "cluster_deleted",
+    }
 }
 
 macro_rules! rows {
@@ -102,7 +154,7 @@ rows! {
         /// Whether matchers count the capability.
         activity: ClusterActivity,
     }
-    /// Node with capacity for incarnations.
+    /// Machine, or a share of it, with capacity for incarnations.
     NodeRow {
         /// Name of the node.
         name: NodeName,
@@ -137,7 +189,7 @@ rows! {
     PlanRow {
         /// Name of the plan.
         name: PlanName,
-        /// Number of edits of the plan.
+        /// Number of the plan's specification: 1 when it is created, one more with each edit.
         generation: u32,
         /// Whether the plan takes deployments.
         activity: ClusterActivity,
@@ -233,7 +285,7 @@ rows! {
         /// Reason for the state of the replica.
         message: String,
     }
-    /// Incarnation of a replica.
+    /// Execution of a replica on one node.
     IncarnationRow {
         /// Id of the incarnation.
         id: IncarnationId,
@@ -320,7 +372,7 @@ rows! {
         /// State of the session.
         state: SessionStatus,
     }
-    /// Command without an outcome.
+    /// Command that an executor has not answered yet: a request for one effect on an incarnation.
     CommandRow {
         /// Incarnation that the command is for; with the revision, the name of the command.
         incarnation: IncarnationId,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use chancery_executor::process::{CgroupSupport, EndProof};
 use chancery_journal::segments::verify;
 
@@ -37,7 +37,7 @@ pub fn clock(config: &ServiceConfig) -> Result<(String, bool)> {
             writeln!(text, "clock of fleet {fleet}: no journal in {}", dir.display())?;
             continue;
         }
-        let report = verify(&dir).with_context(|| format!("cannot read journal in {}", dir.display()))?;
+        let report = verify(&dir)?;
         match report.head.map_or(Ok(()), |head| config.wall_clock().try_admit(head.time)) {
             Ok(()) => writeln!(text, "clock of fleet {fleet}: ok")?,
             Err(error) => {

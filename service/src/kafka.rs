@@ -125,11 +125,13 @@ fn options(
     let names = TopicNames::of(prefix);
     let findings = Handle::current().block_on(check(&client, &names))?;
     for finding in &findings {
-        tracing::warn!("{finding}");
+        tracing::warn!(fix = finding.fix, "{finding}");
     }
     if let (Some(first), false) = (findings.first(), settings.allow_unsafe_topics) {
         bail!(
-            "cannot use topics: {first}\nhint: `chancery doctor` lists all findings ({}); kafka.allow_unsafe_topics=yes accepts them",
+            "cannot use topics: {first}\ntry: {}\nhint: `chancery doctor` lists all findings ({}); kafka.allow_unsafe_topics=yes \
+             accepts them",
+            first.fix,
             findings.len()
         );
     }

@@ -197,8 +197,7 @@ impl LeaderLoop {
                 }
                 Ok(fold)
             })
-            .await?
-            .context("cannot fold journal")?;
+            .await??;
             // Records that can be read were delivered, or are about to be.
             while self.following.published < fold.position() {
                 let delivery = self.following.deliveries.recv().await;

@@ -106,15 +106,20 @@ fn report(loss: &JournalLoss, lineage: Lineage) {
     let (first, last) = (loss.at().plus(1), loss.missing_through());
     tracing::warn!(%lineage, %first, last = last.map(Position::get), "loss accepted");
     let missing = match last {
-        None => "the missing records are of another history".to_owned(),
-        Some(_) if loss.differs() => {
-            format!("records from position {first} may be of another history than before")
+        None => "the missing records belong to another history, so their positions are unknown".to_owned(),
+        Some(_) if loss.differs() => format!(
+            "from position {first} on, records may be missing, or replaced by records of another history"
+        ),
+        Some(last) => {
+            format!("known to be missing: positions {first} to {last}, and perhaps later positions")
         }
-        Some(last) => format!("known to be missing: positions {first} to {last}, and perhaps more"),
     };
     note!(
-        "chancery: loss accepted, the journal continues as lineage {lineage}. {missing}: {loss}. executors report \
-         incarnations of the missing records as orphans, and leave them in place"
+        "chancery: the loss is accepted, and the journal continues as lineage {lineage}\n\
+         {missing}\n\
+         evidence: {loss}\n\
+         hint: executors report incarnations that the journal does not know as orphans, and leave them running: end \
+         them manually"
     );
 }
 

@@ -107,6 +107,13 @@ pub fn narrow(found: &[(PathBuf, u32)]) -> io::Result<()> {
 
 /// Returns the report on a data directory, and whether it is private; with `fix`, after restricting it.
 pub fn doctor(data: &Path, fix: PermissionFix) -> Result<(String, bool)> {
+    if !data.try_exists().with_context(|| format!("cannot read {}", data.display()))? {
+        let text = format!(
+            "{}: does not exist\nhint: name the data directory of the server with --data-dir\n",
+            data.display()
+        );
+        return Ok((text, false));
+    }
     let found = wider(data, CheckExtent::All)
         .with_context(|| format!("cannot read permissions in {}", data.display()))?;
     let mut text = String::new();
@@ -122,7 +129,7 @@ pub fn doctor(data: &Path, fix: PermissionFix) -> Result<(String, bool)> {
         writeln!(text, "{}: {done} open to other users, mode {mode:04o}", path.display())?;
     }
     if fix == PermissionFix::No {
-        writeln!(text, "try: chancery doctor --fix")?;
+        writeln!(text, "try: chancery doctor --fix --data-dir {}", data.display())?;
     }
     Ok((text, fix == PermissionFix::Yes))
 }
@@ -143,7 +150,8 @@ pub fn warn(data: &Path) {
             if let Some((path, mode)) = found.first() {
                 tracing::warn!(
                     path = %path.display(), mode = format!("{mode:04o}"), count = found.len(),
-                    "data readable by other users; try: chancery doctor --fix"
+                    hint = "run chancery doctor --fix",
+                    "data readable by other users"
                 );
             }
         }

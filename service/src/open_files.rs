@@ -48,8 +48,8 @@ impl OpenFileLimit {
                 configured,
                 connections = room,
                 open_files = most,
-                "accepting fewer connections than limits.connections; hint: raise the hard limit of open files \
-                 (ulimit -Hn, LimitNOFILE)"
+                hint = "raise the hard limit of open files (ulimit -Hn, LimitNOFILE)",
+                "accepting fewer connections than limits.connections"
             );
         }
         configured.min(room)

@@ -438,7 +438,7 @@ pub(super) struct PlanForm {
     #[serde(default)]
     restart: Option<RestartPolicy>,
     /// Delay between the first and the second automatic restart; the delay doubles each time, up to 32 times
-    /// (default: 10s).
+    /// its first value (default: 10s). The first restart is immediate.
     #[serde(default)]
     restart_delay: Option<DurationText>,
     /// Order of an update that cannot be made in place (default: `start_first`).

@@ -22,7 +22,8 @@ pub(super) struct StrategyForm(pub(super) DeploymentStrategy);
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RollingForm {
-    /// Maximum number of concurrent operations (default: one update, and all others).
+    /// Maximum number of concurrent operations (default: one update at a time; creates,
+    /// deletes and other operations without limit).
     #[serde(default)]
     max_parallel: Option<u32>,
     /// Whether concurrent operations must be in one update domain.

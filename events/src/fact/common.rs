@@ -212,9 +212,9 @@ pub enum IncarnationEnd {
         /// Reason of the failure.
         reason: String,
     },
-    /// The incarnation never ran.
+    /// The incarnation was never started, or its start was given up.
     Unwound {
-        /// Reason why the incarnation did not run.
+        /// Reason why the incarnation was not started.
         reason: String,
     },
 }

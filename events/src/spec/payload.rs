@@ -105,7 +105,8 @@ fn upper(name: &str) -> String {
 pub struct ExecSpec {
     /// Program and its arguments, without a shell.
     pub argv: Vec<String>,
-    /// Environment of the process, complete except for variables that the executor adds (`docs`: executor).
+    /// Environment of the process, complete except for variables that the executor adds (see
+    /// docs/environment.md).
     #[serde(default)]
     pub env: BTreeMap<KeyName, String>,
 }

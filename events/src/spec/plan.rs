@@ -216,8 +216,8 @@ pub struct PlanSpec {
     #[serde(default = "on_failure")]
     pub restart: RestartPolicy,
     /// Delay between the first and the second automatic restart, in milliseconds; 10000 if absent. The first
-    /// restart is immediate. The delay doubles with each consecutive restart, up to 32 times. An incarnation
-    /// that lasted 32 times the delay ends the series.
+    /// restart is immediate. The delay doubles with each consecutive restart, up to 32 times its first value.
+    /// An incarnation that lasted 32 times the first value after it was ready ends the series.
     #[serde(default = "restart_delay")]
     pub restart_delay: u64,
     /// Order of an update that cannot be done in place; `start_first` if absent.
@@ -226,7 +226,8 @@ pub struct PlanSpec {
     /// Maximum number of the plan's replicas that disruptions move concurrently, at least one; 1 if absent.
     #[serde(default = "one_replica")]
     pub max_unavailable: u32,
-    /// Approval modes of the plan's operations; all manual if absent.
+    /// Approval modes of the plan's operations; all manual if absent. No requested change starts before its
+    /// approval. After a failure, `restart` starts a replica again without approval.
     #[serde(default)]
     pub approval: ApprovalPolicy,
     /// Timeouts of the plan.

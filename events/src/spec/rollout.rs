@@ -46,8 +46,8 @@ const fn progress_deadline() -> u64 {
 pub enum DeploymentStrategy {
     /// A few replicas at a time; the next replicas follow when these are ready.
     Rolling {
-        /// Maximum number of concurrent operations of the deployment. If absent, one update at a time, and
-        /// any number of other operations.
+        /// Maximum number of concurrent operations of the deployment. If absent: one update at a time;
+        /// creates, deletes and other operations without limit.
         #[serde(default)]
         max_parallel: Option<u32>,
         /// Whether concurrent operations must be in one update domain; false if absent.

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use chancery_events::id::IncarnationId;
+use chancery_events::text::counted;
 use serde::{Deserialize, Serialize};
 
 use super::identity::{ProcStat, ProcessHandle};
@@ -277,9 +278,11 @@ impl fmt::Display for LimitHits {
         match *self {
             LimitHits { refused: 0, reached: 0 } => Ok(()),
             LimitHits { refused: 0, reached } => {
-                write!(f, "; its memory was reclaimed at its limit {reached} times")
+                write!(f, "; its memory was reclaimed at its limit {}", counted(reached, "time"))
             }
-            LimitHits { refused, .. } => write!(f, "; it was refused memory at its limit {refused} times"),
+            LimitHits { refused, .. } => {
+                write!(f, "; it was refused memory at its limit {}", counted(refused, "time"))
+            }
         }
     }
 }

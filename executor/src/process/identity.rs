@@ -237,7 +237,7 @@ pub(super) fn pid_namespace() -> io::Result<u64> {
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
     if pids.split_ascii_whitespace().count() > 1 {
         let why =
-            "it belongs to another PID namespace; hint: mount the executor's own (unshare --mount-proc)";
+            "it belongs to another PID namespace\nhint: mount the executor's own (unshare --mount-proc)";
         return Err(io::Error::other(format!("cannot use /proc: {why}")));
     }
     Ok(std::fs::metadata("/proc/self/ns/pid")?.ino())

@@ -85,14 +85,14 @@ async fn a_server_that_refuses_is_quoted() {
     let (listener, remote) = server().await;
     let answer = async {
         let (mut stream, _, _) = asked(&listener).await;
-        let text = r#"{"detail":"cannot open channel: 256 executors are connected","status":503}"#;
+        let text = r#"{"detail":"cannot open channel: the limit of 256 executors is reached","status":503}"#;
         let head = format!("HTTP/1.1 503 Busy\r\ncontent-length: {}\r\n\r\n", text.len());
         stream.write_all((head + text).as_bytes()).await.expect("written");
         stream
     };
     let (channel, _stream) = tokio::join!(remote.connect(), answer);
     let error = channel.expect_err("no channel").to_string();
-    assert!(error.contains("503") && error.ends_with("256 executors are connected"), "{error}");
+    assert!(error.contains("503") && error.ends_with("256 executors is reached"), "{error}");
 }
 
 #[test]

@@ -44,8 +44,8 @@ pub enum ExecutorStop {
     /// Decider that knows less than the executor has seen or received: a newer one is elsewhere.
     #[error("cannot follow stale decider: {0}")]
     StaleDecider(String),
-    /// Decider that will never accept this executor.
-    #[error("cannot start session: refused by decider: {0}")]
+    /// Decider that will never accept this executor, with its reason.
+    #[error("{0}")]
     Refused(String),
     /// Executor store that another executor on this machine has locked.
     #[error("cannot open executor store: locked by another executor")]

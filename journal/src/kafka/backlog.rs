@@ -8,6 +8,7 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::Message as _;
 
 use super::KafkaOptions;
+use super::client::KafkaClientError;
 use super::open::{KafkaOpenError, PartitionAddress};
 use super::reader::{
     AGAIN, ASKING, ELECTION, NEWS, PartitionReader, PollResult, UnreadablePartition, offsets, passes,
@@ -21,7 +22,7 @@ pub(super) fn cluster(
     doing: &'static str,
 ) -> impl FnOnce(KafkaError) -> KafkaOpenError {
     let place = Box::new(PartitionAddress::of(options));
-    move |source| KafkaOpenError::Cluster { doing, place, source: Box::new(source) }
+    move |source| KafkaOpenError::Cluster { doing, place, source: Box::new(KafkaClientError(source)) }
 }
 
 /// Returns the first offset and the end of the partition.

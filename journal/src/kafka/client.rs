@@ -62,6 +62,11 @@ impl fmt::Debug for KafkaClient {
 #[error("invalid Kafka setting {0:?}: must match one of {list}", list = FREE.join("*, "))]
 pub struct FixedKafkaSetting(pub String);
 
+/// Failure of the client library. It has no source, because its text contains that of its source.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct KafkaClientError(pub KafkaError);
+
 impl KafkaClient {
     /// Creates a client for the cluster of the brokers, `host:port` separated by commas. `extra` has
     /// librdkafka settings for TLS, SASL and the like.

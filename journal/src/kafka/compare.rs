@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use chancery_events::id::Position;
+use chancery_events::text::counted;
 
 use super::backlog::PartitionValue;
 use super::checkpoint::OffsetCheckpoint;
@@ -72,7 +73,8 @@ impl fmt::Display for PartitionMismatch {
                  with --journal kafka://… too: it reads the newer records"
             ),
             PartitionMismatch::Noise(count) => {
-                write!(f, "it contains {count} values, none of which starts a history\n{RECREATE_HINT}")
+                let values = counted(*count, "value");
+                write!(f, "it contains {values}, and no start of a history\n{RECREATE_HINT}")
             }
             PartitionMismatch::Fleet => {
                 write!(f, "it contains records of another fleet\nhint: name this fleet's own partition")

@@ -31,6 +31,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::backlog::{BacklogError, PartitionBacklog, cluster, watermarks};
 use super::checkpoint::{CheckpointBackup, OffsetCheckpoint};
+use super::client::KafkaClientError;
 use super::compare::{PartitionComparison, PartitionContent, PartitionMismatch};
 use super::open::{KafkaOpenError, PartitionAddress};
 use super::reader::PartitionReader;
@@ -137,7 +138,7 @@ pub enum ImportError {
         /// Partition concerned.
         place: Box<PartitionAddress>,
         /// Error of the client.
-        source: Box<KafkaError>,
+        source: Box<KafkaClientError>,
     },
     /// Nothing was committed: the import and the brokers must allow more time.
     #[error(
@@ -170,7 +171,7 @@ pub enum ImportError {
         /// Partition concerned.
         place: Box<PartitionAddress>,
         /// Error of the client.
-        source: Box<KafkaError>,
+        source: Box<KafkaClientError>,
     },
     /// The directory cannot be marked as a mirror, or unmarked.
     #[error("cannot mark or unmark {} as a mirror", .dir.display())]
@@ -421,14 +422,14 @@ impl<'a> ImportProducer<'a> {
         ImportError::Unsettled {
             doing,
             place: Box::new(PartitionAddress::of(self.options)),
-            source: Box::new(error),
+            source: Box::new(KafkaClientError(error)),
         }
     }
 }
 
 fn refused(options: &KafkaOptions, doing: &'static str) -> impl FnOnce(KafkaError) -> ImportError {
     let place = Box::new(PartitionAddress::of(options));
-    move |source| ImportError::Refused { doing, place, source: Box::new(source) }
+    move |source| ImportError::Refused { doing, place, source: Box::new(KafkaClientError(source)) }
 }
 
 /// Retries while the brokers report a retriable error.

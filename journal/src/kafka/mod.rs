@@ -50,7 +50,7 @@ use delivery::DeliveryLoop;
 use producer::AppendProducer;
 use tail::{MergedReader, UnmirroredTail};
 
-pub use client::{FixedKafkaSetting, KafkaClient, LARGEST};
+pub use client::{FixedKafkaSetting, KafkaClient, KafkaClientError, LARGEST};
 pub use compare::PartitionMismatch;
 pub use import::{ImportError, ImportReport, PartitionState, import_journal};
 pub use open::{KafkaOpenError, OpenedKafkaJournal, PartitionAddress};

@@ -24,10 +24,10 @@ use std::{fmt, io};
 
 use chancery_events::id::Position;
 use chancery_events::record::RecordHash;
-use rdkafka::error::KafkaError;
 
 use super::backlog::{BacklogError, PartitionBacklog, cluster, watermarks};
 use super::checkpoint::OffsetCheckpoint;
+use super::client::KafkaClientError;
 use super::producer::AppendProducer;
 use super::reader::PartitionReader;
 use super::tail::UnmirroredTail;
@@ -88,7 +88,7 @@ pub enum KafkaOpenError {
         /// Partition concerned.
         place: Box<PartitionAddress>,
         /// Error of the client.
-        source: Box<KafkaError>,
+        source: Box<KafkaClientError>,
     },
     /// The partition does not exist.
     #[error("cannot find {0}\ntry: chancery init-topics")]

@@ -1,6 +1,7 @@
 //! Reader of one partition, in order from an offset on.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -107,24 +108,38 @@ pub struct UnreadablePartition {
     reason: UnreadableReason,
 }
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 enum UnreadableReason {
-    #[error(transparent)]
-    Client(#[from] KafkaError),
-    #[error("cannot find topic or partition: it was deleted")]
+    Client(KafkaError),
     Deleted,
-    #[error("cannot continue: the partition has lost its end, and now ends before offset {0}")]
     Shorter(i64),
-    #[error(
-        "cannot continue: the partition has lost its end, and has another message at the last offset that was read"
-    )]
     Replaced,
+}
+
+impl fmt::Display for UnreadableReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            UnreadableReason::Client(error) => fmt::Display::fmt(error, f),
+            UnreadableReason::Deleted => f.write_str("the topic or the partition was deleted"),
+            UnreadableReason::Shorter(offset) => {
+                write!(f, "the partition has lost its end, and now ends before offset {offset}")
+            }
+            UnreadableReason::Replaced => f.write_str(
+                "the partition has lost its end, and has another message at the last offset that was read",
+            ),
+        }
+    }
 }
 
 impl UnreadablePartition {
     /// Returns the offset of the first message that was not read.
     pub fn offset(&self) -> i64 {
         self.offset
+    }
+
+    /// Returns the reason without topic, partition and offset.
+    pub fn reason(&self) -> String {
+        self.reason.to_string()
     }
 
     /// Whether the message was removed, as opposed to one with altered bytes, or in a format that this build
@@ -417,7 +432,7 @@ impl PartitionReader {
             }
             // Of several ends in the queue this may be an earlier one: its offset is unknown.
             Some(Err(KafkaError::PartitionEOF(_))) => Ok(PollResult::Nothing),
-            Some(Err(error)) if is_gone(&error) => Err(self.unreadable(error.into())),
+            Some(Err(error)) if is_gone(&error) => Err(self.unreadable(UnreadableReason::Client(error))),
             Some(Err(error)) if is_unreadable(&error) => {
                 (self.failures, self.is_spoilt) = (self.failures + 1, true);
                 let is_there = || {
@@ -426,7 +441,7 @@ impl PartitionReader {
                 };
                 if self.failures >= FAILURES && is_there() {
                     self.failures = 0;
-                    return Err(self.unreadable(error.into()));
+                    return Err(self.unreadable(UnreadableReason::Client(error)));
                 }
                 tracing::warn!(%error, topic = self.topic, partition = self.partition, "message unreadable, reading it again");
                 Ok(PollResult::Nothing)

@@ -17,7 +17,7 @@ use rdkafka::error::KafkaError;
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-use super::client::{KafkaClient, LARGEST};
+use super::client::{KafkaClient, KafkaClientError, LARGEST};
 use super::reader::{AGAIN, ASKING, NEWS};
 
 /// Topics of a prefix.
@@ -69,8 +69,8 @@ pub struct TopicFinding {
 
 impl fmt::Display for TopicFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TopicFinding { topic, setting, found, wanted, danger, fix } = self;
-        write!(f, "topic {topic}: {setting} is {found}, and must be {wanted}: {danger}; try: {fix}")
+        let TopicFinding { topic, setting, found, wanted, danger, fix: _ } = self;
+        write!(f, "topic {topic}: {setting} is {found}, and must be {wanted}: {danger}")
     }
 }
 
@@ -89,25 +89,34 @@ pub struct PartitionHealth {
 
 /// Failed cluster request.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {doing}")]
-pub struct TopicError {
-    doing: String,
-    source: TopicErrorCause,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum TopicErrorCause {
-    #[error(transparent)]
-    Kafka(#[from] KafkaError),
-    #[error("cannot read answer: the brokers returned no result")]
-    Silence,
-    #[error("cannot find topic\ntry: chancery init-topics")]
-    NoTopic,
+pub enum TopicError {
+    /// The brokers refused the request, or did not answer.
+    #[error("cannot {doing}")]
+    Client {
+        /// Failed operation.
+        doing: String,
+        /// Error of the client.
+        source: KafkaClientError,
+    },
+    /// The answer of the brokers has no result.
+    #[error("cannot {doing}: the brokers returned no result")]
+    Silence {
+        /// Failed operation.
+        doing: String,
+    },
+    /// The topic does not exist.
+    #[error("cannot find topic {topic} at {brokers}\ntry: chancery init-topics")]
+    NoTopic {
+        /// Name of the topic.
+        topic: String,
+        /// Brokers that were asked.
+        brokers: String,
+    },
 }
 
 fn failed(doing: impl Into<String>) -> impl FnOnce(KafkaError) -> TopicError {
     let doing = doing.into();
-    move |error| TopicError { doing, source: error.into() }
+    move |error| TopicError::Client { doing, source: KafkaClientError(error) }
 }
 
 /// Rule about a setting: required value, and the danger otherwise.
@@ -209,10 +218,7 @@ impl TopicAdmin {
     pub async fn check(&self, topic: &str, role: TopicRole) -> Result<Vec<TopicFinding>, TopicError> {
         let mut findings = Vec::new();
         let Some(copies) = self.copies(topic)? else {
-            return Err(TopicError {
-                doing: format!("check topic {topic} at {}", self.brokers),
-                source: TopicErrorCause::NoTopic,
-            });
+            return Err(TopicError::NoTopic { topic: topic.to_owned(), brokers: self.brokers.clone() });
         };
         if copies < COPIES && role != TopicRole::Events {
             findings.push(TopicFinding {
@@ -289,8 +295,8 @@ impl TopicAdmin {
         let answer = asked.map_err(failed(doing()))?.into_iter().next();
         match answer {
             Some(Ok(config)) => Ok(config),
-            Some(Err(code)) => Err(TopicError { doing: doing(), source: KafkaError::AdminOp(code).into() }),
-            None => Err(TopicError { doing: doing(), source: TopicErrorCause::Silence }),
+            Some(Err(code)) => Err(failed(doing())(KafkaError::AdminOp(code))),
+            None => Err(TopicError::Silence { doing: doing() }),
         }
     }
 
@@ -340,10 +346,8 @@ impl TopicAdmin {
         match made.into_iter().next() {
             Some(Ok(_)) => Ok(true),
             Some(Err((_, Code::TopicAlreadyExists))) => Ok(false),
-            Some(Err((_, code))) => {
-                Err(TopicError { doing: doing(), source: KafkaError::AdminOp(code).into() })
-            }
-            None => Err(TopicError { doing: doing(), source: TopicErrorCause::Silence }),
+            Some(Err((_, code))) => Err(failed(doing())(KafkaError::AdminOp(code))),
+            None => Err(TopicError::Silence { doing: doing() }),
         }
     }
 }

@@ -50,7 +50,7 @@ struct WatchProgress {
 enum FollowingTrouble {
     #[error("cannot read topic: the brokers do not answer")]
     Silent,
-    #[error("cannot reach end of topic: {0} offsets left")]
+    #[error("cannot reach end of topic: offsets left: {0}")]
     Behind(i64),
     #[error(
         "cannot confirm end of topic: it was read up to offset {reached}, but its leader reports end offset {tail}: too few \
@@ -99,7 +99,7 @@ impl WatchProgress {
 fn waits_for_transaction(topic: &str, partition: i32, offset: i64) -> String {
     format!(
         "a transaction is open since offset {offset} of {topic} partition {partition}, and later messages cannot be read until \
-         it ends; the brokers end it after its timeout (by default at most 15 minutes); try: kafka-transactions abort \
+         it ends; the brokers end it after its timeout (by default at most 15 minutes)\ntry: kafka-transactions abort \
          --topic {topic} --partition {partition} --start-offset {offset}"
     )
 }

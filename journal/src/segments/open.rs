@@ -55,7 +55,7 @@ pub enum SegmentOpenError {
     /// The file is damaged, and must be restored from a copy.
     #[error(
         "cannot open journal: {} is damaged at offset {offset}, where position {position} is expected: {reason}. \
-         Everything up to position {named} was synced, so a crash is not the cause; nothing was changed. \
+         Everything up to position {named} was synced, so a crash is not the cause; nothing was changed\n\
          hint: restore the directory from a backup or from another server's copy, or check it with chancery verify",
         file.display()
     )]

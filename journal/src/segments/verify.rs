@@ -23,7 +23,7 @@ use crate::witness::{JournalWitness, follow};
 
 /// Read error that prevents the check.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot verify journal: failed to read {}", path.display())]
+#[error("cannot read {}", path.display())]
 pub struct VerifyError {
     path: PathBuf,
     source: io::Error,

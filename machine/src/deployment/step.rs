@@ -10,7 +10,8 @@ use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
 use chancery_events::spec::{DeploymentStrategy, OperationKind, TimeoutAction};
 
-use super::{is_begun, rollback, waits};
+use super::waits::{self, DeploymentWait};
+use super::{is_begun, rollback};
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::{DeploymentKey, FleetState};
 use crate::index::{DeletionCandidates, DeploymentWork, PlanIndex};
@@ -338,18 +339,21 @@ pub(crate) fn no_progress(fleet: &FleetState, name: &PlanName, ctx: &DecisionCon
     let Some(plan) = fleet.plans().get(name) else { return Vec::new() };
     let Some(current) = super::current(fleet, plan) else { return Vec::new() };
     let Some(since) = current.progressed else { return Vec::new() };
-    let waits_for = waits::waits_for(fleet, plan, current)
-        .map_or_else(|| "its next step".to_owned(), |wait| wait.to_string());
+    let wait = waits::waits_for(fleet, plan, current);
+    let describe =
+        |how: fn(&DeploymentWait) -> String| wait.as_ref().map_or_else(|| "its next step".to_owned(), how);
     let key = (name.clone(), current.name.clone());
     draft.push(DeploymentStalled {
         plan: name.clone(),
         name: current.name.clone(),
         since,
-        waits_for: waits_for.clone(),
+        waits_for: describe(DeploymentWait::to_string),
     });
     if current.spec.auto_rollback {
         let span = TimeSpan(current.spec.progress_deadline);
-        draft.push(failed(key, format!("no progress for {span}: waits for {waits_for}")));
+        // The cause stays when the deployment has ended: it has no remedy.
+        let waited_for = describe(DeploymentWait::cause);
+        draft.push(failed(key, format!("no progress for {span}: waits for {waited_for}")));
     }
     draft.done()
 }

@@ -45,13 +45,20 @@ pub struct DeploymentWait {
     pub change: String,
 }
 
+impl DeploymentWait {
+    /// Returns the wait without its deadline and remedy.
+    pub fn cause(&self) -> String {
+        format!("{} since {}", self.what, self.since)
+    }
+}
+
 impl fmt::Display for DeploymentWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} since {}", self.what, self.since)?;
+        f.write_str(&self.cause())?;
         if let Some(until) = self.until {
             write!(f, ", until {until}")?;
         }
-        write!(f, "; to change that: {}", self.change)
+        write!(f, "; to end the wait: {}", self.change)
     }
 }
 
@@ -215,9 +222,9 @@ fn of_operation(fleet: &FleetState, plan: &Plan, operation: &Operation, cancel: 
             let mut wait = wait(format!("a node for {name}{why}"), None);
             let own = operation.requested_by.is_none();
             wait.change = if own {
-                format!("add what is missing, or {cancel}")
+                format!("add or free such a node, or {cancel}")
             } else {
-                format!("add what is missing, or reject operation {}", operation.id)
+                format!("add or free such a node, or reject operation {}", operation.id)
             };
             wait
         }

@@ -260,7 +260,7 @@ impl<'a> OutdatedReservation<'a> {
         scheduler::unfit_class(fleet, policy, self.node).or_else(|| {
             let known = on_node(fleet, self.plan, self.node);
             let shared = scheduler::is_shared(policy, known, &self.node.name, &self.limits());
-            shared.then(|| "a replica of the plan is there already".into())
+            shared.then(|| "the node already has a replica of the plan".into())
         })
     }
 

@@ -207,7 +207,7 @@ fn what_runs_where_an_edit_forbids_it_stays_and_is_moved_by_later_decisions_only
     world.run();
     let reasons = &world.fleet.plans().get("web").expect("the plan").unschedulable;
     assert!(
-        reasons.iter().any(|unfit| unfit.reason.contains("a replica of the plan is there")),
+        reasons.iter().any(|unfit| unfit.reason.contains("already has a replica of the plan")),
         "{reasons:?}"
     );
 }

@@ -106,7 +106,7 @@ fn each_filter_and_comparator_picks_the_right_nodes_and_says_why_not_the_others(
         }
         let taken = unschedulable
             .iter()
-            .find(|unfit| unfit.reason.starts_with("a replica of the plan"))
+            .find(|unfit| unfit.reason.starts_with("the node already has a replica"))
             .map_or(0, |u| u.count);
         assert_eq!(taken as usize, if nodes.len() < 4 { nodes.len() } else { 0 }, "{extra}");
     }

@@ -326,5 +326,5 @@ fn each_way_to_wait_names_what_is_waited_for_and_who_can_change_it() {
     let first = world.asked().next().expect("one has a place");
     world.report(first, ObservedState::Ready { processes: Vec::new() });
     let said = waits(&world, "d1");
-    assert!(said.contains("a node for operation ") && said.contains("add what is missing"), "{said}");
+    assert!(said.contains("a node for operation ") && said.contains("add or free such a node"), "{said}");
 }

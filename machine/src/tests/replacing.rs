@@ -521,7 +521,7 @@ fn a_replica_and_a_run_are_made_by_hand_on_the_node_that_is_named() {
     world.run();
     let reasons = &world.fleet.plans().get("web").expect("the plan").unschedulable;
     assert!(
-        reasons.iter().any(|unfit| unfit.reason.contains("a replica of the plan is there")),
+        reasons.iter().any(|unfit| unfit.reason.contains("already has a replica of the plan")),
         "{reasons:?}"
     );
 }

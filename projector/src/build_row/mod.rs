@@ -12,6 +12,7 @@ mod replica;
 use std::collections::BTreeMap;
 
 use chancery_events::fact::UnschedulableReason;
+use chancery_events::text::counted;
 use chancery_machine::fleet::FleetState;
 
 use crate::counts::RowCounts;
@@ -31,8 +32,7 @@ pub fn waits_because(reasons: &[UnschedulableReason]) -> String {
     }
     let each = |unfit: &UnschedulableReason| match unfit.count {
         0 => unfit.reason.clone(),
-        1 => format!("{} (1 node)", unfit.reason),
-        count => format!("{} ({count} nodes)", unfit.reason),
+        count => format!("{} ({})", unfit.reason, counted(count, "node")),
     };
     let reasons: Vec<_> = reasons.iter().map(each).collect();
     format!("{WAITS}: {}", reasons.join("; "))

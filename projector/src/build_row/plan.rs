@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use chancery_events::fact::DeploymentEnd;
 use chancery_events::name::{Namespace, PlanName, ServiceName};
 use chancery_events::spec::{BalancePolicy, ClusterActivity, DeploymentStrategy, OperationKind};
+use chancery_events::text::counted;
 use chancery_machine::deployment::{self, waits_for};
 use chancery_machine::fleet::{DeploymentKey, FleetState};
+use chancery_machine::index::PlanIndex;
 use chancery_machine::state::{Deployment, DeploymentState, Plan};
 
 use super::{row, waits_because};
@@ -82,7 +84,7 @@ fn plan_message(fleet: &FleetState, plan: &Plan, of: &PlanCounts, is_waiting: bo
         return format!("quarantined: {detail}");
     }
     if let Some(by) = &plan.deletion_requested_by {
-        return format!("deletion requested by {by}: {} replicas left", of.replicas());
+        return format!("deletion requested by {by}: {} left", counted(of.replicas(), "replica"));
     }
     if is_waiting {
         return waits_because(&plan.unschedulable);
@@ -177,8 +179,8 @@ fn stalled(text: &str) -> Result<RowFilter<DeploymentRow>, String> {
     Ok(RowFilter { holds: Box::new(move |row: &DeploymentRow| row.stalled_at.is_some() == wanted), way })
 }
 
-/// Returns the message of a deployment. Replicas that an earlier deployment started may count, so the
-/// progress is that of the plan; an ended deployment's message never changes.
+/// Returns the message of a deployment. Replicas of the same version that an earlier deployment started count.
+/// The message of an ended deployment never changes.
 fn deployment_message(fleet: &FleetState, deployment: &Deployment, of: &PlanCounts) -> String {
     let count = deployment.spec.count;
     let wait = || fleet.plans().get(&deployment.plan).and_then(|plan| waits_for(fleet, plan, deployment));
@@ -195,7 +197,8 @@ fn deployment_message(fleet: &FleetState, deployment: &Deployment, of: &PlanCoun
         DeploymentState::InProgress => {
             let pending: u64 =
                 OperationKind::ALL.iter().map(|kind| of.open(*kind, OperationStatus::PendingApproval)).sum();
-            let running = of.in_phase(PhaseStatus::Running);
+            let index = fleet.index().plan_index(&deployment.plan);
+            let ready = index.map_or(0, PlanIndex::ready_in_version);
             let approval = if pending > 0 { format!(", {pending} pending approval") } else { String::new() };
             let canary = match (deployment.spec.strategy, deployment.active_set) {
                 (DeploymentStrategy::Canary { count }, SetWord::Old) => {
@@ -207,7 +210,7 @@ fn deployment_message(fleet: &FleetState, deployment: &Deployment, of: &PlanCoun
                 (Some(_), Some(last)) => format!("no progress since {last}: "),
                 _ => String::new(),
             };
-            waits(format!("{progress}{running} of {count} running{approval}{canary}"))
+            waits(format!("{progress}{ready} of {count} ready in this version{approval}{canary}"))
         }
         DeploymentState::Halted(DeploymentEnd::Failed { cause }) => waits(format!("failing: {cause}")),
         DeploymentState::Halted(DeploymentEnd::Superseded { successor: by }) => {

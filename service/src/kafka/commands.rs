@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use chancery_events::name::FleetName;
+use chancery_events::text::counted;
 use chancery_journal::ChainCursor;
 use chancery_journal::kafka::topics::{
     INBOX_BATCH, PartitionHealth, TopicAdmin, TopicFinding, TopicNames, TopicRole,
 };
-use chancery_journal::kafka::{ImportReport, PartitionState, import_journal, offsets};
+use chancery_journal::kafka::{ImportReport, KafkaClientError, PartitionState, import_journal, offsets};
 use chancery_journal::segments::OpenEvidence;
 use chancery_projector::{FoundRows, StoreTuning};
 
@@ -62,15 +63,18 @@ pub async fn init_topics(
     let brokers = topics.brokers()?;
     if brokers < usize::from(replication_factor) {
         bail!(
-            "cannot create topics with {replication_factor} copies: the cluster has {brokers} brokers\nhint: wait until all brokers are \
-             running, or write --replication-factor {brokers}; data on a single broker is lost with it"
+            "cannot create topics with {}: the cluster has {}\nhint: wait until all brokers are running, or write \
+             --replication-factor {brokers}; data on a single broker is lost with it",
+            counted(replication_factor, "copy"),
+            counted(brokers, "broker")
         );
     }
     let mut text = String::new();
     let mut few = Vec::new();
     for (topic, role) in all(&names) {
         if topics.make(topic, role, partitions, i32::from(replication_factor)).await? {
-            writeln!(text, "{topic}: created, {partitions} partitions, {replication_factor} copies")?;
+            let copies = counted(replication_factor, "copy");
+            writeln!(text, "{topic}: created, {}, {copies}", counted(partitions, "partition"))?;
         } else {
             writeln!(text, "{topic}: exists")?;
             few.extend(lacking(topics.partitions(topic)?.len(), config, topic)?);
@@ -187,9 +191,10 @@ pub fn import(
             PartitionState::Filled => "already there:",
         };
         say(&format!(
-            "fleet {fleet}: {did} {records} records ({bytes} bytes), positions 1 to {}, head hash {}\n\
+            "fleet {fleet}: {did} {} ({bytes} bytes), positions 1 to {}, head hash {}\n\
              {} is now the mirror of partition {partition} of topic {}: start the server on this directory with --journal \
              kafka://{brokers}/{prefix}\n",
+            counted(records, "record"),
             head.position,
             head.hash,
             options.mirror.dir.display(),
@@ -205,7 +210,7 @@ fn rows(data: &Path, fleet: &FleetName) -> Result<Option<ChainCursor>> {
     if !dir.is_dir() {
         return Ok(None);
     }
-    Ok(FoundRows::open(&dir, StoreTuning::default()).context("cannot open read models")?.cursor())
+    Ok(FoundRows::open(&dir, StoreTuning::default())?.cursor())
 }
 
 /// Returns the current problems of partitions.
@@ -214,11 +219,13 @@ fn troubles(partitions: &[PartitionHealth], config: &ServiceConfig, topic: &str)
     for PartitionHealth { number, copies, in_sync, has_leader } in partitions {
         if !has_leader {
             told.push(format!(
-                "partition {number} has no leader: all {copies} brokers that have it are unavailable"
+                "partition {number} has no leader: no broker that has it is available ({})",
+                counted(*copies, "broker")
             ));
         } else if in_sync < copies {
             told.push(format!(
-                "partition {number} is in sync on {in_sync} of {copies} brokers: the others are unavailable or lag"
+                "partition {number} is in sync on {in_sync} of {}: the others are unavailable or lag",
+                counted(*copies, "broker")
             ));
         }
     }
@@ -234,7 +241,9 @@ fn unread(config: &ServiceConfig, topic: &str, partitions: &[PartitionHealth]) -
     let mut text = String::new();
     let others = partitions.iter().filter(|one| one.has_leader).map(|one| one.number);
     for number in others.filter(|number| !config.fleets.values().any(|partition| partition == number)) {
-        let (begins, ends) = offsets(&asking, topic, number).context("cannot read offsets of partition")?;
+        let (begins, ends) = offsets(&asking, topic, number)
+            .map_err(KafkaClientError)
+            .with_context(|| format!("cannot read offsets of {topic} partition {number}"))?;
         if begins < ends {
             writeln!(
                 text,
@@ -253,8 +262,9 @@ fn lacking(count: usize, config: &ServiceConfig, topic: &str) -> Result<Vec<Stri
     let lack = config.fleets.iter().filter(|(_, partition)| **partition >= count);
     let told = lack.map(|(fleet, partition)| {
         format!(
-            "fleet {fleet} needs partition {partition} of {topic}, which has {count} partitions\n  kafka-topics --bootstrap-server \
-             {brokers} --alter --topic {topic} --partitions {}",
+            "fleet {fleet} needs partition {partition} of {topic}, which has {}\n  kafka-topics --bootstrap-server {brokers} \
+             --alter --topic {topic} --partitions {}",
+            counted(count, "partition"),
             partition.saturating_add(1)
         )
     });

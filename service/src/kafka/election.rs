@@ -225,7 +225,7 @@ impl ElectionCandidate {
             ElectionTrouble::Unknown => {
                 return format!(
                     "unknown whether there is a leader: the coordinator of group {group} does not answer, and no record \
-                     arrives. `chancery doctor` names brokers that do not answer"
+                     arrives\nhint: `chancery doctor` names brokers that do not answer"
                 );
             }
             ElectionTrouble::NoServer(None) => "no member".to_owned(),
@@ -234,7 +234,7 @@ impl ElectionCandidate {
             }
         };
         format!(
-            "no leader: {holder} has partition {partition} in group {group}. `chancery doctor` lists the \
+            "no leader: {holder} has partition {partition} in group {group}\nhint: `chancery doctor` lists the \
              members; docs/operations.md has the permissions that keep other clients out of the group"
         )
     }

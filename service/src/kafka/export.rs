@@ -20,7 +20,7 @@ use chancery_events::id::{Position, WriterId};
 use chancery_events::record::RecordHeader;
 use chancery_events::time::Time;
 use chancery_journal::JournalReader;
-use chancery_journal::kafka::KafkaClient;
+use chancery_journal::kafka::{KafkaClient, KafkaClientError};
 use rdkafka::ClientContext;
 use rdkafka::consumer::BaseConsumer;
 use rdkafka::error::KafkaError;
@@ -142,7 +142,7 @@ impl EventExporter {
         let flushed = writer.producer.flush(AGAIN);
         writer.producer.purge(PurgeConfig::default().queue().inflight());
         done?;
-        flushed.context("cannot write last events")
+        flushed.map_err(KafkaClientError).context("cannot write last events")
     }
 
     fn producer(&self, outcomes: &Arc<ExportDeliveries>) -> Result<ThreadedProducer<OutcomeContext>> {
@@ -209,18 +209,18 @@ impl<'a> EventWriter<'a> {
     fn follow(&mut self, mut last: Position) -> Result<()> {
         (self.exported, self.advanced) = (last, Instant::now());
         let source = self.source;
-        let mut records = source.records(last.plus(1)).context("cannot read journal")?;
+        let mut records = source.records(last.plus(1))?;
         while !self.decider.has_stopped() && self.silence() < KNOWN {
             self.tick()?;
             // The records end at the head; before the first record there is none to continue from.
             let Some(record) = records.next() else {
                 std::thread::sleep(PAUSE);
                 if source.head().is_some_and(|head| head.position > last) {
-                    records = source.records(last.plus(1)).context("cannot read journal")?;
+                    records = source.records(last.plus(1))?;
                 }
                 continue;
             };
-            let record = record.context("cannot read journal")?;
+            let record = record?;
             let hash = record.hash().to_string();
             for (position, line) in record.events().filter(|(position, _)| *position > last) {
                 let event = CloudMessage::of(record.header(), &hash, position, line)?;
@@ -266,7 +266,7 @@ impl<'a> EventWriter<'a> {
                     record = back;
                     self.wait()?;
                 }
-                Err((error, _)) => return Err(error).context("cannot write event"),
+                Err((error, _)) => return Err(KafkaClientError(error)).context("cannot write event"),
             }
         }
         while self.outcomes.acknowledged().is_none() {

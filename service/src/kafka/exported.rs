@@ -21,7 +21,7 @@ use chancery_events::cloudevent::TYPE_PREFIX;
 use chancery_events::id::{Lineage, Position};
 use chancery_events::record::RecordHash;
 use chancery_journal::JournalReader;
-use chancery_journal::kafka::{PartitionReader, PollResult, offsets};
+use chancery_journal::kafka::{KafkaClientError, PartitionReader, PollResult, offsets};
 use chancery_journal::witness::lineages;
 use rdkafka::ClientContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext};
@@ -71,8 +71,8 @@ pub(super) struct ExportCorrection {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot continue topic {topic} partition {partition}: its last event, position {position}, is in {exported}, but the \
-     journal has {held} there: the topic has a history that the journal has lost, and consumers have seen it; hint: start \
-     one server with --correct-events once, which writes an event that names the lost positions and continues after the \
+     journal has {held} there: the topic has a history that the journal has lost, and consumers have seen it\nhint: start one \
+     server with --correct-events once, which writes an event that names the lost positions and continues after the \
      last position that both share; or stop the servers, delete the topic and the group {topic}.exporter.{partition}, and \
      run `chancery init-topics`, so that the topic is filled from the first event"
 )]
@@ -139,6 +139,7 @@ impl EventExporter {
     fn last(&self, wanted: impl Fn(&ExportedPosition) -> Result<bool>) -> Result<Option<ExportedPosition>> {
         let asking = self.client.watcher().context("cannot reach brokers for events topic")?;
         let (begins, mut end) = offsets(&asking, &self.topic, self.partition)
+            .map_err(KafkaClientError)
             .with_context(|| format!("cannot read offsets of {}", self.topic))?;
         while end > begins {
             let from = (end - BACK).max(begins);
@@ -155,6 +156,7 @@ impl EventExporter {
     /// Returns the events from offset `from` up to `end`, in their order.
     fn between(&self, from: i64, end: i64) -> Result<Vec<ExportedPosition>> {
         let mut reader = PartitionReader::open(&self.client, &self.topic, self.partition, from)
+            .map_err(KafkaClientError)
             .context("cannot read events topic")?;
         let mut events = Vec::new();
         let mut heard = std::time::Instant::now();
@@ -168,9 +170,10 @@ impl EventExporter {
                         break;
                     }
                     reader = PartitionReader::open(&self.client, &self.topic, self.partition, next)
+                        .map_err(KafkaClientError)
                         .context("cannot read events topic")?;
                 }
-                Err(removed) => return Err(removed).context("cannot read events topic"),
+                Err(removed) => return Err(removed.into()),
                 Ok(PollResult::Message(message)) => {
                     heard = std::time::Instant::now();
                     if message.offset() < end {
@@ -199,10 +202,10 @@ impl EventExporter {
     fn committed(&self) -> Result<Option<ExportedPosition>> {
         let mut asked = TopicPartitionList::new();
         asked.add_partition(&self.topic, self.partition);
-        let committed =
-            self.member()?.committed_offsets(asked, ASKING).context("cannot read exported position")?;
+        let committed = self.member()?.committed_offsets(asked, ASKING).map_err(KafkaClientError);
+        let committed = committed.context("cannot read exported position")?;
         let Some(found) = committed.find_partition(&self.topic, self.partition) else { return Ok(None) };
-        found.error().context("cannot read exported position")?;
+        found.error().map_err(KafkaClientError).context("cannot read exported position")?;
         let metadata = found.metadata();
         if found.offset() == Offset::Invalid || metadata.is_empty() {
             return Ok(None);
@@ -223,9 +226,11 @@ impl EventExporter {
         let exported = ExportedPosition { position, lineage, recordhash: Some(hash) };
         let mut place = TopicPartitionList::new();
         let mut element = place.add_partition(&self.topic, self.partition);
-        element.set_offset(Offset::Offset(offset)).context("cannot set exported offset")?;
+        let set = element.set_offset(Offset::Offset(offset)).map_err(KafkaClientError);
+        set.context("cannot set exported offset")?;
         element.set_metadata(serde_json::to_string(&exported).context("cannot encode exported position")?);
-        member.commit(&place, CommitMode::Async).context("cannot commit exported position")
+        let committed = member.commit(&place, CommitMode::Async).map_err(KafkaClientError);
+        committed.context("cannot commit exported position")
     }
 }
 
@@ -247,8 +252,7 @@ fn held(source: &dyn JournalReader, position: Position) -> Result<Option<(Record
     if position == Position::ZERO || source.head().is_none_or(|head| head.position < position) {
         return Ok(None);
     }
-    let record = source.records(position).context("cannot read journal")?.next();
-    let record = record.transpose().context("cannot read journal")?;
+    let record = source.records(position)?.next().transpose()?;
     Ok(record.map(|record| (record.hash(), record.header().lineage)))
 }
 
@@ -265,7 +269,7 @@ fn shared(source: &dyn JournalReader, exported: &ExportedPosition) -> Result<Opt
     if source.head().is_none_or(|head| head.lineage == lineage) {
         return Ok(None);
     }
-    let lineages = lineages(source).context("cannot read journal")?;
+    let lineages = lineages(source)?;
     let end = lineages.and_then(|lineages| lineages.end(lineage));
     // Events after the end of an ancestor were given up; earlier events must be the same.
     Ok(end.filter(|end| position > *end))

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use chancery_journal::kafka::KafkaClient;
+use chancery_journal::kafka::{KafkaClient, KafkaClientError};
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::groups::GroupInfo;
@@ -41,6 +41,7 @@ pub(super) fn ask_coordinator(observer: &BaseConsumer, topic: &str, partition: i
     asked.add_partition(topic, partition);
     observer
         .committed_offsets(asked, ASKING_COORDINATOR)
+        .map_err(KafkaClientError)
         .context("cannot reach coordinator of group of deciders")?;
     Ok(())
 }
@@ -52,7 +53,8 @@ pub(super) fn members(
     topic: &str,
     partition: i32,
 ) -> Result<Vec<GroupMember>> {
-    let listed = asking.fetch_group_list(Some(group), ASKING).context("cannot list group of deciders")?;
+    let listed = asking.fetch_group_list(Some(group), ASKING).map_err(KafkaClientError);
+    let listed = listed.context("cannot list group of deciders")?;
     let members = listed.groups().iter().filter(|one| one.name() == group).flat_map(GroupInfo::members);
     let members = members.map(|member| GroupMember {
         client: member.client_id().to_owned(),

@@ -10,7 +10,7 @@ use chancery_decider::{DeciderHandle, DeciderInput};
 use chancery_events::inbox_message::{InboxBinding, InboxMessage, LARGEST, OversizedLetter};
 use chancery_events::record::{InboxWatermark, RecordHash};
 use chancery_journal::kafka::{
-    KafkaClient, PartitionReader, PollResult, ReaderWatch, UnreadablePartition, offsets,
+    KafkaClient, KafkaClientError, PartitionReader, PollResult, ReaderWatch, UnreadablePartition, offsets,
 };
 use rdkafka::consumer::Consumer as _;
 use rdkafka::message::{BorrowedMessage, Message as _};
@@ -44,6 +44,7 @@ impl InboxConsumer {
     pub(super) fn take_up(&self, watermark: Option<&InboxWatermark>) -> Result<InboxStart> {
         let asking = self.client.watcher().context("cannot reach brokers for inbox")?;
         let (start, end) = offsets(&asking, &self.topic, self.partition)
+            .map_err(KafkaClientError)
             .with_context(|| format!("cannot read offsets of {}", self.topic))?;
         let cluster = asking.client().fetch_cluster_id(ASKING).context("cannot read cluster id")?;
         // The name is the best identity of a topic that the client library offers.
@@ -67,8 +68,9 @@ impl InboxConsumer {
         while !decider.has_stopped() {
             let reader =
                 PartitionReader::open(&self.client, &self.topic, self.partition, i64::try_from(way.next)?);
-            let mut reader =
-                reader.with_context(|| format!("cannot read {} from offset {}", self.topic, way.next))?;
+            let mut reader = reader
+                .map_err(KafkaClientError)
+                .with_context(|| format!("cannot read {} from offset {}", self.topic, way.next))?;
             reader.ended_at(i64::try_from(inbox.tail())?);
             match self.read(reader, &mut way) {
                 Err(unreadable) if unreadable.is_removed() => return Err(unreadable.into()),
@@ -120,8 +122,8 @@ impl InboxConsumer {
         self.troubles.report(
             FleetPart::Inbox,
             format!(
-                "cannot continue inbox at offset {offset}: {unreadable}; try: chancery inbox skip {offset}, which records \
-                 the skip"
+                "cannot continue inbox at offset {offset}: {}\ntry: chancery inbox skip {offset}",
+                unreadable.reason()
             ),
         );
         // A stopped decider needs no input.

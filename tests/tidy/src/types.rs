@@ -75,7 +75,6 @@ const DECLARING: &[(&str, &str)] = &[
     ("intents", "="),
     ("names", ":"),
     ("rows", "{"),
-    ("state_words", "{"),
     ("texts", "("),
     ("token", ","),
     ("words", "{"),

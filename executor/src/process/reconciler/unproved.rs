@@ -34,7 +34,8 @@ impl IncarnationReconciler {
             tracing::error!(
                 why,
                 incarnation = %self.incarnation,
-                "cannot prove end of incarnation; hint: reboot the machine, or expunge the node"
+                hint = "reboot the machine, or expunge the node",
+                "cannot prove end of incarnation"
             );
             self.doubt = Some(why.to_owned());
         }

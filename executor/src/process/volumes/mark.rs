@@ -36,7 +36,7 @@ pub(super) fn missing(root: &Path) -> io::Result<Option<String>> {
         return Ok(None);
     }
     Ok(Some(format!(
-        "{} is not the directory of the volumes; hint: mount its disk, or, if that is permanently lost, remove {}",
+        "{} is not the directory of the volumes\nhint: mount its disk, or, if that is permanently lost, remove {}",
         volumes.display(),
         state_file::copies(&root.join(NAME)).map(|copy| copy.display().to_string()).join(" and ")
     )))

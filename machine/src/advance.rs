@@ -167,6 +167,7 @@ pub fn advance(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionCont
 
 /// Returns when work is due next, if nothing happens before.
 pub fn next_alarm(fleet: &FleetState, agenda: &AdvanceState) -> Option<Time> {
+    debug_assert!(fleet.index().is_settled(), "the caller settles the fleet after the last fact");
     let (index, now) = (fleet.index(), agenda.now);
     let alarm = index.deadlines.first().map(|(when, _)| agenda.grace.rings_at(*when));
     let timer = index.timers.first().map(|(when, _)| *when);

@@ -20,6 +20,7 @@ use chancery_events::intent::{
 use chancery_events::observation::SessionEnd;
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::ClusterActivity;
+use chancery_events::text::counted;
 
 use crate::fleet::{FleetState, StateContradiction};
 use crate::meta::{EntityMeta, FactPosition};
@@ -52,7 +53,10 @@ pub(crate) fn cluster_delete(fleet: &FleetState, ask: &ClusterDelete) -> Decided
     let nodes =
         fleet.nodes().sorted().into_iter().filter(|node| node.cluster.as_ref() == Some(&ask.name)).count();
     if nodes > 0 {
-        return Err(Refusal::new(RefusalCode::InUse, format!("cluster {} has {nodes} nodes", ask.name)));
+        return Err(Refusal::new(
+            RefusalCode::InUse,
+            format!("cluster {} has {}", ask.name, counted(nodes, "node")),
+        ));
     }
     // The inventory lists volumes first, and without nodes has nothing else.
     let first = fleet.index().inventory(&ask.name).next();

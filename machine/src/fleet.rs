@@ -351,7 +351,6 @@ impl FleetState {
         }
     }
 
-    /// Completes a change of entities: the work that is due depends on all of them.
     /// Completes the indexes after facts were folded. Decisions need complete indexes.
     pub fn settle(&mut self) {
         self.index.settle();

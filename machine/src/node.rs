@@ -22,6 +22,7 @@ use chancery_events::intent::{CascadePolicy, NodeApply, NodeDelete, NodeSetState
 use chancery_events::name::ClusterName;
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{ClusterActivity, NodeSpec, NodeState};
+use chancery_events::text::counted;
 
 use crate::context::DecisionContext;
 use crate::disruption;
@@ -203,7 +204,7 @@ fn check_empty(fleet: &FleetState, node: &Node) -> Result<(), Refusal> {
                 .map_or(String::new(), |i| format!(", such as {}", i.replica));
             Err(Refusal::new(
                 RefusalCode::InUse,
-                format!("node {} has {count} incarnations{replica}", node.name),
+                format!("node {} has {}{replica}", node.name, counted(count, "incarnation")),
             ))
         }
     }

@@ -148,7 +148,6 @@ impl TestFleet {
     fn fold_one(&mut self, fact: &Fact, position: Position) {
         let at = FactPosition { position, time: self.now, term: Term::FIRST, lineage: self.lineage };
         evolve(&mut self.fleet, fact, at).unwrap_or_else(|error| panic!("{fact:?}: {error}"));
-        self.fleet.settle();
         self.folded.push((at, fact.clone()));
     }
 
@@ -156,6 +155,7 @@ impl TestFleet {
         for (position, fact) in (first.get()..).map(Position::new).zip(facts) {
             self.fold_one(fact, position);
         }
+        self.fleet.settle();
         self.log.extend(facts.iter().cloned());
         if self.counted == CountInterval::Always {
             self.check();
@@ -212,6 +212,7 @@ impl TestFleet {
         let position = self.fleet.head().plus(1);
         pass(&mut self.fleet, position);
         self.fold_one(&said, position.plus(1));
+        self.fleet.settle();
         let facts = decided?;
         self.fold(&facts, position.plus(2));
         Ok(facts)

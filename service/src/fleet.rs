@@ -87,7 +87,7 @@ impl PreparedFleet {
         let mut options = journal_options(config, &config.data_dir, name);
         let tuning = StoreTuning { cache: config.store_cache_bytes, ..StoreTuning::default() };
         // Before the journal, which is compared with the cursor of the rows.
-        let rows = FoundRows::open(&home.join("rows"), tuning)?;
+        let rows = FoundRows::open(&home.join("rows"), tuning).context("cannot open read models")?;
         options.against = OpenEvidence::Witnesses(loss::witnesses(&config.data_dir, name, rows.cursor())?);
         let troubles = Arc::new(FleetTroubles::default());
         let OpenedFleetJournal { journal, head, beside } =
@@ -96,7 +96,7 @@ impl PreparedFleet {
         let snapshots = SnapshotStore::open(home.join("snapshots"))?;
         let mut projector = Projector::open_found(rows, fleet, Arc::clone(&source), Some(&snapshots))
             .context("cannot open read models")?;
-        projector.catch_up()?;
+        projector.catch_up().context("cannot fold journal")?;
         let reader = projector.reader();
         let last = projector.state().and_then(|state| state.fleet.decider().cloned());
         let lineages = projector.state().map(|state| state.fleet.lineages().clone());

@@ -112,7 +112,7 @@ pub fn doctor(data: &Path, fix: PermissionFix) -> Result<(String, bool)> {
             "{}: does not exist\nhint: name the data directory of the server with --data-dir\n",
             data.display()
         );
-        return Ok((text, false));
+        return Ok((text, true));
     }
     let found = wider(data, CheckExtent::All)
         .with_context(|| format!("cannot read permissions in {}", data.display()))?;
@@ -150,7 +150,7 @@ pub fn warn(data: &Path) {
             if let Some((path, mode)) = found.first() {
                 tracing::warn!(
                     path = %path.display(), mode = format!("{mode:04o}"), count = found.len(),
-                    hint = "run chancery doctor --fix",
+                    hint = format!("run chancery doctor --fix --data-dir {}", data.display()),
                     "data readable by other users"
                 );
             }

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use chancery_decider::{EventHub, PublishFn};
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, TermStarted};
@@ -175,7 +175,7 @@ impl ProjectorThread {
         {
             let _ = writing.join();
         }
-        Ok(self.projector.flush()?)
+        self.projector.flush().context("cannot flush read models")
     }
 
     /// Applies the received records, and the records after or between them that did not fit into the queue.
@@ -183,19 +183,18 @@ impl ProjectorThread {
         match self.projector.apply(records) {
             Ok(_) if !has_missed => Ok(()),
             Ok(_) | Err(ProjectError::Fold(FoldError::Gap { .. })) => self.catch_up(),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error).context("cannot fold journal"),
         }
     }
 
     fn catch_up(&mut self) -> Result<()> {
-        self.projector.catch_up()?;
-        Ok(())
+        self.projector.catch_up().map(drop).context("cannot catch up with journal")
     }
 
     /// Flushes the rows to disk, then writes a copy of the state on a thread of its own.
     fn snapshot(&self) -> Result<Option<JoinHandle<()>>> {
         let Some(state) = self.projector.state().cloned() else { return Ok(None) };
-        self.projector.flush()?;
+        self.projector.flush().context("cannot flush read models before a snapshot")?;
         let (snapshots, fleet) = (self.snapshots.clone(), Arc::clone(&self.fleet));
         let source = Arc::clone(&self.source);
         let write = move || match state.write(fleet, &snapshots, &*source) {

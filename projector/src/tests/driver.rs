@@ -102,11 +102,7 @@ impl Driver {
                 lineage: self.lineage,
             };
             let folded = match event {
-                Event::Fact { fact, .. } => {
-                    let folded = evolve(&mut self.fleet, fact, at);
-                    self.fleet.settle();
-                    folded
-                }
+                Event::Fact { fact, .. } => evolve(&mut self.fleet, fact, at),
                 Event::Intent(_) | Event::Observation { .. } => {
                     pass(&mut self.fleet, self.next);
                     Ok(())
@@ -122,6 +118,7 @@ impl Driver {
             }
             self.next = self.next.plus(1);
         }
+        self.fleet.settle();
     }
 
     /// Makes a record of the draft.

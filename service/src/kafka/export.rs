@@ -209,18 +209,18 @@ impl<'a> EventWriter<'a> {
     fn follow(&mut self, mut last: Position) -> Result<()> {
         (self.exported, self.advanced) = (last, Instant::now());
         let source = self.source;
-        let mut records = source.records(last.plus(1))?;
+        let mut records = source.records(last.plus(1)).context("cannot read journal")?;
         while !self.decider.has_stopped() && self.silence() < KNOWN {
             self.tick()?;
             // The records end at the head; before the first record there is none to continue from.
             let Some(record) = records.next() else {
                 std::thread::sleep(PAUSE);
                 if source.head().is_some_and(|head| head.position > last) {
-                    records = source.records(last.plus(1))?;
+                    records = source.records(last.plus(1)).context("cannot read journal")?;
                 }
                 continue;
             };
-            let record = record?;
+            let record = record.context("cannot read journal")?;
             let hash = record.hash().to_string();
             for (position, line) in record.events().filter(|(position, _)| *position > last) {
                 let event = CloudMessage::of(record.header(), &hash, position, line)?;

@@ -252,7 +252,12 @@ fn held(source: &dyn JournalReader, position: Position) -> Result<Option<(Record
     if position == Position::ZERO || source.head().is_none_or(|head| head.position < position) {
         return Ok(None);
     }
-    let record = source.records(position)?.next().transpose()?;
+    let record = source
+        .records(position)
+        .context("cannot read journal")?
+        .next()
+        .transpose()
+        .context("cannot read journal")?;
     Ok(record.map(|record| (record.hash(), record.header().lineage)))
 }
 
@@ -269,7 +274,7 @@ fn shared(source: &dyn JournalReader, exported: &ExportedPosition) -> Result<Opt
     if source.head().is_none_or(|head| head.lineage == lineage) {
         return Ok(None);
     }
-    let lineages = lineages(source)?;
+    let lineages = lineages(source).context("cannot read journal")?;
     let end = lineages.and_then(|lineages| lineages.end(lineage));
     // Events after the end of an ancestor were given up; earlier events must be the same.
     Ok(end.filter(|end| position > *end))

@@ -54,7 +54,7 @@ impl FleetTroubles {
     pub fn report(&self, part: FleetPart, trouble: String) {
         let mut troubles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if troubles.get(&part) != Some(&trouble) {
-            // A hint stands on a line of its own, and a line of the log has one event.
+            // A hint has a line of its own, and a line of the log has one event.
             let hint_at = ["\nhint: ", "\ntry: "].iter().filter_map(|start| trouble.find(start)).min();
             let (reason, hint) = trouble.split_at(hint_at.unwrap_or(trouble.len()));
             let hint = hint.trim().replace('\n', "; ");

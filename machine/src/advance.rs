@@ -151,7 +151,7 @@ fn begin(
 
 /// Returns the next step, if anything is due at `ctx.now`.
 pub fn advance(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
-    debug_assert!(fleet.index().is_settled(), "the caller settles the fleet after the last fact");
+    fleet.index().assert_settled();
     agenda.now = ctx.now;
     overdue(fleet, agenda, ctx)
         // Before anything that lets an operation start, which the end of a delay does too.
@@ -167,7 +167,7 @@ pub fn advance(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionCont
 
 /// Returns when work is due next, if nothing happens before.
 pub fn next_alarm(fleet: &FleetState, agenda: &AdvanceState) -> Option<Time> {
-    debug_assert!(fleet.index().is_settled(), "the caller settles the fleet after the last fact");
+    fleet.index().assert_settled();
     let (index, now) = (fleet.index(), agenda.now);
     let alarm = index.deadlines.first().map(|(when, _)| agenda.grace.rings_at(*when));
     let timer = index.timers.first().map(|(when, _)| *when);

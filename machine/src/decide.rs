@@ -52,7 +52,7 @@ pub fn decide(
     request: &IntentRequest,
     ctx: &DecisionContext,
 ) -> Result<Vec<Fact>, Refusal> {
-    debug_assert!(fleet.index().is_settled(), "the caller settles the fleet after the last fact");
+    fleet.index().assert_settled();
     if let Some(time) = request.time {
         let floor = fleet.keys().floor(request.key());
         if time <= floor {
@@ -172,7 +172,7 @@ pub fn verdict(
 /// Returns the facts that follow from an observation. A stale observation, or one that changes nothing, has
 /// none and is not recorded.
 pub fn observe(fleet: &FleetState, observation: &Observation, ctx: &DecisionContext) -> Vec<Fact> {
-    debug_assert!(fleet.index().is_settled(), "the caller settles the fleet after the last fact");
+    fleet.index().assert_settled();
     // An executor reports on the objects of its cluster, and on nothing else.
     let hosts = |session: SessionId, cluster: Option<&ClusterName>| {
         let session = fleet.sessions().get(&session);

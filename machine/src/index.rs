@@ -493,9 +493,9 @@ impl FleetIndex {
         }
     }
 
-    /// Whether no plan has changed since [`FleetIndex::settle`].
-    pub(crate) fn is_settled(&self) -> bool {
-        self.unsettled.is_empty()
+    /// Checks in debug builds that no plan has changed since [`FleetIndex::settle`].
+    pub(crate) fn assert_settled(&self) {
+        debug_assert!(self.unsettled.is_empty(), "the fleet must be settled after the last fact");
     }
 
     /// Updates the indexes of all plans once for consecutive facts, which may change a plan several times.

@@ -327,13 +327,6 @@ impl PlanIndex {
         self.deployments.get(name).map(|of| (name, of))
     }
 
-    /// Number of ready replicas that have the version of the current deployment.
-    pub fn ready_in_version(&self) -> u32 {
-        let Some((_, current)) = self.current() else { return 0 };
-        let of_version = self.deployments.values().filter(|of| of.version == current.version);
-        of_version.map(|of| of.healthy).sum()
-    }
-
     /// Whether the current deployment needs a human decision to continue. People must approve all that is
     /// left to do, or an operation that the deployment waits for, or promote its canary.
     fn waits_for_people(&self, current: &DeploymentIndex) -> bool {

@@ -99,6 +99,16 @@ impl PlanIndex {
         self.deployments.values().filter(move |of| (of.version == version) == right)
     }
 
+    /// Number of ready replicas that have the version of the current deployment.
+    pub fn ready_in_version(&self) -> u32 {
+        let current = self.current().map(|(_, current)| current);
+        current.map_or(0, |current| self.healthy_of_version(current))
+    }
+
+    fn healthy_of_version(&self, current: &DeploymentIndex) -> u32 {
+        self.of_version(current.version, true).map(|of| of.healthy).sum()
+    }
+
     fn going_on(&self, current: &DeploymentIndex) -> Option<(Time, DeploymentWork)> {
         let now = |work| Some((Time::EPOCH, work));
         let right = || self.of_version(current.version, true);
@@ -129,7 +139,7 @@ impl PlanIndex {
             if let Some(turn) = self.turn(current) {
                 return Some(turn);
             }
-            let ready = right().map(|of| of.healthy).sum::<u32>() == fit;
+            let ready = self.healthy_of_version(current) == fit;
             let alone = matches!(current.strategy, DeploymentStrategy::BlueGreen { .. });
             return (settled && ready && alone).then_some((Time::EPOCH, DeploymentWork::CutOver));
         }

@@ -54,12 +54,8 @@ impl FleetTroubles {
     pub fn report(&self, part: FleetPart, trouble: String) {
         let mut troubles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if troubles.get(&part) != Some(&trouble) {
-            // A hint has a line of its own, and a line of the log has one event.
-            let hint_at = ["\nhint: ", "\ntry: "].iter().filter_map(|start| trouble.find(start)).min();
-            let (reason, hint) = trouble.split_at(hint_at.unwrap_or(trouble.len()));
-            let hint = hint.trim().replace('\n', "; ");
-            let hint = (!hint.is_empty()).then_some(hint);
-            tracing::error!(%part, hint, "{reason}");
+            let (reason, advice) = log_fields(&trouble);
+            tracing::error!(%part, advice, "{reason}");
             troubles.insert(part, trouble);
         }
     }
@@ -76,5 +72,28 @@ impl FleetTroubles {
     pub fn all(&self) -> Vec<(FleetPart, String)> {
         let troubles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.iter().map(|(part, trouble)| (*part, trouble.clone())).collect()
+    }
+}
+
+/// Splits a trouble into its reason and its hints, which follow on lines of their own: an event of the log has
+/// one line.
+fn log_fields(trouble: &str) -> (&str, Option<String>) {
+    match trouble.split_once('\n') {
+        Some((reason, hints)) => (reason, Some(hints.replace('\n', "; "))),
+        None => (trouble, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_of_a_trouble_are_logged_in_a_field() {
+        assert_eq!(log_fields("the disk is full"), ("the disk is full", None));
+        let trouble =
+            "cannot continue inbox at offset 7: damaged\nhint: it is lost\ntry: chancery inbox skip 7";
+        let advice = "hint: it is lost; try: chancery inbox skip 7".to_owned();
+        assert_eq!(log_fields(trouble), ("cannot continue inbox at offset 7: damaged", Some(advice)));
     }
 }

@@ -164,6 +164,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn doctor_names_a_data_directory_that_does_not_exist() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (text, is_private) = doctor(&dir.path().join("none"), PermissionFix::No).expect("a report");
+        assert!(text.contains("none: does not exist\n"), "{text}");
+        assert!(is_private, "a host without a server has no data directory");
+    }
+
+    #[test]
     fn what_others_may_read_is_found_and_narrowed_except_what_is_a_payloads_own() {
         let dir = tempfile::tempdir().expect("a directory");
         let data = dir.path();

@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
 use chancery_events::id::Position;
 use chancery_journal::JournalReader;
-use chancery_journal::kafka::{KafkaClient, discard};
+use chancery_journal::kafka::{KafkaClient, KafkaClientError, discard};
 use rdkafka::ClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::KafkaError;
@@ -113,10 +113,13 @@ pub fn stand(candidate: ElectionCandidate) -> Result<(ElectionMember, watch::Rec
         .set("partition.assignment.strategy", "cooperative-sticky")
         .set("auto.offset.reset", "latest");
     let turns = RebalanceListener { partition, is_ours };
-    let consumer: BaseConsumer<RebalanceListener> =
-        config.create_with_context(turns).context("cannot join group of deciders")?;
+    let consumer: BaseConsumer<RebalanceListener> = config
+        .create_with_context(turns)
+        .map_err(KafkaClientError)
+        .context("cannot join group of deciders")?;
     consumer
         .subscribe(&[inbox.as_str()])
+        .map_err(KafkaClientError)
         .with_context(|| format!("cannot join group of deciders on {inbox}"))?;
     let stops = Arc::new(AtomicBool::new(false));
     let stop = Arc::clone(&stops);

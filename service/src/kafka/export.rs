@@ -151,7 +151,10 @@ impl EventExporter {
         config.set("enable.gapless.guarantee", "true").set("linger.ms", "5");
         // Every client reads gzip natively; lz4 often needs a library. The lowest level is the cheapest.
         config.set("compression.type", "gzip").set("compression.level", "1");
-        config.create_with_context(OutcomeContext(Arc::clone(outcomes))).context("cannot create producer")
+        config
+            .create_with_context(OutcomeContext(Arc::clone(outcomes)))
+            .map_err(KafkaClientError)
+            .context("cannot create producer")
     }
 }
 

@@ -137,7 +137,11 @@ impl EventExporter {
 
     /// Returns the last event in the topic that is `wanted`, if any.
     fn last(&self, wanted: impl Fn(&ExportedPosition) -> Result<bool>) -> Result<Option<ExportedPosition>> {
-        let asking = self.client.watcher().context("cannot reach brokers for events topic")?;
+        let asking = self
+            .client
+            .watcher()
+            .map_err(KafkaClientError)
+            .context("cannot reach brokers for events topic")?;
         let (begins, mut end) = offsets(&asking, &self.topic, self.partition)
             .map_err(KafkaClientError)
             .with_context(|| format!("cannot read offsets of {}", self.topic))?;
@@ -195,7 +199,10 @@ impl EventExporter {
     /// Returns a member of the exporter's group that reads no messages: it commits and reads positions.
     pub(super) fn member(&self) -> Result<BaseConsumer<ExporterMember>> {
         let config = self.client.of_group(&format!("{}.exporter.{}", self.topic, self.partition));
-        config.create_with_context(ExporterMember).context("cannot create client of exporter group")
+        config
+            .create_with_context(ExporterMember)
+            .map_err(KafkaClientError)
+            .context("cannot create client of exporter group")
     }
 
     /// Returns the position that the exporter committed last, if any.

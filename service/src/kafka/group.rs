@@ -31,7 +31,11 @@ pub(super) struct GroupMember {
 
 /// Returns a client that reads the state of a group without being its member.
 pub(super) fn observer(client: &KafkaClient, group: &str) -> Result<BaseConsumer> {
-    client.of_group(group).create().context("cannot create client for group of deciders")
+    client
+        .of_group(group)
+        .create()
+        .map_err(KafkaClientError)
+        .context("cannot create client for group of deciders")
 }
 
 /// Checks that the coordinator of the observer's group answers. Requests for members use every broker; a

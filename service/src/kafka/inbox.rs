@@ -42,7 +42,8 @@ pub(super) struct InboxConsumer {
 impl InboxConsumer {
     /// Compares the contents of the topic with the journal's answers.
     pub(super) fn take_up(&self, watermark: Option<&InboxWatermark>) -> Result<InboxStart> {
-        let asking = self.client.watcher().context("cannot reach brokers for inbox")?;
+        let asking =
+            self.client.watcher().map_err(KafkaClientError).context("cannot reach brokers for inbox")?;
         let (start, end) = offsets(&asking, &self.topic, self.partition)
             .map_err(KafkaClientError)
             .with_context(|| format!("cannot read offsets of {}", self.topic))?;

@@ -10,8 +10,8 @@ use super::client::ApiClient;
 use super::error::CliError;
 use super::kind::{EntityKind, KindNaming as _};
 
-/// Sends the intent `deployment.VERB`, with the verb as one word. `done` is the outcome that is shown, and `instead` the advice for
-/// other kinds.
+/// Sends the intent `deployment.VERB`, with the verb as one word. `done` is the outcome that is shown, and
+/// `instead` the advice for other kinds.
 pub(super) fn run(
     (verb, done, instead): (&str, &str, &str),
     kind: EntityKind,

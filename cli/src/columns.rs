@@ -162,6 +162,7 @@ const NODE: &[TableColumn<NodeRow>] = &[
     ("CPU FREE/TOTAL", false, |r| format!("{}/{}", show_cpu(r.remaining.cpu), show_cpu(r.resources.cpu))),
     ("MEMORY", false, |r| format!("{}/{}", show_bytes(r.remaining.memory), show_bytes(r.resources.memory))),
     ("INCARNATIONS", false, |r| r.incarnations.to_string()),
+    ("DISRUPTIONS", false, |r| disruptions(&r.disruptions)),
     ("DISK", true, |r| format!("{}/{}", show_bytes(r.remaining.disk), show_bytes(r.resources.disk))),
     ("ZONE", true, |r| or_none(r.zone.as_ref())),
     ("CAPABILITIES", true, |r| list(&r.capabilities)),
@@ -170,7 +171,6 @@ const NODE: &[TableColumn<NodeRow>] = &[
             |s: &StorageRow| format!("{} {}/{}", s.class, show_bytes(s.remaining), show_bytes(s.capacity));
         r.storage.iter().map(one).collect::<Vec<_>>().join(", ")
     }),
-    ("DISRUPTIONS", true, |r| disruptions(&r.disruptions)),
     ("VERSION", true, |r| r.version.to_string()),
 ];
 

@@ -181,14 +181,14 @@ mod tests {
         assert_eq!(told.why(), "because of 40");
         let ended = json!({
             "position": 50, "type": "operation.ended.v1", "cause": 49,
-            "data": {"operation": "x", "end": {"failed": {"reason": "web/0 exited 1"}}},
+            "data": {"operation": "x", "end": {"failed": {"reason": "web-0 exited 1"}}},
         });
         assert_eq!(EventSummary(&ended).initiator(), "decider");
         let rooted = json!({"cause": 4, "root_cause": {"position": 2, "type": "deployment.create.v1"}});
         assert_eq!(EventSummary(&rooted).why(), "deployment.create at 2");
         assert_eq!(EventSummary(&json!({"initiator": {"actor": "ann"}})).initiator(), "ann");
         assert_eq!(EventSummary(&ended).what(), "operation.ended end=failed");
-        assert_eq!(EventSummary(&ended).why(), "because of 49: web/0 exited 1");
+        assert_eq!(EventSummary(&ended).why(), "because of 49: web-0 exited 1");
         let approved = json!({"position": 7, "type": "operation.approved.v1", "data": {"approved_by": {"actor": "ann"}}});
         assert_eq!(EventSummary(&approved).what(), "operation.approved approved_by=ann");
         let asked = json!({"disruption": {"node": "node-1", "name": "drain"}});

@@ -167,9 +167,9 @@ Replicas (1)
   nginx-service-7f3k  updating  by deployment-1  another starts
     incarnation {past} on node-1  destroyed  past  by deployment-1
     incarnation {active} on node-2  running  active  by deployment-1
-      nginx-payload/0 ready pid 4002 tcp-80=127.0.0.1:4002
+      nginx-payload-0 ready pid 4002 tcp-80=127.0.0.1:4002
     incarnation {passive} on node-3  starting  secondary  by deployment-2
-      nginx-payload/0 ready pid 4003 tcp-80=127.0.0.1:4003
+      nginx-payload-0 ready pid 4003 tcp-80=127.0.0.1:4003
     operation {create} create  requested by deployment-1  succeeded  approved by ann
     operation {update} update  requested by bob  running  approved by rule policy/weekends
 "

@@ -4,9 +4,9 @@ use chancery_events::observation::{ProcessInfo, ProcessStatus};
 
 use super::table::add;
 
-/// Formats a process: `web/0 ready pid 4711 http=127.0.0.1:8080`.
+/// Formats a process: `web-0 ready pid 4711 http=127.0.0.1:8080`.
 pub(super) fn line(process: &ProcessInfo) -> String {
-    let mut text = format!("{}/{} {}", process.payload, process.index, status(&process.status));
+    let mut text = format!("{} {}", process.name(), status(&process.status));
     if let Some(pid) = process.pid {
         add(&mut text, format_args!(" pid {pid}"));
     }

@@ -214,14 +214,14 @@ fn tables_are_read_at_a_glance_and_wide_ones_tell_more() {
     let page = json!({ "items": [node("node-1", ""), node("node-22", "")], "next_page_token": null, "position": 12 });
     let (result, asked) = told("chancery get nodes -l state=allocated", vec![ok(&page)]);
     let wanted = "\
-NAME     STATE      CLUSTER  DOMAIN  CPU FREE/TOTAL  MEMORY     INCARNATIONS
-node-1   allocated  local    a       3500m/4         8GiB/8GiB  1
-node-22  allocated  local    a       3500m/4         8GiB/8GiB  1
+NAME     STATE      CLUSTER  DOMAIN  CPU FREE/TOTAL  MEMORY     INCARNATIONS  DISRUPTIONS
+node-1   allocated  local    a       3500m/4         8GiB/8GiB  1             -
+node-22  allocated  local    a       3500m/4         8GiB/8GiB  1             -
 ";
     assert_eq!(result.expect("a table"), wanted);
     assert_eq!(asked[0].line, "GET /v1/fleets/default/nodes?state=allocated&limit=500");
     let (result, _) = told("chancery get node node-1 -o wide", vec![ok(&node("node-1", ""))]);
-    assert!(result.expect("a table").contains("intel-xeon    fast-ssd 50GB/100GB  -            3\n"));
+    assert!(result.expect("a table").contains("intel-xeon    fast-ssd 50GB/100GB  3\n"));
     let (result, _) = told("chancery get nodes -o name", vec![ok(&page)]);
     assert_eq!(result.expect("names"), "node/node-1\nnode/node-22\n");
     let (result, _) = told("chancery get node node-1 -o json", vec![ok(&node("node-1", ""))]);

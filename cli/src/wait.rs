@@ -203,11 +203,11 @@ mod tests {
 
     #[test]
     fn a_look_tells_reached_not_yet_and_never() {
-        let row = json!({"state": "failed", "message": "web/0 exited 1", "replicas": {"running": 3}});
+        let row = json!({"state": "failed", "message": "web-0 exited 1", "replicas": {"running": 3}});
         let cases = [
             ("state=failed", EntityKind::Deployment, WaitProgress::Reached),
-            ("state=completed", EntityKind::Deployment, WaitProgress::Over("failed: web/0 exited 1".into())),
-            ("state=completed", EntityKind::Cluster, WaitProgress::NotYet("failed: web/0 exited 1".into())),
+            ("state=completed", EntityKind::Deployment, WaitProgress::Over("failed: web-0 exited 1".into())),
+            ("state=completed", EntityKind::Cluster, WaitProgress::NotYet("failed: web-0 exited 1".into())),
             ("replicas.running=3", EntityKind::Plan, WaitProgress::Reached),
             ("replicas.pending=0", EntityKind::Plan, WaitProgress::Reached),
             ("deleted", EntityKind::Replica, WaitProgress::NotYet("still there".into())),

@@ -214,14 +214,14 @@ enum KeyUndo {
     Actor(ActorBits, Time),
 }
 
-/// State before a key was added.
+/// State of a key's actor and producer before the key was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum KeyBefore {
-    /// Neither actor nor window.
+    /// The actor had no keys.
     Nothing,
-    /// Actor without a window of the producer.
+    /// The actor had keys, and none of the producer.
     Actor,
-    /// Window of the producer.
+    /// The actor had keys of the producer.
     Window,
 }
 

@@ -43,7 +43,7 @@ macro_rules! classes {
         version { $($version:ident: $part:ty),* $(,)? }
     ) => {
         impl PlanSpec {
-            /// Fields with their classes, in the order of the table in the documentation.
+            /// Fields of a plan with their classes, in the order of the table in the documentation.
             pub const FIELDS: &'static [(&'static str, FieldClass)] = &[
                 $((stringify!($policy), FieldClass::Policy),)*
                 $((stringify!($version), FieldClass::Version),)*

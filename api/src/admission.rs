@@ -114,7 +114,8 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
     if is_read || has_media_type(headers) { Ok(()) } else { Err(simple(method)) }
 }
 
-/// Returns the only `Host`, which must equal the host of the target if the target has one.
+/// Returns the value of the header `Host`, which must be given once, and equal the host of the target if the
+/// target has one.
 fn authority<'a>(target: &Uri, headers: &'a HeaderMap) -> Result<&'a str, ProblemDetails> {
     let mut all = headers.get_all(header::HOST).iter();
     let (Some(value), None) = (all.next(), all.next()) else {

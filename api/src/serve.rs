@@ -142,7 +142,8 @@ impl ListenerState {
         });
     }
 
-    /// Serves one request of a connection without a slot: a probe is answered, any other request is refused.
+    /// Serves one request of a connection without a slot, above the limits: a probe is answered, any other
+    /// request is refused.
     fn serve_probe(&mut self, stream: TcpStream, peer: IpAddr) {
         let limits = &self.common.limits;
         let asked = Arc::new(AtomicBool::new(false));

@@ -30,15 +30,15 @@ use super::table::add;
 
 use crate::note;
 
-/// Number of attempts, or one for each server if there are more servers.
+/// Maximum number of attempts of a request, or the number of servers if that is higher.
 pub(super) const TRIES: usize = 3;
 /// Maximum time that one request waits for the server's rate limit.
 const PATIENCE: Duration = Duration::from_mins(5);
 /// Maximum time between two attempts, even if the server names a longer one.
 const LONGEST: Duration = Duration::from_mins(1);
-/// Number of attempts without a leader: long enough for another server to become leader.
+/// Maximum number of attempts while there is no leader: long enough for another server to become leader.
 const TAKEOVER: u32 = 40;
-/// Number of attempts without a leader after which the user is notified.
+/// Number of attempts without a leader after which a message informs the user.
 const WORD: u32 = 2;
 
 /// Answer to an intent.
@@ -189,7 +189,7 @@ impl<'a> ApiClient<'a> {
         self.context.server.split(',').map(|server| server.trim().trim_end_matches('/'))
     }
 
-    /// Selects the next server.
+    /// Selects the next server of the list for later requests.
     fn go_on(&self) {
         self.at.set((self.at.get() + 1) % self.servers().count().max(1));
     }

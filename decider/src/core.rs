@@ -42,10 +42,10 @@ const ROOM_EVENTS: usize = 810;
 /// Maximum bytes of one step or input: half a commit.
 const ROOM_BYTES: usize = MAX_BYTES / 2;
 
-/// Number of held answers and messages from which no more inputs are taken.
+/// Limit of outputs held back until durable: at this number, no more inputs are taken.
 const HELD: usize = 16_384;
-/// Number of held bytes from which no more inputs are taken. The commits in flight bound the bytes that due
-/// work adds.
+/// Limit in bytes of outputs held back until durable: at this size, no more inputs are taken. The commits in
+/// flight bound the bytes that due work adds.
 const HELD_BYTES: usize = 16 << 20;
 
 /// Identifies the caller of an intent.
@@ -55,7 +55,7 @@ pub struct RequestTicket(pub u64);
 /// Inputs of the core.
 #[derive(Debug)]
 pub enum CoreInput {
-    /// Intent of a caller. The answer is an effect, emitted once it is durable.
+    /// Intent of a caller. The answer is an effect, which is emitted once the verdict is durable.
     Intent(RequestTicket, Box<IntentRequest>),
     /// Inbox message, in order of offsets, which may have holes. The journal records the answer.
     InboxMessage(Box<InboxMessage>),
@@ -105,7 +105,7 @@ pub enum DeciderEffect {
     Close(ChannelNumber),
 }
 
-/// Returns the hash of the record that ends at a position, if one does.
+/// Returns the hash of the record that ends at a position; `None` if no record ends there.
 pub type RecordLookup = Box<dyn Fn(Position) -> Result<Option<RecordHash>, ReadError> + Send>;
 
 /// Settings of a decider.
@@ -142,11 +142,11 @@ pub(super) enum HeldEffect {
 
 /// Outcome of a request.
 pub(super) enum RequestOutcome {
-    /// Verdict of the request that this one repeats.
+    /// Verdict of an earlier request that this request repeats.
     Before(Verdict),
     /// Verdict that the draft commit records.
     Now(Verdict),
-    /// Refusal that was not recorded: not even the refusal can be folded.
+    /// Refusal that is not in the journal, because even the event of the refusal cannot be folded.
     Failed(Refusal),
 }
 
@@ -172,15 +172,15 @@ pub struct DeciderCore {
     pub(super) inbox: Option<InboxProgress>,
     pub(super) fleet: FleetState,
     pub(super) agenda: AdvanceState,
-    /// Finds the next step; tests replace it with a function that fails.
+    /// Finds the next step of due work; tests replace this function with one that fails.
     pub(super) advance: fn(&FleetState, &mut AdvanceState, &DecisionContext) -> Option<DueStep>,
-    /// Decides an intent; tests replace it likewise.
+    /// Decides an intent; tests replace this function with one that fails.
     pub(super) decide: fn(&FleetState, &IntentRequest, &DecisionContext) -> Result<Vec<Fact>, Refusal>,
     /// Finds a record that an executor has seen.
     pub(super) lookup: RecordLookup,
     pub(super) lineage: Lineage,
     term: Term,
-    /// End of the chain as decided, durable or not.
+    /// Position and hash at the end of the last sealed record, durable or not.
     sealed: (Position, RecordHash),
     /// Time of the draft commit.
     pub(super) time: Time,
@@ -194,9 +194,9 @@ pub struct DeciderCore {
     starts: Option<RecordStart>,
     durable: JournalHead,
     in_flight: VecDeque<(Position, RecordHash)>,
-    /// Held outputs, each with its position and bytes.
+    /// Outputs held back until a position is durable, each with that position and its bytes.
     held: VecDeque<(Position, usize, HeldEffect)>,
-    /// Bytes of all held outputs.
+    /// Bytes of all outputs in `held`.
     held_bytes: usize,
     pub(super) sessions: SessionTable,
     outputs: Vec<CoreOutput>,
@@ -639,7 +639,7 @@ impl DeciderCore {
         self.outputs.push(CoreOutput::Effect(effect));
     }
 
-    /// Returns when something will be due, if no input comes before.
+    /// Returns when work is due next if no input arrives before; `None` if no work will be due.
     pub fn next_due(&self) -> Option<Time> {
         let watermark = self.inbox.as_ref().and_then(InboxProgress::due);
         let due = next_alarm(&self.fleet, &self.agenda).into_iter().chain(self.next_session_due());

@@ -90,12 +90,12 @@ impl DeciderDriver {
         self.drains && self.is_quiet()
     }
 
-    /// Whether everything that was decided is durable.
+    /// Whether all commits so far are durable.
     pub fn is_quiet(&self) -> bool {
         self.core.in_flight() == 0 && self.waiting.is_empty()
     }
 
-    /// Returns how long to wait without input; `None` if nothing will ever be due.
+    /// Returns the time until work is due if no input arrives before; `None` if no work will be due.
     pub fn next_due(&mut self, at: ClockSample) -> Option<std::time::Duration> {
         let now = self.clock.read(at);
         self.core.next_due().map(|due| due.since(now))

@@ -36,12 +36,13 @@ use chancery_events::time::Time;
 
 use super::core::{DeciderCore, RequestOutcome, internal, told};
 
-/// Time after which a watermark that no commit contains gets its own commit.
+/// Time after which an inbox watermark that no commit contains gets a commit of its own.
 const LAG: Duration = Duration::from_secs(1);
-/// Number of messages after which such a watermark gets its own commit.
+/// Number of messages after which an inbox watermark that no commit contains gets a commit of its own.
 const MESSAGES: u64 = 1000;
 
-/// Permanent name of an inbox: the topic's name, id and partition, in its reader's form.
+/// Permanent name of an inbox: the name, id and partition of its topic, as text in the form that its reader
+/// defines.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InboxTopic(Arc<str>);
 
@@ -52,7 +53,7 @@ pub struct InvalidInboxTopic;
 
 impl FromStr for InboxTopic {
     type Err = InvalidInboxTopic;
-    /// Parses a topic, which has to fit the space that every header keeps for it.
+    /// Parses a topic. Its length is limited by the space that every record header reserves for it.
     fn from_str(text: &str) -> Result<InboxTopic, InvalidInboxTopic> {
         let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\');
         let good = (1..=400).contains(&text.len()) && text.bytes().all(fits);
@@ -111,7 +112,7 @@ pub enum InboxMismatch {
         /// Offset of the first unanswered message.
         next: u64,
     },
-    /// Offset that an operator skipped before any message got it.
+    /// Offset to skip that is not below the end of the topic: no message has it yet.
     #[error(
         "cannot skip inbox message {skip}: {topic} ends at offset {end}\n\
          hint: --skip-inbox skips every unanswered message up to its offset; name an existing offset, or omit the \
@@ -120,14 +121,15 @@ pub enum InboxMismatch {
     SkipsTooFar {
         /// Name of the topic.
         topic: Arc<str>,
-        /// Skipped offset.
+        /// Offset up to which the operator skips messages.
         skip: u64,
         /// Offset that the next message would get.
         end: u64,
     },
 }
 
-/// Returns the offset to start at in a topic. `log` is its first offset, and that of the next message.
+/// Returns the offset at which to start reading a topic. `log` starts at the first offset in the topic, and
+/// ends at the offset of the next message.
 pub fn check(
     watermark: Option<&InboxWatermark>,
     topic: &InboxTopic,
@@ -203,12 +205,13 @@ impl InboxStart {
         self.next
     }
 
-    /// Returns the offset after the last skipped message, to read on from an unreadable one.
+    /// Returns the offset after the last skipped message, at which reading continues after an unreadable
+    /// message.
     pub fn continues(&self) -> u64 {
         self.continues.load(Ordering::Acquire)
     }
 
-    /// Returns the offset of the next message, as of [`InboxStart::take_up`].
+    /// Returns the end of the topic at [`InboxStart::take_up`]: the offset of the next message at that time.
     pub fn tail(&self) -> u64 {
         self.tail
     }
@@ -326,7 +329,8 @@ impl DeciderCore {
         Err(Refusal::new(RefusalCode::InvalidTransition, detail))
     }
 
-    /// Applies an accepted intent to the inbox, in the commit of its verdict.
+    /// Applies an accepted intent that skips a message, in the commit of its verdict. Other intents have no
+    /// effect.
     pub(super) fn skip(&mut self, intent: &Intent) {
         let (Intent::InboxSkip(skip), time) = (intent, self.time) else { return };
         self.inbox_passed(skip.offset.saturating_add(1), time);

@@ -233,7 +233,7 @@ impl<'a> EventLine<'a> {
     }
 }
 
-/// Line, read as far as the state depends on it.
+/// Event of a line, read as far as the state depends on it.
 #[derive(Clone, PartialEq, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a fact is taken as soon as it is read")]
 pub enum FoldableEvent {
@@ -244,8 +244,8 @@ pub enum FoldableEvent {
 }
 
 impl FoldableEvent {
-    /// Reads a line. A line exactly as [`Event::line`] writes it is read once, not first as a frame and then
-    /// as data.
+    /// Reads a line. The form that [`Event::line`] writes is parsed in one pass; any other form is parsed in
+    /// two, the frame and then the data.
     pub fn read(line: &[u8]) -> Result<FoldableEvent, InvalidEvent> {
         if let Some(told) = FoldableEvent::as_written(line) {
             return Ok(told);

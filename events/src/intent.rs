@@ -119,25 +119,26 @@ pub enum SuccessKind {
     Later,
 }
 
-/// Ways in which an intent can end a replica or an incarnation, and what approves that.
+/// Whether an intent can end replicas or incarnations, and which approval is required for that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IntentEnding {
-    /// Ends nothing that was approved.
+    /// The intent ends no approved replica or incarnation.
     Nothing,
-    /// Opens operations, each of which is approved by its plan's rule, a policy or a person.
+    /// The intent creates operations, each of which is approved by its plan's rule, a policy or a person.
     Operations,
-    /// Waits as one request where its operations would need a person.
+    /// The intent waits as one approval request if its operations would need the approval of a person.
     Request(PolicyKind),
-    /// Changes what approves operations; waits as a request where it makes approval weaker.
+    /// The intent changes which approval operations need. It waits as an approval request if approval becomes
+    /// weaker.
     Weakens,
-    /// Approves what waits, for what was shown.
+    /// The intent approves pending operations or an approval request, exactly as they were shown.
     Approves,
-    /// Ends only what waits: operations that were not started, and replicas that were never approved.
+    /// The intent ends only operations that were not started, and replicas that were never approved.
     Withdraws,
 }
 
 impl IntentEnding {
-    /// Whether the intent may wait as a request.
+    /// Whether the intent may wait as an approval request.
     pub const fn may_wait(self) -> bool {
         match self {
             IntentEnding::Request(_) | IntentEnding::Weakens => true,

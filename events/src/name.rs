@@ -21,7 +21,7 @@ pub enum InvalidName {
         /// Number of characters in the text.
         found: usize,
     },
-    /// The rule does not allow a character, or not at its position.
+    /// The rule does not allow a character of the text at its position.
     #[error("invalid character {found:?} at position {at}: {rule}")]
     Character {
         /// Invalid character.

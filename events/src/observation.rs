@@ -35,7 +35,7 @@ bodies! {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionRequested {
-    /// Cluster requested.
+    /// Cluster that the executor requests.
     pub cluster: ClusterName,
     /// Name of the executor.
     pub executor: ExecutorName,

@@ -99,7 +99,7 @@ pub enum ExecutorMessage {
     Hello {
         /// Name of the executor.
         executor: ExecutorName,
-        /// Cluster requested. The sender has the lock of its executor store.
+        /// Cluster that the executor requests. The executor has the lock of its store.
         cluster: ClusterName,
         /// Runtime that the executor drives.
         runtime: ClusterRuntime,

@@ -25,7 +25,7 @@ words! {
         InUse = "in_use",
         /// The subject, or an entity that it needs, is inactive.
         Inactive = "inactive",
-        /// The hash is not that of the change as it is now.
+        /// The hash in the intent does not match the current change.
         HashMismatch = "hash_mismatch",
         /// The operation does not wait for approval.
         NotPending = "not_pending",

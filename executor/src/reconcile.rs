@@ -129,14 +129,14 @@ pub struct KnownObject {
 pub enum ObjectState {
     /// Target recorded, nothing started.
     Accepted,
-    /// Parts of the object may exist.
+    /// The start is in progress: parts of the object may exist.
     Starting {
         /// Processes, as far as known.
         processes: Vec<ProcessInfo>,
     },
     /// Everything that the spec asks for was started.
     Up {
-        /// Each process.
+        /// All processes of the object.
         processes: Vec<ProcessInfo>,
         /// Whether the incarnation has been ready before.
         before: ReadyHistory,
@@ -148,7 +148,7 @@ pub enum ObjectState {
     },
     /// Running as before: the change to the last target's spec failed. The running spec is recorded.
     Unchanged {
-        /// Each process.
+        /// All processes of the object.
         processes: Vec<ProcessInfo>,
         /// Whether the incarnation has been ready before.
         before: ReadyHistory,
@@ -161,7 +161,7 @@ pub enum ObjectState {
     Ended {
         /// Exit of the object.
         exit: IncarnationExit,
-        /// Each process.
+        /// All processes of the object.
         processes: Vec<ProcessInfo>,
     },
     /// Start failed; nothing exists.
@@ -226,12 +226,12 @@ impl ObjectState {
     }
 }
 
-/// Earlier readiness of an incarnation.
+/// Whether an incarnation has been ready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadyHistory {
-    /// Never ready so far.
+    /// The incarnation has never been ready.
     NeverReady,
-    /// Ready at least once.
+    /// The incarnation has been ready at least once.
     Ready,
 }
 
@@ -254,7 +254,7 @@ pub enum ReconcileStep {
     Refuse(&'static str, RetryClass),
 }
 
-/// Returns why no runtime can carry out a command, if so.
+/// Returns the reason why no runtime can carry out a command; `None` if a runtime can.
 pub fn misfit(command: &Command) -> Option<&'static str> {
     match (command.object, &command.spec, command.effect) {
         (ObjectId::Volume(_), ObjectSpec::Volume(_), CommandEffect::Stop) => {

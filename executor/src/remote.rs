@@ -236,7 +236,7 @@ impl DeciderEndpoint {
     }
 }
 
-/// Forwards the decider's messages until the executor or the server hangs up.
+/// Forwards the decider's messages until the executor or the server closes the channel.
 async fn hear(mut body: Incoming, to: mpsc::Sender<Vec<u8>>) -> io::Result<()> {
     let mut lines = LineSplitter::new(LONGEST);
     loop {

@@ -56,27 +56,28 @@ enum SessionPhase {
     Attached(SessionConnection),
 }
 
-/// Connection of one welcome.
+/// Connection that one welcome started.
 #[derive(Debug)]
 struct SessionConnection {
     token: ConnectionToken,
     lineage: Lineage,
-    /// Numbers of reports sent and accepted.
+    /// Number of reports sent.
     said: u64,
+    /// Number of reports that the decider accepted.
     accepted: u64,
     inventory: InventoryPart,
-    /// Failed lists and lost watches since the last change.
+    /// Number of failed lists and lost watches since the last change.
     failures: u32,
 }
 
-/// Whether the decider has received the inventory.
+/// Progress of reporting the inventory to the decider.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InventoryPart {
-    /// List requested.
+    /// The list of objects was requested from the orchestrator.
     Asked,
-    /// List failed, or changes were missed; the list is requested again at this time.
+    /// The list failed, or changes were missed; the list is requested again at `until`.
     Unknown { until: Duration },
-    /// Full report sent; changes follow.
+    /// The full report was sent; changes follow.
     Reported,
 }
 

@@ -137,7 +137,7 @@ pub enum SkipReason {
     /// The record belongs to another fleet.
     #[error("invalid fleet: the record belongs to another fleet")]
     Fleet,
-    /// The positions of the record are taken.
+    /// The chain already contains the first position of the record.
     #[error("invalid first position: already taken; the record is a duplicate, or its writer is fenced")]
     Taken,
     /// Records before this one are missing.
@@ -152,7 +152,7 @@ pub enum SkipReason {
     /// The term of the record has ended or never started.
     #[error("invalid term: ended, or never started")]
     Term,
-    /// Another writer has the term.
+    /// Another writer started the term of the record.
     #[error("invalid writer: another writer has the term")]
     Writer,
 }
@@ -160,7 +160,7 @@ pub enum SkipReason {
 /// Result of the validity rule for a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChainCheck {
-    /// The record is valid; the cursor after it.
+    /// The record is valid. Contains the cursor after the record.
     Valid(ChainCursor),
     /// The record is skipped.
     Skip(SkipReason),
@@ -278,7 +278,7 @@ impl fmt::Display for SkippedRecord {
     }
 }
 
-/// Reader's state in a chain: applies the validity rule to the entries of a log, in order.
+/// Reader of a chain: applies the validity rule to the entries of a log, in order.
 #[derive(Clone, Debug)]
 pub struct ChainReader {
     fleet: Arc<str>,
@@ -286,7 +286,7 @@ pub struct ChainReader {
 }
 
 impl ChainReader {
-    /// Creates a chain after `at`; before the first record if `None`.
+    /// Creates a reader that continues after `at`, or starts before the first record if `None`.
     pub const fn new(fleet: Arc<str>, at: Option<ChainCursor>) -> ChainReader {
         ChainReader { fleet, at }
     }
@@ -296,7 +296,7 @@ impl ChainReader {
         self.at.as_ref()
     }
 
-    /// Returns the next position.
+    /// Returns the first position of the next valid record.
     pub fn next(&self) -> Position {
         self.at.map_or(Position::FIRST, |at| at.next())
     }

@@ -80,7 +80,7 @@ pub(crate) trait FleetEntity: IndexedEntity {
     fn subject(key: &Self::Key) -> Subject;
     fn table(fleet: &FleetState) -> &EntityTable<Self::Key, Self>;
     fn table_mut(fleet: &mut FleetState) -> &mut EntityTable<Self::Key, Self>;
-    /// Returns the table, and the undo log and index that follow each change of it.
+    /// Returns the table, with the undo log and the index, which must follow each change of the table.
     fn parts(
         fleet: &mut FleetState,
     ) -> (&mut EntityTable<Self::Key, Self>, &mut Option<Vec<UndoEntry>>, &mut FleetIndex);

@@ -303,7 +303,7 @@ pub(crate) struct IncarnationIndexKey {
     pub(crate) live: bool,
     pub(crate) in_inventory: bool,
     pub(crate) deadline: Option<Time>,
-    /// Time from which the command may be sent.
+    /// Time from which the pending command may be sent.
     pub(crate) pending_command: Option<Time>,
     /// Volumes that the incarnation waits for, if it waits for nothing else.
     pub(crate) waits_for: Option<Vec<VolumeName>>,
@@ -329,13 +329,13 @@ impl From<&Incarnation> for IncarnationIndexKey {
 pub(crate) struct VolumeIndexKey {
     pub(crate) node: NodeName,
     pub(crate) owner: Option<ReplicaName>,
-    /// Whether incarnations that will use the volume have to wait.
+    /// Whether incarnations that will use the volume must wait.
     pub(crate) blocks: bool,
     /// Whether the volume will be deleted, and can be.
     pub(crate) is_unused: bool,
-    /// Whether the volume may exist, as far as known.
+    /// Whether the volume may still exist.
     pub(crate) may_be: bool,
-    /// Time from which the command may be sent.
+    /// Time from which the pending command may be sent.
     pub(crate) pending_command: Option<Time>,
 }
 

@@ -146,7 +146,7 @@ impl ProducerWindow {
         self.keys.insert(place, (from, key));
     }
 
-    /// Removes the key that [`ProducerWindow::add`] added last at that time.
+    /// Removes the key that [`ProducerWindow::add`] added last with the same `from`.
     fn remove_last(&mut self, from: Time) {
         let place = self.keys.partition_point(|(time, _)| *time <= from);
         if let Some(place) = place.checked_sub(1) {

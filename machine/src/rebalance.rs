@@ -121,8 +121,8 @@ fn are_different(policy: PlanPolicy<'_>, version: PlanVersion<'_>) -> bool {
     version.has_volumes() || policy.affinity().iter().any(|affinity| affinity.kind == AffinityKind::Affinity)
 }
 
-/// Whether any replica of the plan has a version with volumes: its old incarnation ends before the new one is
-/// started.
+/// Whether any replica of the plan has a version with volumes. The old incarnation of such a replica ends
+/// before the new one is started.
 fn has_volumes(fleet: &FleetState, plan: &Plan, index: &PlanIndex) -> bool {
     let used = index.deployments.iter().filter(|(_, of)| of.present > 0).map(|(name, _)| name);
     let mut deployments = used.filter_map(|name| fleet.deployment(&plan.name, name));

@@ -33,13 +33,13 @@ const DEPTH: usize = 16;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventInitiator {
-    /// A person or program, by an intent.
+    /// Person or program that sent an intent.
     Actor(Actor),
-    /// An executor, by an observation.
+    /// Executor that reported an observation.
     Executor(ExecutorName),
-    /// A rule, by its name.
+    /// Rule, by its name.
     Rule(String),
-    /// The decider: a time that was reached, or a takeover.
+    /// Decider, when a time was reached or at a takeover.
     Decider,
 }
 

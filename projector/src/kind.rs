@@ -237,9 +237,9 @@ pub trait KeyedRow: Sized {
     /// Typed key of the row.
     type Key;
 
-    /// Returns the key as one of any kind.
+    /// Converts a typed key of this kind into a key of any kind.
     fn row_key(key: &Self::Key) -> RowKey;
-    /// Returns the typed key, if the key is of the kind.
+    /// Converts a key of any kind into a typed key; `None` if the key is of another kind.
     fn typed_key(key: &RowKey) -> Option<Self::Key>;
     /// Returns the row's own key.
     fn key(&self) -> RowKey;
@@ -257,8 +257,8 @@ pub trait ReadModelRow:
     #[doc(hidden)]
     const FILTERS: &'static [FilterDef<Self>];
 
-    /// Returns the row of an existing entity. A pure function of the state; the counts follow from the state,
-    /// too.
+    /// Returns the row of an entity; `None` if the entity does not exist. Depends on the state only: the
+    /// counts are derived from the state.
     fn of(fleet: &FleetState, counts: &RowCounts, key: &Self::Key) -> Option<Self>;
 
     /// Returns the row by a key of any kind.

@@ -182,7 +182,7 @@ rows! {
         incarnations: u64,
         /// Disruptions of the node: scheduled, approved and completed.
         disruptions: Vec<DisruptionRow>,
-        /// Expunge that did not wait for the approval that policies require (break-glass).
+        /// Expunge that bypassed the approval that policies require (break-glass).
         bypass: Option<BypassRow>,
     }
     /// Plan of a service.
@@ -490,10 +490,10 @@ pub struct DisruptionRow {
     pub since: Time,
 }
 
-/// Expunge of a node that did not wait for the approval that policies require.
+/// Expunge of a node that bypassed the approval that policies require.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct BypassRow {
-    /// Actor who did not wait.
+    /// Actor who bypassed the approval.
     pub requested_by: Actor,
     /// Reason, for people.
     pub reason: String,

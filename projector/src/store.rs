@@ -266,7 +266,8 @@ impl RowStore {
         Ok(self.stored_cursor()?.map(|(_, cursor)| cursor))
     }
 
-    /// Applies a whole batch. Without a cursor the rows are unfinished, and not used after a crash.
+    /// Applies a whole batch atomically. Without `at`, no cursor is stored. Rows without a cursor are
+    /// incomplete: a restart removes them and builds them again.
     pub(crate) fn apply(&self, changes: RowWrites, at: Option<&ChainCursor>) -> Result<(), StoreError> {
         let mut batch = sled::Batch::default();
         for (key, value) in changes.0 {

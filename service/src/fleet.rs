@@ -253,7 +253,7 @@ impl RunningFleet {
     }
 }
 
-/// Returns the check of the wall clock. A follower reports early what would keep it from deciding.
+/// Returns the check of the wall clock. A follower logs early that its clock would prevent it from deciding.
 fn clock_of(config: &ServiceConfig, head: Option<&ChainCursor>) -> Arc<WallClock> {
     let clock = Arc::new(config.wall_clock());
     if let (JournalLocation::Kafka { .. }, Some(head)) = (&config.journal, head)
@@ -273,7 +273,7 @@ impl Drop for ThreadEndGuard {
     }
 }
 
-/// Journal as it was opened.
+/// Opened journal of a fleet.
 struct OpenedFleetJournal {
     journal: Arc<dyn Journal>,
     /// Head of the journal; deliveries start after it.

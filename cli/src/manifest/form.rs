@@ -34,11 +34,11 @@ pub(super) trait SpecForm: DeserializeOwned + JsonSchema {
     type Name: DeserializeOwned + JsonSchema + PartialEq;
     /// Whether the metadata may have labels.
     const HAS_LABELS: bool = false;
-    /// Name in the spec, where older bodies have it.
+    /// Takes the name out of the spec, where older manifests have it; `None` if the spec has no name.
     fn inner_name(&mut self) -> Option<Spanned<Self::Name>> {
         None
     }
-    /// Intent of the document, or the error and its location.
+    /// Returns the intent of the document, or the error and its location.
     fn intent(self, name: Self::Name, labels: NodeLabels) -> Result<Intent, FormFault>;
 }
 

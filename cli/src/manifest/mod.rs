@@ -288,7 +288,7 @@ impl ManifestReader<'_> {
         intent.map_err(|(what, at)| self.document.fault(at.unwrap_or(self.start), what).into())
     }
 
-    /// Returns the name, from `metadata` or, in older bodies, from the spec.
+    /// Returns the name, from `metadata` or, in older manifests, from the spec.
     fn name<N: PartialEq>(
         &self,
         metadata: Option<ManifestMetadata<N>>,

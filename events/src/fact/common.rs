@@ -147,14 +147,14 @@ pub enum OperationEnd {
         /// Reason of the failure.
         reason: String,
     },
-    /// The approval was refused.
+    /// An approver rejected the operation.
     Rejected {
         /// Actor who rejected the operation.
         rejected_by: Actor,
         /// Reason of the rejection.
         reason: String,
     },
-    /// No approval was given in time.
+    /// The operation was not approved in time.
     Expired,
     /// The deployment of the operation was stopped.
     Cancelled {
@@ -207,7 +207,7 @@ pub enum DeploymentEnd {
 pub enum IncarnationEnd {
     /// The incarnation ended as requested, or ended cleanly on its own.
     Destroyed,
-    /// The incarnation ended in any other way.
+    /// The incarnation ended neither as requested nor cleanly on its own.
     Failed {
         /// Reason of the failure.
         reason: String,

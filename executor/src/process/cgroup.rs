@@ -102,29 +102,29 @@ impl CgroupParent {
         });
     }
 
-    /// Returns the group of an incarnation without a record, if it exists.
+    /// Returns the control group of an incarnation without a record, if the group exists.
     pub(super) fn found(&self, incarnation: IncarnationId) -> io::Result<Option<IncarnationCgroup>> {
         let path = self.path_of(incarnation);
         if path.try_exists()? { self.recorded(path) } else { Ok(None) }
     }
 
-    /// Returns all incarnations that have a group.
+    /// Returns all incarnations that have a control group.
     pub(super) fn incarnations(&self) -> io::Result<Vec<IncarnationId>> {
         let name = |path: PathBuf| path.file_name()?.to_str()?.parse().ok();
         Ok(subgroups(&self.path)?.into_iter().filter_map(name).collect())
     }
 }
 
-/// Whether anything lives in a group.
+/// Whether a control group contains a process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum GroupPopulation {
     Yes,
     No,
-    /// Undetermined result, for this reason.
+    /// Undetermined; contains the reason.
     Unknown(String),
 }
 
-/// Group of one incarnation, as recorded with its processes.
+/// Control group of one incarnation, as recorded with its processes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct IncarnationCgroup {
     pub(super) path: PathBuf,
@@ -134,7 +134,7 @@ pub(super) struct IncarnationCgroup {
 }
 
 impl IncarnationCgroup {
-    /// Returns whether anything lives in the group.
+    /// Returns whether the control group contains a process.
     pub(super) fn populated(&self) -> GroupPopulation {
         if !self.is_same_view() {
             let mount = self.mount.display();

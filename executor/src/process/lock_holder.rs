@@ -28,15 +28,15 @@ const LAST_WORDS: u64 = 64 << 10;
 const LONGEST_LOG: u64 = 1 << 20;
 const CONNECT_FIRST: Duration = Duration::from_millis(3);
 const CONNECT_MOST: Duration = Duration::from_millis(100);
-/// Maximum time for which a start keeps its permit.
+/// Maximum time for which the start of a supervisor keeps its permit.
 const START_PATIENCE: Duration = Duration::from_secs(10);
-/// Delay before a failed check is repeated.
+/// Delay before a failed check of the lock holder is repeated.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// Time in which a supervisor that was asked to end everything must answer a request for its record.
+/// Maximum time until a supervisor that must end its processes answers a request for its record.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Interval of requests for the record.
+/// Delay between an answer of a supervisor that must end its processes and the next request for its record.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// Time for a supervisor whose directory was lost to end everything, before the executor does.
+/// Time in which a supervisor with a lost directory must end its processes, before the executor ends them.
 const LOST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Holder of the lock.
@@ -46,11 +46,11 @@ pub(super) enum LockHolder {
     None,
     /// Undetermined holder.
     Unknown,
-    /// This executor, and nothing runs.
+    /// This executor; no process runs.
     Executor(#[expect(dead_code, reason = "held, not used")] File),
-    /// This executor, and unsupervised processes run.
+    /// This executor; unsupervised processes run.
     Unsupervised(Box<UnsupervisedProcesses>),
-    /// This executor, and a restart after a reboot waits for a permit.
+    /// This executor; a restart after a reboot waits for a permit.
     RestartPending(File, Arc<Semaphore>),
     /// Supervisor, perhaps still starting.
     Supervisor(SupervisorSocket),
@@ -61,11 +61,11 @@ pub(super) enum LockHolder {
 pub(super) enum HolderEvent {
     /// Record of the supervisor.
     Record(Box<ProcessesFile>),
-    /// Time for a check; perhaps no supervisor holds the lock any more.
+    /// A check of the lock is due: perhaps no supervisor has it any more.
     Look,
-    /// No answer from a supervisor that was asked to end everything.
+    /// A supervisor that must end its processes did not answer in time.
     Silent,
-    /// Death of an unsupervised process, by its number in the record, or time for another sweep.
+    /// Death of the unsupervised process with this number in the record, or, if `None`, a sweep that is due.
     Orphan(Option<usize>),
     /// Permit for the restart.
     Turn(OwnedSemaphorePermit),
@@ -121,7 +121,7 @@ pub(super) struct SupervisorSocket {
     pause: Duration,
     /// Shortest grace of stop requests, sent once connected.
     stop: Option<Duration>,
-    /// Whether a check is requested once connected.
+    /// Whether the supervisor must check its directory once connected.
     look: bool,
     lost: Option<DirectoryLoss>,
     answer: ExpectedAnswer,
@@ -129,14 +129,14 @@ pub(super) struct SupervisorSocket {
     until: Option<Instant>,
 }
 
-/// Answer expected of a supervisor that was asked to end everything.
+/// Answer expected from a supervisor that must end its processes.
 #[derive(Clone, Copy, Debug)]
 enum ExpectedAnswer {
-    /// No request was made.
+    /// No answer is expected: the supervisor need not end its processes.
     None,
-    /// Time of the next request, after an answer.
+    /// Time of the next request for the record.
     AskAt(Instant),
-    /// Deadline of the record.
+    /// Deadline for the answer to the last request.
     DueAt(Instant),
 }
 

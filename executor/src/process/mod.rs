@@ -284,8 +284,8 @@ struct ProcessShared {
     /// Permit to measure a volume, one at a time.
     measures: Arc<Semaphore>,
     removals: RemovalTasks,
-    /// Whether the executor was closed. Another one may use the root by then: a call that hung must change
-    /// nothing.
+    /// Whether the executor was closed. Another executor may use the root from then on, so a call that is
+    /// still running must change nothing.
     is_closed: AtomicBool,
 }
 
@@ -317,10 +317,10 @@ impl ProcessOrchestrator {
         let support = CgroupSupport::detect(&cgroup)?;
         match &support.proof {
             EndProof::Cgroup(path) => {
-                tracing::debug!(path = %path.display(), "ends are proved by control groups");
+                tracing::debug!(path = %path.display(), "proving process ends by control groups");
             }
             EndProof::Search(_) if cgroup == CgroupSetting::Off => {}
-            EndProof::Search(why) => tracing::warn!(why, "ends are proved without control groups"),
+            EndProof::Search(why) => tracing::warn!(why, "proving process ends without control groups"),
         }
         let cgroup = support.parent(&root)?;
         let starts = Arc::new(Semaphore::new(STARTS_AT_ONCE));

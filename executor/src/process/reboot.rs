@@ -1,7 +1,7 @@
 //! Restarts after a reboot of the machine: without a command, from the state on disk alone.
 //!
-//! Another boot proves that everything recorded in an earlier one is dead. An incarnation without a recorded
-//! end was cut off by it, and no end was reported:
+//! A later boot proves that all processes recorded in an earlier boot are dead. An incarnation without a
+//! recorded end was cut off by the reboot, and its end was not reported:
 //!
 //! | record | in the boot that it names | in a later boot |
 //! |---|---|---|
@@ -25,7 +25,7 @@ use crate::reconcile::TargetGoal;
 /// Action for a record without an end, if no other process holds the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RebootAction {
-    /// Adoption of the processes that live; the others have ended.
+    /// Adoption of the processes that are still alive, without a restart of the ended ones.
     Reattach,
     /// Restart of the incarnation.
     Restart,

@@ -32,9 +32,10 @@ use crate::state_file;
 pub(super) const RETRY: Duration = Duration::from_secs(2);
 /// Maximum number of concurrent removals. Hanging removals delay others only if there are this many.
 const CONCURRENT: usize = 8;
-/// Number of names that are read before they are removed.
+/// Maximum number of directory entries that are read before they are removed.
 const BATCH: usize = 1000;
-/// Maximum depth of open directories: each needs a descriptor. A deeper one is moved up first.
+/// Maximum depth of nested open directories: each needs a file descriptor. A deeper directory is first moved
+/// to a lower depth.
 const DEEPEST: u32 = 32;
 
 /// Removes a directory with everything inside, or a file; a missing path is not an error. Fails while
@@ -285,7 +286,7 @@ pub(super) struct RemovalDebt {
 }
 
 impl RemovalDebt {
-    /// Notes why a removal failed; each reason is logged once.
+    /// Records why a removal failed; each reason is logged once.
     pub(super) fn note(debt: &mut Option<RemovalDebt>, path: &Path, error: &io::Error) {
         let reason = error.to_string();
         if debt.as_ref().is_some_and(|debt| debt.reason == reason) {

@@ -18,7 +18,7 @@ use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
-/// Line from the supervisor.
+/// Request of the supervisor to execute a program, sent as one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ExecRequest {
     pub(super) argv: Vec<String>,
@@ -29,7 +29,7 @@ pub(super) struct ExecRequest {
     pub(super) files: Option<u64>,
 }
 
-/// Line to the supervisor, if the program could not be executed.
+/// Reason why the program could not be executed, sent to the supervisor as one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ExecFailure {
     pub(super) message: String,

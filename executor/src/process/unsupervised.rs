@@ -281,7 +281,7 @@ fn watched<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
     AsyncFd::with_interest(owner, Interest::READABLE)
 }
 
-/// Records the end. The caller holds the lock.
+/// Records the end of the incarnation, and removes its control groups. The caller must hold the lock.
 pub(super) fn finish(
     directory: &IncarnationDirectory,
     wanted: Option<&SpecFile>,

@@ -34,7 +34,7 @@ impl ObjectWork {
         }
     }
 
-    /// Returns the slots that the work uses. Stopping or purging an incarnation accesses no volume.
+    /// Returns the resource that the work uses. Stopping or purging an incarnation accesses no volume.
     fn slots(&self) -> WorkResource {
         let mounts = match self {
             ObjectWork::CarryOut(Command {
@@ -73,12 +73,12 @@ enum WorkResource {
 
 #[derive(Debug)]
 pub(super) struct WorkQueue {
-    /// Number of slots of each kind.
+    /// Maximum number of concurrent pieces of work for each resource.
     at_once: usize,
     waiting: BTreeMap<ObjectId, ObjectWork>,
-    /// Order of waiting work, by kind of slot. An object whose newer work uses the other kind is in both.
+    /// Order of waiting work, by resource. An object whose newer work uses the other resource is in both.
     orders: BTreeMap<WorkResource, VecDeque<ObjectId>>,
-    /// Contents of `orders`.
+    /// Contents of `orders`, to add no object twice.
     ordered: BTreeSet<(WorkResource, ObjectId)>,
     busy: BTreeMap<ObjectId, WorkResource>,
     /// Objects whose work was dequeued while earlier work on them was running.

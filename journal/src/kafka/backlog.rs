@@ -58,9 +58,9 @@ pub(super) fn watermarks(options: &KafkaOptions) -> Result<(i64, i64), KafkaOpen
 /// Offset of a record, and its bytes.
 pub(super) type PartitionValue = (i64, Arc<[u8]>);
 
-/// Reason why reading cannot continue.
+/// Reason why the backlog of a partition cannot be read to its end.
 pub(super) enum BacklogError {
-    /// The data there was removed.
+    /// The partition cannot be read at an offset, for example because the records there were removed.
     Gone(UnreadablePartition),
     Cluster(KafkaOpenError),
 }

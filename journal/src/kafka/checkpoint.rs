@@ -17,7 +17,7 @@ use crate::private;
 
 const TEMPORARY: &str = "kafka.json-new";
 
-/// Offset of the record that ends at `position`.
+/// Offset in the topic of the record that ends at `position`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct OffsetCheckpoint {
     pub(super) topic: Arc<str>,
@@ -28,7 +28,7 @@ pub(super) struct OffsetCheckpoint {
 }
 
 impl OffsetCheckpoint {
-    /// Returns the checkpoint before every record, which only marks the directory as a mirror.
+    /// Returns a checkpoint without a record, at offset 0, to mark the directory as a mirror.
     pub(super) fn unknown(topic: &str, partition: i32) -> OffsetCheckpoint {
         OffsetCheckpoint {
             topic: topic.into(),
@@ -44,12 +44,13 @@ impl OffsetCheckpoint {
         OffsetCheckpoint { topic: Arc::clone(topic), partition, offset, position, hash }
     }
 
-    /// Reads the checkpoint from the mirror's directory; `None` if it is unreadable, or of another partition.
+    /// Reads the checkpoint from the mirror's directory; `None` if the file is unreadable, or for another
+    /// partition.
     pub(super) fn load(dir: &Path, topic: &str, partition: i32) -> Option<OffsetCheckpoint> {
         OffsetCheckpoint::read(dir).filter(|place| *place.topic == *topic && place.partition == partition)
     }
 
-    /// Returns topic and partition if the directory is the mirror of a partition other than this one.
+    /// Returns the topic and partition whose mirror the directory is, if they differ from the given ones.
     pub(super) fn of_another(dir: &Path, topic: &str, partition: i32) -> Option<(Arc<str>, i32)> {
         let place = OffsetCheckpoint::read(dir)
             .filter(|place| *place.topic != *topic || place.partition != partition)?;
@@ -84,7 +85,7 @@ impl OffsetCheckpoint {
     }
 }
 
-/// Content of the file before an import, to be restored on failure.
+/// Content of the checkpoint file before an import, to be restored if the import fails.
 pub(super) struct CheckpointBackup(Option<Vec<u8>>);
 
 impl CheckpointBackup {

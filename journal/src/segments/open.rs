@@ -62,9 +62,9 @@ pub enum SegmentOpenError {
     Damaged {
         /// Segment file.
         file: PathBuf,
-        /// Offset in bytes.
+        /// Offset of the damage in the segment file, in bytes.
         offset: u64,
-        /// Position expected there.
+        /// Position expected at the offset.
         position: Position,
         /// Position up to which the directory records the journal as synced.
         named: Position,
@@ -91,7 +91,7 @@ pub enum SegmentOpenError {
         /// Error of the read.
         source: ReadError,
     },
-    /// The directory or the fleet is wrong.
+    /// The segment belongs to another fleet: the directory or the configured fleet is wrong.
     #[error("cannot open journal: {} belongs to fleet {found:?}, not to {wanted:?}", file.display())]
     OtherFleet {
         /// Segment file.
@@ -114,17 +114,17 @@ pub enum SegmentOpenError {
 /// Truncated tail: the last group, torn while it was written, or damaged before any frame named it as synced.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TruncatedTail {
-    /// First position that is lost, if it was ever acknowledged.
+    /// First position in the tail; records from there on are lost, if any was ever acknowledged.
     pub from: Position,
     /// Segment file.
     pub file: PathBuf,
-    /// Offset in bytes.
+    /// Offset of the tail in the segment file, in bytes.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the tail, in bytes.
     pub bytes: u64,
     /// Damage at the offset, in words.
     pub reason: String,
-    /// Path of the copy.
+    /// Path of the copy of the tail.
     pub kept: PathBuf,
 }
 

@@ -20,9 +20,9 @@ use crate::journal::AppendError;
 /// Limits of the append queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueBounds {
-    /// Maximum number of records.
+    /// Maximum number of queued records.
     pub records: usize,
-    /// Maximum bytes of records; a single record always fits.
+    /// Maximum bytes of queued records; a single record always fits.
     pub bytes: usize,
 }
 

@@ -39,7 +39,7 @@ impl OffsetIndex {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct DamagedBytes {
     pub(super) offset: usize,
-    /// Position expected there.
+    /// Position expected at the offset.
     pub(super) position: Position,
     pub(super) reason: String,
 }
@@ -66,7 +66,8 @@ pub(super) struct SegmentScan {
 }
 
 impl SegmentScan {
-    /// Whether the damage is after everything named: the last group, cut off while it was written.
+    /// Whether the segment is damaged only after the highest position named as synced: the last group of
+    /// records was cut off while it was written.
     pub(super) fn is_torn_tail(&self) -> bool {
         self.damage.as_ref().is_some_and(|damage| damage.position > self.named)
     }

@@ -232,7 +232,8 @@ impl SegmentWriter {
     }
 }
 
-/// Whether no descriptor is free in this process or the system: one may be released.
+/// Whether the error is a lack of file descriptors in this process or the system. A retry can succeed: a
+/// descriptor may be released.
 fn is_no_descriptor(error: &io::Error) -> bool {
     let error = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(error, Some(Errno::MFILE | Errno::NFILE))

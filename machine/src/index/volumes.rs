@@ -15,15 +15,15 @@ pub struct VolumeIndex {
     names: BTreeMap<VolumeId, VolumeName>,
     owned: BTreeMap<ReplicaName, BTreeSet<VolumeName>>,
     on_nodes: BTreeMap<NodeName, BTreeSet<VolumeName>>,
-    /// Volumes that may exist, as far as known.
+    /// Volumes that may still exist.
     present: BTreeSet<VolumeName>,
-    /// Volumes whose users have to wait.
+    /// Volumes for which incarnations that will use them must wait.
     blocking: BTreeSet<VolumeName>,
     /// Volumes needed by incarnations that wait for volumes only.
     waiting: BTreeMap<IncarnationId, Vec<VolumeName>>,
     /// Waiting incarnations by volume.
     awaited: BTreeMap<VolumeName, BTreeSet<IncarnationId>>,
-    /// Incarnations that no longer wait.
+    /// Incarnations in `waiting` whose volumes are no longer blocking.
     pub served: BTreeSet<IncarnationId>,
     /// Unused volumes that will be deleted.
     pub unused: BTreeSet<VolumeName>,

@@ -114,7 +114,7 @@ pub enum LocalCommand {
     /// Watch the processes of one incarnation (started by the executor)
     #[command(hide = true)]
     Supervisor(PassthroughArgs),
-    /// Become a process on request (started by the supervisor)
+    /// Execute a process of an incarnation on request (started by the supervisor)
     #[command(hide = true)]
     Trampoline(PassthroughArgs),
     /// Run a small HTTP server, as a payload (started by examples)

@@ -53,7 +53,7 @@ impl DemoRun {
     pub(super) fn kill(&mut self) -> Result<()> {
         if let Some(mut server) = self.server.take() {
             server.kill().context("cannot kill server")?;
-            server.wait().context("cannot wait for server")?;
+            server.wait().context("cannot wait for end of server")?;
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ impl DemoRun {
             .and_then(rustix::process::Pid::from_raw)
             .context("cannot stop server: invalid process id")?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("cannot stop server")?;
-        server.wait().context("cannot wait for server")?;
+        server.wait().context("cannot wait for end of server")?;
         Ok(())
     }
 

@@ -138,8 +138,10 @@ pub fn stand(candidate: ElectionCandidate) -> Result<(ElectionMember, watch::Rec
         }
         consumer.context().is_ours.send_replace(false);
     };
-    let thread =
-        std::thread::Builder::new().name("election".into()).spawn(run).context("cannot start thread")?;
+    let thread = std::thread::Builder::new()
+        .name("election".into())
+        .spawn(run)
+        .context("cannot start election thread")?;
     let election = ElectionMember { stops: Arc::clone(&stops), member: Some(thread) };
     let turn = told.clone();
     let watch = move || candidate.watch_members(&turn, &stops);
@@ -147,7 +149,7 @@ pub fn stand(candidate: ElectionCandidate) -> Result<(ElectionMember, watch::Rec
     std::thread::Builder::new()
         .name("election-members".into())
         .spawn(watch)
-        .context("cannot start thread")?;
+        .context("cannot start thread that watches election members")?;
     Ok((election, told))
 }
 

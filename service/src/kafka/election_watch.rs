@@ -20,11 +20,12 @@ pub(super) const SESSIONS: u32 = 3;
 /// Answer of the brokers on which member has the partition.
 #[derive(Clone, Debug)]
 pub(super) enum GroupAnswer {
-    /// Server of the fleet.
+    /// A server of the fleet has the partition.
     Server,
-    /// No server of the fleet: another member, or no member.
+    /// No server of the fleet has the partition, but another member or none.
     NoServer(Option<GroupMember>),
-    /// The coordinator of the group answers, and another broker does not: the members are unknown.
+    /// The coordinator of the group answers, but another broker does not: the member with the partition is
+    /// unknown.
     Incomplete,
     /// The coordinator of the group does not answer.
     NoAnswer,
@@ -33,7 +34,7 @@ pub(super) enum GroupAnswer {
 /// Reason why possibly no server is elected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum ElectionTrouble {
-    /// No server has the partition, but perhaps another member.
+    /// No server of the fleet has the partition, but perhaps another member.
     NoServer(Option<GroupMember>),
     /// The member with the partition is unknown.
     Unknown,
@@ -42,8 +43,9 @@ pub(super) enum ElectionTrouble {
 /// Summary of the answers so far.
 #[derive(Default, Debug)]
 pub(super) struct ElectionWatch {
-    /// Number of consecutive answers that name no server, followed by the member that the last one names.
+    /// Number of consecutive answers that name no server.
     without: u32,
+    /// Member that the last such answer names, if any.
     holder: Option<GroupMember>,
     /// Number of consecutive requests without an answer of the coordinator.
     unanswered: u32,

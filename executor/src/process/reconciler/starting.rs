@@ -207,7 +207,8 @@ impl IncarnationReconciler {
         self.spawn(permit)
     }
 
-    /// Records the end instead of a restart, if the end is requested by now or the supervisor failed.
+    /// Records the end instead of a restart after a reboot, if the end is requested by now or the supervisor
+    /// failed.
     pub(super) fn conclude_again(&mut self) -> io::Result<()> {
         let (LockHolder::RestartPending(..), Some(wanted)) = (&self.hold, &self.wanted) else {
             return Ok(());

@@ -28,7 +28,7 @@ pub(super) struct ShutdownState {
 }
 
 impl ShutdownState {
-    /// Notes that everything was killed now.
+    /// Records that all processes were killed now.
     pub(super) fn swept(&mut self) {
         self.kill_at = Instant::now() + self.pause.length();
         self.pause.lengthen();
@@ -39,7 +39,7 @@ impl ShutdownState {
 #[derive(PartialEq, Debug)]
 pub(super) enum DescendantsLeft {
     Some,
-    /// Control group that is, or may be, populated: no signal reports the end.
+    /// Descendants may be left in the control group only: no signal reports their end.
     InGroup,
     None,
 }
@@ -51,13 +51,13 @@ pub(super) struct UnreadGroup {
 }
 
 impl UnreadGroup {
-    /// Whether the time limit has passed: an executor must prove the end.
+    /// Whether the group has been unreadable for longer than the limit: an executor must then prove the end.
     pub(super) fn has_lasted(&self) -> bool {
         self.since.elapsed() > UNREAD
     }
 }
 
-/// Returns what is left when `wait` reports no child, given the state of the control group.
+/// Returns whether the control group may contain descendants, after `wait` has reported no child.
 fn left_behind(populated: Option<&GroupPopulation>) -> DescendantsLeft {
     match populated {
         Some(GroupPopulation::Yes | GroupPopulation::Unknown(_)) => DescendantsLeft::InGroup,

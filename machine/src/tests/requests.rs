@@ -479,7 +479,7 @@ fn told(type_name: &str, ending: IntentEnding) -> Option<(&'static str, &'static
             "a request, where a plan's `relocate` is manual: any person; another person where a four-eyes policy covers a move",
         ),
         (IntentEnding::Request(PolicyKind::Relocate), "disruption.approve.v1") => (
-            "every incarnation on the node, replaced elsewhere, if the disruption evicts",
+            "every incarnation on the node, replaced elsewhere, if the disruption drains the node",
             "the intent itself; a request for another person where a four-eyes policy covers a move that is manual",
         ),
         (IntentEnding::Request(PolicyKind::Expunge), "node.set_state.v1") => (

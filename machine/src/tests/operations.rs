@@ -300,7 +300,7 @@ fn a_payload_without_a_program_waits_for_a_runtime_that_needs_none_and_reserves_
         assert!(reasons.iter().any(|unfit| unfit.reason == wanted && unfit.count == 1), "{reasons:?}");
         assert_eq!(
             (world.deployment("d1").as_str(), world.pending().len(), world.free_cpu()),
-            ("in_progress", 0, 4000)
+            ("in progress", 0, 4000)
         );
         world.must("cluster.apply", &json!({"name": "lab", "spec": {"runtime": "simulated"}}));
         let resources = json!({"cpu": 4000, "memory": 1 << 30, "disk": 0});

@@ -298,10 +298,7 @@ impl PlanCandidates {
     fn new(fleet: &FleetState, loads: &ReplicaLoads<'_>, need: &PlacementRequest<'_>) -> PlanCandidates {
         let places = &fleet.index().places;
         let mut domains: BTreeMap<&DomainName, Vec<usize>> = BTreeMap::new();
-        let suits = |key: &NodeClass| {
-            class_unfit(fleet, need.policy, key).is_none()
-                && unfit_runtime(fleet, need.version, &key.cluster).is_none()
-        };
+        let suits = |key: &NodeClass| class_unfit(fleet, need.policy, key).is_none();
         let classes = places.classes().iter().filter(|(key, _)| suits(key));
         for (domain, free) in classes.flat_map(|(_, class)| class) {
             domains.entry(domain).or_default().push(*free);
@@ -677,9 +674,7 @@ pub(crate) fn unschedulable_reason(
     if !node.is_schedulable() {
         return Some("a disruption of the node is approved".into());
     }
-    if let Some(reason) = class_unfit(fleet, need.policy, &class_of(cluster, node))
-        .or_else(|| unfit_runtime(fleet, need.version, cluster))
-    {
+    if let Some(reason) = class_unfit(fleet, need.policy, &class_of(cluster, node)) {
         return Some(reason);
     }
     let places = &fleet.index().places;
@@ -712,17 +707,6 @@ pub(crate) fn unfit_class(fleet: &FleetState, policy: PlanPolicy<'_>, node: &Nod
         Some(cluster) => class_unfit(fleet, policy, &class_of(cluster, node)),
         None => Some(format!("the node is {}", node.state)),
     }
-}
-
-/// Reason why the cluster's runtime cannot run the version: a payload has nothing that the runtime runs.
-pub(crate) fn unfit_runtime(
-    fleet: &FleetState,
-    version: PlanVersion<'_>,
-    cluster: &ClusterName,
-) -> Option<String> {
-    let what = fleet.clusters().get(cluster)?.spec.runtime.needs_program()?;
-    let empty = version.payloads().iter().find(|payload| payload.run.is_none())?;
-    Some(format!("payload {} has no program to run, and cluster {cluster} runs {what}", empty.name))
 }
 
 /// First reason against every node of the class, if any.

@@ -10,7 +10,7 @@ use chancery_events::spec::{NodeState, OperationKind, PlanVersion, ProbePurpose,
 
 use super::begin::{StartTrigger, StartingOperation};
 use super::end::holds_place;
-use super::{begin, end, rule, version_of};
+use super::{begin, end, obstacle, rule, version_of};
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::FleetState;
 use crate::index::NodeCount;
@@ -316,11 +316,7 @@ fn stays(
     let fits = more.fits(places.free(node))
         && near
         && places.lacks_storage(&node.name, &storage).is_none()
-        && scheduler::unfit_class(fleet, policy, node).is_none()
-        && node
-            .cluster
-            .as_ref()
-            .is_some_and(|cluster| scheduler::unfit_runtime(fleet, version, cluster).is_none());
+        && scheduler::unfit_class(fleet, policy, node).is_none();
     let firm =
         scheduler::violated_affinities(fleet, policy, &node.name, &limits, AffinityFilter::RequiredOnly);
     let affinity_violated =
@@ -348,6 +344,10 @@ fn reserve(
     let (policy, version) = (plan.policy(), plan.version_of(deployment.generation));
     let FoundPlacement { place, starts_after: follows } = found;
     let rule = rule(plan, operation.kind, operation.requested_by.as_deref());
+    if let Some(reason) = obstacle(fleet, &place.node, version).filter(|_| rule.is_some()) {
+        end(fleet, operation, OperationEnd::Failed { reason }, draft);
+        return;
+    }
     let where_to = (&place.node, *follows, place.affinity_violated.as_deref());
     let hash = up_hash(operation.kind, &replica.name, where_to, deployment);
     let incarnation = draft.id();

@@ -8,6 +8,7 @@ use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind::{Create, Delete, Start, Stop};
 use serde_json::json;
 
+use crate::state::OperationState;
 use crate::testing::{CountInterval, TestFleet, crashed, ended, ready};
 
 fn world(count: u32) -> TestFleet {
@@ -287,31 +288,22 @@ fn a_delete_of_a_replica_that_nobody_approved_needs_no_approval() {
 }
 
 #[test]
-fn a_payload_without_a_program_waits_for_a_runtime_that_needs_none_and_reserves_nothing() {
-    let payload = json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}});
-    for mode in ["manual", "automatic"] {
-        let mut world = TestFleet::with_nodes(1);
-        let approval = json!({"create": mode, "start": mode, "stop": mode, "delete": mode});
-        let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": approval});
-        world.must("plan.apply", &json!({"name": "web", "spec": spec}));
-        world.deploy("d1", 1);
-        let reasons = &world.fleet.plans().get("web").expect("the plan").unschedulable;
-        let wanted = "payload app has no program to run, and cluster local runs processes";
-        assert!(reasons.iter().any(|unfit| unfit.reason == wanted && unfit.count == 1), "{reasons:?}");
-        assert_eq!(
-            (world.deployment("d1").as_str(), world.pending().len(), world.free_cpu()),
-            ("in progress", 0, 4000)
-        );
-        world.must("cluster.apply", &json!({"name": "lab", "spec": {"runtime": "simulated"}}));
-        let resources = json!({"cpu": 4000, "memory": 1 << 30, "disk": 0});
-        let node =
-            json!({"name": "lab-1", "cluster": "lab", "spec": {"domain": "d1", "resources": resources}});
-        world.must("node.apply", &node);
-        world.run();
-        let nodes: Vec<_> =
-            world.fleet.incarnations().sorted().into_iter().map(|of| of.node.to_string()).collect();
-        assert_eq!(nodes, ["lab-1"], "{mode}");
-    }
+fn an_approval_that_cannot_be_carried_out_is_refused_saying_so() {
+    let mut world = TestFleet::with_nodes(1);
+    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}});
+    world.must(
+        "plan.apply",
+        &json!({"name": "web", "spec": {"namespace": "ns", "service": "web", "payloads": [payload]}}),
+    );
+    world.deploy("d1", 1);
+    let id = world.pending()[0].id;
+    let refusal = world.approve(id).expect_err("nothing to run");
+    assert!(
+        refusal.code == RefusalCode::Unsupported && refusal.detail.contains("no program to run"),
+        "{refusal:?}"
+    );
+    let state = world.fleet.operations().get(&id).expect("kept").state.clone();
+    assert!(matches!(state, OperationState::PendingApproval(_)));
 }
 
 #[test]
@@ -331,6 +323,22 @@ fn operations_and_incarnations_that_are_over_are_kept_twenty_a_replica() {
     assert_eq!(world.fleet.incarnations().len(), 21, "twenty that have ended, and the one that runs");
     let totals: u64 = world.fleet.plans().get("web").expect("the plan").totals.values().sum();
     assert_eq!(totals, 61, "totals are permanent");
+}
+
+#[test]
+fn an_automatic_approval_that_cannot_be_carried_out_fails_its_deployment_and_holds_nothing() {
+    let mut world = TestFleet::with_nodes(1);
+    let automatic =
+        json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
+    let payload = json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}});
+    let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": automatic});
+    world.must("plan.apply", &json!({"name": "web", "spec": spec}));
+    world.deploy("d1", 1);
+    assert_eq!(
+        (world.deployment("d1").as_str(), world.phases().len(), world.free_cpu()),
+        ("failed", 0, 4000)
+    );
+    assert!(format!("{:?}", world.log).contains("has no program to run"));
 }
 
 #[test]

@@ -214,14 +214,14 @@ enum KeyUndo {
     Actor(ActorBits, Time),
 }
 
-/// State of a key's actor and producer before the key was added.
+/// Entries of a key's actor and producer before the key was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum KeyBefore {
-    /// The actor had no keys.
+    /// Neither the actor nor the producer had an entry.
     Nothing,
-    /// The actor had keys, and none of the producer.
+    /// The actor had an entry, the producer had none.
     Actor,
-    /// The actor had keys of the producer.
+    /// The producer had an entry.
     Window,
 }
 

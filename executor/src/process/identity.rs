@@ -191,7 +191,8 @@ pub(super) fn place_in_time(path: PathBuf) -> Option<FileId> {
     found.ok()?.ok()?
 }
 
-/// Locks the mutex, also after a panic of another holder: the value is consistent after each statement under the lock.
+/// Locks the mutex, also after a panic of another holder: the value is consistent after each statement under
+/// the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -231,14 +231,14 @@ impl DeploymentIndex {
         self.candidates.values().flatten().map(|(_, name)| name)
     }
 
-    /// Number of the deployment's replicas in the domain that are not being deleted.
+    /// Number of the deployment's replicas that remain in the domain and are not being deleted.
     fn in_domain(&self, domain: &DomainName) -> u32 {
         let groups = [true, false].map(|healthy| self.candidates.get(&(healthy, Some(domain.clone()))));
         let count: usize = groups.into_iter().flatten().map(BTreeSet::len).sum();
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
-    /// Names of the deployment's replicas in the domain that are not being deleted.
+    /// Names of the deployment's replicas that remain in the domain and are not being deleted.
     pub(crate) fn in_domain_by_name(&self, domain: &DomainName) -> impl Iterator<Item = &ReplicaName> {
         let groups = [true, false].map(|healthy| self.candidates.get(&(healthy, Some(domain.clone()))));
         groups.into_iter().flatten().flatten().map(|(_, name)| name)
@@ -462,8 +462,8 @@ impl PlanIndex {
         current.version.filter(|_| two)
     }
 
-    /// Number of replicas in the domain that are not being deleted: of the set with `version` if `is_new`,
-    /// otherwise of the other set.
+    /// Number of replicas that remain in the domain and are not being deleted: of the set with `version` if
+    /// `is_new`, otherwise of the other set.
     pub(crate) fn in_domain_of_set(&self, version: Digest, is_new: bool, domain: &DomainName) -> u32 {
         let of_set = self.deployments.values().filter(|of| (of.version == Some(version)) == is_new);
         of_set.map(|of| of.in_domain(domain)).sum()

@@ -69,8 +69,8 @@ fn placed(world: &TestFleet) -> Vec<String> {
 #[test]
 fn each_filter_and_comparator_picks_the_right_nodes_and_says_why_not_the_others() {
     let gpu = |comparator: &str, names: &[&str]| json!({"matchers": [{"type": "GPU", "comparator": comparator, "names": names}]});
-    let volume = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}]});
-    let big = |cpu: u64, memory: u64, disk: u64| json!({"payloads": [{"name": "app", "resources": {"cpu": cpu, "memory": memory, "disk": disk}, "run": {"argv": ["app"]}}]});
+    let volume = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}]});
+    let big = |cpu: u64, memory: u64, disk: u64| json!({"payloads": [{"name": "app", "resources": {"cpu": cpu, "memory": memory, "disk": disk}}]});
     let cases = [
         (json!({}), vec![1, 2, 3, 4], "nothing asked"),
         (json!({"cluster": "far"}), vec![4], "not in cluster far"),
@@ -127,7 +127,7 @@ fn an_inactive_capability_does_not_match() {
 #[test]
 fn storage_of_a_class_is_counted_over_replicas() {
     let mut world = world();
-    let claim = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}], "sharing": "allowed"});
+    let claim = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}], "sharing": "allowed"});
     world.must("plan.apply", &plan(&claim));
     world.deploy("d", 2);
     assert_eq!(placed(&world), ["node-1"], "the second does not fit next to the first");

@@ -229,7 +229,7 @@ fn value(spec: &PlanSpec, field: &str) -> String {
     }
 }
 
-/// Formats an incarnation: the active one, the passive one (its replacement or predecessor), or a past one.
+/// Formats an incarnation: the active one, the secondary one (its replacement or predecessor), or a past one.
 fn incarnation(replica: &ReplicaRow, row: &IncarnationRow) -> String {
     let secondary = replica.secondary.as_ref().map(|passive| passive.incarnation);
     let (word, lives) = match row.id {

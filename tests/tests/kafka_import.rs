@@ -139,7 +139,7 @@ impl<'a> Target<'a> {
     fn begin(&self, data: &Path) -> Child {
         let before = self.written();
         let mut command = self.command(data, FLEET);
-        // An import that fails says why in the output of the tests.
+        // An import that fails prints its error to the output of the tests.
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().expect("it runs");
         // Ending a predecessor's transaction also writes something.
         until("something is written", || {

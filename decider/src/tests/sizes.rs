@@ -198,6 +198,7 @@ fn epochs(shape: Shape) -> bool {
         assert!(is_right, "{code:?} of {bytes} bytes: {shape:?}");
         return false;
     }
+    assert!(bytes <= PROCESSES_BYTES, "a plan is accepted whose processes have {bytes} bytes: {shape:?}");
     rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
     rig.obey(&spec, shape);
     let replica = rig.core.fleet().replicas().sorted().first().expect("a replica").name.clone();
@@ -230,6 +231,10 @@ fn every_plan_that_validates_can_be_created_reported_and_ended() {
     ];
     for shape in largest {
         assert!(epochs(shape), "{shape:?}");
+    }
+    // As many processes as each payload may have: 64 payloads of 1024, and 1024 with nine ports.
+    for shape in [Shape { payloads: 64, ..shape }, Shape { ports: 9, ..shape }] {
+        assert!(!epochs(Shape { fill: 100_000, ..shape }), "{shape:?}");
     }
     let config = ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() };
     let lived = std::cell::Cell::new(0);

@@ -269,11 +269,19 @@ pub(crate) fn neighbour(root: &Path, cgroup: &str, out: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Whether this machine allows these namespaces; prints a message if not.
+fn is_allowed(flags: &[&str]) -> bool {
+    let tried = Command::new("unshare").args(flags).arg("true").stderr(Stdio::null()).status();
+    let is_allowed = tried.is_ok_and(|status| status.success());
+    if !is_allowed {
+        eprintln!("skipped: this machine does not allow a second PID namespace");
+    }
+    is_allowed
+}
+
 /// Runs an executor in a new PID namespace; `None` if this machine does not allow that.
 fn in_another_namespace(root: &Root, cgroup: &CgroupSetting, flags: &[&str]) -> Option<String> {
-    let tried = Command::new("unshare").args(flags).arg("true").stderr(Stdio::null()).status();
-    if !tried.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: this machine does not allow a second PID namespace");
+    if !is_allowed(flags) {
         return None;
     }
     let out = tempfile::tempdir().unwrap();
@@ -298,12 +306,24 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
         }
         let processes = open(root.path(), &cgroup).await;
         make(&processes, 1).await;
-        processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &daemon())).await;
+        let order = command(id(1), 1, CommandEffect::Ensure, &daemon());
+        processes.carry_out(Order { grace: LOOKS / 10, ..order }).await;
         let ready = until(&processes, id(1), "it is ready", is_ready).await;
         drop(processes);
         let child = victim(&root.incarnation_directory(id(1)).join("child"));
         kill_supervisors(&root);
-        let Some(told_there) = in_another_namespace(&root, &cgroup, &["-p", "-f", "--mount-proc"]) else {
+        let flags = ["-p", "-f", "--mount-proc"];
+        if cgroup == CgroupSetting::Detect && is_allowed(&flags) {
+            // Whoever takes one process for dead ends the others, after their grace and by their group.
+            let looked = Command::new("unshare")
+                .args(flags)
+                .arg(std::env::current_exe().unwrap())
+                .args(["as-onlooker", root.path().to_str().unwrap()])
+                .status();
+            assert!(looked.unwrap().success());
+            assert!(is_alive(child.0) && root.payloads().len() == 1, "nobody asked for its end");
+        }
+        let Some(told_there) = in_another_namespace(&root, &cgroup, &flags) else {
             return;
         };
         let (seen, then): (Vec<ObjectReport>, ObjectReport) = serde_json::from_str(&told_there).unwrap();
@@ -330,10 +350,15 @@ pub(crate) async fn an_executor_that_sees_the_processes_of_another_namespace_doe
     assert!(error.starts_with("cannot use /proc: it belongs to another PID namespace"), "{error}");
 }
 
+/// Time for which an onlooker stays.
+const LOOKS: Duration = Duration::from_secs(2);
+
 /// Runs an executor that only lists.
 pub(crate) fn onlooker(root: &Path) -> ExitCode {
     block_on(async {
-        open(root, &CgroupSetting::Detect).await.list().await.unwrap();
+        let processes = open(root, &CgroupSetting::Detect).await;
+        processes.list().await.unwrap();
+        tokio::time::sleep(LOOKS).await;
     });
     ExitCode::SUCCESS
 }

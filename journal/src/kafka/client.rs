@@ -116,9 +116,9 @@ impl KafkaClient {
     }
 
     /// Returns the settings of a producer that imports into a partition: its transactional id, and the time
-    /// limits of the transaction and of one record.
-    pub(super) fn filler(&self, name: &str, time: Duration, outcome: Duration) -> ClientConfig {
-        let mut config = self.producer(outcome);
+    /// limit of the transaction. A record has the same limit, because a full queue takes minutes on a slow link.
+    pub(super) fn filler(&self, name: &str, time: Duration) -> ClientConfig {
+        let mut config = self.producer(time);
         config
             .set("transactional.id", name)
             .set("transaction.timeout.ms", time.as_millis().to_string())

@@ -40,7 +40,7 @@ use crate::chain::ChainCursor;
 use crate::journal::{CloseError, Journal as _, JournalReader, ReadError};
 use crate::segments::{self, SegmentJournal, VerifyError, VerifyOutcome, verify};
 
-/// Time limit for the start and the end of a transaction.
+/// Time limit for the start and the end of a transaction, and for the next acknowledgment in between.
 const SETTLING: Duration = Duration::from_mins(1);
 /// Time without data from the brokers until reading back fails.
 const SILENCE: Duration = Duration::from_mins(2);
@@ -243,9 +243,15 @@ struct ImportSize {
     bytes: u64,
 }
 
-/// Delivery callback that keeps the first error.
+/// Delivery callback that counts acknowledged records and keeps the first error.
 #[derive(Clone, Default)]
-struct ImportDeliveries(Arc<Mutex<Option<KafkaError>>>);
+struct ImportDeliveries(Arc<Mutex<ImportAcknowledgments>>);
+
+#[derive(Default)]
+struct ImportAcknowledgments {
+    records: u64,
+    error: Option<KafkaError>,
+}
 
 impl ClientContext for ImportDeliveries {}
 
@@ -253,8 +259,10 @@ impl ProducerContext for ImportDeliveries {
     type DeliveryOpaque = ();
 
     fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
-        if let Err((error, _)) = result {
-            lock(&self.0).get_or_insert_with(|| error.clone());
+        let mut acknowledgments = lock(&self.0);
+        match result {
+            Ok(_) => acknowledgments.records += 1,
+            Err((error, _)) => drop(acknowledgments.error.get_or_insert_with(|| error.clone())),
         }
     }
 }
@@ -280,7 +288,7 @@ impl<'a> ImportProducer<'a> {
         // Gives a clearer error if there are no brokers or no topic.
         watermarks(options)?;
         let name = format!("{}.import.{}", options.topic, options.partition);
-        let config = options.client.filler(&name, time + SETTLING, SETTLING);
+        let config = options.client.filler(&name, time + SETTLING);
         let heard = ImportDeliveries::default();
         let producer = config.create_with_context(heard.clone());
         let producer: ThreadedProducer<ImportDeliveries> =
@@ -354,6 +362,8 @@ impl<'a> ImportProducer<'a> {
             filling: self,
             began: Instant::now(),
             sent: ImportSize { records: 0, bytes: 0 },
+            acknowledged: 0,
+            pauses: 0,
         };
         for record in self.source.records(Position::FIRST)? {
             let record = record?;
@@ -450,6 +460,9 @@ struct ImportProgress<'a> {
     filling: &'a ImportProducer<'a>,
     began: Instant,
     sent: ImportSize,
+    acknowledged: u64,
+    /// Number of pauses since the last acknowledgment.
+    pauses: u32,
 }
 
 impl ImportProgress<'_> {
@@ -470,22 +483,34 @@ impl ImportProgress<'_> {
     }
 
     /// Waits until all records are acknowledged.
-    fn flush(&self) -> Result<(), ImportError> {
+    fn flush(&mut self) -> Result<(), ImportError> {
         while self.filling.producer.in_flight_count() > 0 {
             self.wait()?;
         }
         self.look()
     }
 
-    fn wait(&self) -> Result<(), ImportError> {
+    /// Pauses. Fails if no record was acknowledged during `SETTLING`, in pauses: time in which the process was
+    /// stopped does not count.
+    fn wait(&mut self) -> Result<(), ImportError> {
         std::thread::sleep(PAUSE);
+        let ImportProducer { options, heard, .. } = self.filling;
+        let acknowledged = lock(&heard.0).records;
+        if acknowledged > self.acknowledged {
+            (self.acknowledged, self.pauses) = (acknowledged, 0);
+        } else {
+            self.pauses += 1;
+        }
+        if PAUSE * self.pauses > SETTLING {
+            return Err(refused(options, WRITE)(KafkaError::MessageProduction(Code::MessageTimedOut)));
+        }
         self.look()
     }
 
     /// Returns the error or timeout that ends sending.
     fn look(&self) -> Result<(), ImportError> {
         let ImportProducer { options, size, time, heard, .. } = self.filling;
-        if let Some(error) = lock(&heard.0).take() {
+        if let Some(error) = lock(&heard.0).error.take() {
             return Err(refused(options, WRITE)(error));
         }
         if self.began.elapsed() > *time {

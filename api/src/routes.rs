@@ -279,9 +279,9 @@ mod tests {
 
     /// Returns the router's result: the route and its parameters, or the status of the problem.
     async fn find(method: &Method, path: &str) -> Result<(&'static HttpRoute, Vec<(String, String)>), u16> {
-        type Seen = Arc<Mutex<Option<Result<RouteMatch, ProblemDetails>>>>;
-        let seen = Seen::default();
-        let router = router(|seen: Seen, found, _| async move {
+        type FoundRoute = Arc<Mutex<Option<Result<RouteMatch, ProblemDetails>>>>;
+        let seen = FoundRoute::default();
+        let router = router(|seen: FoundRoute, found, _| async move {
             *seen.lock().expect("no panic") = Some(found);
         });
         let mut target: Uri = path.parse().expect("a path");

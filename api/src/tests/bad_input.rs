@@ -9,7 +9,7 @@ use chancery_decider::{AcceptedIntent, Verdict};
 use chancery_events::fact::IntentOutcome;
 use chancery_events::id::{Lineage, Position};
 
-use super::world::{World, request};
+use super::world::{ServedFleet, request};
 use super::writes::accepted;
 use crate::routes::{HttpRoute, ROUTES, RouteTarget};
 use crate::{AllowedHosts, ApiShared, HttpLimits};
@@ -57,7 +57,7 @@ fn noise(length: usize) -> Vec<u8> {
 
 #[tokio::test]
 async fn no_body_is_bad_enough_to_be_no_problem() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let deep = format!("{}1{}", "[".repeat(5_000), "]".repeat(5_000));
     let shallow = format!(r#"{{"spec":{}1{}}}"#, "[".repeat(64), "]".repeat(64));
     for route in ROUTES.iter().filter(|route| is_write(route)) {
@@ -106,7 +106,7 @@ async fn no_body_is_bad_enough_to_be_no_problem() {
 
 #[tokio::test]
 async fn a_body_must_be_there_where_it_says_something() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 1));
     let api = crate::openapi();
     for route in ROUTES.iter().filter(|route| is_write(route)) {
@@ -123,7 +123,7 @@ async fn a_body_must_be_there_where_it_says_something() {
 
 #[tokio::test]
 async fn every_route_refuses_other_methods_and_unknown_parameters() {
-    let world = World::new();
+    let world = ServedFleet::new();
     for route in ROUTES.iter() {
         let answer = world.put(Method::PATCH, &path(route), "").await;
         assert_eq!(answer.problem().0, 405, "{}", route.path);
@@ -154,7 +154,7 @@ async fn every_route_refuses_other_methods_and_unknown_parameters() {
 
 #[tokio::test]
 async fn what_the_path_says_wrong_is_told() {
-    let world = World::new();
+    let world = ServedFleet::new();
     for (method, path, status, pointer) in [
         (Method::GET, "/nodes/NODE", 400, "/name"),
         (Method::GET, "/nodes/%ff", 400, "/name"),
@@ -183,7 +183,7 @@ async fn what_the_path_says_wrong_is_told() {
 
 #[tokio::test]
 async fn what_the_query_says_wrong_is_told() {
-    let world = World::new();
+    let world = ServedFleet::new();
     for (path, pointer) in [
         ("/nodes?limit=0", "/limit"),
         ("/nodes?limit=-1", "/limit"),
@@ -211,7 +211,7 @@ async fn what_the_query_says_wrong_is_told() {
 
 #[tokio::test]
 async fn what_is_too_large_is_refused_before_it_is_read() {
-    let world = World::new();
+    let world = ServedFleet::new();
     assert_eq!(world.get(&format!("/nodes?state={}", "x".repeat(9_000))).await.problem().0, 414);
     let value = "x".repeat(world.app.common.limits.headers_bytes + 1);
     let large = request(Method::GET, "/nodes", &[("x-large", value.as_str())], "");
@@ -225,7 +225,8 @@ async fn what_is_too_large_is_refused_before_it_is_read() {
 
 #[tokio::test]
 async fn a_body_that_does_not_come_is_not_waited_for() {
-    let world = World::with(HttpLimits { body_read: Duration::from_millis(50), ..HttpLimits::default() });
+    let world =
+        ServedFleet::with(HttpLimits { body_read: Duration::from_millis(50), ..HttpLimits::default() });
     let never = Body::from_stream(async_stream::stream! {
         yield Ok::<_, std::io::Error>(axum::body::Bytes::from_static(b"{"));
         std::future::pending::<()>().await;
@@ -240,7 +241,7 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
 
 #[tokio::test]
 async fn what_another_server_sends_on_for_a_fleet_that_is_not_here_may_be_asked_again() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let path = "//v1/fleets/other/capabilities/T";
     let body = r#"{"spec":{"type":"T","score":1}}"#;
     let json = ("content-type", "application/json");
@@ -251,7 +252,7 @@ async fn what_another_server_sends_on_for_a_fleet_that_is_not_here_may_be_asked_
 }
 
 /// Serves the world on a port of its own until the test ends, and returns its address.
-async fn serve(world: &World) -> String {
+async fn serve(world: &ServedFleet) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
     let router = world.router();
@@ -261,7 +262,7 @@ async fn serve(world: &World) -> String {
 
 #[tokio::test]
 async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_and_may_be_asked_again() {
-    let decider = World::new();
+    let decider = ServedFleet::new();
     let there = serve(&decider).await;
     let path = "/capabilities/T";
     let body = r#"{"spec":{"type":"T","score":1}}"#;
@@ -289,7 +290,7 @@ async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_a
     );
     // The address of a server of this fleet now belongs to a server of another fleet: the client must retry.
     for (lineage, status) in [(own.lineage, 200), (Lineage::from_random(77), 503)] {
-        let follower = World::following(&there, lineage);
+        let follower = ServedFleet::following(&there, lineage);
         let answer = follower.send(request(Method::PUT, path, &[json], body)).await;
         assert_eq!(answer.status.as_u16(), status, "{:?}", answer.body);
         if status == 503 {
@@ -304,7 +305,7 @@ async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_a
 
 #[tokio::test]
 async fn preflights_and_answers_permit_listed_origins_alone() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     let origins = ["https://console.example".to_owned()].into();
     let hosts = AllowedHosts::default().with_origins(&origins);
     world.app.common = Arc::new(ApiShared::new(HttpLimits::default(), hosts));
@@ -332,6 +333,6 @@ async fn preflights_and_answers_permit_listed_origins_alone() {
         world.send(request(Method::GET, "/nodes/node-1", &[("origin", "https://evil.example")], "")).await;
     assert_eq!((other.problem().0, other.header("access-control-allow-origin")), (403, ""));
     assert_eq!(other.header("access-control-expose-headers"), "");
-    let without = World::new().send(request(Method::OPTIONS, "/nodes/node-1", &asks, "")).await;
+    let without = ServedFleet::new().send(request(Method::OPTIONS, "/nodes/node-1", &asks, "")).await;
     assert_eq!((without.problem().0, without.header("access-control-allow-origin")), (403, ""));
 }

@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tower::ServiceExt as _;
 
-use super::world::{World, fleet, request};
+use super::world::{ServedFleet, fleet, request};
 use crate::{ExecutorChannels, HttpLimits, serve};
 
 /// Media type of executors' messages.
@@ -25,14 +25,14 @@ const LINES: [(&str, &str); 1] = [("content-type", "application/x-ndjson")];
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Channel, from the side of the decider and of the executor.
-struct Link {
+struct TestChannel {
     id: String,
     body: Body,
     connection: ChannelNumber,
     to_executor: ExecutorOutbox,
 }
 
-async fn open(world: &mut World) -> Link {
+async fn open(world: &mut ServedFleet) -> TestChannel {
     let asked = request(Method::POST, "/channels", &LINES, "");
     let response = world.router().oneshot(asked).await.expect("an answer");
     assert_eq!(response.status(), 201);
@@ -42,15 +42,15 @@ async fn open(world: &mut World) -> Link {
         DeciderInput::Connected(connection, executor) => (connection, executor),
         other => panic!("{other:?}"),
     };
-    Link { id, body: response.into_body(), connection, to_executor }
+    TestChannel { id, body: response.into_body(), connection, to_executor }
 }
 
-async fn hear(world: &mut World) -> DeciderInput {
+async fn hear(world: &mut ServedFleet) -> DeciderInput {
     tokio::time::timeout(PATIENCE, world.heard.recv()).await.expect("something is heard").expect("a decider")
 }
 
 /// Returns the next heartbeat of the channel.
-async fn beat(world: &mut World, of: ChannelNumber) -> u64 {
+async fn beat(world: &mut ServedFleet, of: ChannelNumber) -> u64 {
     match hear(world).await {
         DeciderInput::Said(connection, text, _) if connection == of => {
             let message: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
@@ -60,7 +60,7 @@ async fn beat(world: &mut World, of: ChannelNumber) -> u64 {
     }
 }
 
-async fn gone(world: &mut World, of: ChannelNumber) {
+async fn gone(world: &mut ServedFleet, of: ChannelNumber) {
     match hear(world).await {
         DeciderInput::Disconnected(connection) if connection == of => {}
         other => panic!("{other:?}"),
@@ -72,8 +72,8 @@ fn heartbeat(beat: u64) -> String {
     format!("{line}\n")
 }
 
-impl Link {
-    async fn say(&self, world: &World, after: u64, body: impl Into<Body>) -> (u16, String) {
+impl TestChannel {
+    async fn say(&self, world: &ServedFleet, after: u64, body: impl Into<Body>) -> (u16, String) {
         let path = format!("/channels/{}/messages?after={after}", self.id);
         let answer = world.send(request(Method::POST, &path, &LINES, body)).await;
         if answer.status == 204 { (204, String::new()) } else { (answer.problem().0, answer.problem().1) }
@@ -104,7 +104,7 @@ impl Link {
 
 #[tokio::test]
 async fn messages_come_in_order_and_once_however_often_they_are_sent() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     let mut channel = open(&mut world).await;
     let on = channel.connection;
     assert_eq!(channel.say(&world, 0, heartbeat(1) + "\n" + &heartbeat(2)).await.0, 204);
@@ -127,7 +127,7 @@ async fn messages_come_in_order_and_once_however_often_they_are_sent() {
 
 #[tokio::test]
 async fn nonsense_ends_its_own_channel_alone_and_does_not_reach_the_decider() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     let (mut bad, good) = (open(&mut world).await, open(&mut world).await);
     let text = heartbeat(1) + "{\"heartbeat\":{}}\n";
     assert_eq!(bad.say(&world, 0, text).await, (422, "invalid".into()));
@@ -152,7 +152,7 @@ async fn nonsense_ends_its_own_channel_alone_and_does_not_reach_the_decider() {
 
 #[tokio::test]
 async fn whoever_hangs_up_the_other_half_ends_too() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     let mut closed = open(&mut world).await;
     // The decider's end is dropped.
     closed.to_executor = outbox().0;
@@ -169,7 +169,7 @@ async fn whoever_hangs_up_the_other_half_ends_too() {
 
 #[tokio::test]
 async fn a_channel_on_which_nothing_comes_is_closed_and_there_are_only_so_many() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     world.app.channels =
         Arc::new(ExecutorChannels::new(ChannelNumbers::default(), Duration::from_millis(200), 1));
     let mut channel = open(&mut world).await;
@@ -181,7 +181,7 @@ async fn a_channel_on_which_nothing_comes_is_closed_and_there_are_only_so_many()
 
 #[tokio::test]
 async fn an_executor_reaches_the_decider_over_a_real_connection() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     tokio::spawn(serve(world.api(), listener, std::future::pending()));
@@ -225,7 +225,7 @@ fn counted(pieces: usize) -> (Body, Arc<AtomicUsize>) {
 
 #[tokio::test]
 async fn of_one_channel_one_body_is_read_at_a_time_and_nothing_of_the_next() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     let mut channel = open(&mut world).await;
     channel.welcome().await;
     // The queue of this decider is short and unread: the first request waits in the middle.
@@ -254,7 +254,7 @@ async fn of_one_channel_one_body_is_read_at_a_time_and_nothing_of_the_next() {
 #[tokio::test]
 async fn halves_of_messages_on_all_channels_have_one_budget_and_small_ones_pass() {
     let limits = HttpLimits { messages: 1 << 20, uploads: 2 << 20, ..HttpLimits::default() };
-    let mut world = World::with(limits);
+    let mut world = ServedFleet::with(limits);
     let taken = Arc::new(AtomicUsize::new(0));
     let (mut channels, mut sending) = (Vec::new(), Vec::new());
     for _ in 0..8 {
@@ -290,7 +290,7 @@ async fn halves_of_messages_on_all_channels_have_one_budget_and_small_ones_pass(
 
 #[tokio::test]
 async fn before_its_hello_is_accepted_a_channel_takes_little() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     let mut channel = open(&mut world).await;
     let (body, taken) = counted(1000);
     assert_eq!(channel.say(&world, 0, body).await.0, 413);
@@ -304,7 +304,7 @@ async fn before_its_hello_is_accepted_a_channel_takes_little() {
 
 #[tokio::test]
 async fn of_what_is_said_on_no_channel_not_more_is_taken_than_of_any_other_request() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let (body, taken) = counted(1000);
     let path = "/channels/00000000-0008-8801-8000-000000000007/messages?after=0";
     assert_eq!(world.send(request(Method::POST, path, &LINES, body)).await.problem().0, 410);
@@ -314,7 +314,7 @@ async fn of_what_is_said_on_no_channel_not_more_is_taken_than_of_any_other_reque
 
 #[tokio::test]
 async fn the_decider_has_a_channel_before_anything_can_be_said_on_it() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     let response =
         world.router().oneshot(request(Method::POST, "/channels", &LINES, "")).await.expect("an answer");
     let id = response.headers()["chancery-channel"].to_str().expect("an id");
@@ -328,7 +328,7 @@ async fn the_decider_has_a_channel_before_anything_can_be_said_on_it() {
 
 #[tokio::test]
 async fn a_channel_without_a_welcome_is_closed_whatever_comes_on_it() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     world.app.channels =
         Arc::new(ExecutorChannels::new(ChannelNumbers::default(), Duration::from_millis(300), 1));
     let mut channel = open(&mut world).await;

@@ -4,7 +4,7 @@ use axum::http::{HeaderValue, Method};
 use chancery_events::fact::IntentOutcome;
 use serde_json::json;
 
-use super::world::{World, request};
+use super::world::{ServedFleet, request};
 use super::writes::accepted;
 
 const STRUCTURED: (&str, &str) = ("content-type", "application/cloudevents+json");
@@ -23,7 +23,7 @@ fn event(id: &str, data: &serde_json::Value) -> serde_json::Value {
 
 #[tokio::test]
 async fn a_structured_event_is_an_intent() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 2));
     let mut body = event("e1", &json!({"name": "node-1"}));
     body["actor"] = "someone".into();
@@ -48,7 +48,7 @@ async fn a_structured_event_is_an_intent() {
 
 #[tokio::test]
 async fn a_binary_event_is_an_intent() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 2));
     let trace = ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
     let headers =
@@ -68,7 +68,7 @@ async fn a_binary_event_is_an_intent() {
 
 #[tokio::test]
 async fn a_header_that_cannot_be_read_is_named() {
-    let world = World::new();
+    let world = ServedFleet::new();
     for (name, value, pointer) in [
         ("ce-actor", b"\xc3\xbcber".as_slice(), "/ce-actor"),
         ("ce-actor", b"%ff", "/ce-actor"),
@@ -95,7 +95,7 @@ async fn a_header_that_cannot_be_read_is_named() {
 
 #[tokio::test]
 async fn what_is_wrong_with_an_event_is_told_with_its_place() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let good = event("e1", &json!({"name": "node-1"}));
     let with = |pointer: &str, value: serde_json::Value| {
         let mut changed = good.clone();
@@ -134,7 +134,7 @@ async fn what_is_wrong_with_an_event_is_told_with_its_place() {
 
 #[tokio::test]
 async fn a_batch_is_answered_in_order_each_for_itself() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 2));
     let body = json!([
         event("e1", &json!({"name": "node-1"})),
@@ -160,7 +160,7 @@ async fn a_batch_is_answered_in_order_each_for_itself() {
 
 #[tokio::test]
 async fn behind_a_busy_decider_nothing_of_a_batch_gets_ahead() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     let (queue, mut inputs) = tokio::sync::mpsc::channel(2);
     world.app.router =
         chancery_decider::leader_router::LeaderRouter::with(chancery_decider::DeciderHandle::over(queue));

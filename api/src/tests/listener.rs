@@ -18,21 +18,21 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
 
-use super::world::{LINEAGE, World, request};
+use super::world::{LINEAGE, ServedFleet, request};
 use crate::{ClusterLogSource, HttpLimits, RESERVED, serve};
 
-pub(super) struct Server {
+pub(super) struct TestServer {
     pub(super) address: SocketAddr,
     pub(super) stop: oneshot::Sender<()>,
     pub(super) served: JoinHandle<io::Result<()>>,
 }
 
-pub(super) async fn start(world: &World) -> Server {
+pub(super) async fn start(world: &ServedFleet) -> TestServer {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let (stop, stopped) = oneshot::channel::<()>();
     let served = tokio::spawn(serve(world.api(), listener, async { drop(stopped.await) }));
-    Server { address, stop, served }
+    TestServer { address, stop, served }
 }
 
 pub(super) async fn ask(address: SocketAddr, text: &str) -> String {
@@ -55,7 +55,7 @@ pub(super) const NODES: &str =
 
 #[tokio::test]
 async fn what_is_no_http_ends_its_own_connection_alone() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let server = start(&world).await;
     let many = "x-many: 1\r\n".repeat(200);
     for text in [
@@ -74,7 +74,7 @@ async fn what_is_no_http_ends_its_own_connection_alone() {
 
 #[tokio::test]
 async fn a_request_names_its_host_once_and_no_other_than_the_server() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let server = start(&world).await;
     for (target, hosts, status) in [
         ("/livez", "host: localhost\r\n", 200),
@@ -97,7 +97,7 @@ async fn a_request_names_its_host_once_and_no_other_than_the_server() {
 
 #[tokio::test]
 async fn connections_are_limited_and_the_excess_is_told() {
-    let world = World::with(HttpLimits { connections: 1, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { connections: 1, ..HttpLimits::default() });
     let server = start(&world).await;
     let mut first = TcpStream::connect(server.address).await.expect("a connection");
     first.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("sent");
@@ -117,7 +117,7 @@ async fn connections_are_limited_and_the_excess_is_told() {
 
 #[tokio::test]
 async fn probes_are_answered_however_many_slow_connections_there_are() {
-    let world = World::with(HttpLimits { connections: 8, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { connections: 8, ..HttpLimits::default() });
     let server = start(&world).await;
     let ready = LIVE.replace("livez", "readyz");
     let mut slow = Vec::new();
@@ -148,7 +148,7 @@ async fn probes_are_answered_however_many_slow_connections_there_are() {
 
 #[tokio::test]
 async fn one_address_leaves_connections_to_others() {
-    let world = World::with(HttpLimits { connections: 8, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { connections: 8, ..HttpLimits::default() });
     let server = start(&world).await;
     let connect = async |from: &str| {
         let socket = TcpSocket::new_v4().expect("a socket");
@@ -169,7 +169,8 @@ async fn one_address_leaves_connections_to_others() {
 
 #[tokio::test]
 async fn headers_that_do_not_come_are_not_waited_for() {
-    let world = World::with(HttpLimits { header_read: Duration::from_millis(100), ..HttpLimits::default() });
+    let world =
+        ServedFleet::with(HttpLimits { header_read: Duration::from_millis(100), ..HttpLimits::default() });
     let server = start(&world).await;
     let mut slow = TcpStream::connect(server.address).await.expect("a connection");
     slow.write_all(b"GET /livez HT").await.expect("sent");
@@ -179,7 +180,7 @@ async fn headers_that_do_not_come_are_not_waited_for() {
 
 #[tokio::test]
 async fn whoever_takes_nothing_is_cut_off() {
-    let world = World::with(HttpLimits { stall: Duration::from_millis(100), ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { stall: Duration::from_millis(100), ..HttpLimits::default() });
     let server = start(&world).await;
     let mut lazy = TcpStream::connect(server.address).await.expect("a connection");
     lazy.write_all(
@@ -204,7 +205,7 @@ async fn whoever_takes_nothing_is_cut_off() {
 
 #[tokio::test]
 async fn stopping_ends_streams_and_lets_requests_finish() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let server = start(&world).await;
     let mut stream = TcpStream::connect(server.address).await.expect("a connection");
     stream
@@ -236,15 +237,15 @@ fn output(index: u16, stream: LogStream, base: PathBuf) -> Box<dyn LogOutput> {
     Box::new(OutputFile { name, base })
 }
 
-struct Folder(tempfile::TempDir);
+struct LogDirectory(tempfile::TempDir);
 
-impl ClusterLogSource for Folder {
+impl ClusterLogSource for LogDirectory {
     fn keeps(&self, _cluster: &ClusterName) -> bool {
         true
     }
 }
 
-impl LogSource for Folder {
+impl LogSource for LogDirectory {
     fn outputs(&self, _id: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>> {
         let files =
             [(0, LogStream::Out, "0.out"), (0, LogStream::Err, "0.err"), (1, LogStream::Out, "1.out")];
@@ -253,15 +254,15 @@ impl LogSource for Folder {
 }
 
 /// Log source of an incarnation with many processes, which have written nothing.
-struct Many;
+struct ManyProcesses;
 
-impl ClusterLogSource for Many {
+impl ClusterLogSource for ManyProcesses {
     fn keeps(&self, _cluster: &ClusterName) -> bool {
         true
     }
 }
 
-impl LogSource for Many {
+impl LogSource for ManyProcesses {
     fn outputs(&self, _id: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>> {
         let file = |index| output(index, LogStream::Out, format!("nowhere/{index}.out").into());
         Ok((0..300).map(file).collect())
@@ -270,16 +271,16 @@ impl LogSource for Many {
 
 #[tokio::test]
 async fn logs_are_shown_and_followed() {
-    let mut world = World::new();
+    let mut world = ServedFleet::new();
     let directory = tempfile::tempdir().expect("a directory");
     let out = directory.path().join("0.out.1");
     std::fs::write(&out, "one\ntwo\nthree\n").expect("a file");
     std::fs::write(directory.path().join("0.err.1"), "oh\n").expect("a file");
-    let kept = Arc::new(Folder(directory));
+    let kept = Arc::new(LogDirectory(directory));
     world.app.logs = kept.clone();
     let id = IncarnationId::issue(LINEAGE, Position::new(3));
     let path = format!("/incarnations/{id}/logs");
-    let text = |answer: super::world::Answer| String::from_utf8(answer.body.to_vec()).expect("text");
+    let text = |answer: super::world::CompleteAnswer| String::from_utf8(answer.body.to_vec()).expect("text");
     let one = text(world.get(&format!("{path}?stream=out&process=0&tail=2")).await);
     assert_eq!(one, "two\nthree\n");
     let all = text(world.get(&format!("{path}?tail=1")).await);
@@ -288,7 +289,7 @@ async fn logs_are_shown_and_followed() {
     assert_eq!(other.problem().0, 404);
     assert!(text(other).contains("available: server-0.out, server-0.err, server-1.out"));
 
-    world.app.logs = Arc::new(Many);
+    world.app.logs = Arc::new(ManyProcesses);
     let many = world.get(&path).await;
     assert_eq!(many.problem().0, 400);
     assert!(text(many).contains("300 outputs match, at most 256 allowed: name a payload or a process"));

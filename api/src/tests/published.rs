@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use chancery_events::event::{Event, EventLine, FoldableEvent};
 use serde_json::Value;
 
-use super::world::World;
+use super::world::ServedFleet;
 use crate::problem::KINDS;
 use crate::schemas::{breaks, pretty, schemas};
 use crate::{event_filter, openapi};
@@ -103,7 +103,7 @@ fn a_line_of_every_type_is_read_by_this_build_and_written_as_it_was() {
 
 #[tokio::test]
 async fn both_are_served() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let api = world.get("//v1/openapi.json").await;
     assert_eq!((api.status.as_u16(), &api.json()["openapi"]), (200, &"3.1.0".into()));
     for name in ["replica.created.v1", "chancery.replica.created.v1"] {
@@ -114,7 +114,7 @@ async fn both_are_served() {
 
 #[tokio::test]
 async fn every_code_is_described_where_the_type_of_its_problems_leads() {
-    let world = World::new();
+    let world = ServedFleet::new();
     for kind in KINDS {
         let entry = world.get(&format!("/{}", kind.path())).await;
         assert_eq!(entry.status, 200, "{kind:?}");
@@ -129,7 +129,7 @@ async fn every_code_is_described_where_the_type_of_its_problems_leads() {
 
 #[tokio::test]
 async fn the_type_of_a_problem_resolves() {
-    let world = World::new();
+    let world = ServedFleet::new();
     for path in ["//nowhere", "//errors/unheard_of", "/nodes?limit=0"] {
         let problem = world.get(path).await;
         let (_, code, _) = problem.problem();

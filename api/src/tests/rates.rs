@@ -6,7 +6,7 @@ use chancery_events::fact::IntentOutcome;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket};
 
-use super::world::{Answer, World, request};
+use super::world::{CompleteAnswer, ServedFleet, request};
 use super::writes::accepted;
 use crate::{HttpLimits, serve};
 
@@ -18,7 +18,7 @@ fn write(actor: &str) -> Request<Body> {
 }
 
 /// Sends requests until one is refused; every budget here is small enough for this to be fast.
-async fn flood(world: &World, ask: impl Fn() -> Request<Body>) -> Answer {
+async fn flood(world: &ServedFleet, ask: impl Fn() -> Request<Body>) -> CompleteAnswer {
     for _ in 0..10_000 {
         let answer = world.send(ask()).await;
         if answer.status == 429 {
@@ -32,7 +32,7 @@ async fn flood(world: &World, ask: impl Fn() -> Request<Body>) -> Answer {
 #[tokio::test]
 async fn one_who_floods_is_told_when_to_come_back_and_no_other_is_slowed() {
     let limits = HttpLimits { writes_per_second: 5, reads_per_second: 50, ..HttpLimits::default() };
-    let world = World::with(limits);
+    let world = ServedFleet::with(limits);
     world.decide(accepted(IntentOutcome::Changed, 2));
     let refused = flood(&world, || write("ann")).await;
     assert_eq!(refused.problem(), (429, "too_many_requests".into(), String::new()));
@@ -55,7 +55,7 @@ async fn one_who_floods_is_told_when_to_come_back_and_no_other_is_slowed() {
 
 #[tokio::test]
 async fn a_batch_pays_for_each_of_its_intents() {
-    let world = World::with(HttpLimits { writes_per_second: 100, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { writes_per_second: 100, ..HttpLimits::default() });
     world.decide(accepted(IntentOutcome::Changed, 2));
     let event = |n: usize| {
         format!(
@@ -77,7 +77,7 @@ async fn a_batch_pays_for_each_of_its_intents() {
 
 #[tokio::test]
 async fn addresses_are_told_apart() {
-    let world = World::with(HttpLimits { reads_per_second: 5, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { reads_per_second: 5, ..HttpLimits::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     tokio::spawn(serve(world.api(), listener, std::future::pending()));
@@ -102,7 +102,7 @@ async fn addresses_are_told_apart() {
 
 #[tokio::test]
 async fn what_is_not_admitted_takes_nothing_from_those_who_are() {
-    let world = World::with(HttpLimits { reads_per_second: 5, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { reads_per_second: 5, ..HttpLimits::default() });
     let page = [("origin", "http://evil.example")];
     for _ in 0..100 {
         assert_eq!(world.send(request(Method::GET, "/nodes", &page, "")).await.problem().0, 403);

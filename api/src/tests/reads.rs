@@ -13,12 +13,12 @@ use chancery_events::name::ReplicaName;
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_projector::RowKind;
 
-use super::world::{LINEAGE, World, request};
+use super::world::{LINEAGE, ServedFleet, request};
 use crate::HttpLimits;
 
 #[tokio::test]
 async fn a_list_comes_in_pages() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let first = world.get("/nodes?limit=1").await;
     let json = first.json();
     assert_eq!((first.status.as_u16(), first.header("content-type")), (200, "application/json"));
@@ -38,7 +38,7 @@ async fn a_list_comes_in_pages() {
 
 #[tokio::test]
 async fn a_row_tells_its_version() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.touch("node-1", 2);
     let node = world.get("/nodes/node-1").await;
     assert_eq!((node.header("etag"), node.json()["version"].as_u64()), ("\"3\"", Some(3)));
@@ -48,7 +48,7 @@ async fn a_row_tells_its_version() {
 
 #[tokio::test]
 async fn what_never_was_and_what_is_no_more_are_told_apart() {
-    let world = World::new();
+    let world = ServedFleet::new();
     assert_eq!(world.get("/nodes/node-9").await.problem(), (404, "not_found".into(), String::new()));
     let other = OperationId::issue(LINEAGE, Position::new(3));
     assert_eq!(world.get(&format!("/operations/{other}")).await.problem().0, 404);
@@ -76,7 +76,7 @@ async fn what_never_was_and_what_is_no_more_are_told_apart() {
 
 #[tokio::test]
 async fn a_history_goes_on_where_a_page_ended() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.touch("node-1", 3);
     let page = world.get("/nodes/node-1/history?limit=2").await.json();
     let positions = |page: &serde_json::Value| -> Vec<u64> {
@@ -94,7 +94,7 @@ async fn a_history_goes_on_where_a_page_ended() {
 }
 
 /// Creates plans whose rows have about 30 kB each.
-fn large_plans(world: &World, count: usize) {
+fn large_plans(world: &ServedFleet, count: usize) {
     for n in 0..count {
         world.commit(&[&large_plan(&format!("p{n}"), 30_000)]);
     }
@@ -109,7 +109,7 @@ fn large_plan(name: &str, bytes: usize) -> String {
 
 #[tokio::test]
 async fn a_page_ends_before_it_has_too_many_bytes_and_the_next_one_goes_on() {
-    let world = World::with(HttpLimits { page: 100_000, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { page: 100_000, ..HttpLimits::default() });
     large_plans(&world, 12);
     let (mut names, mut pages, mut token) = (Vec::new(), 0, String::new());
     loop {
@@ -149,7 +149,7 @@ async fn a_page_ends_before_it_has_too_many_bytes_and_the_next_one_goes_on() {
 
 #[tokio::test]
 async fn answers_that_nobody_reads_have_one_budget_and_small_pages_need_none() {
-    let world = World::with(HttpLimits { page: 200_000, answers: 400_000, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { page: 200_000, answers: 400_000, ..HttpLimits::default() });
     large_plans(&world, 12);
     world.commit(&[&large_plan("z-large", 150_000)]);
     let ask = |path: &str| {
@@ -177,7 +177,7 @@ async fn answers_that_nobody_reads_have_one_budget_and_small_pages_need_none() {
 #[tokio::test]
 async fn a_read_waits_for_the_position_it_needs() {
     let min_position = std::time::Duration::from_secs(1);
-    let world = World::with(HttpLimits { min_position, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { min_position, ..HttpLimits::default() });
     let router = world.router();
     let waiting = tokio::spawn(tower::ServiceExt::oneshot(
         router,
@@ -204,7 +204,7 @@ const READS: [&str; 4] =
 
 #[tokio::test]
 async fn a_read_waits_for_the_verdicts_that_were_given_before_it() {
-    let world = World::new();
+    let world = ServedFleet::new();
     for path in READS {
         let before = world.app.reader.applied().position;
         world.app.last_verdict.note(before.plus(1));
@@ -236,7 +236,7 @@ async fn a_read_waits_for_the_verdicts_that_were_given_before_it() {
 #[tokio::test]
 async fn a_read_that_cannot_be_as_new_as_the_last_verdict_is_refused_and_an_eventual_one_is_answered() {
     let min_position = std::time::Duration::from_millis(20);
-    let world = World::with(HttpLimits { min_position, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { min_position, ..HttpLimits::default() });
     world.app.last_verdict.note(Position::new(6));
     for path in READS {
         let late = world.get(path).await;
@@ -257,7 +257,7 @@ async fn a_read_that_cannot_be_as_new_as_the_last_verdict_is_refused_and_an_even
 
 #[tokio::test]
 async fn every_verdict_over_http_is_waited_for_by_the_reads_after_it() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let position = Arc::new(std::sync::atomic::AtomicU64::new(6));
     let next = Arc::clone(&position);
     world.decide(move |request| {
@@ -301,7 +301,7 @@ async fn every_verdict_over_http_is_waited_for_by_the_reads_after_it() {
 
 #[tokio::test]
 async fn health_and_figures_are_told() {
-    let world = World::new();
+    let world = ServedFleet::new();
     assert_eq!(world.get("//livez").await.status, 200);
     assert_eq!(world.get("//readyz").await.status, 200);
     world.get("/nodes").await;
@@ -320,7 +320,7 @@ async fn health_and_figures_are_told() {
 
 #[tokio::test]
 async fn lists_wait_for_their_turn_and_hold_up_neither_probes_nor_rows() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let lists = Arc::clone(&world.app.common.lists);
     let turns = lists.acquire_many(world.app.common.limits.lists as u32).await.expect("all turns");
     let mut list = pin!(world.get("/nodes"));
@@ -336,7 +336,7 @@ async fn lists_wait_for_their_turn_and_hold_up_neither_probes_nor_rows() {
 
 #[tokio::test]
 async fn large_pages_are_compressed_for_those_who_take_it_and_nothing_else_is() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let node = |n| {
         format!(r#"node.applied.v1 {{"name":"many-{n}","spec":{{"domain":"d1","resources":{{"cpu":1}}}}}}"#)
     };

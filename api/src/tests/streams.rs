@@ -8,27 +8,27 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
-use super::world::{LINEAGE, World, api_of, request};
+use super::world::{LINEAGE, ServedFleet, api_of, request};
 use crate::HttpLimits;
 
 const SSE: (&str, &str) = ("accept", "text/event-stream");
 
 /// Stream that is being read.
-struct Reading {
+struct StreamReading {
     body: Body,
     text: String,
 }
 
-impl Reading {
-    async fn open(world: &World, path: &str, headers: &[(&str, &str)]) -> Reading {
+impl StreamReading {
+    async fn open(world: &ServedFleet, path: &str, headers: &[(&str, &str)]) -> StreamReading {
         let response =
             world.router().oneshot(request(Method::GET, path, headers, "")).await.expect("an answer");
         assert_eq!(response.status(), 200);
-        Reading::of(response)
+        StreamReading::of(response)
     }
 
-    fn of(response: Response<Body>) -> Reading {
-        Reading { body: response.into_body(), text: String::new() }
+    fn of(response: Response<Body>) -> StreamReading {
+        StreamReading { body: response.into_body(), text: String::new() }
     }
 
     /// Returns the next event of a server-sent stream: name, id and data. Comments are skipped.
@@ -87,8 +87,8 @@ fn range(from: u64, to: u64) -> Vec<u64> {
 
 #[tokio::test]
 async fn a_follower_gets_what_was_and_what_comes_each_once_and_in_order() {
-    let world = World::new();
-    let mut reading = Reading::open(&world, "/events", &[SSE]).await;
+    let world = ServedFleet::new();
+    let mut reading = StreamReading::open(&world, "/events", &[SSE]).await;
     assert_eq!(reading.ids(5).await, range(1, 5));
     world.touch("node-1", 3);
     assert_eq!(reading.ids(3).await, range(6, 8));
@@ -99,13 +99,13 @@ async fn a_follower_gets_what_was_and_what_comes_each_once_and_in_order() {
 
 #[tokio::test]
 async fn resuming_is_exclusive_and_wins_over_from() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.touch("node-1", 5);
-    let mut reading = Reading::open(&world, "/events?from=2", &[SSE, ("last-event-id", "7")]).await;
+    let mut reading = StreamReading::open(&world, "/events?from=2", &[SSE, ("last-event-id", "7")]).await;
     assert_eq!(reading.ids(3).await, range(8, 10));
-    let mut reading = Reading::open(&world, "/events?from=9", &[SSE]).await;
+    let mut reading = StreamReading::open(&world, "/events?from=9", &[SSE]).await;
     assert_eq!(reading.ids(2).await, [9, 10]);
-    let mut reading = Reading::open(&world, "/events?from=end", &[SSE]).await;
+    let mut reading = StreamReading::open(&world, "/events?from=end", &[SSE]).await;
     world.touch("node-1", 1);
     assert_eq!(reading.ids(1).await, [11]);
     let ahead = world.send(request(Method::GET, "/events", &[SSE, ("last-event-id", "12")], "")).await;
@@ -116,7 +116,7 @@ async fn resuming_is_exclusive_and_wins_over_from() {
 
 #[tokio::test]
 async fn random_disconnects_lose_and_repeat_nothing() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.touch("node-1", 300);
     let (mut seen, mut random) = (Vec::new(), 11_usize);
     while seen.len() < 305 {
@@ -126,7 +126,7 @@ async fn random_disconnects_lose_and_repeat_nothing() {
                 .commit(&[r#"node.state_changed.v1 {"name":"node-2","state":"unallocated","cluster":null}"#]);
         }
         let last = seen.last().copied().unwrap_or(0).to_string();
-        let mut reading = Reading::open(&world, "/events", &[SSE, ("last-event-id", &last)]).await;
+        let mut reading = StreamReading::open(&world, "/events", &[SSE, ("last-event-id", &last)]).await;
         let count = (random % 20 + 1).min(305 - seen.len());
         seen.extend(reading.ids(count).await);
     }
@@ -135,9 +135,10 @@ async fn random_disconnects_lose_and_repeat_nothing() {
 
 #[tokio::test]
 async fn a_filtered_stream_makes_progress_by_bookmarks() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.touch("node-1", 20);
-    let mut reading = Reading::open(&world, "/events?types=cluster.*&subject=cluster/local", &[SSE]).await;
+    let mut reading =
+        StreamReading::open(&world, "/events?types=cluster.*&subject=cluster/local", &[SSE]).await;
     assert_eq!(reading.ids(1).await, [2]);
     let (event, id, data) = reading.next().await.expect("a bookmark");
     assert_eq!((event.as_str(), position(&id), data["position"].as_u64()), ("bookmark", "25", Some(25)));
@@ -145,16 +146,17 @@ async fn a_filtered_stream_makes_progress_by_bookmarks() {
     let (event, id, _) = reading.next().await.expect("a bookmark, with the heartbeat");
     assert_eq!((event.as_str(), position(&id)), ("bookmark", "30"));
     // A stream that resumes there misses no matching event.
-    let mut resumed = Reading::open(&world, "/events?types=cluster.*", &[SSE, ("last-event-id", "30")]).await;
+    let mut resumed =
+        StreamReading::open(&world, "/events?types=cluster.*", &[SSE, ("last-event-id", "30")]).await;
     world.commit(&[r#"cluster.activity_changed.v1 {"name":"local","activity":"inactive"}"#]);
     assert_eq!((resumed.ids(1).await, reading.ids(1).await), (vec![31], vec![31]));
 }
 
 #[tokio::test]
 async fn progress_is_told_on_the_way_when_much_is_passed_over() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.touch("node-1", 5_000);
-    let mut reading = Reading::open(&world, "/events?types=cluster.*", &[SSE]).await;
+    let mut reading = StreamReading::open(&world, "/events?types=cluster.*", &[SSE]).await;
     assert_eq!(reading.ids(1).await, [2]);
     let (event, id, _) = reading.next().await.expect("a bookmark");
     assert_eq!((event.as_str(), position(&id)), ("bookmark", "4098"));
@@ -164,7 +166,7 @@ async fn progress_is_told_on_the_way_when_much_is_passed_over() {
 
 #[tokio::test]
 async fn filters_from_the_journal_and_from_the_ring_agree() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.touch("node-1", 10);
     world.commit(&[r#"policy.applied.v1 {"name":"at-night","spec":{"rule":{"approve":{}}}}"#]);
     for (query, ids) in [
@@ -206,7 +208,7 @@ async fn filters_from_the_journal_and_from_the_ring_agree() {
 
 #[tokio::test]
 async fn lines_of_json_are_the_same_events() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let answer = world.get("/events").await;
     assert_eq!(answer.header("content-type"), "application/x-ndjson");
     let lines: Vec<Value> = str::from_utf8(&answer.body)
@@ -225,13 +227,13 @@ async fn lines_of_json_are_the_same_events() {
 
 #[tokio::test]
 async fn a_stream_says_why_it_ends() {
-    let world = World::new();
+    let world = ServedFleet::new();
     for (path, reason, id) in [
         ("/events?follow=false", "end", "5"),
         ("/events?limit=2", "limit", "2"),
         ("/events?follow=false&types=cluster.*", "end", "5"),
     ] {
-        let mut reading = Reading::open(&world, path, &[SSE]).await;
+        let mut reading = StreamReading::open(&world, path, &[SSE]).await;
         let mut last = None;
         while let Some(event) = reading.next().await {
             last = Some(event);
@@ -243,7 +245,7 @@ async fn a_stream_says_why_it_ends() {
             "{path}"
         );
     }
-    let mut reading = Reading::open(&world, "/events", &[SSE]).await;
+    let mut reading = StreamReading::open(&world, "/events", &[SSE]).await;
     reading.ids(5).await;
     assert_eq!(world.app.hub.followers(), 1);
     world.app.hub.close();
@@ -256,15 +258,15 @@ async fn a_stream_says_why_it_ends() {
 
 #[tokio::test]
 async fn a_slow_follower_is_cut_off_and_resumes() {
-    let world = World::with(HttpLimits { stall: Duration::from_millis(500), ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { stall: Duration::from_millis(500), ..HttpLimits::default() });
     world.touch("node-1", 20);
-    let mut reading = Reading::open(&world, "/events", &[SSE]).await;
+    let mut reading = StreamReading::open(&world, "/events", &[SSE]).await;
     assert_eq!(reading.ids(3).await, range(1, 3));
     tokio::time::sleep(Duration::from_millis(700)).await;
     let (event, id, data) = reading.next().await.expect("an end");
     assert_eq!((event.as_str(), data["reason"].as_str()), ("closed", Some("slow")));
     assert!(reading.next().await.is_none());
-    let mut resumed = Reading::open(&world, "/events", &[SSE, ("last-event-id", &id)]).await;
+    let mut resumed = StreamReading::open(&world, "/events", &[SSE, ("last-event-id", &id)]).await;
     assert_eq!(resumed.ids(2).await, [4, 5]);
     let mut lines = world
         .router()
@@ -279,8 +281,8 @@ async fn a_slow_follower_is_cut_off_and_resumes() {
 
 #[tokio::test]
 async fn an_idle_stream_says_that_it_is_there() {
-    let world = World::new();
-    let mut reading = Reading::open(&world, "/events?from=end", &[SSE]).await;
+    let world = ServedFleet::new();
+    let mut reading = StreamReading::open(&world, "/events?from=end", &[SSE]).await;
     while !reading.text.contains(": heartbeat\n\n") {
         let frame =
             tokio::time::timeout(Duration::from_secs(5), reading.body.frame()).await.expect("in time");
@@ -291,19 +293,19 @@ async fn an_idle_stream_says_that_it_is_there() {
 
 #[tokio::test]
 async fn followers_are_limited() {
-    let world = World::with(HttpLimits { followers: 2, ..HttpLimits::default() });
-    let _first = Reading::open(&world, "/events", &[SSE]).await;
-    let second = Reading::open(&world, "/events", &[SSE]).await;
+    let world = ServedFleet::with(HttpLimits { followers: 2, ..HttpLimits::default() });
+    let _first = StreamReading::open(&world, "/events", &[SSE]).await;
+    let second = StreamReading::open(&world, "/events", &[SSE]).await;
     let third = world.send(request(Method::GET, "/events", &[SSE], "")).await;
     assert_eq!(third.problem().1, "busy");
     drop(second);
-    Reading::open(&world, "/events", &[SSE]).await;
+    StreamReading::open(&world, "/events", &[SSE]).await;
 }
 
 #[tokio::test]
 async fn lines_say_that_they_are_still_there_by_empty_ones() {
-    let world = World::new();
-    let mut reading = Reading::open(&world, "/events?from=end&follow=true", &[]).await;
+    let world = ServedFleet::new();
+    let mut reading = StreamReading::open(&world, "/events?from=end&follow=true", &[]).await;
     let mut line = async || loop {
         if let Some((line, rest)) = reading.text.split_once('\n') {
             let line = line.to_owned();

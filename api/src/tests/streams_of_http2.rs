@@ -14,23 +14,23 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::listener::{read, start};
-use super::world::World;
+use super::world::ServedFleet;
 use crate::HttpLimits;
 
 const PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const EVENTS: &str = "http://localhost/v1/fleets/default/events";
 const NODES: &str = "http://localhost/v1/fleets/default/nodes";
 
-type Client = SendRequest<Body>;
+type Http2Client = SendRequest<Body>;
 
-async fn connect(address: SocketAddr) -> (Client, JoinHandle<Result<(), hyper::Error>>) {
+async fn connect(address: SocketAddr) -> (Http2Client, JoinHandle<Result<(), hyper::Error>>) {
     let stream = TcpStream::connect(address).await.expect("a connection");
     let (client, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("HTTP/2");
     (client, tokio::spawn(connection))
 }
 
-async fn get(client: &mut Client, uri: &str) -> Response<Incoming> {
+async fn get(client: &mut Http2Client, uri: &str) -> Response<Incoming> {
     let request = Request::get(uri).header("accept", "text/event-stream").body(Body::empty());
     client.ready().await.expect("it is open");
     client.send_request(request.expect("a request")).await.expect("an answer")
@@ -42,7 +42,7 @@ async fn whole(response: Response<Incoming>) -> (StatusCode, Bytes) {
 }
 
 /// Waits until the server has closed all connections.
-async fn until_closed(world: &World) {
+async fn until_closed(world: &ServedFleet) {
     for _ in 0..500 {
         if world.app.common.metrics.connections.get() == 0 {
             return;
@@ -54,7 +54,7 @@ async fn until_closed(world: &World) {
 
 #[tokio::test]
 async fn requests_on_one_connection_are_answered_beside_each_other() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let server = start(&world).await;
     let (mut client, _connection) = connect(server.address).await;
     let mut stream = get(&mut client, EVENTS).await.into_body();
@@ -75,7 +75,7 @@ async fn requests_on_one_connection_are_answered_beside_each_other() {
 
 #[tokio::test]
 async fn the_authority_is_the_host() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let server = start(&world).await;
     let (mut client, _connection) = connect(server.address).await;
     for (uri, status) in [
@@ -93,7 +93,7 @@ async fn the_authority_is_the_host() {
 
 #[tokio::test]
 async fn each_stream_beside_the_first_takes_a_slot() {
-    let world = World::with(HttpLimits { connections: 8, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { connections: 8, ..HttpLimits::default() });
     let server = start(&world).await;
     let (mut client, _connection) = connect(server.address).await;
     let mut streams = Vec::new();
@@ -120,7 +120,7 @@ async fn each_stream_beside_the_first_takes_a_slot() {
 
 #[tokio::test]
 async fn a_client_that_leaves_one_answer_and_takes_others_is_cut_off() {
-    let world = World::with(HttpLimits { stall: Duration::from_millis(200), ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { stall: Duration::from_millis(200), ..HttpLimits::default() });
     let server = start(&world).await;
     let (mut client, _connection) = connect(server.address).await;
     let left = get(&mut client, EVENTS).await;
@@ -143,7 +143,7 @@ async fn a_client_that_leaves_one_answer_and_takes_others_is_cut_off() {
 #[tokio::test]
 async fn a_connection_without_a_request_is_closed() {
     let short = Duration::from_millis(100);
-    let world = World::with(HttpLimits { header_read: short, stall: short, ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits { header_read: short, stall: short, ..HttpLimits::default() });
     let server = start(&world).await;
     // HTTP/2 starts with 24 bytes, and then each side sends its settings.
     for begun in ["", "PRI * HT", PREFACE, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\u{4}\0\0\0\0\0"] {
@@ -159,7 +159,7 @@ async fn a_connection_without_a_request_is_closed() {
 
 #[tokio::test]
 async fn what_is_no_http_2_behind_its_preface_ends_its_own_connection_alone() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let server = start(&world).await;
     for bytes in [&b"\xff\xff\xff\xff\xff\xff\xff\xff\xff"[..], &[0; 64], b"GET /livez HTTP/1.1\r\n\r\n"] {
         let mut stream = TcpStream::connect(server.address).await.expect("a connection");

@@ -29,30 +29,30 @@ pub(super) const FLEET: &str = "/v1/fleets/default";
 pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
 
 /// Verdict of the test decider for a request; `None` if it does not answer.
-pub(super) type Says = dyn Fn(&intent::IntentRequest) -> Option<Verdict> + Send;
+pub(super) type TestVerdict = dyn Fn(&intent::IntentRequest) -> Option<Verdict> + Send;
 
 /// Test fleet, with the parts of the API that serve it.
-pub(super) struct World {
+pub(super) struct ServedFleet {
     pub(super) app: FleetApi,
     pub(super) journal: MemoryJournal,
     lineage: Lineage,
     by: WriterIdentity,
     /// Intents that were submitted to the decider.
     pub(super) asked: Arc<Mutex<Vec<intent::IntentRequest>>>,
-    says: Arc<Mutex<Box<Says>>>,
+    says: Arc<Mutex<Box<TestVerdict>>>,
     /// Inputs of executors that reached the decider.
     pub(super) heard: mpsc::UnboundedReceiver<DeciderInput>,
     _folder: tempfile::TempDir,
 }
 
 /// Complete answer to a request.
-pub(super) struct Answer {
+pub(super) struct CompleteAnswer {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
 }
 
-impl Answer {
+impl CompleteAnswer {
     pub(super) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
     }
@@ -89,24 +89,24 @@ pub(super) fn api_of(app: FleetApi) -> ApiState {
     ApiState { fleets: [(fleet(), Arc::new(app))].into(), common }
 }
 
-impl World {
+impl ServedFleet {
     /// Returns the API as a server has it.
     pub(super) fn api(&self) -> ApiState {
         api_of(self.app.clone())
     }
 
     /// Returns a world with a term, a cluster, two nodes and a capability: positions 1 to 5.
-    pub(super) fn new() -> World {
-        World::with(HttpLimits { heartbeat: Duration::from_millis(50), ..HttpLimits::default() })
+    pub(super) fn new() -> ServedFleet {
+        ServedFleet::with(HttpLimits { heartbeat: Duration::from_millis(50), ..HttpLimits::default() })
     }
 
-    pub(super) fn with(limits: HttpLimits) -> World {
-        World::of(limits, LINEAGE)
+    pub(super) fn with(limits: HttpLimits) -> ServedFleet {
+        ServedFleet::of(limits, LINEAGE)
     }
 
     /// Returns a server with a journal of the lineage that follows the leader at an address.
-    pub(super) fn following(there: &str, lineage: Lineage) -> World {
-        let mut world = World::of(HttpLimits::default(), lineage);
+    pub(super) fn following(there: &str, lineage: Lineage) -> ServedFleet {
+        let mut world = ServedFleet::of(HttpLimits::default(), lineage);
         let (_, role) = watch::channel(LeaderRole::Standby);
         let (_, decider) = watch::channel(Some(there.into()));
         let clock = Arc::clone(&world.app.router.clock);
@@ -120,7 +120,7 @@ impl World {
         world
     }
 
-    fn of(limits: HttpLimits, lineage: Lineage) -> World {
+    fn of(limits: HttpLimits, lineage: Lineage) -> ServedFleet {
         let directory = tempfile::tempdir().expect("a directory");
         let log = MemoryLog::new("default");
         let hub = Arc::new(EventHub::new());
@@ -140,7 +140,7 @@ impl World {
         let journal = log.open(sink).expect("a journal");
         let (queue, inputs) = mpsc::channel(8);
         let asked: Arc<Mutex<Vec<intent::IntentRequest>>> = Arc::default();
-        let says: Arc<Mutex<Box<Says>>> = Arc::new(Mutex::new(Box::new(|_| None)));
+        let says: Arc<Mutex<Box<TestVerdict>>> = Arc::new(Mutex::new(Box::new(|_| None)));
         let (hear, heard) = mpsc::unbounded_channel();
         tokio::spawn(decide(inputs, asked.clone(), says.clone(), hear));
         let common = Arc::new(ApiShared::new(limits, AllowedHosts::default()));
@@ -164,7 +164,7 @@ impl World {
             build: "test".into(),
             writer: WriterId::from_random(1),
         };
-        let world = World { app, journal, lineage, by, asked, says, heard, _folder: directory };
+        let world = ServedFleet { app, journal, lineage, by, asked, says, heard, _folder: directory };
         world.begin();
         world
     }
@@ -214,20 +214,20 @@ impl World {
     }
 
     /// Sends a request and returns the whole answer.
-    pub(super) async fn send(&self, request: Request<Body>) -> Answer {
+    pub(super) async fn send(&self, request: Request<Body>) -> CompleteAnswer {
         let (parts, body) = self.router().oneshot(request).await.expect("an answer").into_parts();
         // A stream that should have been refused must not hang the test.
         let body = tokio::time::timeout(Duration::from_secs(10), axum::body::to_bytes(body, 64 << 20)).await;
         let body = body.expect("in time").expect("a body");
-        Answer { status: parts.status, headers: parts.headers, body }
+        CompleteAnswer { status: parts.status, headers: parts.headers, body }
     }
 
-    pub(super) async fn get(&self, path: &str) -> Answer {
+    pub(super) async fn get(&self, path: &str) -> CompleteAnswer {
         self.send(request(Method::GET, path, &[], "")).await
     }
 
     /// Sends JSON with a method.
-    pub(super) async fn put(&self, method: Method, path: &str, body: impl Into<Body>) -> Answer {
+    pub(super) async fn put(&self, method: Method, path: &str, body: impl Into<Body>) -> CompleteAnswer {
         self.send(request(method, path, &[("content-type", "application/json")], body)).await
     }
 }
@@ -256,7 +256,7 @@ pub(super) fn request(
 async fn decide(
     mut inputs: mpsc::Receiver<DeciderInput>,
     asked: Arc<Mutex<Vec<intent::IntentRequest>>>,
-    says: Arc<Mutex<Box<Says>>>,
+    says: Arc<Mutex<Box<TestVerdict>>>,
     heard: mpsc::UnboundedSender<DeciderInput>,
 ) {
     let mut silent = Vec::new();

@@ -15,7 +15,7 @@ use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::subject::Subject;
 use tower::ServiceExt as _;
 
-use super::world::{LINEAGE, World, request};
+use super::world::{LINEAGE, ServedFleet, request};
 use crate::HttpLimits;
 use crate::routes::{ROUTES, RouteTarget};
 
@@ -42,10 +42,10 @@ fn refused(code: RefusalCode) -> impl Fn(&intent::IntentRequest) -> Option<Verdi
 const NODE: &str = r#"{"spec":{"domain":"d1","resources":{}}}"#;
 
 /// Method, path, body, type of the intent, and status.
-type Row = (Method, String, String, &'static str, u16);
+type WriteCase = (Method, String, String, &'static str, u16);
 
 #[expect(clippy::too_many_lines, reason = "it has a row for each route")]
-fn table() -> Vec<Row> {
+fn table() -> Vec<WriteCase> {
     let id = OperationId::issue(LINEAGE, Position::new(8));
     let request = RequestId::issue(LINEAGE, Position::new(8));
     let hash = "9f86d081884c7d659a2feaa0c55ad015";
@@ -226,7 +226,7 @@ fn table() -> Vec<Row> {
 
 #[tokio::test]
 async fn every_typed_route_asks_for_its_intent() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 1));
     for (method, path, body, type_name, status) in table() {
         let answer = world.put(method, &path, body).await;
@@ -245,7 +245,7 @@ async fn every_typed_route_asks_for_its_intent() {
 
 #[tokio::test]
 async fn the_description_names_the_statuses_that_each_route_gives() {
-    let world = World::new();
+    let world = ServedFleet::new();
     let mut given: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (method, path, body, type_name, _) in table() {
         let entry = Intent::REGISTER.iter().find(|entry| entry.type_name == type_name).expect("known");
@@ -276,7 +276,7 @@ async fn the_description_names_the_statuses_that_each_route_gives() {
 #[tokio::test]
 async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_once() {
     use chancery_events::intent::CascadePolicy;
-    let world = World::new();
+    let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 1));
     for (query, wanted) in [
         ("", CascadePolicy::No),
@@ -306,7 +306,7 @@ async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_o
 
 #[tokio::test]
 async fn headers_say_the_rest() {
-    let world = World::new();
+    let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Unchanged, 3));
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let headers = [
@@ -329,7 +329,7 @@ async fn headers_say_the_rest() {
 
 #[tokio::test]
 async fn each_refusal_is_a_problem_of_its_own_status() {
-    let world = World::new();
+    let world = ServedFleet::new();
     for code in RefusalCode::ALL.iter().copied() {
         world.decide(refused(code));
         let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
@@ -346,8 +346,10 @@ async fn each_refusal_is_a_problem_of_its_own_status() {
 
 #[tokio::test]
 async fn an_outcome_that_is_not_known_is_told_with_the_key() {
-    let world =
-        World::with(HttpLimits { request_timeout: Duration::from_millis(200), ..HttpLimits::default() });
+    let world = ServedFleet::with(HttpLimits {
+        request_timeout: Duration::from_millis(200),
+        ..HttpLimits::default()
+    });
     let headers = [("content-type", "application/json"), ("idempotency-key", "k1")];
     let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
     assert_eq!(answer.problem(), (504, "unknown_outcome".into(), String::new()));
@@ -359,8 +361,10 @@ async fn an_outcome_that_is_not_known_is_told_with_the_key() {
 
 #[tokio::test]
 async fn a_full_queue_is_busy_and_nothing_is_recorded() {
-    let mut world =
-        World::with(HttpLimits { request_timeout: Duration::from_millis(200), ..HttpLimits::default() });
+    let mut world = ServedFleet::with(HttpLimits {
+        request_timeout: Duration::from_millis(200),
+        ..HttpLimits::default()
+    });
     let (queue, _inputs) = tokio::sync::mpsc::channel(1);
     queue.try_send(chancery_decider::DeciderInput::Drain).expect("room");
     world.app.router =
@@ -375,7 +379,7 @@ async fn large_bodies_have_one_budget_until_they_are_answered_and_small_ones_pas
     let mebibyte = 1 << 20;
     let limits =
         HttpLimits { bodies: 2 * mebibyte, body_read: Duration::from_millis(200), ..HttpLimits::default() };
-    let world = World::with(limits);
+    let world = ServedFleet::with(limits);
     let half = |taken: &Arc<AtomicUsize>| {
         let taken = Arc::clone(taken);
         Body::from_stream(async_stream::stream! {

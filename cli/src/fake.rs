@@ -22,7 +22,7 @@ pub(super) struct FakeCli {
 
 /// Action on one connection.
 #[derive(Clone)]
-pub(super) enum Act {
+pub(super) enum FakeAction {
     /// Sends an answer.
     Say(u16, String),
     /// Closes the connection after the request.
@@ -31,7 +31,7 @@ pub(super) enum Act {
 
 /// Request that was received.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct FakeRequest {
     /// Method and path: `POST /v1/…`.
     pub(super) line: String,
     pub(super) body: String,
@@ -44,7 +44,7 @@ pub(super) fn context(server: String, output: Option<OutputFormat>) -> CliContex
 }
 
 /// Serves the script, then closes the port.
-pub(super) fn serve(script: Vec<Act>) -> (String, Receiver<Asked>) {
+pub(super) fn serve(script: Vec<FakeAction>) -> (String, Receiver<FakeRequest>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let server = format!("http://{}", listener.local_addr().expect("an address"));
     let (sender, asked) = channel();
@@ -69,12 +69,12 @@ pub(super) fn serve(script: Vec<Act>) -> (String, Receiver<Asked>) {
             reader.read_exact(&mut body).expect("a body");
             // Streams are opened in addition to the requests of the script.
             let streams = line.contains("/events");
-            let act = if streams { Some(Act::Say(404, String::new())) } else { script.next() };
+            let act = if streams { Some(FakeAction::Say(404, String::new())) } else { script.next() };
             let line = line.trim_end_matches("\r\n").trim_end_matches(" HTTP/1.1").to_owned();
             if !streams {
-                let _ = sender.send(Asked { line, body: String::from_utf8(body).expect("text") });
+                let _ = sender.send(FakeRequest { line, body: String::from_utf8(body).expect("text") });
             }
-            if let Some(Act::Say(status, text)) = act {
+            if let Some(FakeAction::Say(status, text)) = act {
                 let head = format!(
                     "HTTP/1.1 {status} So\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
                     text.len()

@@ -5,28 +5,28 @@ use chancery_events::intent::{CascadePolicy, NodeDelete};
 use clap::Parser as _;
 use serde_json::{Value, json};
 
-use super::fake::{Act, Asked, FakeCli, context, serve};
+use super::fake::{FakeAction, FakeCli, FakeRequest, context, serve};
 use super::*;
 
 mod bulk;
 mod life;
 
-fn ok(body: &Value) -> Act {
-    Act::Say(200, body.to_string())
+fn ok(body: &Value) -> FakeAction {
+    FakeAction::Say(200, body.to_string())
 }
 
-fn problem(status: u16, code: &str, retryable: bool) -> Act {
+fn problem(status: u16, code: &str, retryable: bool) -> FakeAction {
     let body =
         json!({ "status": status, "code": code, "title": "T", "detail": "so it is", "retryable": retryable });
-    Act::Say(status, body.to_string())
+    FakeAction::Say(status, body.to_string())
 }
 
-fn verdict() -> Act {
+fn verdict() -> FakeAction {
     ok(&json!({ "position": 7, "verdict": "accepted", "subject": "node/node-1", "version": 3 }))
 }
 
 /// Answer to a batch.
-fn batch(items: &[Value]) -> Act {
+fn batch(items: &[Value]) -> FakeAction {
     ok(&json!(items))
 }
 
@@ -42,7 +42,7 @@ fn refusal(status: u16, code: &str) -> Value {
 }
 
 /// Runs a command line against a script of answers.
-fn told(line: &str, script: Vec<Act>) -> (Result<String, CliError>, Vec<Asked>) {
+fn told(line: &str, script: Vec<FakeAction>) -> (Result<String, CliError>, Vec<FakeRequest>) {
     let (server, asked) = serve(script);
     let cli = FakeCli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{error}"));
     let mut out = Vec::new();
@@ -256,7 +256,7 @@ fn lists_go_from_page_to_page() {
 
 #[test]
 fn a_retry_carries_the_same_key_and_time() {
-    let (server, asked) = serve(vec![problem(503, "busy", true), Act::Drop, verdict()]);
+    let (server, asked) = serve(vec![problem(503, "busy", true), FakeAction::Drop, verdict()]);
     let context = context(server, None);
     let found = ApiClient::new(&context).ask("delete node/node-1", &delete_node()).expect("a verdict");
     assert_eq!((found.position, found.version), (7, Some(3)));
@@ -290,16 +290,16 @@ fn what_went_wrong_decides_the_exit_code() {
         (vec![problem(409, "in_use", false)], CliExit::Conflict),
         (vec![problem(403, "denied", false)], CliExit::Denied),
         (vec![problem(422, "invalid", false)], CliExit::Failure),
-        (vec![Act::Say(500, "<html>".into())], CliExit::Failure),
-        (vec![Act::Say(200, "{}".into())], CliExit::Failure),
+        (vec![FakeAction::Say(500, "<html>".into())], CliExit::Failure),
+        (vec![FakeAction::Say(200, "{}".into())], CliExit::Failure),
         (vec![problem(503, "busy", true); 3], CliExit::Unreachable),
         (vec![problem(504, "unknown_outcome", true); 3], CliExit::Unknown),
-        (vec![Act::Drop; 3], CliExit::Unknown),
+        (vec![FakeAction::Drop; 3], CliExit::Unknown),
         // The server is busy now; the first attempt may have been recorded.
-        (vec![Act::Drop, problem(503, "busy", true), problem(503, "busy", true)], CliExit::Unknown),
-        (vec![Act::Drop, problem(409, "in_use", false)], CliExit::Conflict),
+        (vec![FakeAction::Drop, problem(503, "busy", true), problem(503, "busy", true)], CliExit::Unknown),
+        (vec![FakeAction::Drop, problem(409, "in_use", false)], CliExit::Conflict),
         // No listener afterwards: the outcome of the first attempt stays unknown.
-        (vec![Act::Drop], CliExit::Unknown),
+        (vec![FakeAction::Drop], CliExit::Unknown),
         (vec![], CliExit::Unreachable),
     ];
     for (script, exit) in cases {
@@ -396,7 +396,7 @@ fn approving_sends_the_hash_that_was_shown() {
 fn logs_are_asked_for_by_any_name_of_a_run_and_do_not_end_without_a_word() {
     let id = IncarnationId::issue(Lineage::from_random(1), Position::new(9)).to_string();
     let wanted = format!("GET /v1/fleets/default/incarnations/{id}/logs?marked=true&follow=false");
-    let text = || Act::Say(200, "hello\n".into());
+    let text = || FakeAction::Say(200, "hello\n".into());
     for name in [id.clone(), format!("incarnation/{id}"), format!("inc/{id}")] {
         let (result, asked) = told(&format!("chancery logs {name}"), vec![text()]);
         assert_eq!((result.expect("text").as_str(), &asked[0].line), ("hello\n", &wanted), "{name}");
@@ -419,7 +419,7 @@ fn logs_are_asked_for_by_any_name_of_a_run_and_do_not_end_without_a_word() {
 #[test]
 fn logs_are_of_one_output_since_a_time_or_of_the_run_before() {
     let id = |position| IncarnationId::issue(Lineage::from_random(1), Position::new(position)).to_string();
-    let text = || Act::Say(200, "hello\n".into());
+    let text = || FakeAction::Say(200, "hello\n".into());
     for (flags, wanted) in [
         ("--stdout", "marked=false&stream=out&follow=false"),
         ("--stderr --tail 3", "marked=false&stream=err&tail=3&follow=false"),

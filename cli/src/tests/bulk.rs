@@ -20,18 +20,18 @@ fn file(text: &str) -> (tempfile::TempDir, String) {
     (directory, path.display().to_string())
 }
 
-fn none() -> Act {
+fn none() -> FakeAction {
     ok(&json!({ "items": [], "next_page_token": null, "position": 1 }))
 }
 
 /// Keys of the intents of a batch, and the names of their entities.
-fn sent(asked: &Asked) -> Vec<(String, String)> {
+fn sent(asked: &FakeRequest) -> Vec<(String, String)> {
     let events: Vec<Value> = serde_json::from_str(&asked.body).expect("a batch");
     let text = |value: &Value| value.as_str().expect("text").to_owned();
     events.iter().map(|event| (text(&event["id"]), text(&event["data"]["name"]))).collect()
 }
 
-fn names(asked: &Asked) -> Vec<String> {
+fn names(asked: &FakeRequest) -> Vec<String> {
     sent(asked).into_iter().map(|(_, name)| name).collect()
 }
 
@@ -74,9 +74,9 @@ fn what_stays_unanswered_ends_it_with_what_is_known() {
     let cases = [
         (vec![busy(), busy(), busy()], CliExit::Unreachable),
         (vec![unknown(), busy(), busy()], CliExit::Unknown),
-        (vec![Act::Drop, Act::Drop, Act::Drop], CliExit::Unknown),
+        (vec![FakeAction::Drop, FakeAction::Drop, FakeAction::Drop], CliExit::Unknown),
         // The server is busy now; the first attempt may have been recorded.
-        (vec![Act::Drop, busy(), busy(), busy()], CliExit::Unknown),
+        (vec![FakeAction::Drop, busy(), busy(), busy()], CliExit::Unknown),
         (vec![problem(503, "busy", true); 3], CliExit::Unreachable),
         (vec![batch(&[])], CliExit::Failure),
         (vec![problem(404, "not_found", false)], CliExit::NotFound),

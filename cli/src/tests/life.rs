@@ -144,9 +144,9 @@ fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empt
 
 #[test]
 fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
-    let types = |asked: &[Asked]| {
+    let types = |asked: &[FakeRequest]| {
         let events = asked.iter().filter(|asked| !asked.body.is_empty());
-        let told = |asked: &Asked| {
+        let told = |asked: &FakeRequest| {
             let event: Value = serde_json::from_str(&asked.body).expect("an event");
             (event["type"].as_str().unwrap_or_default().to_owned(), event["data"].clone())
         };

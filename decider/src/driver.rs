@@ -205,9 +205,9 @@ mod tests {
     use crate::handle::ChannelNumber;
 
     /// Source that cannot be read now.
-    struct Unreadable;
+    struct UnreadableJournal;
 
-    impl JournalReader for Unreadable {
+    impl JournalReader for UnreadableJournal {
         fn head(&self) -> Option<ChainCursor> {
             None
         }
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_record_that_cannot_be_read_is_not_one_that_is_not_there() {
-        assert!(recorded(&Unreadable, Position::new(1)).is_err());
+        assert!(recorded(&UnreadableJournal, Position::new(1)).is_err());
         let empty = chancery_journal::memory::MemoryLog::new("default").source();
         assert!(matches!(recorded(&*empty, Position::new(1)), Ok(None)));
     }

@@ -33,7 +33,7 @@ use super::handle::ChannelNumber;
 const LEASE: Duration = Duration::from_secs(15);
 const REPLICAS: u32 = 10_000;
 
-struct Rig {
+struct DeciderFixture {
     core: DeciderCore,
     now: Time,
     journal: Vec<Arc<Record>>,
@@ -96,12 +96,13 @@ fn hello(
     }
 }
 
-impl Rig {
+impl DeciderFixture {
     /// Returns a rig with a journal in which the first term has started, durably.
-    fn new() -> Rig {
+    fn new() -> DeciderFixture {
         let now = Time::EPOCH + Duration::from_secs(1_000_000);
         let core = taken_over(settings(1), FleetState::new(Lineage::from_random(5)), None, now);
-        let mut rig = Rig { core, now, journal: Vec::new(), durable: 0, tickets: 0, effects: Vec::new() };
+        let mut rig =
+            DeciderFixture { core, now, journal: Vec::new(), durable: 0, tickets: 0, effects: Vec::new() };
         rig.commit();
         rig.sync();
         rig
@@ -256,7 +257,7 @@ fn answers(effects: &[DeciderEffect]) -> Vec<(RequestTicket, u64, Option<Refusal
 
 #[test]
 fn nothing_decided_on_state_that_is_not_durable_leaves_the_decider() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     let body = json!({"name": "c", "spec": {"runtime": "process"}});
     let request = rig.request("cluster.apply", &body);
     let first = rig.ask(&request);
@@ -275,14 +276,14 @@ fn nothing_decided_on_state_that_is_not_durable_leaves_the_decider() {
 
 #[test]
 fn the_time_is_recorded_when_nothing_else_has_been_for_long_and_not_before() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     let (began, every) = (rig.now, Duration::from_hours(24));
     rig.core.record_time_every(every);
-    let types = |rig: &Rig| -> Vec<&'static str> {
+    let types = |rig: &DeciderFixture| -> Vec<&'static str> {
         let lines = rig.journal.iter().flat_map(|record| record.events().map(|(_, line)| line.to_vec()));
         lines.map(|line| Event::read(&line).expect("an event").type_name()).collect()
     };
-    let count = |rig: &Rig| types(rig).iter().filter(|name| **name == "time.recorded.v1").count();
+    let count = |rig: &DeciderFixture| types(rig).iter().filter(|name| **name == "time.recorded.v1").count();
     assert_eq!(rig.core.next_due(), Some(began + every));
     rig.now = began + every.saturating_sub(Duration::from_secs(1));
     rig.cluster();
@@ -302,7 +303,7 @@ fn the_time_is_recorded_when_nothing_else_has_been_for_long_and_not_before() {
 
 #[test]
 fn a_repeat_gets_the_first_verdict_after_a_restart_too() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     let request = rig.request("cluster.delete", &json!({"name": "nowhere"}));
     rig.ask(&request);
     let first = answers(&rig.settle());
@@ -329,7 +330,7 @@ fn a_repeat_gets_the_first_verdict_after_a_restart_too() {
 
 #[test]
 fn a_takeover_begins_the_next_term_on_the_chain_it_found() {
-    let rig = Rig::new();
+    let rig = DeciderFixture::new();
     let first = rig.journal[0].header();
     assert_eq!((first.term.get(), first.starts, first.prev), (1, Some(RecordStart::Term), RecordHash::ZERO));
     assert_eq!(rig.types(0), ["term.started.v1"]);
@@ -337,8 +338,8 @@ fn a_takeover_begins_the_next_term_on_the_chain_it_found() {
 
 #[test]
 fn a_record_of_another_writer_ends_the_decider() {
-    let mut rig = Rig::new();
-    let mut other = Rig::new();
+    let mut rig = DeciderFixture::new();
+    let mut other = DeciderFixture::new();
     other.must("cluster.apply", &json!({"name": "c", "spec": {"runtime": "process"}}));
     other.commit();
     rig.must("cluster.apply", &json!({"name": "d", "spec": {"runtime": "process"}}));
@@ -348,7 +349,7 @@ fn a_record_of_another_writer_ends_the_decider() {
 
 #[test]
 fn deadlines_wait_a_lease_after_a_takeover() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.plan_and_deployment();
     rig.settle();
@@ -375,7 +376,7 @@ fn deadlines_wait_a_lease_after_a_takeover() {
 
 #[test]
 fn commits_stay_within_their_bounds() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     for i in 0..1500 {
         let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
@@ -399,7 +400,7 @@ fn commits_stay_within_their_bounds() {
 
 #[test]
 fn ten_thousand_replicas_are_decided_in_portions_and_whoever_asks_meanwhile_is_next() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     let auto =
         json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}});
@@ -432,7 +433,7 @@ fn ten_thousand_replicas_are_decided_in_portions_and_whoever_asks_meanwhile_is_n
 
 #[test]
 fn a_level_of_five_hundred_ends_is_folded_whole() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     let total = json!({"cpu": 4_000_000, "memory": 8u64 << 30, "disk": 0});
     rig.must(
@@ -479,8 +480,8 @@ fn a_level_of_five_hundred_ends_is_folded_whole() {
 }
 
 /// Returns a core with an impossible state: the plan is deleted, and its replica is not.
-fn torn() -> Rig {
-    let mut rig = Rig::new();
+fn torn() -> DeciderFixture {
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     let payload = json!({"name": "app", "resources": {"cpu": 1000, "memory": 1}, "run": {"argv": ["app"]}});
     let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload]});
@@ -502,7 +503,7 @@ fn torn() -> Rig {
 fn an_input_that_cannot_be_folded_is_taken_back_whole_and_refused_and_the_next_is_served() {
     let mut rig = torn();
     let replica = rig.core.fleet().replicas().sorted()[0].name.clone();
-    let shown = |rig: &Rig| {
+    let shown = |rig: &DeciderFixture| {
         let mut image = serde_json::to_value(FleetSnapshot::of(rig.core.fleet())).expect("an image");
         for moved in ["head", "keys"] {
             image[moved] = json!(null);
@@ -559,7 +560,7 @@ fn stumbling(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContex
 
 #[test]
 fn an_entity_that_cannot_even_be_looked_at_is_quarantined_by_a_fact_and_others_are_worked_on() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.core.advance = stumbling;
     rig.plan_and_deployment();

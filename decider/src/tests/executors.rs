@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
     assert!(rig.effects().is_empty(), "the session is not durable yet");
@@ -63,7 +63,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
 
 #[test]
 fn an_executor_that_comes_back_gets_the_whole_inventory_and_its_old_connection_is_closed() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
     rig.settle();
@@ -95,7 +95,7 @@ fn an_executor_that_comes_back_gets_the_whole_inventory_and_its_old_connection_i
 
 #[test]
 fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     let lineage = Lineage::from_random(5);
     let head = rig.core.durable();
@@ -128,7 +128,7 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
 
 #[test]
 fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     let head = rig.core.durable();
     rig.give(CoreInput::Connected(ChannelNumber(1), ConnectionToken::from_random(1)));
@@ -157,7 +157,7 @@ fn refusal(effects: &[DeciderEffect]) -> Option<(String, HelloRetry)> {
 
 #[test]
 fn an_executor_over_another_directory_is_refused_until_nothing_is_left_in_the_old_one() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     assert_eq!(refusal(&rig.hello_over(1, 1, epoch(1, 1))), None);
     rig.plan_and_deployment();
@@ -185,7 +185,7 @@ fn an_executor_over_another_directory_is_refused_until_nothing_is_left_in_the_ol
 
 #[test]
 fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_asked_for() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     // Each request is large: a hundred of them are 5 MB.
     let text = "x".repeat(50_000);
@@ -226,7 +226,7 @@ fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_a
 
 #[test]
 fn a_later_life_takes_over_at_once_and_an_earlier_one_or_a_copy_never() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     let cases = [
         (epoch(2, 1), None, "the first"),
@@ -245,7 +245,7 @@ fn a_later_life_takes_over_at_once_and_an_earlier_one_or_a_copy_never() {
 
 #[test]
 fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
     rig.settle();
@@ -300,7 +300,7 @@ fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit()
 
 #[test]
 fn a_session_is_lost_after_a_lease_without_a_heartbeat_and_not_during_grace() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
     rig.settle();
@@ -323,7 +323,7 @@ fn a_session_is_lost_after_a_lease_without_a_heartbeat_and_not_during_grace() {
 
 #[test]
 fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_asked_for() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
     rig.settle();
@@ -349,12 +349,12 @@ fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_asked_for
 
 #[test]
 fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
-    type Says = fn(&mut Rig, u64);
-    let mut rig = Rig::new();
+    type ExecutorInput = fn(&mut DeciderFixture, u64);
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
     rig.settle();
-    let words: [(&str, Says); 2] = [
+    let words: [(&str, ExecutorInput); 2] = [
         ("small ones", |rig, n| {
             rig.say(
                 1,
@@ -389,11 +389,11 @@ fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
 
 #[test]
 fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
     rig.settle();
-    let closed = |rig: &Rig| rig.types(0).iter().filter(|t| **t == "session.closed.v1").count();
+    let closed = |rig: &DeciderFixture| rig.types(0).iter().filter(|t| **t == "session.closed.v1").count();
     rig.now = rig.now + LEASE * 4;
     rig.give(CoreInput::Unheard(LEASE * 3));
     rig.settle();
@@ -413,7 +413,7 @@ fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is(
 #[test]
 fn a_deadline_that_passed_while_nobody_was_heard_waits_for_what_executors_say() {
     for (then, ended) in [(ProcessStatus::Ready, false), (unready(), true)] {
-        let mut rig = Rig::new();
+        let mut rig = DeciderFixture::new();
         rig.cluster();
         rig.hello(1, "ex", None);
         let effects = rig.settle();
@@ -427,7 +427,7 @@ fn a_deadline_that_passed_while_nobody_was_heard_waits_for_what_executors_say() 
         let effects = rig.settle();
         let [DeciderMessage::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
         let object = command.object;
-        let say = |rig: &mut Rig, sequence, status: ProcessStatus| {
+        let say = |rig: &mut DeciderFixture, sequence, status: ProcessStatus| {
             let ready = status == ProcessStatus::Ready;
             let processes =
                 vec![ProcessInfo { payload: name("app"), index: 0, pid: Some(9), addresses: vec![], status }];

@@ -44,7 +44,7 @@ fn nonsense(offset: u64) -> InboxMessage {
     InboxMessage { offset, value: Some(b"{".to_vec()), ..InboxMessage::default() }
 }
 
-impl Rig {
+impl DeciderFixture {
     /// Takes over the state of the records, with an inbox of these offsets.
     fn with_inbox(&mut self, log: std::ops::Range<u64>) {
         self.with_inbox_over(None, &log);
@@ -73,8 +73,8 @@ impl Rig {
     }
 
     /// Returns a rig whose journal starts with an inbox.
-    fn reading(log: std::ops::Range<u64>) -> Rig {
-        let mut rig = Rig::new();
+    fn reading(log: std::ops::Range<u64>) -> DeciderFixture {
+        let mut rig = DeciderFixture::new();
         rig.journal.clear();
         rig.with_inbox(log);
         rig.settle();
@@ -145,7 +145,7 @@ fn a_decider_takes_up_only_an_inbox_that_holds_what_it_has_not_answered() {
 
 #[test]
 fn every_message_leaves_one_trace_in_the_order_of_their_offsets() {
-    let mut rig = Rig::reading(10..20);
+    let mut rig = DeciderFixture::reading(10..20);
     let from = rig.journal.len();
     let approve = json!({"operations": []});
     for inbox_message in [
@@ -210,7 +210,7 @@ fn every_message_leaves_one_trace_in_the_order_of_their_offsets() {
 
 #[test]
 fn a_message_is_durable_with_its_answer_and_the_next_decider_goes_on_behind_it() {
-    let mut rig = Rig::reading(0..0);
+    let mut rig = DeciderFixture::reading(0..0);
     rig.post(&capability(0, "a"));
     rig.post(&nonsense(1));
     rig.settle();
@@ -234,7 +234,7 @@ fn a_message_is_durable_with_its_answer_and_the_next_decider_goes_on_behind_it()
 
 #[test]
 fn a_commit_that_is_closed_before_a_message_does_not_count_it() {
-    let mut rig = Rig::reading(0..0);
+    let mut rig = DeciderFixture::reading(0..0);
     let from = rig.journal.len();
     for offset in 0..400 {
         rig.post(&capability(offset, &format!("c{offset}")));
@@ -252,7 +252,7 @@ fn a_commit_that_is_closed_before_a_message_does_not_count_it() {
 
 #[test]
 fn a_repeat_records_nothing_and_a_watermark_that_lags_is_carried_by_a_fact_of_its_own() {
-    let mut rig = Rig::reading(0..0);
+    let mut rig = DeciderFixture::reading(0..0);
     rig.post(&capability(0, "a"));
     rig.settle();
     let from = rig.journal.len();
@@ -291,7 +291,7 @@ fn a_repeat_records_nothing_and_a_watermark_that_lags_is_carried_by_a_fact_of_it
 
 #[test]
 fn where_offsets_hold_no_messages_the_reader_says_so() {
-    let mut rig = Rig::reading(0..0);
+    let mut rig = DeciderFixture::reading(0..0);
     let from = rig.journal.len();
     rig.give(CoreInput::InboxPassed(7));
     rig.give(CoreInput::InboxPassed(5));
@@ -343,10 +343,10 @@ fn a_message_that_is_poison_is_refused_once_and_the_next_is_answered() {
 
 #[test]
 fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_else() {
-    let mut rig = Rig::reading(0..9);
+    let mut rig = DeciderFixture::reading(0..9);
     rig.post(&capability(0, "a"));
     rig.settle();
-    let skip = |rig: &mut Rig, offset: u64| {
+    let skip = |rig: &mut DeciderFixture, offset: u64| {
         let request = rig.request("inbox.skip", &json!({"offset": offset}));
         rig.ask(&request);
         answers(&rig.settle())[0].2
@@ -391,7 +391,7 @@ fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_
 
 #[test]
 fn an_intent_that_no_commit_can_hold_is_answered_by_the_fact_alone() {
-    let mut rig = Rig::reading(0..0);
+    let mut rig = DeciderFixture::reading(0..0);
     let from = rig.journal.len();
     // With all defaults filled in, the payloads are four times as long.
     let payloads = vec![json!({"name": "a", "resources": {}}); 9000];
@@ -408,7 +408,7 @@ fn an_intent_that_no_commit_can_hold_is_answered_by_the_fact_alone() {
 
 #[test]
 fn deadlines_wait_for_the_messages_that_were_there_and_a_lease_after_them() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.plan_and_deployment();
     rig.settle();
@@ -452,7 +452,7 @@ fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behi
         (0..1, 4, Err("ends at offset 1")),
     ];
     for (log, skip, wanted) in table {
-        let mut rig = Rig::reading(0..2);
+        let mut rig = DeciderFixture::reading(0..2);
         rig.post(&capability(0, "a"));
         rig.post(&capability(1, "b"));
         rig.settle();
@@ -491,7 +491,7 @@ fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behi
 
 #[test]
 fn without_an_inbox_no_watermark_is_written_and_the_last_one_stays() {
-    let mut rig = Rig::reading(0..0);
+    let mut rig = DeciderFixture::reading(0..0);
     rig.post(&nonsense(0));
     rig.settle();
     let mut fold = JournalFold::default();

@@ -8,7 +8,7 @@ use chancery_projector::JournalFold;
 
 use super::*;
 
-impl Rig {
+impl DeciderFixture {
     /// Crashes the server; another takes over with the first `records` records, and the rest never existed.
     fn crash(&mut self, records: usize) {
         self.journal.truncate(records);
@@ -48,8 +48,8 @@ impl Rig {
     }
 
     /// Returns a rig with an executor, and one replica that must start.
-    fn starting() -> (Rig, IncarnationId) {
-        let mut rig = Rig::new();
+    fn starting() -> (DeciderFixture, IncarnationId) {
+        let mut rig = DeciderFixture::new();
         rig.cluster();
         rig.hello(1, "ex", None);
         rig.settle();
@@ -61,8 +61,8 @@ impl Rig {
     }
 
     /// Returns a rig with an executor, and one running replica.
-    fn running() -> (Rig, IncarnationId) {
-        let (mut rig, id) = Rig::starting();
+    fn running() -> (DeciderFixture, IncarnationId) {
+        let (mut rig, id) = DeciderFixture::starting();
         rig.report(1, 1, id, 1, ObservedState::Ready { processes: vec![] });
         rig.settle();
         (rig, id)
@@ -103,7 +103,7 @@ fn crashed() -> ObservedState {
 /// Race R2.
 #[test]
 fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
-    let (mut rig, id) = Rig::running();
+    let (mut rig, id) = DeciderFixture::running();
     let durable = rig.durable;
     rig.report(1, 2, id, 1, crashed());
     rig.commit();
@@ -124,7 +124,7 @@ fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
 /// Races R3, R61.
 #[test]
 fn a_list_that_was_made_before_a_start_says_nothing_about_it() {
-    let (mut rig, id) = Rig::starting();
+    let (mut rig, id) = DeciderFixture::starting();
     let before = rig.journal.len();
     rig.level(1, vec![]);
     rig.level(1, vec![ObjectReport { object: id.into(), revision: 0, observed: ObservedState::Gone }]);
@@ -144,7 +144,7 @@ fn a_list_that_was_made_before_a_start_says_nothing_about_it() {
 fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_goes_on_and_nothing_is_there_twice() {
     let count = 300;
     let written = || {
-        let mut rig = Rig::new();
+        let mut rig = DeciderFixture::new();
         rig.cluster();
         let auto =
             json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
@@ -179,7 +179,7 @@ fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_goes_on_
 /// Race R10.
 #[test]
 fn a_second_try_of_what_is_gone_by_then_is_dropped_and_holds_up_nobody() {
-    let (mut rig, id) = Rig::starting();
+    let (mut rig, id) = DeciderFixture::starting();
     rig.report(1, 1, id, 1, ObservedState::Failed { message: "no".into(), retry: RetryClass::Retryable });
     rig.ask_replica("replica.delete");
     rig.settle();
@@ -201,7 +201,7 @@ fn a_second_try_of_what_is_gone_by_then_is_dropped_and_holds_up_nobody() {
 /// Race R32.
 #[test]
 fn what_was_given_up_on_somebodys_word_and_turns_up_again_is_removed_and_changes_nothing() {
-    let (mut rig, id) = Rig::running();
+    let (mut rig, id) = DeciderFixture::running();
     rig.must("node.set_state", &json!({"name": "n1", "state": "expunged"}));
     rig.settle();
     let before = rig.journal.len();
@@ -226,7 +226,7 @@ fn what_was_given_up_on_somebodys_word_and_turns_up_again_is_removed_and_changes
 /// Race R35.
 #[test]
 fn a_pause_before_the_next_try_lasts_over_the_death_of_the_server() {
-    let (mut rig, id) = Rig::starting();
+    let (mut rig, id) = DeciderFixture::starting();
     rig.report(1, 1, id, 1, ObservedState::Failed { message: "no".into(), retry: RetryClass::Retryable });
     rig.settle();
     let due =
@@ -250,7 +250,7 @@ fn an_end_that_was_decided_and_told_nobody_is_in_the_next_welcome() {
     for (what, accepted_only) in
         [("replica.stop", true), ("replica.stop", false), ("replica.delete", true), ("replica.delete", false)]
     {
-        let (mut rig, id) = Rig::running();
+        let (mut rig, id) = DeciderFixture::running();
         rig.ask_replica(what);
         if accepted_only {
             rig.seal();

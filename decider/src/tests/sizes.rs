@@ -12,7 +12,7 @@ use super::*;
 
 /// Size of a plan.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct PlanShape {
     payloads: usize,
     ports: usize,
     /// Characters in names of payloads and ports.
@@ -26,11 +26,11 @@ struct Shape {
     before: usize,
 }
 
-fn shapes() -> impl Strategy<Value = Shape> {
+fn shapes() -> impl Strategy<Value = PlanShape> {
     let ports = prop_oneof![Just(0), 0..10_usize, 0..=64_usize];
     let payloads = prop_oneof![Just(1), 1..=64_usize];
     (payloads, ports, 6..=63_usize, 1..=110_usize, 0..=66_usize, 8..=255_usize, 0..250_000_usize).prop_map(
-        |(payloads, ports, name, fill, volumes, mount, before)| Shape {
+        |(payloads, ports, name, fill, volumes, mount, before)| PlanShape {
             payloads,
             ports,
             name,
@@ -42,7 +42,7 @@ fn shapes() -> impl Strategy<Value = Shape> {
     )
 }
 
-fn spec(shape: Shape) -> PlanSpec {
+fn spec(shape: PlanShape) -> PlanSpec {
     let long =
         |prefix: &str, i: usize, most: usize| format!("{prefix}{i:0>width$}", width = most - prefix.len());
     let ports: Vec<_> = (0..shape.ports)
@@ -98,10 +98,10 @@ fn processes(spec: &PlanSpec) -> Vec<ProcessInfo> {
         .collect()
 }
 
-impl Rig {
+impl DeciderFixture {
     /// Returns a cluster with a node that has storage, and its executor on connection 1.
-    fn with_storage() -> Rig {
-        let mut rig = Rig::new();
+    fn with_storage() -> DeciderFixture {
+        let mut rig = DeciderFixture::new();
         rig.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
         let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
         let storage = json!([{"class": "c", "capacity": 1_000_000}]);
@@ -137,7 +137,7 @@ impl Rig {
     }
 
     /// Executes all commands, with the largest possible reports.
-    fn obey(&mut self, spec: &PlanSpec, shape: Shape) {
+    fn obey(&mut self, spec: &PlanSpec, shape: PlanShape) {
         loop {
             self.settle();
             let Some(object) = self.asked() else { return };
@@ -182,8 +182,8 @@ impl Rig {
 }
 
 /// Whether the plan is accepted. An accepted plan has started, and is deleted again.
-fn epochs(shape: Shape) -> bool {
-    let mut rig = Rig::with_storage();
+fn epochs(shape: PlanShape) -> bool {
+    let mut rig = DeciderFixture::with_storage();
     let spec = spec(shape);
     let bytes = spec.processes_bytes();
     let intent = PlanApply { name: name("web"), spec: spec.clone() }.into();
@@ -222,19 +222,19 @@ fn epochs(shape: Shape) -> bool {
 
 #[test]
 fn every_plan_that_validates_can_be_created_reported_and_ended() {
-    let shape = Shape { payloads: 1, ports: 0, name: 6, fill: 100, volumes: 0, mount: 8, before: 0 };
+    let shape = PlanShape { payloads: 1, ports: 0, name: 6, fill: 100, volumes: 0, mount: 8, before: 0 };
     let largest = [
         shape,
-        Shape { name: 63, ports: 9, before: 240_000, ..shape },
-        Shape { payloads: 64, name: 63, volumes: 64, mount: 255, before: 250_000, ..shape },
-        Shape { payloads: 8, ports: 64, name: 63, volumes: 64, mount: 255, before: 250_000, ..shape },
+        PlanShape { name: 63, ports: 9, before: 240_000, ..shape },
+        PlanShape { payloads: 64, name: 63, volumes: 64, mount: 255, before: 250_000, ..shape },
+        PlanShape { payloads: 8, ports: 64, name: 63, volumes: 64, mount: 255, before: 250_000, ..shape },
     ];
     for shape in largest {
         assert!(epochs(shape), "{shape:?}");
     }
     // As many processes as each payload may have: 64 payloads of 1024, and 1024 with nine ports.
-    for shape in [Shape { payloads: 64, ..shape }, Shape { ports: 9, ..shape }] {
-        assert!(!epochs(Shape { fill: 100_000, ..shape }), "{shape:?}");
+    for shape in [PlanShape { payloads: 64, ..shape }, PlanShape { ports: 9, ..shape }] {
+        assert!(!epochs(PlanShape { fill: 100_000, ..shape }), "{shape:?}");
     }
     let config = ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() };
     let lived = std::cell::Cell::new(0);
@@ -249,7 +249,7 @@ fn every_plan_that_validates_can_be_created_reported_and_ended() {
 
 #[test]
 fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
-    let mut rig = Rig::with_storage();
+    let mut rig = DeciderFixture::with_storage();
     rig.plan_and_deployment();
     rig.settle();
     let object = rig.asked().expect("an ensure");
@@ -281,7 +281,7 @@ fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
 
 #[test]
 fn an_intent_that_no_record_can_hold_is_too_large_and_not_an_internal_error() {
-    let mut rig = Rig::new();
+    let mut rig = DeciderFixture::new();
     let from = rig.journal.len();
     rig.must("cluster.delete", &json!({"name": "none"}));
     let run = json!({"argv": ["app"], "env": texts(600_000)});

@@ -285,11 +285,11 @@ mod tests {
     }
 
     /// Written texts, and the resulting files.
-    type Case = (&'static [&'static str], &'static [(u64, &'static str)]);
+    type CaptureCase = (&'static [&'static str], &'static [(u64, &'static str)]);
 
     #[test]
     fn files_are_bounded_and_begin_with_lines_where_they_can() {
-        let cases: [Case; 7] = [
+        let cases: [CaptureCase; 7] = [
             (&["a\n", "b\n"], &[(1, "a\nb\n")]),
             (&["12345678"], &[(1, "12345678")]),
             (&["1234567\n", "x\n"], &[(1, "1234567\n"), (2, "x\n")]),

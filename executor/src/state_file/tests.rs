@@ -4,10 +4,10 @@ use super::*;
 
 fn kept(path: &Path, by: FileAccess) -> io::Result<Option<String>> {
     #[derive(serde::Deserialize)]
-    struct Kept {
+    struct StoredText {
         word: String,
     }
-    Ok(read::<Kept>(path, by)?.map(|kept| kept.word))
+    Ok(read::<StoredText>(path, by)?.map(|kept| kept.word))
 }
 
 fn keep(path: &Path, word: &str) {
@@ -203,11 +203,11 @@ fn what_is_removed_is_gone_with_both_copies_and_nothing_is_left_beside() {
 
 #[test]
 fn a_record_notices_whatever_befell_its_files_since_its_last_writing() {
-    type Befall<'a> = (&'a str, &'a dyn Fn(&Path));
+    type FileChange<'a> = (&'a str, &'a dyn Fn(&Path));
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.json");
     let aside = directory.path().join("aside");
-    let befalls: [Befall<'_>; 9] = [
+    let befalls: [FileChange<'_>; 9] = [
         ("nothing", &|_| {}),
         ("removed", &|copy| fs::remove_file(copy).unwrap()),
         ("cut", &|copy| fs::write(copy, "chancery-record 1").unwrap()),

@@ -29,11 +29,11 @@ pub(crate) async fn a_hundred_thousand_ensures_take_seconds() {
     assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
 }
 
-type Then = fn(&ObservedState) -> bool;
+type StateCheck = fn(&ObservedState) -> bool;
 
 pub(crate) async fn coordinates_ask_for_behaviour() {
     let simulated = SimulatedOrchestrator::new(SimulatedWorld::shared(FaultRules::default()));
-    let cases: [(&str, Then); 8] = [
+    let cases: [(&str, StateCheck); 8] = [
         ("delay:30ms", |saw| matches!(saw, ObservedState::Ready { .. })),
         ("fail", |saw| matches!(saw, ObservedState::Failed { retry: RetryClass::Permanent, .. })),
         ("fail:retry", |saw| matches!(saw, ObservedState::Failed { retry: RetryClass::Retryable, .. })),

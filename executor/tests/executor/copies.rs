@@ -12,18 +12,18 @@ use rustix::process::Signal;
 
 use crate::reboots::power_cut;
 use crate::volumes::failed;
-use crate::world::{Root, command, config, id, is_ended, is_ready, kill, sleeper, until, wait_until};
+use crate::world::{TestRoot, command, config, id, is_ended, is_ready, kill, sleeper, until, wait_until};
 
 /// Copies everything under the root, with names, times and pipes.
-fn copy_of(root: &Root) -> Root {
-    let copy = Root::new();
+fn copy_of(root: &TestRoot) -> TestRoot {
+    let copy = TestRoot::new();
     let status = Command::new("cp").arg("-a").arg(root.path().join(".")).arg(copy.path()).status().unwrap();
     assert!(status.success());
     copy
 }
 
 pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no_end_of_it() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     for position in 1..=3 {
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(2))).await;
@@ -89,11 +89,11 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
 }
 
 pub(crate) async fn what_a_copy_names_is_dead_after_a_reboot_and_not_started_again_from_it() {
-    let open = |root: &Root, number: u64| {
+    let open = |root: &TestRoot, number: u64| {
         let boot = Some(BootId { id: format!("boot {number}"), machine: Some("here".into()) });
         ProcessOrchestrator::open(ProcessConfig { boot, ..config(root.path()) })
     };
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = open(&root, 1).await.unwrap();
     let always = IncarnationSpec { restart: RestartPolicy::Always, ..sleeper(1) };
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &always)).await;

@@ -13,7 +13,9 @@ use chancery_executor::process::ProcessOrchestrator;
 use rustix::fs::{CWD, RenameFlags};
 use rustix::process::Signal;
 
-use crate::world::{Root, command, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until};
+use crate::world::{
+    TestRoot, command, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until,
+};
 
 fn told(report: &ObjectReport) -> &[ProcessInfo] {
     let (ObservedState::Ready { processes } | ObservedState::Ended { processes, .. }) = &report.observed
@@ -37,7 +39,7 @@ fn stubborn() -> IncarnationSpec {
 }
 
 /// Returns all processes under the root, also in directories that were deleted.
-fn all_of(root: &Root) -> Vec<i32> {
+fn all_of(root: &TestRoot) -> Vec<i32> {
     let mark = format!("CHANCERY_DIRECTORY={}", root.path().display());
     let pids = std::fs::read_dir("/proc").unwrap();
     let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
@@ -48,14 +50,14 @@ fn all_of(root: &Root) -> Vec<i32> {
     pids.filter(is_ours).collect()
 }
 
-async fn run(root: &Root, position: u64, spec: &IncarnationSpec) -> (ProcessOrchestrator, ObjectReport) {
+async fn run(root: &TestRoot, position: u64, spec: &IncarnationSpec) -> (ProcessOrchestrator, ObjectReport) {
     let processes = root.open().await;
     processes.carry_out(command(id(position), 1, CommandEffect::Ensure, spec)).await;
     let ready = until(&processes, id(position), "it is ready", is_ready).await;
     (processes, ready)
 }
 
-fn kill_supervisors(root: &Root) {
+fn kill_supervisors(root: &TestRoot) {
     for supervisor in root.supervisors() {
         kill(supervisor, Signal::KILL);
     }
@@ -63,7 +65,7 @@ fn kill_supervisors(root: &Root) {
 }
 
 /// Whether this process has the lock of an incarnation's directory, as after adopting orphans.
-fn is_locked_here(root: &Root, position: u64) -> bool {
+fn is_locked_here(root: &TestRoot, position: u64) -> bool {
     let inode =
         std::fs::metadata(root.incarnation_directory(id(position)).join("supervisor.lock")).unwrap().ino();
     let held = format!("FLOCK  ADVISORY  WRITE {} ", std::process::id());
@@ -72,7 +74,7 @@ fn is_locked_here(root: &Root, position: u64) -> bool {
 }
 
 pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let (processes, ready) = run(&root, 1, &sleeper(2)).await;
     kill(told(&ready)[1].pid.unwrap() as i32, Signal::KILL);
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
@@ -91,7 +93,7 @@ pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
 }
 
 pub(crate) async fn an_orphan_that_somebody_kills_is_an_end_that_nobody_saw() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let (processes, ready) = run(&root, 1, &sleeper(2)).await;
     kill_supervisors(&root);
     kill(told(&ready)[0].pid.unwrap() as i32, Signal::KILL);
@@ -100,9 +102,9 @@ pub(crate) async fn an_orphan_that_somebody_kills_is_an_end_that_nobody_saw() {
     assert_eq!(root.payloads(), Vec::<i32>::new(), "its sibling is ended");
 }
 
-type Do = fn(&Root, &Path);
+type DirectoryChange = fn(&TestRoot, &Path);
 
-fn remove(_: &Root, directory: &Path) {
+fn remove(_: &TestRoot, directory: &Path) {
     // Files written in the meantime must be removed too.
     while let Err(error) = std::fs::remove_dir_all(directory) {
         match error.kind() {
@@ -113,15 +115,15 @@ fn remove(_: &Root, directory: &Path) {
     }
 }
 
-fn rename(root: &Root, directory: &Path) {
+fn rename(root: &TestRoot, directory: &Path) {
     std::fs::rename(directory, root.path().join("aside")).unwrap();
 }
 
-fn rename_node(root: &Root, directory: &Path) {
+fn rename_node(root: &TestRoot, directory: &Path) {
     std::fs::rename(directory.parent().unwrap(), root.path().join("aside")).unwrap();
 }
 
-fn replace(root: &Root, directory: &Path) {
+fn replace(root: &TestRoot, directory: &Path) {
     let copy = root.path().join("copy");
     let copied = std::process::Command::new("cp").arg("-a").arg(directory).arg(&copy).status();
     assert!(copied.unwrap().success());
@@ -130,7 +132,7 @@ fn replace(root: &Root, directory: &Path) {
     std::fs::rename(copy, root.path().join("aside")).unwrap();
 }
 
-const LOSSES: [(&str, Do, &str); 4] = [
+const LOSSES: [(&str, DirectoryChange, &str); 4] = [
     ("removed", remove, "incarnation directory removed"),
     ("renamed", rename, "incarnation directory removed"),
     ("its parent renamed", rename_node, "incarnation directory removed"),
@@ -140,7 +142,7 @@ const LOSSES: [(&str, Do, &str); 4] = [
 pub(crate) async fn what_loses_its_directory_is_ended_at_once_and_told_with_the_reason() {
     for (what, lose, because) in LOSSES {
         for supervisor in ["lives", "was killed before", "is killed with it"] {
-            let root = Root::new();
+            let root = TestRoot::new();
             let (processes, _) = run(&root, 1, &stubborn()).await;
             wait_until("all run", || all_of(&root).len() >= 4);
             if supervisor == "was killed before" {
@@ -170,7 +172,7 @@ pub(crate) async fn what_loses_its_directory_is_ended_at_once_and_told_with_the_
 pub(crate) async fn a_supervisor_alone_ends_what_loses_its_directory() {
     let mut roots = Vec::new();
     for (what, lose, _) in LOSSES {
-        let root = Root::new();
+        let root = TestRoot::new();
         drop(run(&root, 1, &stubborn()).await);
         lose(&root, &root.incarnation_directory(id(1)));
         roots.push((what, root));
@@ -186,7 +188,7 @@ pub(crate) async fn a_supervisor_alone_ends_what_loses_its_directory() {
 }
 
 pub(crate) async fn a_directory_that_was_moved_away_holds_the_end_when_it_is_moved_back() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let (processes, _) = run(&root, 1, &sleeper(1)).await;
     drop(processes);
     let aside = root.path().join("aside");
@@ -199,7 +201,7 @@ pub(crate) async fn a_directory_that_was_moved_away_holds_the_end_when_it_is_mov
 }
 
 pub(crate) async fn what_has_lost_directory_and_supervisor_is_found_by_the_next_executor_and_ended() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let (processes, _) = run(&root, 1, &stubborn()).await;
     drop(processes);
     kill_supervisors(&root);
@@ -214,9 +216,9 @@ pub(crate) async fn what_has_lost_directory_and_supervisor_is_found_by_the_next_
 }
 
 pub(crate) async fn records_that_are_removed_or_altered_are_written_again_and_end_nothing() {
-    let altered: Do = |_, file| std::fs::write(file, "rubbish").unwrap();
-    let removed: Do = |_, file| std::fs::remove_file(file).unwrap();
-    let root = Root::new();
+    let altered: DirectoryChange = |_, file| std::fs::write(file, "rubbish").unwrap();
+    let removed: DirectoryChange = |_, file| std::fs::remove_file(file).unwrap();
+    let root = TestRoot::new();
     for (position, executor_lives, orphaned) in [(1, true, false), (2, false, false), (3, true, true)] {
         let spec = sleeper(1);
         let (processes, ready) = run(&root, position, &spec).await;
@@ -251,7 +253,7 @@ pub(crate) async fn records_that_are_removed_or_altered_are_written_again_and_en
 }
 
 pub(crate) async fn a_lock_and_a_socket_that_are_taken_away_are_made_anew() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let (processes, ready) = run(&root, 1, &sleeper(1)).await;
     let mut living = Some(processes);
     for alone in [false, true] {

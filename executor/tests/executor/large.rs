@@ -6,7 +6,7 @@ use chancery_events::protocol::IncarnationSpec;
 use chancery_events::spec::{PayloadPort, PortProtocol};
 use chancery_executor::Orchestrator as _;
 
-use crate::world::{Root, command, id, is_ended, is_ready, payload, spec, until, wait_until};
+use crate::world::{TestRoot, command, id, is_ended, is_ready, payload, spec, until, wait_until};
 
 const PROCESSES: u16 = 200;
 const PORTS: usize = 16;
@@ -26,13 +26,13 @@ fn large() -> IncarnationSpec {
     spec(vec![payload])
 }
 
-fn executed(root: &Root) -> usize {
+fn executed(root: &TestRoot) -> usize {
     let entries = std::fs::read_dir(root.incarnation_directory(id(1))).into_iter().flatten();
     entries.filter(|entry| entry.as_ref().unwrap().path().join("work/executed").exists()).count()
 }
 
 pub(crate) async fn an_incarnation_of_many_processes_and_ports_is_reported_whole_and_ended() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &large())).await;
     let ready = until(&processes, id(1), "it is ready", is_ready).await;
@@ -49,7 +49,7 @@ pub(crate) async fn an_incarnation_of_many_processes_and_ports_is_reported_whole
 }
 
 pub(crate) async fn a_stop_that_comes_while_many_processes_are_started_is_not_kept_waiting() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &large())).await;
     wait_until("its supervisor has started", || {

@@ -14,8 +14,8 @@ use chancery_executor::process::{OutputLimits, ProcessOrchestrator};
 use rustix::process::Signal;
 
 use crate::world::{
-    Root, block_on, command, config, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until,
-    write_state,
+    TestRoot, block_on, command, config, id, is_ended, is_ready, kill, payload, sleeper, spec, until,
+    wait_until, write_state,
 };
 
 /// Ensures `count` incarnations and then waits to be killed.
@@ -30,7 +30,7 @@ pub(crate) fn victim(root: &Path, count: u64) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn start_victim(root: &Root, count: u64) -> Child {
+fn start_victim(root: &TestRoot, count: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["as-victim", root.path().to_str().unwrap(), &count.to_string()])
         .stdin(Stdio::null())
@@ -39,7 +39,7 @@ fn start_victim(root: &Root, count: u64) -> Child {
 }
 
 pub(crate) async fn killing_the_executor_at_any_moment_neither_loses_nor_doubles() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let lives: u64 = std::env::var("LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(120);
     // Kills hit every phase of the starts: after 0 to 25 ms, in an order without a pattern.
     for epoch in 0..lives {
@@ -66,7 +66,7 @@ pub(crate) async fn killing_the_executor_at_any_moment_neither_loses_nor_doubles
 }
 
 pub(crate) async fn adoption_keeps_pids_and_ports() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let mut with_port = payload("web", 3, &["sleep", "3600"]);
     with_port.ports =
         vec![PayloadPort { name: "http".parse().unwrap(), protocol: PortProtocol::Tcp, port: 80 }];
@@ -89,7 +89,7 @@ pub(crate) async fn adoption_keeps_pids_and_ports() {
 }
 
 /// Writes a directory as left by an executor that dies before it starts a supervisor.
-fn write_wanted(root: &Root, position: u64, aim: &str, spec: &IncarnationSpec) {
+fn write_wanted(root: &TestRoot, position: u64, aim: &str, spec: &IncarnationSpec) {
     let directory = root.incarnation_directory(id(position));
     let program = serde_json::to_value(config(root.path()).program).unwrap();
     let order = serde_json::json!({
@@ -105,7 +105,7 @@ fn write_wanted(root: &Root, position: u64, aim: &str, spec: &IncarnationSpec) {
 }
 
 /// Writes a directory as left by a dead supervisor, with a recorded process.
-fn write_record(root: &Root, position: u64, pid: u32, start_time: u64, boot: &str) {
+fn write_record(root: &TestRoot, position: u64, pid: u32, start_time: u64, boot: &str) {
     write_wanted(root, position, "up", &sleeper(1));
     let namespace = std::fs::metadata("/proc/self/ns/pid").unwrap().ino();
     // A removed group proves that nothing is left, whatever else runs on this machine.
@@ -132,9 +132,9 @@ fn start_time(pid: u32) -> u64 {
 }
 
 /// Process that does not belong to the executor.
-struct Bystander(Child);
+struct ForeignProcess(Child);
 
-impl Drop for Bystander {
+impl Drop for ForeignProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -142,8 +142,9 @@ impl Drop for Bystander {
 }
 
 pub(crate) async fn a_pid_that_is_another_process_is_neither_adopted_nor_killed() {
-    let root = Root::new();
-    let mut bystander = Bystander(Command::new("sleep").arg("3600").stdout(Stdio::null()).spawn().unwrap());
+    let root = TestRoot::new();
+    let mut bystander =
+        ForeignProcess(Command::new("sleep").arg("3600").stdout(Stdio::null()).spawn().unwrap());
     let pid = bystander.0.id();
     write_record(&root, 1, pid, start_time(pid) - 1, &boot());
     write_record(&root, 2, pid, start_time(pid), "another boot");
@@ -170,7 +171,7 @@ pub(crate) async fn a_pid_that_is_another_process_is_neither_adopted_nor_killed(
 }
 
 pub(crate) async fn stale_files_do_not_block() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let directory = root.incarnation_directory(id(1));
     std::fs::create_dir_all(&directory).unwrap();
     for file in
@@ -184,7 +185,7 @@ pub(crate) async fn stale_files_do_not_block() {
 }
 
 pub(crate) async fn orphans_of_a_dead_supervisor_are_adopted_and_ended() {
-    let root = Root::new();
+    let root = TestRoot::new();
     // The second process leaves its group and session, and its parent.
     let script = "setsid sleep 3600 & exec sleep 3600";
     let spec = spec(vec![payload("web", 2, &["sh", "-c", script])]);
@@ -222,7 +223,7 @@ pub(crate) async fn orphans_of_a_dead_supervisor_are_adopted_and_ended() {
 }
 
 pub(crate) async fn a_supervisor_that_dies_before_it_tells_leaves_nothing() {
-    let root = Root::new();
+    let root = TestRoot::new();
     // A trampoline whose socket ends without a line executes nothing.
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let mut trampoline = Command::new(std::env::current_exe().unwrap())
@@ -238,7 +239,7 @@ pub(crate) async fn a_supervisor_that_dies_before_it_tells_leaves_nothing() {
 }
 
 /// Starts a supervisor as an executor does, perhaps late.
-fn start_supervisor(root: &Root, position: u64) -> Child {
+fn start_supervisor(root: &TestRoot, position: u64) -> Child {
     let mut supervisor = Command::new(std::env::current_exe().unwrap());
     supervisor
         .arg("as-supervisor")
@@ -249,7 +250,7 @@ fn start_supervisor(root: &Root, position: u64) -> Child {
 }
 
 pub(crate) async fn supervisors_at_once_start_one_set() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let positions = 1..=8;
     for position in positions.clone() {
         write_wanted(&root, position, "up", &sleeper(1));
@@ -274,7 +275,7 @@ pub(crate) async fn supervisors_at_once_start_one_set() {
 }
 
 pub(crate) async fn a_late_supervisor_starts_nothing() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let once = spec(vec![payload("web", 1, &["sh", "-c", "echo started >> ../../starts"])]);
     let starts = |position| {
         let lines = std::fs::read_to_string(root.incarnation_directory(id(position)).join("starts"))
@@ -304,7 +305,7 @@ pub(crate) async fn a_late_supervisor_starts_nothing() {
 }
 
 pub(crate) async fn a_directory_deeper_than_a_socket_path_works() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let deep = root.path().join("a".repeat(100)).join("b".repeat(100));
     let processes = ProcessOrchestrator::open(config(&deep)).await.unwrap();
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;

@@ -10,7 +10,9 @@ use chancery_executor::Orchestrator as _;
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
 use rustix::process::Signal;
 
-use crate::world::{Root, command, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until};
+use crate::world::{
+    TestRoot, command, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until,
+};
 
 /// Replaces a supervisor's log by one on which every write fails, at the latest when the result is dropped.
 fn break_log(log: &Path, is_full: bool) -> Option<File> {
@@ -24,7 +26,7 @@ fn break_log(log: &Path, is_full: bool) -> Option<File> {
 }
 
 pub(crate) async fn what_stands_in_the_place_of_its_log_keeps_no_supervisor_from_its_work() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     for position in 1..=2 {
         let log = root.incarnation_directory(id(position)).join("supervisor.log");
@@ -40,7 +42,7 @@ pub(crate) async fn what_stands_in_the_place_of_its_log_keeps_no_supervisor_from
 }
 
 pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports_how_things_ended() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     let job = spec(vec![payload("web", 1, &["sh", "-c", "while [ ! -e go ]; do sleep 0.01; done"])]);
     // A full file system, and a pipe without a reader; a job that ends, and a process that is killed.

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use crate::world::{PATIENCE, command, id, sleeper};
 
 /// Decider's end of a channel.
-struct Decider {
+struct TestDecider {
     hears: mpsc::Receiver<Vec<u8>>,
     says: mpsc::Sender<Vec<u8>>,
     connection_token: u64,
@@ -35,7 +35,7 @@ fn head(position: u64, hash: u8) -> JournalHead {
     }
 }
 
-impl Decider {
+impl TestDecider {
     async fn hear(&mut self) -> ExecutorMessage {
         let heard = tokio::time::timeout(PATIENCE, self.hears.recv()).await.expect("a message is sent");
         serde_json::from_slice(&heard.expect("the channel is open")).unwrap()
@@ -76,8 +76,8 @@ impl Decider {
 }
 
 /// Executor on simulated nodes, whose channels lead to the test.
-struct Executor {
-    channels: mpsc::Receiver<Decider>,
+struct TestExecutor {
+    channels: mpsc::Receiver<TestDecider>,
     stop: Option<oneshot::Sender<()>>,
     running: JoinHandle<Result<(), ExecutorStop>>,
 }
@@ -93,7 +93,7 @@ fn config(root: &std::path::Path) -> ExecutorConfig {
     }
 }
 
-fn start(root: &std::path::Path, world: &Arc<Mutex<SimulatedWorld>>) -> Executor {
+fn start(root: &std::path::Path, world: &Arc<Mutex<SimulatedWorld>>) -> TestExecutor {
     let config = config(root);
     let (offer, executor_channels) = mpsc::channel(1);
     let (stop, stopped) = oneshot::channel::<()>();
@@ -105,7 +105,7 @@ fn start(root: &std::path::Path, world: &Arc<Mutex<SimulatedWorld>>) -> Executor
         async move {
             let (to_decider, hears) = mpsc::channel(4);
             let (says, from_decider) = mpsc::channel(4);
-            let decider = Decider { hears, says, connection_token: token, head: head(100, 1) };
+            let decider = TestDecider { hears, says, connection_token: token, head: head(100, 1) };
             offer.send(decider).await.map_err(std::io::Error::other)?;
             Ok(DeciderChannel { to_decider, from_decider })
         }
@@ -114,11 +114,11 @@ fn start(root: &std::path::Path, world: &Arc<Mutex<SimulatedWorld>>) -> Executor
         let _ = stopped.await;
     };
     let running = tokio::spawn(chancery_executor::run(config, async { Ok(simulated) }, connect, shutdown));
-    Executor { channels: executor_channels, stop: Some(stop), running }
+    TestExecutor { channels: executor_channels, stop: Some(stop), running }
 }
 
-impl Executor {
-    async fn channel(&mut self) -> Decider {
+impl TestExecutor {
+    async fn channel(&mut self) -> TestDecider {
         tokio::time::timeout(PATIENCE, self.channels.recv()).await.expect("it connects").unwrap()
     }
 
@@ -221,7 +221,7 @@ pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_l
     let mut decider = executor.channel().await;
     assert!(matches!(decider.hear().await, ExecutorMessage::Hello { .. }));
     decider.welcome(LEASE, vec![]).await;
-    let beats = async |decider: &mut Decider| {
+    let beats = async |decider: &mut TestDecider| {
         // Longer than the lease.
         for _ in 0..6 {
             let ExecutorMessage::Heartbeat { sequence: heartbeat, .. } = decider.hear().await else {

@@ -15,7 +15,7 @@ use chancery_executor::Orchestrator;
 use chancery_executor::process::{CgroupSetting, ProcessConfig, ProcessOrchestrator};
 use rustix::process::Signal;
 
-use crate::world::{Root, command, config, id, is_ended, is_ready, kill, payload, spec, until};
+use crate::world::{TestRoot, command, config, id, is_ended, is_ready, kill, payload, spec, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -31,7 +31,7 @@ fn told(report: &ObjectReport) -> (&IncarnationExit, &ProcessStatus) {
 }
 
 pub(crate) async fn what_asks_for_more_than_its_limit_is_refused_it() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     let asks = ["python3", "-c", "bytearray(256 << 20)"];
     for (position, memory, code) in [(1, 0, 0), (2, 512 * MIB, 0), (3, 128 * MIB, 1)] {
@@ -42,14 +42,14 @@ pub(crate) async fn what_asks_for_more_than_its_limit_is_refused_it() {
 }
 
 /// Creates a directory for groups, or a simulated one.
-fn groups(root: &Root) -> PathBuf {
+fn groups(root: &TestRoot) -> PathBuf {
     let parent = root.path().join("groups");
     std::fs::create_dir(&parent).unwrap();
     std::fs::write(parent.join("cgroup.subtree_control"), "memory").unwrap();
     parent
 }
 
-async fn open(root: &Root, parent: &Path) -> ProcessOrchestrator {
+async fn open(root: &TestRoot, parent: &Path) -> ProcessOrchestrator {
     ProcessOrchestrator::open(ProcessConfig {
         cgroup: CgroupSetting::At(parent.to_owned()),
         ..config(root.path())
@@ -58,13 +58,13 @@ async fn open(root: &Root, parent: &Path) -> ProcessOrchestrator {
     .unwrap()
 }
 
-fn group(root: &Root, parent: &Path, id: IncarnationId) -> PathBuf {
+fn group(root: &TestRoot, parent: &Path, id: IncarnationId) -> PathBuf {
     let root = std::fs::metadata(root.path()).unwrap();
     parent.join(format!("{:x}-{:x}", root.dev(), root.ino())).join(id.to_string()).join("web-0")
 }
 
 pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let parent = groups(&root);
     let processes = open(&root, &parent).await;
     processes
@@ -95,7 +95,7 @@ pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
 }
 
 pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let parent = groups(&root);
     let processes = open(&root, &parent).await;
     let script = "while [ ! -e exit ]; do sleep 0.01; done; exit 1";
@@ -133,7 +133,7 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
 }
 
 pub(crate) async fn a_group_that_a_dead_supervisor_left_goes_with_what_it_was_for() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let parent = groups(&root);
     let processes = open(&root, &parent).await;
     // The supervisor created the group and died before it recorded anything; then the incarnation was no
@@ -155,7 +155,7 @@ pub(crate) fn lent() -> Option<PathBuf> {
 }
 
 pub(crate) async fn the_kernel_ends_a_group_that_exceeds_its_limit() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let parent = lent().expect("a directory of cgroup v2");
     let processes = open(&root, &parent).await;
     // A helper takes too much: the whole group ends, and no other.

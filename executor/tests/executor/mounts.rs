@@ -7,25 +7,25 @@ use chancery_events::fact::CommandEffect;
 use chancery_executor::Orchestrator as _;
 use chancery_executor::process::debts;
 
-use crate::world::{Root, command, id, is_ended, is_ready, sleeper, until, wait_until};
+use crate::world::{TestRoot, command, id, is_ended, is_ready, sleeper, until, wait_until};
 
 /// Bind mount of one directory on another, until dropped.
-struct Bind(PathBuf);
+struct BindMount(PathBuf);
 
-impl Bind {
+impl BindMount {
     /// Mounts `from`, or returns `None` with a message where nothing can be mounted.
-    fn mount(from: &Path, at: &Path) -> Option<Bind> {
+    fn mount(from: &Path, at: &Path) -> Option<BindMount> {
         std::fs::create_dir_all(at).unwrap();
         let mounted = Command::new("mount").arg("--bind").args([from, at]).stderr(Stdio::null()).status();
         if !mounted.is_ok_and(|status| status.success()) {
             println!("skipped: this machine allows no mount");
             return None;
         }
-        Some(Bind(at.to_owned()))
+        Some(BindMount(at.to_owned()))
     }
 }
 
-impl Drop for Bind {
+impl Drop for BindMount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.0).status();
     }
@@ -47,7 +47,7 @@ fn reason_of(directory: &Path) -> Option<String> {
 }
 
 pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_debt_until_it_is_unmounted() {
-    let (root, outside) = (Root::new(), outside());
+    let (root, outside) = (TestRoot::new(), outside());
     let processes = root.open().await;
     for position in [1, 2] {
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(1))).await;
@@ -55,8 +55,8 @@ pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_
     }
     let point = root.incarnation_directory(id(1)).join("web-0/work/a point");
     // One mount, and another inside it.
-    let Some(first) = Bind::mount(outside.path(), &point) else { return };
-    let Some(second) = Bind::mount(outside.path(), &point.join("a")) else { return };
+    let Some(first) = BindMount::mount(outside.path(), &point) else { return };
+    let Some(second) = BindMount::mount(outside.path(), &point.join("a")) else { return };
     for position in [1, 2] {
         processes.carry_out(command(id(position), 2, CommandEffect::Kill, &sleeper(1))).await;
         until(&processes, id(position), "it has ended", is_ended).await;
@@ -82,12 +82,12 @@ pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_
 }
 
 pub(crate) async fn a_mount_in_what_a_dead_executor_left_is_not_entered_and_holds_nothing_up() {
-    let (root, outside) = (Root::new(), outside());
+    let (root, outside) = (TestRoot::new(), outside());
     // tidy: allow(forgotten)
     let forgotten = root.path().join("forgotten").join(id(1).to_string());
     let kept = root.path().join("output").join(id(2).to_string());
-    let Some(mounted) = Bind::mount(outside.path(), &forgotten.join("web-0/work/point")) else { return };
-    let Some(in_output) = Bind::mount(outside.path(), &kept) else { return };
+    let Some(mounted) = BindMount::mount(outside.path(), &forgotten.join("web-0/work/point")) else { return };
+    let Some(in_output) = BindMount::mount(outside.path(), &kept) else { return };
     for position in 3..110 {
         std::fs::create_dir_all(root.path().join("output").join(id(position).to_string())).unwrap();
     }

@@ -11,9 +11,11 @@ use chancery_executor::logs::LogStream;
 use chancery_executor::process::{OutputLimits, OutputReader, ProcessOrchestrator, log_files};
 use rustix::process::Signal;
 
-use crate::world::{Root, command, config, id, is_ended, is_ready, kill, payload, spec, until, wait_until};
+use crate::world::{
+    TestRoot, command, config, id, is_ended, is_ready, kill, payload, spec, until, wait_until,
+};
 
-async fn open(root: &Root, file_bytes: u64, files: u16) -> ProcessOrchestrator {
+async fn open(root: &TestRoot, file_bytes: u64, files: u16) -> ProcessOrchestrator {
     let output = OutputLimits {
         max_file_bytes: NonZeroU64::new(file_bytes).unwrap(),
         max_files: NonZeroU16::new(files).unwrap(),
@@ -27,7 +29,7 @@ fn shell(script: &str) -> IncarnationSpec {
     spec(vec![payload("web", 1, &["sh", "-c", &script.replace('$', "$$")])])
 }
 
-fn base(root: &Root, id: IncarnationId, stream: LogStream) -> PathBuf {
+fn base(root: &TestRoot, id: IncarnationId, stream: LogStream) -> PathBuf {
     let logs = log_files(root.path(), id).unwrap();
     logs.into_iter().find(|log| log.name.stream == stream).expect("it has output").base
 }
@@ -47,7 +49,7 @@ fn rest(reader: &mut OutputReader, text: &mut String) {
     }
 }
 
-fn bytes_in(root: &Root, id: IncarnationId) -> u64 {
+fn bytes_in(root: &TestRoot, id: IncarnationId) -> u64 {
     let entries = std::fs::read_dir(root.incarnation_directory(id)).unwrap();
     let outputs =
         entries.map(|entry| entry.unwrap()).filter(|e| e.file_name().to_str().unwrap().starts_with("web-0."));
@@ -55,7 +57,7 @@ fn bytes_in(root: &Root, id: IncarnationId) -> u64 {
 }
 
 pub(crate) async fn a_flood_is_bounded_and_its_end_is_kept() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = open(&root, 64 << 10, 3).await;
     let spec = shell("seq 1 1000000; echo the end >&2");
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
@@ -73,7 +75,7 @@ pub(crate) async fn a_flood_is_bounded_and_its_end_is_kept() {
 }
 
 pub(crate) async fn a_follower_reads_every_line_across_files() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = open(&root, 4 << 10, 1000).await;
     let script = "echo 0; while [ ! -e go ]; do sleep 0.01; done; seq 1 100000; exec sleep 3600";
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &shell(script))).await;
@@ -91,7 +93,7 @@ pub(crate) async fn a_follower_reads_every_line_across_files() {
 }
 
 pub(crate) async fn output_outlives_a_crash_while_its_directory_is_forgotten() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = open(&root, 64 << 10, 3).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &shell("echo last words"))).await;
     until(&processes, id(1), "it has ended", is_ended).await;
@@ -113,7 +115,7 @@ pub(crate) async fn output_outlives_a_crash_while_its_directory_is_forgotten() {
 }
 
 pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = open(&root, 4 << 10, 1000).await;
     // Each step writes more than a pipe's capacity.
     let script = "for step in 1 2; do while [ ! -e go-$step ]; do sleep 0.01; done; seq 1 30000; touch did-$step; \

@@ -12,11 +12,11 @@ use chancery_executor::Orchestrator;
 use chancery_executor::process::{OutputReader, ProcessConfig, ProcessOrchestrator, log_files};
 
 use crate::world::{
-    Root, command, config, id, is_ended, is_ready, payload, sleeper, spec, until, wait_until,
+    TestRoot, command, config, id, is_ended, is_ready, payload, sleeper, spec, until, wait_until,
 };
 
 pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
-    let root = Root::new();
+    let root = TestRoot::new();
     // Each process leaves a child in a session of its own; the second dies.
     let script =
         "setsid sleep 3600 & while [ ! -e ../../die-$$CHANCERY_PROCESS ]; do sleep 0.01; done; exit 9";
@@ -38,7 +38,7 @@ pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
 }
 
 pub(crate) async fn what_ignores_the_asking_is_killed() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let script = "trap '' TERM; touch ../../deaf; while true; do sleep 0.05; done";
     let spec = spec(vec![payload("web", 1, &["sh", "-c", script])]);
     let processes = root.open().await;
@@ -83,7 +83,7 @@ fn served(script: &str, ready: ReadinessProbe) -> IncarnationSpec {
 }
 
 pub(crate) async fn placeholders_and_readiness() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let script = r"
 import http.server, os, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -167,7 +167,7 @@ fn status(report: &ObjectReport) -> Option<&ProcessStatus> {
 }
 
 pub(crate) async fn one_that_hangs_is_reported_with_its_error_and_ended_by_its_executor_only_when_asked() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let mut spec = served(HANGS, probe("/ready"));
     spec.payloads[0].alive = Some(probe("/alive"));
     let processes = root.open().await;
@@ -199,7 +199,7 @@ pub(crate) async fn one_that_hangs_is_reported_with_its_error_and_ended_by_its_e
 }
 
 pub(crate) async fn a_port_without_a_listener_is_reported_as_refused_and_nothing_hangs_before_it_was_ready() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let tcp = |failure_threshold| ReadinessProbe::Tcp {
         port: "http".parse().unwrap(),
         timing: ProbeTiming { period: 100, failure_threshold, ..ProbeTiming::default() },
@@ -214,7 +214,7 @@ pub(crate) async fn a_port_without_a_listener_is_reported_as_refused_and_nothing
 }
 
 pub(crate) async fn what_is_wrong_with_a_run_is_said() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     let mut nothing = payload("web", 1, &[]);
     nothing.run = None;
@@ -253,7 +253,7 @@ pub(crate) async fn what_is_wrong_with_a_run_is_said() {
 }
 
 pub(crate) async fn nothing_but_the_standard_descriptors_reaches_a_process() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let mut leaky = config(root.path());
     let this = leaky.program.program.display().to_string();
     // Both start with unintended descriptors.
@@ -272,7 +272,7 @@ pub(crate) async fn nothing_but_the_standard_descriptors_reaches_a_process() {
 }
 
 pub(crate) async fn a_process_begins_with_the_descriptors_that_the_server_was_started_with() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let hard = hard.map_or("unlimited".to_owned(), |hard| hard.to_string());
     let processes =

@@ -9,14 +9,14 @@ use chancery_events::fact::CommandEffect;
 use chancery_events::observation::{
     IncarnationExit, ObjectReport, ObservedState, ProcessInfo, ProcessStatus,
 };
-use chancery_events::protocol::{Command as Order, IncarnationSpec, VolumeMount};
+use chancery_events::protocol::{Command as ObjectCommand, IncarnationSpec, VolumeMount};
 use chancery_executor::Orchestrator;
 use chancery_executor::process::{CgroupSetting, ProcessConfig, ProcessOrchestrator};
 use rustix::process::Signal;
 
 use crate::volumes::{failed, make, order, volume};
 use crate::world::{
-    Root, SilentMount, block_on, command, config, id, is_ended, is_ready, kill, payload, sleeper, spec,
+    SilentMount, TestRoot, block_on, command, config, id, is_ended, is_ready, kill, payload, sleeper, spec,
     until, wait_until,
 };
 
@@ -27,7 +27,7 @@ async fn open(root: &Path, cgroup: &CgroupSetting) -> ProcessOrchestrator {
 }
 
 /// Whether the host has control groups; prints a message if not.
-fn has_groups(root: &Root, cgroup: &CgroupSetting) -> bool {
+fn has_groups(root: &TestRoot, cgroup: &CgroupSetting) -> bool {
     let has = *cgroup == CgroupSetting::Off || root.groups().is_some();
     if !has {
         eprintln!("skipped: this host has no usable control group");
@@ -50,7 +50,7 @@ fn told(report: &ObjectReport) -> &[ProcessInfo] {
     }
 }
 
-fn kill_supervisors(root: &Root) {
+fn kill_supervisors(root: &TestRoot) {
     for supervisor in root.supervisors() {
         kill(supervisor, Signal::KILL);
     }
@@ -58,9 +58,9 @@ fn kill_supervisors(root: &Root) {
 }
 
 /// Process that is killed when the test ends, in any way.
-struct Victim(i32);
+struct KilledProcess(i32);
 
-impl Drop for Victim {
+impl Drop for KilledProcess {
     fn drop(&mut self) {
         if is_alive(self.0) {
             kill(self.0, Signal::KILL);
@@ -69,13 +69,13 @@ impl Drop for Victim {
 }
 
 /// Waits until a process has written its pid.
-fn victim(file: &Path) -> Victim {
+fn victim(file: &Path) -> KilledProcess {
     let mut pid = None;
     wait_until("it wrote its pid", || {
         pid = std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
         pid.is_some()
     });
-    Victim(pid.expect("a pid"))
+    KilledProcess(pid.expect("a pid"))
 }
 
 /// Shell whose child has an empty environment and a session of its own. The child keeps its working
@@ -111,10 +111,10 @@ fn cleaned() -> IncarnationSpec {
 
 /// Starts an incarnation, and kills its supervisor and then each recorded process.
 async fn start_and_kill(
-    root: &Root,
+    root: &TestRoot,
     cgroup: &CgroupSetting,
     spec: &IncarnationSpec,
-) -> (ProcessOrchestrator, Victim) {
+) -> (ProcessOrchestrator, KilledProcess) {
     let processes = open(root.path(), cgroup).await;
     make(&processes, 1).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, spec)).await;
@@ -129,7 +129,7 @@ async fn start_and_kill(
 
 pub(crate) async fn a_daemon_that_leaves_everything_behind_is_ended_with_its_group() {
     for spec in [daemon(), cleaned()] {
-        let root = Root::new();
+        let root = TestRoot::new();
         if !has_groups(&root, &CgroupSetting::Detect) {
             return;
         }
@@ -146,7 +146,7 @@ pub(crate) async fn a_daemon_that_leaves_everything_behind_is_ended_with_its_gro
 }
 
 pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_the_volume_stays_in_use() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let (processes, child) = start_and_kill(&root, &CgroupSetting::Off, &daemon()).await;
     let is_unknown = |report: &ObjectReport| matches!(&report.observed, ObservedState::NotReady { processes } if processes[0].status == ProcessStatus::Unknown);
     until(&processes, id(1), "its process is unknown", is_unknown).await;
@@ -160,7 +160,9 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
         why == "cannot prove end of incarnation: processes are started faster than all can be read";
     assert!(names_a_process || is_outrun, "{why}");
     assert_eq!(refused.revision, 2);
-    processes.carry_out(Order { attempt: 2, ..command(id(1), 2, CommandEffect::Kill, &daemon()) }).await;
+    processes
+        .carry_out(ObjectCommand { attempt: 2, ..command(id(1), 2, CommandEffect::Kill, &daemon()) })
+        .await;
     until(&processes, id(1), "each attempt is answered", |report| failed(report).is_some()).await;
     assert!(is_alive(child.0), "it may belong to another owner");
     processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
@@ -179,14 +181,14 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
 }
 
 pub(crate) async fn what_has_a_mark_is_ended_without_groups_too() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let (processes, child) = start_and_kill(&root, &CgroupSetting::Off, &cleaned()).await;
     until(&processes, id(1), "it has ended", is_ended).await;
     assert!(!is_alive(child.0), "it is found by its working directory");
 }
 
 pub(crate) async fn what_is_accounted_for_holds_up_no_end_without_groups() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = open(root.path(), &CgroupSetting::Off).await;
     for position in [1, 2, 3] {
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &sleeper(2))).await;
@@ -219,7 +221,7 @@ pub(crate) async fn what_is_accounted_for_holds_up_no_end_without_groups() {
 
 pub(crate) async fn a_directory_reached_by_a_link_and_by_its_real_path_is_one() {
     for cgroup in WAYS {
-        let root = Root::new();
+        let root = TestRoot::new();
         if !has_groups(&root, &cgroup) {
             continue;
         }
@@ -280,7 +282,7 @@ fn is_allowed(flags: &[&str]) -> bool {
 }
 
 /// Runs an executor in a new PID namespace; `None` if this machine does not allow that.
-fn in_another_namespace(root: &Root, cgroup: &CgroupSetting, flags: &[&str]) -> Option<String> {
+fn in_another_namespace(root: &TestRoot, cgroup: &CgroupSetting, flags: &[&str]) -> Option<String> {
     if !is_allowed(flags) {
         return None;
     }
@@ -300,14 +302,14 @@ fn in_another_namespace(root: &Root, cgroup: &CgroupSetting, flags: &[&str]) -> 
 
 pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
     for cgroup in WAYS {
-        let root = Root::new();
+        let root = TestRoot::new();
         if !has_groups(&root, &cgroup) {
             continue;
         }
         let processes = open(root.path(), &cgroup).await;
         make(&processes, 1).await;
         let order = command(id(1), 1, CommandEffect::Ensure, &daemon());
-        processes.carry_out(Order { grace: LOOKS / 10, ..order }).await;
+        processes.carry_out(ObjectCommand { grace: LOOKS / 10, ..order }).await;
         let ready = until(&processes, id(1), "it is ready", is_ready).await;
         drop(processes);
         let child = victim(&root.incarnation_directory(id(1)).join("child"));
@@ -345,7 +347,7 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
 }
 
 pub(crate) async fn an_executor_that_sees_the_processes_of_another_namespace_does_not_begin() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let Some(error) = in_another_namespace(&root, &CgroupSetting::Off, &["-p", "-f"]) else { return };
     assert!(error.starts_with("cannot use /proc: it belongs to another PID namespace"), "{error}");
 }
@@ -371,7 +373,7 @@ fn where_hidden(pid: i32, file: &str) -> [String; 5] {
 
 pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
     for file in ["stat", "status"] {
-        let root = Root::new();
+        let root = TestRoot::new();
         let (processes, child) = start_and_kill(&root, &CgroupSetting::Off, &daemon()).await;
         drop(processes);
         let hidden = where_hidden(child.0, file);
@@ -382,7 +384,7 @@ pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
         assert!(failed(&then).is_some(), "{file}: no end is proved: {then:?}");
     }
     // A process with a hidden file is not adopted either.
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(2))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
@@ -400,13 +402,13 @@ pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
 }
 
 /// PID namespace that no incarnation has created.
-struct Namespace(std::process::Child);
+struct ForeignNamespace(std::process::Child);
 
-impl Namespace {
-    fn new() -> Option<Namespace> {
+impl ForeignNamespace {
+    fn new() -> Option<ForeignNamespace> {
         let unshare = || Command::new("unshare").args(["-p", "-f", "--kill-child", "sleep", "3600"]).spawn();
         let is_there = Command::new("unshare").args(["-p", "-f", "true"]).stderr(Stdio::null()).status();
-        is_there.is_ok_and(|status| status.success()).then(unshare)?.ok().map(Namespace)
+        is_there.is_ok_and(|status| status.success()).then(unshare)?.ok().map(ForeignNamespace)
     }
 
     fn init(&self) -> i32 {
@@ -422,7 +424,7 @@ impl Namespace {
     }
 }
 
-impl Drop for Namespace {
+impl Drop for ForeignNamespace {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -430,11 +432,11 @@ impl Drop for Namespace {
 }
 
 pub(crate) async fn a_daemon_in_the_pid_namespace_of_others_ends_with_its_incarnation() {
-    let root = Root::new();
+    let root = TestRoot::new();
     if !has_groups(&root, &CgroupSetting::Detect) {
         return;
     }
-    let Some(namespace) = Namespace::new() else {
+    let Some(namespace) = ForeignNamespace::new() else {
         eprintln!("skipped: this machine does not allow a second PID namespace");
         return;
     };
@@ -465,14 +467,14 @@ pub(crate) async fn a_daemon_in_the_pid_namespace_of_others_ends_with_its_incarn
 }
 
 /// File system that never responds, and a process that has it open.
-struct Silent {
+struct SilentFileSystem {
     mount: SilentMount,
     user: Child,
     _directory: tempfile::TempDir,
 }
 
-impl Silent {
-    fn new(privileges: &str) -> Option<Silent> {
+impl SilentFileSystem {
+    fn new(privileges: &str) -> Option<SilentFileSystem> {
         let directory = tempfile::tempdir().unwrap();
         let mount = SilentMount::at(directory.path())?;
         let point = directory.path().display();
@@ -485,11 +487,11 @@ impl Silent {
         let mut user = user.spawn().unwrap();
         let mut said = [0];
         std::io::Read::read_exact(user.stdout.as_mut().unwrap(), &mut said).unwrap();
-        Some(Silent { mount, user, _directory: directory })
+        Some(SilentFileSystem { mount, user, _directory: directory })
     }
 }
 
-impl Drop for Silent {
+impl Drop for SilentFileSystem {
     fn drop(&mut self) {
         self.mount.end();
         let _ = self.user.kill();
@@ -499,7 +501,7 @@ impl Drop for Silent {
 
 pub(crate) async fn a_file_system_that_does_not_answer_holds_up_no_end() {
     for cgroup in WAYS {
-        let root = Root::new();
+        let root = TestRoot::new();
         if !has_groups(&root, &cgroup) {
             continue;
         }
@@ -509,7 +511,7 @@ pub(crate) async fn a_file_system_that_does_not_answer_holds_up_no_end() {
         // Without groups, a process that may belong to the incarnation blocks the proof: this one must be
         // another's.
         let privileges = if cgroup == CgroupSetting::Off { "--reuid=0" } else { "--no-new-privs" };
-        let Some(_silent) = Silent::new(privileges) else { return };
+        let Some(_silent) = SilentFileSystem::new(privileges) else { return };
         for supervisor in root.supervisors() {
             kill(supervisor, Signal::STOP);
         }
@@ -570,7 +572,7 @@ fn at_work(directory: &Path) -> Vec<i32> {
 pub(crate) async fn daemons_of_others_end_with_their_incarnation() {
     for program in ["nginx", "postgres"] {
         for cgroup in WAYS {
-            let root = Root::new();
+            let root = TestRoot::new();
             if !has_groups(&root, &cgroup) {
                 continue;
             }
@@ -613,7 +615,7 @@ pub(crate) async fn daemons_of_others_end_with_their_incarnation() {
 }
 
 pub(crate) async fn a_group_of_an_incarnation_without_directory_is_ended() {
-    let root = Root::new();
+    let root = TestRoot::new();
     if !has_groups(&root, &CgroupSetting::Detect) {
         return;
     }
@@ -640,7 +642,7 @@ pub(crate) async fn a_group_of_an_incarnation_without_directory_is_ended() {
 }
 
 pub(crate) async fn an_empty_group_that_cannot_be_removed_keeps_no_executor_from_its_start() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let Some(groups) = root.groups() else { return };
     let inner = groups.join(id(1).to_string()).join("inner");
     std::fs::create_dir_all(&inner).unwrap();
@@ -659,7 +661,7 @@ pub(crate) async fn an_empty_group_that_cannot_be_removed_keeps_no_executor_from
 }
 
 pub(crate) async fn a_pipe_of_an_output_that_was_replaced_holds_up_no_end() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
@@ -681,7 +683,7 @@ pub(crate) async fn a_pipe_of_an_output_that_was_replaced_holds_up_no_end() {
 
 pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
     for cgroup in WAYS {
-        let root = Root::new();
+        let root = TestRoot::new();
         if !has_groups(&root, &cgroup) {
             continue;
         }
@@ -730,7 +732,7 @@ pub(crate) fn hider(root: &Path, groups: &Path, out: &Path) -> ExitCode {
 }
 
 pub(crate) async fn a_supervisor_that_cannot_read_its_control_group_leaves_the_end_to_the_executor() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let Some(groups) = root.groups() else { return };
     let tried = Command::new("unshare").args(["-m", "true"]).stderr(Stdio::null()).status();
     if !tried.is_ok_and(|status| status.success()) {
@@ -752,7 +754,7 @@ pub(crate) async fn a_supervisor_that_cannot_read_its_control_group_leaves_the_e
 }
 
 pub(crate) async fn a_supervisor_that_never_answers_the_next_executor_is_replaced() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
@@ -761,8 +763,10 @@ pub(crate) async fn a_supervisor_that_never_answers_the_next_executor_is_replace
         kill(supervisor, Signal::STOP);
     }
     let processes = root.open().await;
-    let order =
-        Order { grace: Duration::from_secs(1), ..command(id(1), 2, CommandEffect::Stop, &sleeper(1)) };
+    let order = ObjectCommand {
+        grace: Duration::from_secs(1),
+        ..command(id(1), 2, CommandEffect::Stop, &sleeper(1))
+    };
     processes.carry_out(order).await;
     until(&processes, id(1), "it is ended", is_ended).await;
     let nothing: Vec<PathBuf> = root.payloads().iter().map(|pid| format!("/proc/{pid}").into()).collect();

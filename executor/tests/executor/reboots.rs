@@ -16,7 +16,8 @@ use chancery_executor::process::{BootId, ProcessConfig, ProcessOrchestrator};
 use rustix::process::Signal;
 
 use crate::world::{
-    Root, block_on, command, config, id, is_ended, is_ready, kill, payload, probed, spec, until, wait_until,
+    TestRoot, block_on, command, config, id, is_ended, is_ready, kill, payload, probed, spec, until,
+    wait_until,
 };
 
 fn boot(number: u64) -> BootId {
@@ -27,12 +28,12 @@ fn config_of(root: &Path, boot: BootId) -> ProcessConfig {
     ProcessConfig { boot: Some(boot), ..config(root) }
 }
 
-async fn open(root: &Root, number: u64) -> ProcessOrchestrator {
+async fn open(root: &TestRoot, number: u64) -> ProcessOrchestrator {
     ProcessOrchestrator::open(config_of(root.path(), boot(number))).await.unwrap()
 }
 
 /// Kills everything that runs under the root, as a power cut does.
-pub(crate) fn power_cut(root: &Root) {
+pub(crate) fn power_cut(root: &TestRoot) {
     wait_until("all processes are dead", || {
         let left: Vec<i32> = root.supervisors().into_iter().chain(root.payloads()).collect();
         for pid in &left {
@@ -48,13 +49,13 @@ fn counted(restart: RestartPolicy) -> IncarnationSpec {
     IncarnationSpec { restart, ..spec(vec![payload("web", 1, &["sh", "-c", script])]) }
 }
 
-fn starts(root: &Root, id: IncarnationId) -> usize {
+fn starts(root: &TestRoot, id: IncarnationId) -> usize {
     std::fs::read_to_string(root.incarnation_directory(id).join("starts")).unwrap_or_default().lines().count()
 }
 
 /// Waits until an incarnation has recorded this many starts: it is ready once its shell runs, before the
 /// shell has written anything.
-fn wait_for_starts(root: &Root, id: IncarnationId, count: usize) {
+fn wait_for_starts(root: &TestRoot, id: IncarnationId, count: usize) {
     wait_until(&format!("{id} records {count} starts"), || starts(root, id) >= count);
     assert_eq!(starts(root, id), count, "{id}");
 }
@@ -79,7 +80,7 @@ pub(crate) fn victim(root: &Path, number: u64) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn start_victim(root: &Root, number: u64) -> Child {
+fn start_victim(root: &TestRoot, number: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["as-rebooted", root.path().to_str().unwrap(), &number.to_string()])
         .stdin(Stdio::null())
@@ -97,7 +98,7 @@ open('../../started', 'w').close()
 server = socket.create_server(('127.0.0.1', int(sys.argv[1])))
 time.sleep(3600)
 ";
-    let root = Root::new();
+    let root = TestRoot::new();
     let slow = IncarnationSpec { restart: RestartPolicy::Always, ..probed(1, script) };
     let processes = open(&root, 1).await;
     processes.carry_out(command(id(1), 3, CommandEffect::Ensure, &slow)).await;
@@ -117,7 +118,7 @@ time.sleep(3600)
 
 pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_decider_and_nothing_else_does()
 {
-    let root = Root::new();
+    let root = TestRoot::new();
     let (always, once) = (counted(RestartPolicy::Always), counted(RestartPolicy::OnFailure));
     let processes = open(&root, 1).await;
     for (position, spec) in [
@@ -192,7 +193,7 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
 
 pub(crate) async fn killing_the_executor_at_any_moment_after_a_reboot_starts_each_once_a_boot() {
     const COUNT: u64 = 12;
-    let root = Root::new();
+    let root = TestRoot::new();
     let always = counted(RestartPolicy::Always);
     let processes = open(&root, 1).await;
     for position in 1..=COUNT {
@@ -228,7 +229,7 @@ pub(crate) async fn killing_the_executor_at_any_moment_after_a_reboot_starts_eac
 }
 
 pub(crate) async fn a_machine_that_goes_down_again_before_anything_was_started_comes_back_all_the_same() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let always = counted(RestartPolicy::Always);
     let processes = open(&root, 1).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &always)).await;
@@ -249,7 +250,7 @@ pub(crate) async fn a_machine_that_goes_down_again_before_anything_was_started_c
 }
 
 pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_and_holds_back_no_other() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let program = root.path().join("program");
     std::fs::copy("/bin/sleep", &program).unwrap();
     let argv = [program.to_str().unwrap(), "3600"];
@@ -286,7 +287,7 @@ pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_a
 }
 
 pub(crate) async fn a_supervisor_that_cannot_begin_after_a_reboot_is_an_end_with_its_reason() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = open(&root, 1).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &counted(RestartPolicy::Always))).await;
     until(&processes, id(1), "it is ready", is_ready).await;
@@ -303,7 +304,7 @@ pub(crate) async fn a_supervisor_that_cannot_begin_after_a_reboot_is_an_end_with
 }
 
 pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtaken() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let always = counted(RestartPolicy::Always);
     let processes = open(&root, 1).await;
     for position in 1..=40 {
@@ -328,7 +329,7 @@ pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtak
 }
 
 pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = open(&root, 1).await;
     let always = counted(RestartPolicy::Always);
     // As in a shutdown: everything receives SIGTERM, supervisors too.
@@ -370,7 +371,7 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
 }
 
 pub(crate) async fn a_copy_of_the_directory_on_another_machine_starts_nothing() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = open(&root, 1).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &counted(RestartPolicy::Always))).await;
     until(&processes, id(1), "it is ready", is_ready).await;

@@ -7,7 +7,7 @@ use chancery_events::observation::ObservedState;
 use chancery_executor::Orchestrator;
 use rustix::process::Signal;
 
-use crate::world::{Root, command, id, is_ended, is_ready, kill, sleeper, until, wait_until};
+use crate::world::{TestRoot, command, id, is_ended, is_ready, kill, sleeper, until, wait_until};
 
 fn damage(path: &Path) {
     let mut bytes = std::fs::read(path).unwrap();
@@ -23,7 +23,7 @@ fn damage_both(record: &Path) {
 }
 
 pub(crate) async fn one_damaged_copy_of_each_record_loses_nothing() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let spec = sleeper(2);
     let processes = root.open().await;
     for position in [1, 2] {
@@ -52,7 +52,7 @@ pub(crate) async fn one_damaged_copy_of_each_record_loses_nothing() {
 }
 
 pub(crate) async fn what_a_supervisor_has_recorded_is_written_again_by_it_though_no_copy_is_whole() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
     let before = until(&processes, id(1), "it is ready", is_ready).await;

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use chancery_events::fact::CommandEffect;
 use chancery_events::observation::{ObjectReport, ObservedState};
-use chancery_events::protocol::{Command as Order, CommandStatus};
+use chancery_events::protocol::{Command as ObjectCommand, CommandStatus};
 use chancery_executor::process::ProcessOrchestrator;
 use chancery_executor::{Orchestrator as _, WorkProgress};
 use tokio::task::JoinSet;
 
 use crate::volumes::{data, failed, fill, make, order, volume, writer};
 use crate::world::{
-    PATIENCE, Root, SilentMount, command, id, is_ended, is_ready, sleeper, until, wait_until,
+    PATIENCE, SilentMount, TestRoot, command, id, is_ended, is_ready, sleeper, until, wait_until,
 };
 
 /// Returns the observed states of the executor's objects.
@@ -32,7 +32,7 @@ fn names(directory: &Path) -> Vec<String> {
 pub(crate) async fn a_directory_in_the_place_of_a_volume_is_not_touched_and_the_volume_is_known_when_it_is_back()
  {
     for linked in [false, true] {
-        let root = Root::new();
+        let root = TestRoot::new();
         let processes = root.open().await;
         make(&processes, 1).await;
         fill(&data(&root, 1));
@@ -70,7 +70,7 @@ pub(crate) async fn a_directory_in_the_place_of_a_volume_is_not_touched_and_the_
 }
 
 pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_said_of_them_and_none_is_made() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     make(&processes, 1).await;
     fill(&data(&root, 1));
@@ -93,7 +93,7 @@ pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_said_of_them
     );
     drop(processes);
     let processes = root.open().await;
-    let met = Order { status: CommandStatus::Fulfilled, ..order(1, 1, CommandEffect::Ensure) };
+    let met = ObjectCommand { status: CommandStatus::Fulfilled, ..order(1, 1, CommandEffect::Ensure) };
     let orders =
         [(1, met.clone()), (1, order(1, 2, CommandEffect::Kill)), (2, order(2, 1, CommandEffect::Ensure))];
     for (position, order) in orders {
@@ -113,7 +113,7 @@ pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_said_of_them
 }
 
 pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     for position in 1..=8 {
         make(&processes, position).await;
@@ -122,8 +122,10 @@ pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else
     until(&processes, id(11), "it is ready", is_ready).await;
     let Some(mut silent) = SilentMount::at(&root.path().join("volumes")) else { return };
     // Under a running executor, and under one that starts then.
-    let met =
-        |position| Order { status: CommandStatus::Fulfilled, ..order(position, 1, CommandEffect::Ensure) };
+    let met = |position| ObjectCommand {
+        status: CommandStatus::Fulfilled,
+        ..order(position, 1, CommandEffect::Ensure)
+    };
     let mut running = processes;
     for round in [1, 2] {
         // More than there are threads.

@@ -9,7 +9,7 @@ use chancery_events::fact::CommandEffect;
 use chancery_events::id::{Lineage, Position, VolumeId};
 use chancery_events::observation::{IncarnationExit, ObjectReport, ObservedState, RetryClass};
 use chancery_events::protocol::{
-    Command as Order, CommandStatus, IncarnationSpec, ObjectSpec, VolumeMount, VolumeSpec,
+    Command as ObjectCommand, CommandStatus, IncarnationSpec, ObjectSpec, VolumeMount, VolumeSpec,
 };
 use chancery_events::spec::RestartPolicy;
 use chancery_executor::Orchestrator;
@@ -17,7 +17,7 @@ use chancery_executor::process::{BootId, ProcessConfig, ProcessOrchestrator, Vol
 
 use crate::reboots::power_cut;
 use crate::world::{
-    PATIENCE, Root, block_on, command, config, id, is_ended, is_ready, payload, spec, until, wait_until,
+    PATIENCE, TestRoot, block_on, command, config, id, is_ended, is_ready, payload, spec, until, wait_until,
     write_state,
 };
 
@@ -30,11 +30,11 @@ fn of(capacity: u64) -> ObjectSpec {
     ObjectSpec::Volume(VolumeSpec { name, node, class, capacity })
 }
 
-pub(crate) fn order(position: u64, revision: u32, effect: CommandEffect) -> Order {
+pub(crate) fn order(position: u64, revision: u32, effect: CommandEffect) -> ObjectCommand {
     command(volume(position), revision, effect, &of(1 << 20))
 }
 
-pub(crate) fn data(root: &Root, position: u64) -> PathBuf {
+pub(crate) fn data(root: &TestRoot, position: u64) -> PathBuf {
     root.volume(volume(position)).join("data")
 }
 
@@ -49,7 +49,7 @@ fn mounting(position: u64, mut payload: chancery_events::protocol::IncarnationPa
     spec(vec![payload])
 }
 
-fn lines(root: &Root, position: u64) -> usize {
+fn lines(root: &TestRoot, position: u64) -> usize {
     std::fs::read_to_string(data(root, position).join("lines")).unwrap_or_default().lines().count()
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn victim(root: &Path, what: &str, count: u64) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn start_victim(root: &Root, what: &str, count: u64) -> Child {
+fn start_victim(root: &TestRoot, what: &str, count: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["as-maker", root.path().to_str().unwrap(), what, &count.to_string()])
         .stdin(Stdio::null())
@@ -92,7 +92,7 @@ fn start_victim(root: &Root, what: &str, count: u64) -> Child {
 }
 
 pub(crate) async fn killing_the_executor_while_it_makes_them_neither_loses_nor_doubles() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let lives: u64 = std::env::var("LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(80);
     for epoch in 0..lives {
         let count = epoch / 4 + 1;
@@ -138,7 +138,7 @@ pub(crate) fn fill(directory: &Path) {
 }
 
 pub(crate) async fn killing_the_executor_while_it_destroys_them_ends_in_none_and_takes_no_other() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let count = 10;
     let processes = root.open().await;
     for position in 1..=count + 1 {
@@ -168,7 +168,7 @@ pub(crate) async fn killing_the_executor_while_it_destroys_them_ends_in_none_and
 }
 
 pub(crate) async fn what_is_begun_to_be_destroyed_goes_on_without_being_told_to() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     make(&processes, 1).await;
     fill(&data(&root, 1));
@@ -192,7 +192,7 @@ pub(crate) async fn what_is_begun_to_be_destroyed_goes_on_without_being_told_to(
 }
 
 pub(crate) async fn what_is_not_ours_is_never_touched() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let directories = [1, 2, 3].map(|position| root.volume(volume(position)));
     let records = [None, Some("not json"), Some(r#"{"volume":"ID","order":{}}"#)];
     let processes = root.open().await;
@@ -236,7 +236,7 @@ pub(crate) async fn what_is_not_ours_is_never_touched() {
 }
 
 /// Creates files outside of the volume, which must stay unchanged.
-fn outside(root: &Root) -> PathBuf {
+fn outside(root: &TestRoot) -> PathBuf {
     let outside = root.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
     fill(&outside);
@@ -244,7 +244,7 @@ fn outside(root: &Root) -> PathBuf {
 }
 
 pub(crate) async fn links_that_lead_out_of_a_volume_are_removed_and_not_followed() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let outside = outside(&root);
     let processes = root.open().await;
     make(&processes, 1).await;
@@ -284,7 +284,7 @@ impl<F: FnMut()> Drop for AtEnd<F> {
 }
 
 pub(crate) async fn a_file_system_that_is_mounted_inside_is_left_and_named() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let outside = outside(&root);
     let processes = root.open().await;
     make(&processes, 1).await;
@@ -312,7 +312,7 @@ pub(crate) async fn a_file_system_that_is_mounted_inside_is_left_and_named() {
 }
 
 pub(crate) async fn what_is_in_a_volume_outlives_executor_run_and_reboot() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let booted = |number: u64| {
         let boot = BootId { id: format!("boot {number}"), machine: Some("here".into()) };
         ProcessConfig { boot: Some(boot), ..config(root.path()) }
@@ -355,7 +355,7 @@ pub(crate) async fn what_is_in_a_volume_outlives_executor_run_and_reboot() {
 }
 
 pub(crate) async fn a_volume_whose_data_is_removed_has_ended_and_is_not_made_again() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     for position in [1, 2] {
         make(&processes, position).await;
@@ -384,7 +384,7 @@ pub(crate) async fn a_volume_whose_data_is_removed_has_ended_and_is_not_made_aga
 }
 
 pub(crate) async fn one_damaged_copy_of_its_record_loses_nothing() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let copies = ["volume.json", "volume.copy"];
     let processes = root.open().await;
     make(&processes, 1).await;
@@ -401,7 +401,7 @@ pub(crate) async fn one_damaged_copy_of_its_record_loses_nothing() {
 }
 
 pub(crate) async fn what_was_told_to_be_there_is_not_removed_for_want_of_a_record() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     make(&processes, 1).await;
     fill(&data(&root, 1));
@@ -413,14 +413,14 @@ pub(crate) async fn what_was_told_to_be_there_is_not_removed_for_want_of_a_recor
     write_state(&path, &serde_json::from_str(&json).unwrap());
     let processes = root.open().await;
     processes
-        .carry_out(Order { status: CommandStatus::Fulfilled, ..order(1, 1, CommandEffect::Ensure) })
+        .carry_out(ObjectCommand { status: CommandStatus::Fulfilled, ..order(1, 1, CommandEffect::Ensure) })
         .await;
     until(&processes, volume(1), "the volume exists", is_ready).await;
     assert_eq!(std::fs::read_dir(data(&root, 1)).unwrap().count(), 6);
 }
 
 pub(crate) async fn a_process_finds_its_volume_by_placeholder_and_variable() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     make(&processes, 1).await;
     let script = "echo \"$1 $$CHANCERY_VOLUME_VAR_LIB_DB_1\" > ${volume./var/lib/db-1}/out; exec sleep 3600";
@@ -436,7 +436,7 @@ pub(crate) async fn a_process_finds_its_volume_by_placeholder_and_variable() {
 }
 
 pub(crate) async fn a_process_that_is_left_of_a_lost_run_keeps_its_volume() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     make(&processes, 1).await;
     // A process that an incarnation started, and that kept nothing but its environment.
@@ -456,7 +456,7 @@ pub(crate) async fn a_process_that_is_left_of_a_lost_run_keeps_its_volume() {
 }
 
 pub(crate) async fn a_volume_that_has_no_room_waits_and_what_one_uses_is_told() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     processes.carry_out(command(volume(1), 1, CommandEffect::Ensure, &of(u64::MAX))).await;
     let waits =
@@ -467,7 +467,7 @@ pub(crate) async fn a_volume_that_has_no_room_waits_and_what_one_uses_is_told() 
         "{message}"
     );
     assert!(message.ends_with(" free") && !data(&root, 1).exists(), "{message}");
-    let second = Order { attempt: 2, ..order(1, 1, CommandEffect::Ensure) };
+    let second = ObjectCommand { attempt: 2, ..order(1, 1, CommandEffect::Ensure) };
     processes.carry_out(second).await;
     until(&processes, volume(1), "with a smaller size, it is created", is_ready).await;
     std::fs::write(data(&root, 1).join("file"), vec![1; 1 << 20]).unwrap();
@@ -481,7 +481,7 @@ pub(crate) async fn a_volume_that_has_no_room_waits_and_what_one_uses_is_told() 
 }
 
 pub(crate) async fn a_run_and_a_destruction_at_once_end_in_one_of_both() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     for position in 1..=20 {
         make(&processes, position).await;
@@ -503,7 +503,7 @@ pub(crate) async fn a_run_and_a_destruction_at_once_end_in_one_of_both() {
 }
 
 pub(crate) async fn a_volume_that_an_orphan_uses_gets_no_second_user() {
-    let root = Root::new();
+    let root = TestRoot::new();
     let processes = root.open().await;
     make(&processes, 1).await;
     // No command ends it, as with decisions in a lost part of the journal.

@@ -164,11 +164,11 @@ pub(crate) fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 /// Root whose processes are killed on drop.
-pub(crate) struct Root(tempfile::TempDir);
+pub(crate) struct TestRoot(tempfile::TempDir);
 
-impl Root {
-    pub(crate) fn new() -> Root {
-        Root(tempfile::tempdir().unwrap())
+impl TestRoot {
+    pub(crate) fn new() -> TestRoot {
+        TestRoot(tempfile::tempdir().unwrap())
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -217,7 +217,7 @@ impl Root {
     }
 }
 
-impl Root {
+impl TestRoot {
     /// Returns the control group of the executor over this root, if this host has groups.
     pub(crate) fn groups(&self) -> Option<PathBuf> {
         let EndProof::Cgroup(parent) = CgroupSupport::detect(&CgroupSetting::Detect).unwrap().proof else {
@@ -228,7 +228,7 @@ impl Root {
     }
 }
 
-impl Drop for Root {
+impl Drop for TestRoot {
     fn drop(&mut self) {
         self.end_processes();
         // Processes that their executor did not end, and that no search finds.
@@ -246,7 +246,7 @@ impl Drop for Root {
     }
 }
 
-impl Root {
+impl TestRoot {
     fn end_processes(&self) {
         // Until nothing is left: a supervisor may be about to start a process, and so may a trampoline.
         for _ in 0..1000 {
@@ -308,9 +308,9 @@ pub(crate) fn probed(processes: u16, script: &str) -> IncarnationSpec {
     spec(vec![payload])
 }
 
-struct Real(Root);
+struct RealProcesses(TestRoot);
 
-impl OrchestratorUnderTest for Real {
+impl OrchestratorUnderTest for RealProcesses {
     type Orchestrator = ProcessOrchestrator;
 
     async fn open(&self) -> ProcessOrchestrator {
@@ -402,7 +402,7 @@ impl OrchestratorUnderTest for Real {
 }
 
 pub(crate) async fn processes_conform() {
-    conformance::check(&Real(Root::new())).await;
+    conformance::check(&RealProcesses(TestRoot::new())).await;
 }
 
 struct InMemory(Arc<Mutex<SimulatedWorld>>);

@@ -42,8 +42,8 @@ fn what_is_done_to_records_and_names_is_a_change_once() {
 
 #[test]
 fn a_directory_that_is_not_where_it_was_is_lost_whatever_stands_there() {
-    type Do = fn(&Path, &IncarnationDirectory);
-    let cases: [(&str, Do, DirectoryLoss); 5] = [
+    type DirectoryChange = fn(&Path, &IncarnationDirectory);
+    let cases: [(&str, DirectoryChange, DirectoryLoss); 5] = [
         (
             "it is removed",
             |_, directory| fs::remove_dir_all(directory.path()).unwrap(),

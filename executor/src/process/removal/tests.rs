@@ -13,22 +13,22 @@ use super::*;
 static GO: AtomicBool = AtomicBool::new(false);
 
 /// Bind mount of one directory at another, until this is dropped.
-struct Bind(PathBuf);
+struct BindMount(PathBuf);
 
-impl Bind {
+impl BindMount {
     /// Returns `None` where nothing can be mounted, and prints that.
-    fn mount(from: &Path, at: &Path) -> Option<Bind> {
+    fn mount(from: &Path, at: &Path) -> Option<BindMount> {
         fs::create_dir_all(at).unwrap();
         let mounted = Command::new("mount").arg("--bind").args([from, at]).stderr(Stdio::null()).status();
         if !mounted.is_ok_and(|status| status.success()) {
             println!("nothing can be mounted here: not tried");
             return None;
         }
-        Some(Bind(at.to_owned()))
+        Some(BindMount(at.to_owned()))
     }
 }
 
-impl Drop for Bind {
+impl Drop for BindMount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.0).status();
     }
@@ -70,8 +70,8 @@ fn a_directory_is_not_removed_while_anything_is_mounted_inside_and_is_removed_af
     // One mount inside another, reached through a link in the path.
     let linked = root.path().join("link");
     std::os::unix::fs::symlink(root.path(), &linked).unwrap();
-    let Some(first) = Bind::mount(outside.path(), &doomed.join("work/a point")) else { return };
-    let Some(second) = Bind::mount(outside.path(), &doomed.join("work/a point/a")) else { return };
+    let Some(first) = BindMount::mount(outside.path(), &doomed.join("work/a point")) else { return };
+    let Some(second) = BindMount::mount(outside.path(), &doomed.join("work/a point/a")) else { return };
     fs::write(doomed.join("file"), "").unwrap();
     for path in [doomed.clone(), linked.join("doomed")] {
         let error = remove(&path, &GO).unwrap_err().to_string();
@@ -90,7 +90,7 @@ fn a_directory_is_not_removed_while_anything_is_mounted_inside_and_is_removed_af
 fn a_mount_that_comes_between_check_and_removal_is_not_entered() {
     let (root, outside) = (tempfile::tempdir().unwrap(), outside());
     let doomed = root.path().join("doomed");
-    let Some(bind) = Bind::mount(outside.path(), &doomed.join("work/point")) else { return };
+    let Some(bind) = BindMount::mount(outside.path(), &doomed.join("work/point")) else { return };
     let error = remove_unmounted(&doomed, &GO).unwrap_err().to_string();
     assert!(error.contains("mounted inside: point"), "{error}");
     // As on a kernel without openat2.
@@ -109,7 +109,7 @@ fn mounts_that_come_and_go_during_removals_lose_nothing() {
     let (root, outside) = (tempfile::tempdir().unwrap(), outside());
     let doomed = root.path().join("doomed");
     let point = doomed.join("work/deep/point");
-    let Some(first) = Bind::mount(outside.path(), &point) else { return };
+    let Some(first) = BindMount::mount(outside.path(), &point) else { return };
     drop(first);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -59,9 +59,9 @@ fn ensure(world: &mut SimulatedWorld, revision: u32, spec: &IncarnationSpec) -> 
 }
 
 /// Revision, name of the observed state, and number of processes.
-type Word = (u32, &'static str, usize);
+type StatusSummary = (u32, &'static str, usize);
 
-fn word(told: &StatusUpdate) -> Word {
+fn word(told: &StatusUpdate) -> StatusSummary {
     let (StatusUpdate::Change(report) | StatusUpdate::ListOnly(report)) = told;
     let (word, count) = match &report.observed {
         ObservedState::Started { processes } => ("ensured", processes.len()),
@@ -75,7 +75,7 @@ fn word(told: &StatusUpdate) -> Word {
     (report.revision, word, count)
 }
 
-fn words(told: &[StatusUpdate]) -> Vec<Word> {
+fn words(told: &[StatusUpdate]) -> Vec<StatusSummary> {
     told.iter().map(word).collect()
 }
 
@@ -106,7 +106,7 @@ fn a_change_takes_its_time_and_what_ran_before_is_there_until_it_is_made() {
 
 #[test]
 fn a_change_misbehaves_as_a_start_does() {
-    let cases: [(&str, &[Word], &str); 7] = [
+    let cases: [(&str, &[StatusSummary], &str); 7] = [
         ("fail", &[(2, "never", 0), (2, "never", 0)], "each attempt"),
         ("fail:retry:1", &[(2, "retry", 0), (2, "ready", 2)], "the first attempt"),
         ("late", &[(2, "retry", 0), (2, "ready", 2)], "it succeeds, and a failure is reported"),
@@ -130,7 +130,7 @@ fn a_change_misbehaves_as_a_start_does() {
 
 #[test]
 fn what_runs_may_end_by_itself_before_during_and_after_a_change() {
-    let cases: [(&str, &[Word], &str); 4] = [
+    let cases: [(&str, &[StatusSummary], &str); 4] = [
         (
             "delay:200ms,exit:0",
             &[(2, "ready", 2), (2, "ended", 2)],
@@ -159,7 +159,7 @@ fn what_runs_may_end_by_itself_before_during_and_after_a_change() {
 
 #[test]
 fn another_order_in_the_middle_of_a_change_takes_its_place() {
-    let cases: [(CommandEffect, u16, &[Word], &str); 4] = [
+    let cases: [(CommandEffect, u16, &[StatusSummary], &str); 4] = [
         (CommandEffect::Ensure, 4, &[(3, "ready", 4)], "yet another spec"),
         (CommandEffect::Ensure, 1, &[(3, "ready", 1)], "back to the old spec"),
         (CommandEffect::Stop, 2, &[(3, "ended", 1)], "the running incarnation ends"),
@@ -212,7 +212,7 @@ fn disk() -> VolumeId {
     VolumeId::issue(Lineage::from_random(42), Position::FIRST)
 }
 
-fn on_disk(world: &mut SimulatedWorld, revision: u32, attempt: u32, effect: CommandEffect) -> Word {
+fn on_disk(world: &mut SimulatedWorld, revision: u32, attempt: u32, effect: CommandEffect) -> StatusSummary {
     let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
     let spec = ObjectSpec::Volume(VolumeSpec { name, node, class, capacity: 1 });
     let (object, command_status, grace) = (disk().into(), CommandStatus::Pending, Duration::ZERO);
@@ -235,7 +235,7 @@ fn mounting(processes: u16, simulate: &str) -> IncarnationSpec {
 
 #[test]
 fn a_volume_misbehaves_by_a_rule_and_has_no_processes() {
-    let cases: [(&str, &[Word], &str); 5] = [
+    let cases: [(&str, &[StatusSummary], &str); 5] = [
         ("", &[(1, "ready", 0)], "well"),
         ("delay:50ms", &[(0, "not ready", 0), (1, "ready", 0)], "after its delay"),
         ("fail:retry:1", &[(1, "retry", 0)], "the first attempt fails"),

@@ -9,11 +9,11 @@ use chancery_journal::memory::MemoryLog;
 use chancery_journal::segments::{SegmentJournal, SegmentOptions};
 use chancery_journal::{AppendError, ChainCursor, CloseError, DeliverySink, Journal, JournalReader};
 
-struct Memory(MemoryLog);
+struct MemoryFixture(MemoryLog);
 
-impl JournalFixture for Memory {
-    fn new() -> Memory {
-        Memory(MemoryLog::new(FLEET))
+impl JournalFixture for MemoryFixture {
+    fn new() -> MemoryFixture {
+        MemoryFixture(MemoryLog::new(FLEET))
     }
 
     fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal> {
@@ -32,13 +32,13 @@ impl JournalFixture for Memory {
 
 #[test]
 fn the_journal_in_memory_conforms() {
-    run::<Memory>();
+    run::<MemoryFixture>();
 }
 
 /// Segments that start with `FIRST` bytes and grow up to `LARGEST`.
-struct Segments<const FIRST: u64, const LARGEST: u64>(tempfile::TempDir);
+struct SegmentsFixture<const FIRST: u64, const LARGEST: u64>(tempfile::TempDir);
 
-impl<const FIRST: u64, const LARGEST: u64> Segments<FIRST, LARGEST> {
+impl<const FIRST: u64, const LARGEST: u64> SegmentsFixture<FIRST, LARGEST> {
     fn options(dir: &Path) -> SegmentOptions {
         let sizes = SegmentOptions {
             first_segment: FIRST,
@@ -49,9 +49,9 @@ impl<const FIRST: u64, const LARGEST: u64> Segments<FIRST, LARGEST> {
     }
 }
 
-impl<const FIRST: u64, const LARGEST: u64> JournalFixture for Segments<FIRST, LARGEST> {
+impl<const FIRST: u64, const LARGEST: u64> JournalFixture for SegmentsFixture<FIRST, LARGEST> {
     fn new() -> Self {
-        Segments(tempfile::tempdir().expect("a directory"))
+        SegmentsFixture(tempfile::tempdir().expect("a directory"))
     }
 
     fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal> {
@@ -72,27 +72,27 @@ impl<const FIRST: u64, const LARGEST: u64> JournalFixture for Segments<FIRST, LA
 
 #[test]
 fn the_journal_in_segments_conforms() {
-    run::<Segments<{ 4 << 20 }, { 64 << 20 }>>();
+    run::<SegmentsFixture<{ 4 << 20 }, { 64 << 20 }>>();
 }
 
 #[test]
 fn the_journal_in_small_segments_conforms() {
-    run::<Segments<2048, 8192>>();
+    run::<SegmentsFixture<2048, 8192>>();
 }
 
 #[test]
 fn the_journal_in_segments_of_one_record_conforms() {
-    run::<Segments<1, 1>>();
+    run::<SegmentsFixture<1, 1>>();
 }
 
 /// Records are written by the thread that appends them.
-struct Here(Segments<2048, 8192>);
+struct AppendHereFixture(SegmentsFixture<2048, 8192>);
 
 struct HereJournal(Box<dyn Journal>);
 
-impl JournalFixture for Here {
-    fn new() -> Here {
-        Here(Segments::new())
+impl JournalFixture for AppendHereFixture {
+    fn new() -> AppendHereFixture {
+        AppendHereFixture(SegmentsFixture::new())
     }
 
     fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal> {
@@ -128,5 +128,5 @@ impl Journal for HereJournal {
 
 #[test]
 fn the_journal_in_segments_conforms_when_its_appenders_write() {
-    run::<Here>();
+    run::<AppendHereFixture>();
 }

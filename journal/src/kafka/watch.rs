@@ -113,11 +113,11 @@ mod tests {
         use FollowingTrouble::{Behind, Shorter, Silent};
         // For each second: answers of the leader so far, the end that it reported last, the offset reached.
         // Then the expected result.
-        type Second = (u64, i64, i64);
-        type Seconds = Box<dyn Fn(u64) -> Second>;
-        let steady = |second: Second| move |_: u64| second;
+        type SecondOfAnswers = (u64, i64, i64);
+        type AnswersBySecond = Box<dyn Fn(u64) -> SecondOfAnswers>;
+        let steady = |second: SecondOfAnswers| move |_: u64| second;
         let answered = |tail: i64, reached: i64| move |at: u64| (at, tail, reached);
-        let table: [(&str, Seconds, Option<FollowingTrouble>); 8] = [
+        let table: [(&str, AnswersBySecond, Option<FollowingTrouble>); 8] = [
             ("idle", Box::new(answered(20, 20)), None),
             ("no answer arrives", Box::new(steady((7, 20, 20))), Some(Silent)),
             (

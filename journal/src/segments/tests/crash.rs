@@ -13,7 +13,7 @@ use crate::journal::Journal;
 const SECTOR: usize = 64;
 
 #[derive(Clone, Debug)]
-enum Op {
+enum DiskOperation {
     Create {
         file: usize,
         path: PathBuf,
@@ -41,33 +41,33 @@ enum Op {
 }
 
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<Op>>>);
+struct OperationLog(Arc<Mutex<Vec<DiskOperation>>>);
 
-impl Log {
-    fn push(&self, op: Op) {
+impl OperationLog {
+    fn push(&self, op: DiskOperation) {
         self.0.lock().expect("a log").push(op);
     }
 }
 
 /// Disk that executes operations and records them.
-struct Recording {
-    log: Log,
+struct RecordingDisk {
+    log: OperationLog,
     /// Numbers of existing files.
     known: Mutex<BTreeMap<PathBuf, usize>>,
 }
 
 struct RecordingFile {
-    log: Log,
+    log: OperationLog,
     file: usize,
     inner: Box<dyn DiskFile>,
 }
 
-impl DiskAccess for Recording {
+impl DiskAccess for RecordingDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         let inner = NoSync.create(path)?;
         let mut log = self.log.0.lock().expect("a log");
         let file = 1000 + log.len();
-        log.push(Op::Create { file, path: path.to_owned() });
+        log.push(DiskOperation::Create { file, path: path.to_owned() });
         self.known.lock().expect("names").insert(path.to_owned(), file);
         Ok(Box::new(RecordingFile { log: self.log.clone(), file, inner }))
     }
@@ -79,33 +79,37 @@ impl DiskAccess for Recording {
         let mut known = self.known.lock().expect("names");
         let file = known.remove(from).expect("a file");
         known.insert(to.to_owned(), file);
-        self.log.push(Op::Rename { from: from.to_owned(), to: to.to_owned() });
+        self.log.push(DiskOperation::Rename { from: from.to_owned(), to: to.to_owned() });
         NoSync.rename(from, to)
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.log.push(Op::Remove { path: path.to_owned() });
+        self.log.push(DiskOperation::Remove { path: path.to_owned() });
         NoSync.remove(path)
     }
     fn sync_dir(&self, _: &Path) -> io::Result<()> {
-        self.log.push(Op::SyncDir);
+        self.log.push(DiskOperation::SyncDir);
         Ok(())
     }
 }
 
 impl DiskFile for RecordingFile {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.log.push(Op::Write { file: self.file, offset: offset as usize, bytes: bytes.to_vec() });
+        self.log.push(DiskOperation::Write {
+            file: self.file,
+            offset: offset as usize,
+            bytes: bytes.to_vec(),
+        });
         self.inner.write_at(bytes, offset)
     }
     fn sync(&self) -> io::Result<()> {
-        self.log.push(Op::Sync { file: self.file });
+        self.log.push(DiskOperation::Sync { file: self.file });
         self.inner.sync()
     }
 }
 
 /// Part of the unsynced writes that a power cut loses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Loss {
+enum UnsyncedLoss {
     /// Nothing: the process was killed.
     None,
     /// All of them.
@@ -118,9 +122,9 @@ enum Loss {
     Back,
 }
 
-struct Coin(u64);
+struct SeededChoice(u64);
 
-impl Coin {
+impl SeededChoice {
     fn toss(&mut self) -> bool {
         // Xorshift: the quality of the bits does not matter.
         self.0 ^= self.0 << 13;
@@ -130,9 +134,9 @@ impl Coin {
     }
 }
 
-fn apply(content: &mut Vec<u8>, offset: usize, bytes: &[u8], loss: Loss, coin: &mut Coin) {
+fn apply(content: &mut Vec<u8>, offset: usize, bytes: &[u8], loss: UnsyncedLoss, coin: &mut SeededChoice) {
     let end = offset + bytes.len();
-    if content.len() < end && loss != Loss::All {
+    if content.len() < end && loss != UnsyncedLoss::All {
         content.resize(end, 0);
     }
     for (at, byte) in (offset..).zip(bytes) {
@@ -141,11 +145,11 @@ fn apply(content: &mut Vec<u8>, offset: usize, bytes: &[u8], loss: Loss, coin: &
             coin.0 = coin.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(at as u64 | 1);
         }
         let is_kept = match loss {
-            Loss::None => true,
-            Loss::All => false,
-            Loss::Sectors(_) => Coin(coin.0).toss(),
-            Loss::Front => at / SECTOR != offset / SECTOR,
-            Loss::Back => at < offset + bytes.len() / 2,
+            UnsyncedLoss::None => true,
+            UnsyncedLoss::All => false,
+            UnsyncedLoss::Sectors(_) => SeededChoice(coin.0).toss(),
+            UnsyncedLoss::Front => at / SECTOR != offset / SECTOR,
+            UnsyncedLoss::Back => at < offset + bytes.len() / 2,
         };
         if is_kept {
             content[at] = *byte;
@@ -154,41 +158,46 @@ fn apply(content: &mut Vec<u8>, offset: usize, bytes: &[u8], loss: Loss, coin: &
 }
 
 /// Returns the directory as it is after a power cut that follows the first `ops`.
-fn after_crash(before: &BTreeMap<PathBuf, Vec<u8>>, ops: &[Op], loss: Loss) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut coin = Coin(match loss {
-        Loss::Sectors(seed) => seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
-        Loss::None | Loss::All | Loss::Front | Loss::Back => 1,
+fn after_crash(
+    before: &BTreeMap<PathBuf, Vec<u8>>,
+    ops: &[DiskOperation],
+    loss: UnsyncedLoss,
+) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut coin = SeededChoice(match loss {
+        UnsyncedLoss::Sectors(seed) => seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+        UnsyncedLoss::None | UnsyncedLoss::All | UnsyncedLoss::Front | UnsyncedLoss::Back => 1,
     });
     let mut names: BTreeMap<PathBuf, usize> = before.keys().cloned().zip(0..).collect();
     let mut contents: BTreeMap<usize, Vec<u8>> = (0..).zip(before.values().cloned()).collect();
-    let durable_names = ops.iter().rposition(|op| matches!(op, Op::SyncDir)).unwrap_or(0);
+    let durable_names = ops.iter().rposition(|op| matches!(op, DiskOperation::SyncDir)).unwrap_or(0);
     for (at, op) in ops.iter().enumerate() {
         // Names that the directory's sync has not reached may be lost or not; later ones never come first.
-        let is_name_lost = at > durable_names && matches!(loss, Loss::All | Loss::Back);
+        let is_name_lost = at > durable_names && matches!(loss, UnsyncedLoss::All | UnsyncedLoss::Back);
         match op {
-            Op::Create { file, path } => {
+            DiskOperation::Create { file, path } => {
                 contents.insert(*file, Vec::new());
                 if !is_name_lost {
                     names.insert(path.clone(), *file);
                 }
             }
-            Op::Write { file, offset, bytes } => {
-                let is_synced =
-                    ops[at..].iter().any(|op| matches!(op, Op::Sync { file: synced } if synced == file));
-                let loss = if is_synced { Loss::None } else { loss };
+            DiskOperation::Write { file, offset, bytes } => {
+                let is_synced = ops[at..]
+                    .iter()
+                    .any(|op| matches!(op, DiskOperation::Sync { file: synced } if synced == file));
+                let loss = if is_synced { UnsyncedLoss::None } else { loss };
                 apply(contents.get_mut(file).expect("a file"), *offset, bytes, loss, &mut coin);
             }
-            Op::Rename { from, to } if !is_name_lost => {
+            DiskOperation::Rename { from, to } if !is_name_lost => {
                 if let Some(file) = names.remove(from) {
                     names.insert(to.clone(), file);
                 }
             }
-            Op::Remove { path } if !is_name_lost => drop(names.remove(path)),
-            Op::Rename { .. }
-            | Op::Remove { .. }
-            | Op::Sync { .. }
-            | Op::SyncDir
-            | Op::Acknowledged { .. } => {}
+            DiskOperation::Remove { path } if !is_name_lost => drop(names.remove(path)),
+            DiskOperation::Rename { .. }
+            | DiskOperation::Remove { .. }
+            | DiskOperation::Sync { .. }
+            | DiskOperation::SyncDir
+            | DiskOperation::Acknowledged { .. } => {}
         }
     }
     names.into_iter().filter_map(|(path, file)| Some((path, contents.get(&file)?.clone()))).collect()
@@ -204,27 +213,27 @@ fn lay_out(dir: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) {
     }
 }
 
-fn acknowledged(ops: &[Op]) -> Position {
+fn acknowledged(ops: &[DiskOperation]) -> Position {
     let last = ops.iter().rev().find_map(|op| match op {
-        Op::Acknowledged { position } => Some(*position),
+        DiskOperation::Acknowledged { position } => Some(*position),
         _ => None,
     });
     last.unwrap_or_default()
 }
 
 /// Writes records in groups of several sizes, with segments that end now and then, and markers in between.
-fn recorded_run(dir: &Path, records: &[Record]) -> Vec<Op> {
-    let log = Log::default();
+fn recorded_run(dir: &Path, records: &[Record]) -> Vec<DiskOperation> {
+    let log = OperationLog::default();
     let its_log = log.clone();
     let (to, delivered) = channel();
     let sink: DeliverySink = Box::new(move |delivery| {
         if let JournalDelivery::Records(records) = &delivery {
             let position = records.last().map_or(Position::ZERO, |record| record.last());
-            its_log.push(Op::Acknowledged { position });
+            its_log.push(DiskOperation::Acknowledged { position });
         }
         drop(to.send(delivery));
     });
-    let disk = arc(Recording { log: log.clone(), known: Mutex::default() });
+    let disk = arc(RecordingDisk { log: log.clone(), known: Mutex::default() });
     let options = SegmentOptions { pause: Duration::from_millis(1), ..options(dir, 1500, 4000) };
     let (journal, _) = SegmentJournal::open_on(disk, &options, sink).expect("open");
     let mut rest = records;
@@ -245,8 +254,10 @@ fn recorded_run(dir: &Path, records: &[Record]) -> Vec<Op> {
     log.0.lock().expect("a log").clone()
 }
 
-fn losses() -> impl Iterator<Item = Loss> {
-    [Loss::None, Loss::All, Loss::Front, Loss::Back].into_iter().chain((1..6).map(Loss::Sectors))
+fn losses() -> impl Iterator<Item = UnsyncedLoss> {
+    [UnsyncedLoss::None, UnsyncedLoss::All, UnsyncedLoss::Front, UnsyncedLoss::Back]
+        .into_iter()
+        .chain((1..6).map(UnsyncedLoss::Sectors))
 }
 
 #[test]
@@ -265,7 +276,7 @@ fn at_whatever_moment_the_power_goes_what_was_acknowledged_is_there() {
             cuts += usize::from(opened.cut.is_some());
             assert_prefix(&kept, &records);
             assert!(position_of(&kept) >= acknowledged(&ops[..crash]), "{crash} {loss:?}: {opened:?}");
-            assert!(loss != Loss::None || opened.cut.is_none(), "{crash}: nothing was torn");
+            assert!(loss != UnsyncedLoss::None || opened.cut.is_none(), "{crash}: nothing was torn");
             let (again, kept_again) = recover(&options).expect("open");
             assert_eq!((again.cut, kept_again.len()), (None, kept.len()));
         }
@@ -282,20 +293,24 @@ fn a_power_cut_while_a_torn_tail_is_mended_is_no_worse() {
     let options = options(found.path(), 1500, 4000);
     let (mut tried, mut rewritten) = (0, 0);
     for crash in (0..=ops.len()).step_by(3) {
-        let torn = after_crash(&BTreeMap::new(), &ops[..crash], Loss::Sectors(crash as u64));
+        let torn = after_crash(&BTreeMap::new(), &ops[..crash], UnsyncedLoss::Sectors(crash as u64));
         lay_out(found.path(), &torn);
-        let log = Log::default();
+        let log = OperationLog::default();
         let torn: BTreeMap<_, _> = torn
             .into_iter()
             .map(|(path, content)| (found.path().join(path.file_name().expect("a name")), content))
             .collect();
         let known = torn.keys().cloned().zip(0..).collect();
-        let ready = open(&options, &Recording { log: log.clone(), known: Mutex::new(known) }).expect("open");
+        let ready =
+            open(&options, &RecordingDisk { log: log.clone(), known: Mutex::new(known) }).expect("open");
         let mending = log.0.lock().expect("a log").clone();
         if ready.opened.rewritten.is_some() {
             // Data left in memory by a failed sync appears intact, and is written and synced again all
             // the same.
-            assert!(matches!(mending[..], [.., Op::Write { .. }, Op::Sync { .. }]), "{mending:?}");
+            assert!(
+                matches!(mending[..], [.., DiskOperation::Write { .. }, DiskOperation::Sync { .. }]),
+                "{mending:?}"
+            );
             rewritten += 1;
         }
         for second in 0..=mending.len() {

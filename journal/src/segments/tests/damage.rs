@@ -14,13 +14,13 @@ use crate::journal::Journal;
 const SIZE: u64 = 2600;
 
 /// Journal of six records, each a group of its own, in one segment.
-struct Sample {
+struct SampleJournal {
     dir: tempfile::TempDir,
     records: Vec<Record>,
     bytes: Vec<u8>,
 }
 
-impl Sample {
+impl SampleJournal {
     fn file(&self) -> PathBuf {
         self.dir.path().join(file_name(Position::FIRST))
     }
@@ -72,12 +72,12 @@ impl Sample {
     }
 }
 
-enum End {
+enum JournalEnd {
     Closed,
     Killed,
 }
 
-fn sample(end: &End) -> Sample {
+fn sample(end: &JournalEnd) -> SampleJournal {
     let live = tempfile::tempdir().expect("a directory");
     let dir = tempfile::tempdir().expect("a directory");
     let records = some_records(6);
@@ -88,24 +88,24 @@ fn sample(end: &End) -> Sample {
         wait_for(&delivered, record);
     }
     match end {
-        End::Closed => {
+        JournalEnd::Closed => {
             journal.close().expect("closed");
             copy_dir(live.path(), dir.path());
         }
-        End::Killed => copy_dir(live.path(), dir.path()),
+        JournalEnd::Killed => copy_dir(live.path(), dir.path()),
     }
     let bytes = fs::read(dir.path().join(file_name(Position::FIRST))).expect("read");
     assert_eq!(bytes.len() as u64, SIZE);
-    Sample { dir, records, bytes }
+    SampleJournal { dir, records, bytes }
 }
 
 #[test]
 fn every_flipped_bit_is_found() {
-    for end in [End::Closed, End::Killed] {
+    for end in [JournalEnd::Closed, JournalEnd::Killed] {
         let sample = sample(&end);
         let frames: Vec<_> = sample.frames().iter().map(|frame| frame.len()).collect();
         // Without a marker, no frame names the sixth record; no frame names the marker.
-        let named: usize = frames[..if matches!(end, End::Closed) { 6 } else { 5 }].iter().sum();
+        let named: usize = frames[..if matches!(end, JournalEnd::Closed) { 6 } else { 5 }].iter().sum();
         for at in 0..sample.bytes.len() {
             for bit in 0..8 {
                 let mut bytes = sample.bytes.clone();
@@ -148,7 +148,7 @@ fn every_flipped_bit_is_found() {
 
 #[test]
 fn every_length_to_which_the_file_is_cut_leaves_a_prefix() {
-    for end in [End::Closed, End::Killed] {
+    for end in [JournalEnd::Closed, JournalEnd::Killed] {
         let sample = sample(&end);
         for len in 0..sample.bytes.len() {
             let (_, kept) = sample.try_with(&sample.bytes[..len]);
@@ -165,7 +165,7 @@ fn every_length_to_which_the_file_is_cut_leaves_a_prefix() {
 
 #[test]
 fn a_journal_goes_on_behind_a_cut_and_stale_bytes_do_not_come_back() {
-    let sample = sample(&End::Killed);
+    let sample = sample(&JournalEnd::Killed);
     let frames = sample.frames();
     // The fifth record is torn, the sixth after it intact: both of the last group, if it was one.
     let mut bytes = sample.bytes.clone();
@@ -197,7 +197,7 @@ fn a_journal_goes_on_behind_a_cut_and_stale_bytes_do_not_come_back() {
 
 #[test]
 fn another_fleet_and_a_newer_format_are_refused_untouched() {
-    let sample = sample(&End::Closed);
+    let sample = sample(&JournalEnd::Closed);
     let other = SegmentOptions { fleet: "other".into(), ..sample.options() };
     assert!(matches!(recover(&other), Err(SegmentOpenError::OtherFleet { .. })));
     // A record that continues the chain in the unnamed tail, in a format that this build does not read.
@@ -305,7 +305,7 @@ fn refused_without(options: &SegmentOptions, file: &Path) {
 
 /// Change to the frames of a file.
 #[derive(Clone, Debug)]
-enum Tampering {
+enum FrameChange {
     Swap(usize, usize),
     Repeat(usize, usize),
     Remove(usize),
@@ -313,29 +313,29 @@ enum Tampering {
     InsertNoise(usize, Vec<u8>),
 }
 
-fn tampering() -> impl Strategy<Value = Tampering> {
+fn tampering() -> impl Strategy<Value = FrameChange> {
     let at = 0..8usize;
     prop_oneof![
-        (at.clone(), at.clone()).prop_map(|(a, b)| Tampering::Swap(a, b)),
-        (at.clone(), at.clone()).prop_map(|(a, b)| Tampering::Repeat(a, b)),
-        at.clone().prop_map(Tampering::Remove),
-        (at.clone(), 0..20u64).prop_map(|(at, named)| Tampering::InsertMarker(at, named)),
+        (at.clone(), at.clone()).prop_map(|(a, b)| FrameChange::Swap(a, b)),
+        (at.clone(), at.clone()).prop_map(|(a, b)| FrameChange::Repeat(a, b)),
+        at.clone().prop_map(FrameChange::Remove),
+        (at.clone(), 0..20u64).prop_map(|(at, named)| FrameChange::InsertMarker(at, named)),
         (at, prop::collection::vec(any::<u8>(), 1..60))
-            .prop_map(|(at, noise)| Tampering::InsertNoise(at, noise)),
+            .prop_map(|(at, noise)| FrameChange::InsertNoise(at, noise)),
     ]
 }
 
-fn tampered(sample: &Sample, tamperings: &[Tampering]) -> Vec<u8> {
+fn tampered(sample: &SampleJournal, tamperings: &[FrameChange]) -> Vec<u8> {
     let mut frames: Vec<Vec<u8>> = sample.frames().iter().map(|frame| frame.to_vec()).collect();
     for tampering in tamperings {
         let len = frames.len();
         match tampering {
             _ if len == 0 => {}
-            Tampering::Swap(a, b) => frames.swap(a % len, b % len),
-            Tampering::Repeat(from, to) => frames.insert(to % (len + 1), frames[from % len].clone()),
-            Tampering::Remove(at) => drop(frames.remove(at % len)),
-            Tampering::InsertNoise(at, noise) => frames.insert(at % (len + 1), noise.clone()),
-            Tampering::InsertMarker(at, named) => {
+            FrameChange::Swap(a, b) => frames.swap(a % len, b % len),
+            FrameChange::Repeat(from, to) => frames.insert(to % (len + 1), frames[from % len].clone()),
+            FrameChange::Remove(at) => drop(frames.remove(at % len)),
+            FrameChange::InsertNoise(at, noise) => frames.insert(at % (len + 1), noise.clone()),
+            FrameChange::InsertMarker(at, named) => {
                 let mut marker = Vec::new();
                 frame::write(&mut marker, frame::FrameKind::Marker, Position::new(*named), &[]);
                 frames.insert(at % (len + 1), marker);
@@ -349,19 +349,19 @@ fn tampered(sample: &Sample, tamperings: &[Tampering]) -> Vec<u8> {
 
 #[test]
 fn every_swapped_repeated_or_missing_frame_is_found_or_cut() {
-    for end in [End::Closed, End::Killed] {
+    for end in [JournalEnd::Closed, JournalEnd::Killed] {
         let sample = sample(&end);
         let count = sample.frames().len();
         for a in 0..count {
             for b in 0..count {
                 if a != b {
-                    let (outcome, _) = sample.try_with(&tampered(&sample, &[Tampering::Swap(a, b)]));
+                    let (outcome, _) = sample.try_with(&tampered(&sample, &[FrameChange::Swap(a, b)]));
                     assert_ne!(outcome, VerifyOutcome::Intact, "frames {a} and {b} swapped");
                 }
-                let (outcome, _) = sample.try_with(&tampered(&sample, &[Tampering::Repeat(a, b)]));
+                let (outcome, _) = sample.try_with(&tampered(&sample, &[FrameChange::Repeat(a, b)]));
                 assert_ne!(outcome, VerifyOutcome::Intact, "frame {a} repeated before {b}");
             }
-            let (outcome, kept) = sample.try_with(&tampered(&sample, &[Tampering::Remove(a)]));
+            let (outcome, kept) = sample.try_with(&tampered(&sample, &[FrameChange::Remove(a)]));
             // A clean cut at the end leaves no trace in the bytes.
             assert_eq!(outcome == VerifyOutcome::Intact, a + 1 == count, "frame {a} removed");
             assert!(outcome != VerifyOutcome::Intact || kept == a.min(6));
@@ -377,7 +377,7 @@ proptest! {
         tamperings in prop::collection::vec(tampering(), 1..4),
         is_closed: bool,
     ) {
-        let sample = sample(if is_closed { &End::Closed } else { &End::Killed });
+        let sample = sample(if is_closed { &JournalEnd::Closed } else { &JournalEnd::Killed });
         // `try_with` asserts that the kept records are a prefix of those written.
         sample.try_with(&tampered(&sample, &tamperings));
     }

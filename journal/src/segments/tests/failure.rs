@@ -10,7 +10,7 @@ use crate::chain::ChainCursor;
 use crate::journal::{AppendError, CloseError, Journal};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fault {
+enum InjectedFault {
     Sync,
     Write,
     /// Half of the bytes are written.
@@ -18,21 +18,21 @@ enum Fault {
 }
 
 /// Disk that fails one kind of operation after `left` of them.
-struct Failing {
-    fault: Fault,
+struct FaultCountdown {
+    fault: InjectedFault,
     left: AtomicI64,
     syncs_after: AtomicU64,
 }
 
-impl Failing {
-    fn passes(&self, fault: Fault) -> bool {
+impl FaultCountdown {
+    fn passes(&self, fault: InjectedFault) -> bool {
         self.fault != fault || self.left.fetch_sub(1, Ordering::SeqCst) > 0
     }
 }
 
-struct FailingDisk(Arc<Failing>);
+struct FailingDisk(Arc<FaultCountdown>);
 
-struct FailingFile(Arc<Failing>, Box<dyn DiskFile>);
+struct FailingFile(Arc<FaultCountdown>, Box<dyn DiskFile>);
 
 impl DiskAccess for FailingDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
@@ -54,10 +54,10 @@ impl DiskAccess for FailingDisk {
 
 impl DiskFile for FailingFile {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        if !self.0.passes(Fault::Write) {
+        if !self.0.passes(InjectedFault::Write) {
             return Err(io::ErrorKind::Other.into());
         }
-        if !self.0.passes(Fault::Full) {
+        if !self.0.passes(InjectedFault::Full) {
             self.1.write_at(&bytes[..bytes.len() / 2], offset)?;
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -67,7 +67,7 @@ impl DiskFile for FailingFile {
         if self.0.left.load(Ordering::SeqCst) < 0 {
             self.0.syncs_after.fetch_add(1, Ordering::SeqCst);
         }
-        if !self.0.passes(Fault::Sync) {
+        if !self.0.passes(InjectedFault::Sync) {
             return Err(io::ErrorKind::Other.into());
         }
         self.1.sync()
@@ -76,13 +76,16 @@ impl DiskFile for FailingFile {
 
 #[test]
 fn a_disk_that_refuses_stops_everything_and_loses_nothing_that_was_acknowledged() {
-    for fault in [Fault::Sync, Fault::Write, Fault::Full] {
+    for fault in [InjectedFault::Sync, InjectedFault::Write, InjectedFault::Full] {
         for passes in 2..25 {
             let dir = tempfile::tempdir().expect("a directory");
             // One size for all segments, so that the spare's operations are few and the same.
             let options = options(dir.path(), 2000, 2000);
-            let failing =
-                Arc::new(Failing { fault, left: AtomicI64::new(passes), syncs_after: AtomicU64::new(0) });
+            let failing = Arc::new(FaultCountdown {
+                fault,
+                left: AtomicI64::new(passes),
+                syncs_after: AtomicU64::new(0),
+            });
             let how = [SegmentJournal::append, SegmentJournal::append_here][passes as usize % 2];
             let (acknowledged, was_told) = play(&options, &failing, how);
             assert_eq!(was_told, 1, "{fault:?} after {passes}: notified once of the stop");
@@ -95,9 +98,13 @@ fn a_disk_that_refuses_stops_everything_and_loses_nothing_that_was_acknowledged(
     }
 }
 
-type Append = fn(&SegmentJournal, Record) -> Result<(), AppendError>;
+type AppendFunction = fn(&SegmentJournal, Record) -> Result<(), AppendError>;
 
-fn play(options: &SegmentOptions, failing: &Arc<Failing>, append: Append) -> (Vec<Record>, usize) {
+fn play(
+    options: &SegmentOptions,
+    failing: &Arc<FaultCountdown>,
+    append: AppendFunction,
+) -> (Vec<Record>, usize) {
     let (to, delivered) = sink();
     let disk = arc(FailingDisk(failing.clone()));
     let (journal, _) = SegmentJournal::open_on(disk, options, to).expect("open");
@@ -124,7 +131,7 @@ fn play(options: &SegmentOptions, failing: &Arc<Failing>, append: Append) -> (Ve
     assert!(matches!(append(&journal, some_records(1).remove(0)), Err(AppendError::Closed)));
     assert!(matches!(journal.close(), Err(CloseError::Stopped)));
     assert!(delivered.try_recv().is_err(), "nothing is delivered after a stop");
-    if failing.fault == Fault::Sync {
+    if failing.fault == InjectedFault::Sync {
         assert!(failing.syncs_after.load(Ordering::SeqCst) <= 1, "no sync is retried");
     }
     (acknowledged, was_told)
@@ -132,12 +139,12 @@ fn play(options: &SegmentOptions, failing: &Arc<Failing>, append: Append) -> (Ve
 
 /// Disk that has no descriptor for the next `short` openings of a file or a directory.
 #[derive(Default)]
-struct Scarce {
+struct DescriptorShortage {
     short: AtomicI64,
     refused: AtomicU64,
 }
 
-struct ScarceDisk(Arc<Scarce>);
+struct ScarceDisk(Arc<DescriptorShortage>);
 
 impl ScarceDisk {
     fn open_one(&self) -> io::Result<()> {
@@ -175,7 +182,7 @@ fn a_moment_without_descriptors_holds_the_journal_up_and_does_not_end_it() {
     for short in [1, 2, 3] {
         let dir = tempfile::tempdir().expect("a directory");
         let options = options(dir.path(), 2000, 2000);
-        let scarce = Arc::new(Scarce::default());
+        let scarce = Arc::new(DescriptorShortage::default());
         let (to, delivered) = sink();
         let disk = arc(ScarceDisk(scarce.clone()));
         let (journal, _) = SegmentJournal::open_on(disk, &options, to).expect("open");
@@ -252,18 +259,18 @@ fn an_appender_that_writes_waits_for_the_disk_and_wakes_nobody() {
 
 /// Disk that syncs when permitted.
 #[derive(Default)]
-struct Slow {
-    gate: Mutex<Gate>,
+struct SyncControl {
+    gate: Mutex<SyncGate>,
     moved: Condvar,
 }
 
 #[derive(Default)]
-struct Gate {
+struct SyncGate {
     is_shut: bool,
     waits: usize,
 }
 
-impl Slow {
+impl SyncControl {
     fn shut(&self) {
         self.gate.lock().expect("a gate").is_shut = true;
     }
@@ -282,9 +289,9 @@ impl Slow {
     }
 }
 
-struct SlowDisk(Arc<Slow>);
+struct SlowDisk(Arc<SyncControl>);
 
-struct SlowFile(Arc<Slow>, Box<dyn DiskFile>);
+struct SlowFile(Arc<SyncControl>, Box<dyn DiskFile>);
 
 impl DiskAccess for SlowDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
@@ -324,7 +331,7 @@ fn a_slow_disk_holds_up_deliveries_but_neither_appenders_nor_readers() {
     for append in [SegmentJournal::append, SegmentJournal::append_here] {
         let dir = tempfile::tempdir().expect("a directory");
         let options = options(dir.path(), 1 << 16, 1 << 16);
-        let slow = Arc::new(Slow::default());
+        let slow = Arc::new(SyncControl::default());
         let (to, delivered) = sink();
         let (journal, _) = SegmentJournal::open_on(arc(SlowDisk(slow.clone())), &options, to).expect("open");
         let records = some_records(12);

@@ -10,7 +10,7 @@ use crate::journal::{Journal, ReadError};
 
 /// Replacement of the torn part.
 #[derive(Clone, Copy, Debug)]
-enum Torn {
+enum TornPart {
     /// Zeros: the part was never written.
     Zeros,
     /// Zeros for 64 bytes; the bytes after them were written.
@@ -19,11 +19,11 @@ enum Torn {
     Noise,
 }
 
-fn tear(bytes: &mut [u8], torn: Torn) {
+fn tear(bytes: &mut [u8], torn: TornPart) {
     match torn {
-        Torn::Zeros => bytes.fill(0),
-        Torn::Hole => bytes.iter_mut().take(64).for_each(|byte| *byte = 0),
-        Torn::Noise => bytes.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(31).wrapping_add(7)),
+        TornPart::Zeros => bytes.fill(0),
+        TornPart::Hole => bytes.iter_mut().take(64).for_each(|byte| *byte = 0),
+        TornPart::Noise => bytes.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(31).wrapping_add(7)),
     }
 }
 
@@ -54,7 +54,7 @@ fn the_last_group_torn_at_any_byte_loses_nothing_that_was_acknowledged() {
         .collect();
     whole[start..start + tail.len()].copy_from_slice(&tail);
     let options = options(dir.path(), 8000, 8000);
-    for torn in [Torn::Zeros, Torn::Hole, Torn::Noise] {
+    for torn in [TornPart::Zeros, TornPart::Hole, TornPart::Noise] {
         for at in start..start + tail.len() {
             let mut bytes = whole.clone();
             tear(&mut bytes[at..start + tail.len()], torn);

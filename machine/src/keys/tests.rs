@@ -124,7 +124,7 @@ fn within_an_actor_the_source_with_most_keys_loses_its_own() {
 
 /// Keys, in the plainest way.
 #[derive(Default)]
-struct Naive {
+struct PlainKeys {
     /// With the time from which the age of each counts, in the order of decisions, and its intent's time.
     known: Vec<(Digest, Time, Time)>,
     floors: BTreeMap<ProducerBits, Time>,
@@ -132,7 +132,7 @@ struct Naive {
     floor: Time,
 }
 
-impl Naive {
+impl PlainKeys {
     fn remember(&mut self, key: Digest, time: Time, now: Time, bounds: KeyBounds) {
         if self.known.iter().any(|(known, ..)| *known == key) {
             return;
@@ -190,7 +190,7 @@ fn keys_are_those_of_the_plainest_model_whatever_is_remembered_taken_back_and_st
     for seed in 1..40 {
         let mut dice = TestRandom(seed);
         let bounds = KeyBounds { keys: 12, floors: 3 };
-        let (mut keys, mut naive) = (bounded(bounds.keys, bounds.floors), Naive::default());
+        let (mut keys, mut naive) = (bounded(bounds.keys, bounds.floors), PlainKeys::default());
         let mut now = at(1_000_000);
         for n in 0..400 {
             now = now + Duration::from_secs(dice.of(&[0, 1, 60, 86_400]));

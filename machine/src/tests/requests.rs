@@ -176,8 +176,8 @@ fn the_same_again_is_one_request_and_something_else_supersedes_it() {
 
 #[test]
 fn an_approval_is_void_when_something_else_than_was_shown_would_be_ended_or_replaced() {
-    type Change = fn(&mut TestFleet);
-    let void: [(&str, Value, Change); 5] = [
+    type FleetChange = fn(&mut TestFleet);
+    let void: [(&str, Value, FleetChange); 5] = [
         ("plan.delete", json!({"name": "web", "cascade": "yes"}), |world| {
             world.deploy("d2", 7);
             world.approve_all();

@@ -180,14 +180,14 @@ fn broken_off(fleet: &mut FleetState, facts: &[(FactPosition, Fact)], dice: &mut
 
 /// Counts of what the rolled-back savepoints contained, so that a test without effect is detected.
 #[derive(Default, Debug)]
-struct Seen {
+struct SavepointCounts {
     facts: usize,
     born_and_gone: usize,
     again: usize,
     forgotten_keys: usize,
 }
 
-impl Seen {
+impl SavepointCounts {
     fn look(&mut self, before: &FleetState, after: &FleetState, facts: &[(FactPosition, Fact)]) {
         self.facts += facts.len();
         let born = facts.iter().filter_map(|(_, fact)| match fact {
@@ -210,7 +210,7 @@ impl Seen {
 }
 
 /// Executes random requests, each after savepoints with later ones that are rolled back.
-fn live(seed: u64, found: &mut Seen) {
+fn live(seed: u64, found: &mut SavepointCounts) {
     let mut dice = TestRandom(seed);
     let walks = seed.is_multiple_of(2);
     let mut world = if walks { walk::world(&mut dice) } else { TestFleet::with_nodes(3) };
@@ -252,11 +252,11 @@ fn live(seed: u64, found: &mut Seen) {
 
 #[test]
 fn a_fleet_with_scopes_taken_back_is_the_same_as_one_that_never_knew_of_them() {
-    let mut seen = Seen::default();
+    let mut seen = SavepointCounts::default();
     // The last seed: a node that is deleted while its objects still count as lost.
     for seed in (1..=80).chain([2717]) {
         live(seed, &mut seen);
     }
-    let Seen { facts, born_and_gone, again, forgotten_keys } = seen;
+    let SavepointCounts { facts, born_and_gone, again, forgotten_keys } = seen;
     assert!(facts > 10_000 && born_and_gone > 20 && again > 1000 && forgotten_keys > 20, "{seen:?}");
 }

@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 pub(crate) const FLEET: &str = "default";
 
-pub(crate) struct Driver {
+pub(crate) struct TestDriver {
     pub(crate) fleet: FleetState,
     pub(crate) log: MemoryLog,
     pub(crate) records: Vec<Arc<Record>>,
@@ -43,10 +43,10 @@ pub(crate) struct Driver {
     pub(crate) room: u32,
 }
 
-impl Driver {
-    pub(crate) fn new(seed: u64) -> Driver {
+impl TestDriver {
+    pub(crate) fn new(seed: u64) -> TestDriver {
         let lineage = Lineage::from_random(seed + 7);
-        let mut this = Driver {
+        let mut this = TestDriver {
             fleet: FleetState::new(lineage),
             log: MemoryLog::new(FLEET),
             records: Vec::new(),

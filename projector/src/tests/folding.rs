@@ -6,7 +6,7 @@ use chancery_events::id::Position;
 use chancery_events::record::RecordDraft;
 use chancery_journal::{ChainCursor, WriterIdentity};
 
-use super::driver::{Driver, FLEET};
+use super::driver::{FLEET, TestDriver};
 use super::{assert_right, open, stored, tuning};
 use crate::build_row::phase_word;
 use crate::fold::{FoldError, FoldOutcome, JournalFold};
@@ -17,7 +17,7 @@ use crate::rows::PhaseStatus;
 fn rows_kept_along_the_way_are_those_made_from_the_state_whatever_happened() {
     let mut phases = std::collections::BTreeSet::new();
     for seed in 0..12 {
-        let mut driver = Driver::new(seed);
+        let mut driver = TestDriver::new(seed);
         let dir = tempfile::tempdir().expect("a directory");
         let mut projector = open(dir.path(), &driver, None);
         driver.found(6, 4);
@@ -40,7 +40,7 @@ fn rows_kept_along_the_way_are_those_made_from_the_state_whatever_happened() {
 #[test]
 fn a_snapshot_and_the_tail_are_the_whole_journal_to_the_last_bit() {
     for seed in 20..24 {
-        let mut driver = Driver::new(seed);
+        let mut driver = TestDriver::new(seed);
         driver.found(6, 4);
         (0..300).for_each(|_| driver.stir());
         driver.seal();
@@ -70,7 +70,7 @@ fn a_snapshot_and_the_tail_are_the_whole_journal_to_the_last_bit() {
 
 #[test]
 fn what_is_applied_twice_changes_nothing_and_a_gap_is_told() {
-    let mut driver = Driver::new(3);
+    let mut driver = TestDriver::new(3);
     driver.found(4, 2);
     (0..50).for_each(|_| driver.stir());
     driver.seal();
@@ -90,7 +90,7 @@ fn what_is_applied_twice_changes_nothing_and_a_gap_is_told() {
 #[test]
 fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
     for (kind, more) in [("fact", r#""c":1,"#), ("intent", r#""by":"x","#), ("observation", r#""by":"x","#)] {
-        let mut driver = Driver::new(4);
+        let mut driver = TestDriver::new(4);
         driver.found(3, 2);
         driver.deploy(0, "deployment-1", 3);
         driver.settle();
@@ -134,14 +134,14 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
 
 #[test]
 fn a_record_of_another_history_is_not_folded() {
-    let mut ours = Driver::new(5);
+    let mut ours = TestDriver::new(5);
     ours.found(2, 1);
     let mut fold = JournalFold::default();
     for record in &ours.records {
         assert_eq!(fold.take(record).expect("folded"), FoldOutcome::Applied);
     }
     // The same again, except for the time: the same number of events, with other bytes.
-    let mut theirs = Driver::new(5);
+    let mut theirs = TestDriver::new(5);
     theirs.pass_time(std::time::Duration::from_secs(1));
     theirs.found(2, 1);
     theirs.deploy(0, "deployment-1", 1);
@@ -155,7 +155,7 @@ fn a_record_of_another_history_is_not_folded() {
 
 #[test]
 fn an_empty_journal_gives_an_empty_projector_that_goes_on_from_nothing() {
-    let mut driver = Driver::new(6);
+    let mut driver = TestDriver::new(6);
     let dir = tempfile::tempdir().expect("a directory");
     let empty = chancery_journal::memory::MemoryLog::new(FLEET);
     let mut projector = Projector::open(dir.path(), FLEET, empty.source(), None, tuning()).expect("opened");
@@ -168,7 +168,7 @@ fn an_empty_journal_gives_an_empty_projector_that_goes_on_from_nothing() {
 
 #[test]
 fn an_empty_store_is_filled_once_and_followed_in_batches() {
-    let mut driver = Driver::new(3);
+    let mut driver = TestDriver::new(3);
     driver.found(4, 4);
     driver.deploy(0, "first", 60);
     driver.settle();

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use chancery_events::id::{OperationId, Position};
 use chancery_events::subject::Subject;
 
-use super::driver::Driver;
+use super::driver::TestDriver;
 use crate::OperationSearch;
 use crate::history::{EventInitiator, HistoryReader};
 use crate::rows::OperationRow;
@@ -19,7 +19,7 @@ fn ended_row(history: &HistoryReader, id: OperationId) -> Option<OperationRow> {
     }
 }
 
-fn told(driver: &Driver, subject: &Subject, limit: usize) -> Vec<(String, String)> {
+fn told(driver: &TestDriver, subject: &Subject, limit: usize) -> Vec<(String, String)> {
     let history = HistoryReader::new(driver.source());
     let mut from = Position::ZERO;
     let mut all = Vec::new();
@@ -52,7 +52,7 @@ fn same(found: &[(String, String)], wanted: &[(&str, &str)]) {
 
 #[test]
 fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
-    let mut driver = Driver::new(70);
+    let mut driver = TestDriver::new(70);
     driver.room = 0; // causes are in other records
     driver.found(4, 2);
     driver.deploy(0, "deployment-1", 1);
@@ -124,7 +124,7 @@ fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
 
 #[test]
 fn every_history_holds_what_a_look_at_all_events_finds() {
-    let mut driver = Driver::new(71);
+    let mut driver = TestDriver::new(71);
     driver.found(6, 4);
     (0..300).for_each(|_| driver.stir());
     driver.settle();
@@ -152,7 +152,7 @@ fn an_operation_that_ended_reads_alike_from_its_row_and_from_the_journal() {
     let mut kept = std::collections::BTreeMap::new();
     let mut left = 0;
     for seed in [72, 73, 74] {
-        let mut driver = Driver::new(seed);
+        let mut driver = TestDriver::new(seed);
         driver.found(6, 4);
         kept.clear();
         for _ in 0..300 {

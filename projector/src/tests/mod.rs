@@ -16,13 +16,13 @@ use crate::build_row::snapshot_of;
 use crate::counts::RowCounts;
 use crate::projector::Projector;
 use crate::store::StoreTuning;
-use driver::{Driver, FLEET};
+use driver::{FLEET, TestDriver};
 
 fn tuning() -> StoreTuning {
     StoreTuning { cache: 8 << 20, flush: 50, batch: 64 }
 }
 
-fn open(dir: &Path, driver: &Driver, snapshots: Option<&SnapshotStore>) -> Projector {
+fn open(dir: &Path, driver: &TestDriver, snapshots: Option<&SnapshotStore>) -> Projector {
     Projector::open(dir, FLEET, driver.source(), snapshots, tuning()).expect("opened")
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::driver::Driver;
+use super::driver::TestDriver;
 use super::open;
 use crate::build_row::WAITS;
 use crate::filter::InvalidFilter;
@@ -77,7 +77,7 @@ fn sorted(mut rows: Vec<Value>) -> Vec<String> {
 #[test]
 fn every_filter_and_every_pair_of_them_gives_what_a_look_at_all_rows_gives() {
     for seed in [50, 51, 52] {
-        let mut driver = Driver::new(seed);
+        let mut driver = TestDriver::new(seed);
         driver.found(8, 4);
         (0..400).for_each(|_| driver.stir());
         driver.seal();
@@ -111,7 +111,7 @@ fn every_filter_and_every_pair_of_them_gives_what_a_look_at_all_rows_gives() {
 
 #[test]
 fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
-    let mut driver = Driver::new(53);
+    let mut driver = TestDriver::new(53);
     driver.found(4, 4);
     driver.deploy(0, "deployment-1", 2);
     driver.deploy(1, "deployment-1", 2);
@@ -150,7 +150,7 @@ fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
 
 #[test]
 fn what_makes_no_sense_is_refused_and_says_what_would() {
-    let driver = Driver::new(54);
+    let driver = TestDriver::new(54);
     let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
     projector.catch_up().expect("caught up");
@@ -179,7 +179,7 @@ fn what_makes_no_sense_is_refused_and_says_what_would() {
 
 #[test]
 fn a_token_is_good_for_its_own_list_alone() {
-    let mut driver = Driver::new(55);
+    let mut driver = TestDriver::new(55);
     driver.found(20, 2);
     driver.deploy(0, "deployment-1", 9);
     driver.settle();
@@ -207,7 +207,7 @@ fn a_token_is_good_for_its_own_list_alone() {
 
 #[test]
 fn pages_while_rows_change_neither_miss_nor_repeat_a_row_that_stays() {
-    let mut driver = Driver::new(56);
+    let mut driver = TestDriver::new(56);
     driver.found(40, 1);
     driver.apply_node(1000, 1_000_000);
     driver.deploy(0, "deployment-1", 10_000);
@@ -267,7 +267,7 @@ fn pages_while_rows_change_neither_miss_nor_repeat_a_row_that_stays() {
 #[test]
 fn a_page_is_of_one_position_when_batches_leave_room() {
     // Each step moves the same plan: its replicas by phase always add up to the total in one read.
-    let mut driver = Driver::new(57);
+    let mut driver = TestDriver::new(57);
     driver.found(10, 2);
     driver.deploy(0, "deployment-1", 20);
     let dir = tempfile::tempdir().expect("a directory");
@@ -296,7 +296,7 @@ fn a_page_is_of_one_position_when_batches_leave_room() {
 
 #[test]
 fn what_waits_for_a_place_says_why_and_the_store_says_it_once() {
-    let mut driver = Driver::new(58);
+    let mut driver = TestDriver::new(58);
     driver.found(2, 1);
     driver.apply_node(0, 1);
     driver.apply_node(1, 1);
@@ -327,7 +327,7 @@ fn what_waits_for_a_place_says_why_and_the_store_says_it_once() {
 
 #[test]
 fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
-    let mut driver = Driver::new(59);
+    let mut driver = TestDriver::new(59);
     driver.found(2, 1);
     let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
@@ -360,7 +360,7 @@ fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
 
 #[test]
 fn what_nobody_hears_of_is_shown_so_and_nothing_else_of_it_changes() {
-    let mut driver = Driver::new(54);
+    let mut driver = TestDriver::new(54);
     driver.found(8, 4);
     (0..400).for_each(|_| driver.stir());
     // One cluster loses its executor, the other has one.

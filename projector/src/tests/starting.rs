@@ -7,23 +7,23 @@ use chancery_events::id::Position;
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{ChainCursor, JournalReader, ReadError, RecordIter};
 
-use super::driver::{Driver, FLEET};
+use super::driver::{FLEET, TestDriver};
 use super::{assert_right, open, stored, tuning};
 use crate::projector::{ProjectError, Projector};
 use crate::store::StoreError;
 
-struct Place {
+struct StoreFixture {
     dir: tempfile::TempDir,
-    driver: Driver,
+    driver: TestDriver,
 }
 
-impl Place {
-    fn new(seed: u64) -> Place {
-        let mut driver = Driver::new(seed);
+impl StoreFixture {
+    fn new(seed: u64) -> StoreFixture {
+        let mut driver = TestDriver::new(seed);
         driver.found(6, 4);
         (0..150).for_each(|_| driver.stir());
         driver.settle();
-        Place { dir: tempfile::tempdir().expect("a directory"), driver }
+        StoreFixture { dir: tempfile::tempdir().expect("a directory"), driver }
     }
 
     fn rows(&self) -> std::path::PathBuf {
@@ -68,7 +68,7 @@ impl Place {
 
 #[test]
 fn rows_go_on_where_they_stood() {
-    let mut place = Place::new(30);
+    let mut place = StoreFixture::new(30);
     let mut projector = open(&place.rows(), &place.driver, None);
     let stood = projector.catch_up().expect("caught up");
     drop(projector);
@@ -78,7 +78,7 @@ fn rows_go_on_where_they_stood() {
 
 #[test]
 fn rows_ahead_of_the_snapshot_stay_and_the_state_is_brought_up_to_them() {
-    let mut place = Place::new(31);
+    let mut place = StoreFixture::new(31);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
     projector
@@ -102,7 +102,7 @@ fn rows_ahead_of_the_snapshot_stay_and_the_state_is_brought_up_to_them() {
 
 #[test]
 fn rows_behind_the_snapshot_are_made_anew_from_its_state() {
-    let mut place = Place::new(32);
+    let mut place = StoreFixture::new(32);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
     drop(projector);
@@ -122,7 +122,7 @@ fn rows_behind_the_snapshot_are_made_anew_from_its_state() {
 
 #[test]
 fn rows_of_another_build_are_made_anew() {
-    let place = Place::new(33);
+    let place = StoreFixture::new(33);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
     // The cursor starts with the shape.
@@ -136,7 +136,7 @@ fn rows_of_another_build_are_made_anew() {
 
 #[test]
 fn rows_that_were_not_finished_are_made_anew() {
-    let place = Place::new(34);
+    let place = StoreFixture::new(34);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
     projector.store().tree().remove(b"\0cursor").expect("removed");
@@ -146,7 +146,7 @@ fn rows_that_were_not_finished_are_made_anew() {
 
 #[test]
 fn rows_of_another_journal_are_made_anew() {
-    let (place, other) = (Place::new(35), Place::new(36));
+    let (place, other) = (StoreFixture::new(35), StoreFixture::new(36));
     let mut projector = open(&place.rows(), &other.driver, None);
     projector.catch_up().expect("caught up");
     drop(projector);
@@ -155,8 +155,8 @@ fn rows_of_another_journal_are_made_anew() {
 
 #[test]
 fn rows_ahead_of_the_journal_are_made_anew() {
-    let mut place = Place::new(37);
-    let mut ahead = Place::new(37);
+    let mut place = StoreFixture::new(37);
+    let mut ahead = StoreFixture::new(37);
     ahead.go_on();
     let mut projector = open(&place.rows(), &ahead.driver, None);
     projector.catch_up().expect("caught up");
@@ -168,7 +168,7 @@ fn rows_ahead_of_the_journal_are_made_anew() {
 
 #[test]
 fn damaged_files_are_dropped_and_made_anew() {
-    let place = Place::new(38);
+    let place = StoreFixture::new(38);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
     projector.flush().expect("flushed");
@@ -185,9 +185,9 @@ fn damaged_files_are_dropped_and_made_anew() {
 
 #[test]
 fn a_snapshot_that_cannot_be_used_is_passed_over() {
-    let mut place = Place::new(39);
+    let mut place = StoreFixture::new(39);
     let snapshots = place.snapshots();
-    let write = |place: &Place| {
+    let write = |place: &StoreFixture| {
         let fresh = tempfile::tempdir().expect("a directory");
         let mut projector = open(fresh.path(), &place.driver, None);
         let at = projector.catch_up().expect("caught up");
@@ -209,16 +209,16 @@ fn a_snapshot_that_cannot_be_used_is_passed_over() {
     fs::write(&newest, bytes).expect("written");
     place.check(Some(&snapshots), older);
     // A snapshot of another journal is not usable either.
-    let other = Place::new(40);
+    let other = StoreFixture::new(40);
     let projector = open(&place.dir.path().join("other"), &other.driver, Some(&snapshots));
     assert_eq!(projector.position(), Position::ZERO);
 }
 
 #[test]
 fn snapshots_that_an_abandoned_history_left_ahead_make_way_for_new_ones() {
-    let (mut place, mut abandoned) = (Place::new(44), Place::new(45));
+    let (mut place, mut abandoned) = (StoreFixture::new(44), StoreFixture::new(45));
     let snapshots = place.snapshots();
-    let write = |of: &Place| {
+    let write = |of: &StoreFixture| {
         let fresh = tempfile::tempdir().expect("a directory");
         let mut projector = open(fresh.path(), &of.driver, None);
         let at = projector.catch_up().expect("caught up");
@@ -245,7 +245,7 @@ fn snapshots_that_an_abandoned_history_left_ahead_make_way_for_new_ones() {
 
 #[test]
 fn rows_that_another_projector_has_open_are_left_alone() {
-    let place = Place::new(41);
+    let place = StoreFixture::new(41);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
     let second = Projector::open(&place.rows(), FLEET, place.driver.source(), None, tuning());
@@ -255,7 +255,7 @@ fn rows_that_another_projector_has_open_are_left_alone() {
 
 #[test]
 fn a_crash_after_any_batch_leaves_rows_that_go_on() {
-    let mut driver = Driver::new(42);
+    let mut driver = TestDriver::new(42);
     driver.found(5, 3);
     (0..60).for_each(|_| driver.stir());
     driver.settle();
@@ -276,7 +276,7 @@ fn a_crash_after_any_batch_leaves_rows_that_go_on() {
 
 #[test]
 fn files_as_a_crash_leaves_them_give_rows_of_one_position() {
-    let mut driver = Driver::new(43);
+    let mut driver = TestDriver::new(43);
     driver.found(5, 3);
     (0..200).for_each(|_| driver.stir());
     driver.settle();
@@ -297,12 +297,12 @@ fn files_as_a_crash_leaves_them_give_rows_of_one_position() {
 }
 
 /// Journal that grows by all its records before the reader reaches the end that it saw first.
-struct Growing {
+struct GrowingJournal {
     log: Arc<dyn JournalReader>,
     seen: ChainCursor,
 }
 
-impl JournalReader for Growing {
+impl JournalReader for GrowingJournal {
     fn head(&self) -> Option<ChainCursor> {
         Some(self.seen)
     }
@@ -314,14 +314,14 @@ impl JournalReader for Growing {
 
 #[test]
 fn catching_up_ends_at_the_head_as_it_was_however_fast_the_journal_grows() {
-    let mut driver = Driver::new(41);
+    let mut driver = TestDriver::new(41);
     driver.found(6, 4);
     (0..100).for_each(|_| driver.stir());
     driver.settle();
     for whole in [1, driver.records.len() / 2] {
         let dir = tempfile::tempdir().expect("a directory");
         let seen = ChainCursor::after(&driver.records[whole - 1]);
-        let growing = Arc::new(Growing { log: driver.source(), seen });
+        let growing = Arc::new(GrowingJournal { log: driver.source(), seen });
         let mut projector = Projector::open(dir.path(), FLEET, growing, None, tuning()).expect("opened");
         for _ in 0..2 {
             assert_eq!(projector.catch_up().expect("caught up"), seen.position);

@@ -9,9 +9,9 @@ use chancery_events::observation::ProcessInfo;
 use chancery_machine::state::{IncarnationState, OperationState, VolumeState};
 use serde_json::{Value, json};
 
-use super::driver::Driver;
+use super::driver::TestDriver;
 
-impl Driver {
+impl TestDriver {
     /// Performs one random action.
     pub(crate) fn stir(&mut self) {
         let (nodes, plans) = (self.fleet.nodes().len().max(1), self.fleet.plans().len().max(1));

@@ -293,9 +293,9 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_decider_is_drained_when_a_thread_beside_it_ends_in_whatever_way() {
-        type Work = fn(&DeciderHandle) -> Result<()>;
+        type ThreadWork = fn(&DeciderHandle) -> Result<()>;
         // The end of the thread, and the reported trouble.
-        let table: [(Work, Option<&str>); 3] = [
+        let table: [(ThreadWork, Option<&str>); 3] = [
             (|_| Ok(()), None),
             (|_| bail!("the topic is gone"), Some("the topic is gone")),
             (|_| panic!("a mistake"), Some("its thread panicked")),

@@ -233,7 +233,7 @@ mod tests {
     const EVERY: u64 = 10;
 
     /// Journal that outlives the servers over it, and the directory of their snapshots and rows.
-    struct Rig {
+    struct ProjectorFixture {
         log: MemoryLog,
         dir: tempfile::TempDir,
         snapshots: SnapshotStore,
@@ -241,16 +241,16 @@ mod tests {
     }
 
     /// One server, from its start to its end.
-    struct Life {
+    struct ServerLife {
         records: RecordQueue,
         following: JoinHandle<Result<()>>,
     }
 
-    impl Rig {
-        fn new() -> Rig {
+    impl ProjectorFixture {
+        fn new() -> ProjectorFixture {
             let dir = tempfile::tempdir().expect("a directory");
             let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a directory");
-            Rig { log: MemoryLog::new("default"), dir, snapshots, made: 0 }
+            ProjectorFixture { log: MemoryLog::new("default"), dir, snapshots, made: 0 }
         }
 
         /// Opens a projector as a server does; nothing is flushed automatically.
@@ -261,7 +261,7 @@ mod tests {
         }
 
         /// Starts a server in rows of its own, as if the last one was killed before any row was on disk.
-        fn start(&self) -> Life {
+        fn start(&self) -> ServerLife {
             let (records, _, queue) = ProjectorQueue::open();
             let mut projector = self.open(&format!("rows-{}", self.made));
             projector.catch_up().expect("caught up");
@@ -269,11 +269,11 @@ mod tests {
             let mut rows =
                 ProjectorThread { projector, source, snapshots, fleet: "default".into(), every: EVERY };
             let following = std::thread::spawn(move || rows.follow(&queue));
-            Life { records, following }
+            ServerLife { records, following }
         }
 
         /// Commits durable records of an event each, and publishes them to the server.
-        fn commit(&mut self, life: &Life, count: u64) {
+        fn commit(&mut self, life: &ServerLife, count: u64) {
             let (told, delivered) = std::sync::mpsc::channel();
             let sink = Box::new(move |delivery| {
                 if let JournalDelivery::Records(records) = delivery {
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn lives_that_are_each_too_short_for_a_snapshot_leave_one_together() {
-        let mut rig = Rig::new();
+        let mut rig = ProjectorFixture::new();
         let mut lives = Vec::new();
         for _ in 0..2 {
             let life = rig.start();
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn rows_are_on_the_disk_before_a_snapshot_has_its_name() {
-        let mut rig = Rig::new();
+        let mut rig = ProjectorFixture::new();
         let life = rig.start();
         rig.commit(&life, EVERY + 1);
         let snapshot = rig.snapshot().expect("a snapshot");

@@ -24,7 +24,7 @@ use super::*;
 use crate::projector_thread::{ProjectorQueue, ProjectorThread, publisher};
 
 /// Server without its API.
-struct Server {
+struct TestServer {
     turn: watch::Sender<bool>,
     drain: watch::Sender<bool>,
     desk: LeaderRouter,
@@ -35,10 +35,10 @@ struct Server {
     _dir: tempfile::TempDir,
 }
 
-impl Server {
-    fn start(log: &MemoryLog, address: &str, beside: Option<Arc<dyn LeaderTasks>>) -> Server {
+impl TestServer {
+    fn start(log: &MemoryLog, address: &str, beside: Option<Arc<dyn LeaderTasks>>) -> TestServer {
         let (turn, told) = watch::channel(false);
-        Server::with(log, address, beside, turn, LeadershipSource::Told(told))
+        TestServer::with(log, address, beside, turn, LeadershipSource::Told(told))
     }
 
     fn with(
@@ -47,8 +47,8 @@ impl Server {
         beside: Option<Arc<dyn LeaderTasks>>,
         turn: watch::Sender<bool>,
         turns: LeadershipSource,
-    ) -> Server {
-        Server::with_clock(log, address, beside, turn, turns, WallClock::trusted())
+    ) -> TestServer {
+        TestServer::with_clock(log, address, beside, turn, turns, WallClock::trusted())
     }
 
     fn with_clock(
@@ -58,7 +58,7 @@ impl Server {
         turn: watch::Sender<bool>,
         turns: LeadershipSource,
         clock: WallClock,
-    ) -> Server {
+    ) -> TestServer {
         let clock = Arc::new(clock);
         let dir = tempfile::tempdir().expect("a directory");
         let (told, deliveries) = mpsc::unbounded_channel();
@@ -111,7 +111,7 @@ impl Server {
         let (drain, drained) = watch::channel(false);
         let office = tokio::spawn(office.run(turns, drained));
         let router = LeaderRouter { leader_role: at_router, decider, own: address.into(), clock, troubles };
-        Server { turn, drain, desk: router, published, office, rows, _dir: dir }
+        TestServer { turn, drain, desk: router, published, office, rows, _dir: dir }
     }
 
     fn turn(&self, is_ours: bool) {
@@ -168,7 +168,7 @@ async fn ask(decider: &DeciderHandle, key: &str) -> Verdict {
 #[tokio::test]
 async fn a_turn_goes_over_with_all_that_was_decided() {
     let log = MemoryLog::new("default");
-    let (one, two) = (Server::start(&log, "one", None), Server::start(&log, "two", None));
+    let (one, two) = (TestServer::start(&log, "one", None), TestServer::start(&log, "two", None));
     assert!(matches!(one.desk.find(), LeaderLocation::Unknown));
     one.turn(true);
     let first = ask(&one.decides().await, "a").await;
@@ -197,7 +197,7 @@ async fn a_turn_goes_over_with_all_that_was_decided() {
 #[tokio::test]
 async fn of_two_that_believe_it_is_their_turn_the_first_stands_by() {
     let log = MemoryLog::new("default");
-    let (one, two) = (Server::start(&log, "one", None), Server::start(&log, "two", None));
+    let (one, two) = (TestServer::start(&log, "one", None), TestServer::start(&log, "two", None));
     one.turn(true);
     let sleeper = one.decides().await;
     ask(&sleeper, "a").await;
@@ -221,9 +221,9 @@ async fn of_two_that_believe_it_is_their_turn_the_first_stands_by() {
 #[tokio::test]
 async fn where_nobody_else_can_be_one_that_is_overtaken_ends() {
     let log = MemoryLog::new("default");
-    let one = Server::with(&log, "one", None, watch::channel(true).0, LeadershipSource::Ours);
+    let one = TestServer::with(&log, "one", None, watch::channel(true).0, LeadershipSource::Ours);
     ask(&one.decides().await, "a").await;
-    let two = Server::start(&log, "two", None);
+    let two = TestServer::start(&log, "two", None);
     two.turn(true);
     two.decides().await;
     let why = one.office.await.expect("no panic").expect_err("it ends");
@@ -232,12 +232,12 @@ async fn where_nobody_else_can_be_one_that_is_overtaken_ends() {
 }
 
 /// Fails a number of times, and then returns its result.
-struct Troubles {
+struct FailingTasks {
     left: AtomicU32,
     is_gone: bool,
 }
 
-impl LeaderTasks for Troubles {
+impl LeaderTasks for FailingTasks {
     fn take_up(&self, _: Option<&InboxWatermark>) -> Result<Option<InboxStart>> {
         if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
             bail!("the brokers are away");
@@ -263,13 +263,13 @@ impl LeaderTasks for Troubles {
 async fn what_passes_is_tried_again_and_what_is_lost_ends_the_server() {
     let log = MemoryLog::new("default");
     let troubles = |is_gone| -> Option<Arc<dyn LeaderTasks>> {
-        Some(Arc::new(Troubles { left: AtomicU32::new(2), is_gone }))
+        Some(Arc::new(FailingTasks { left: AtomicU32::new(2), is_gone }))
     };
-    let one = Server::start(&log, "one", troubles(false));
+    let one = TestServer::start(&log, "one", troubles(false));
     one.turn(true);
     ask(&one.decides().await, "a").await;
     one.end(&log).await;
-    let two = Server::start(&log, "two", troubles(true));
+    let two = TestServer::start(&log, "two", troubles(true));
     two.turn(true);
     let why = two.office.await.expect("no panic").expect_err("it ends");
     assert!(why.is::<InboxMismatch>(), "{why:?}");
@@ -278,14 +278,14 @@ async fn what_passes_is_tried_again_and_what_is_lost_ends_the_server() {
 #[tokio::test]
 async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock_is_does() {
     let log = MemoryLog::new("default");
-    let first = Server::start(&log, "first", None);
+    let first = TestServer::start(&log, "first", None);
     first.turn(true);
     first.decides().await;
     first.end(&log).await;
     let head = log.source().head();
     let (turn, told) = watch::channel(true);
     let untrusted = WallClock::new(Duration::ZERO, false, || false);
-    let wrong = Server::with_clock(&log, "wrong", None, turn, LeadershipSource::Told(told), untrusted);
+    let wrong = TestServer::with_clock(&log, "wrong", None, turn, LeadershipSource::Told(told), untrusted);
     let ended =
         tokio::time::timeout(Duration::from_secs(30), wrong.office).await.expect("it does not decide");
     let error = ended.expect("no panic").expect_err("it ends with its reason");
@@ -297,7 +297,7 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
     assert_eq!(log.source().head(), head, "nothing is recorded");
     let synchronised = WallClock::new(Duration::ZERO, false, || true);
     let (turn, told) = watch::channel(true);
-    let right = Server::with_clock(&log, "right", None, turn, LeadershipSource::Told(told), synchronised);
+    let right = TestServer::with_clock(&log, "right", None, turn, LeadershipSource::Told(told), synchronised);
     ask(&right.decides().await, "a").await;
     right.end(&log).await;
 }
@@ -348,7 +348,7 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
 #[tokio::test]
 async fn a_fleet_does_not_begin_where_another_one_has_begun() {
     let log = MemoryLog::new("default");
-    let one = Server::start(&log, "one", None);
+    let one = TestServer::start(&log, "one", None);
     // Another fleet's server was faster.
     let by = WriterIdentity { fleet: "other".into(), build: "test".into(), writer: WriterId::from_random(1) };
     let fact = Fact::read("term.started.v1", "{}").expect("a known type").expect("data");

@@ -17,10 +17,10 @@ use super::*;
 const TOPIC: &str = "it.events";
 const PATIENCE: Duration = Duration::from_mins(1);
 
-type Brokers = MockCluster<'static, DefaultProducerContext>;
+type MockBrokers = MockCluster<'static, DefaultProducerContext>;
 
 /// Returns a broker with an events topic, an export to it, and its decider.
-fn rig() -> (Brokers, EventExporter, DeciderHandle, mpsc::Receiver<DeciderInput>) {
+fn rig() -> (MockBrokers, EventExporter, DeciderHandle, mpsc::Receiver<DeciderInput>) {
     let cluster = MockCluster::new(1).expect("a cluster");
     cluster.create_topic(TOPIC, 1, 1).expect("a topic");
     let export = EventExporter {
@@ -47,7 +47,7 @@ fn events(count: usize, size: usize) -> Vec<(Position, CloudMessage)> {
 }
 
 /// Returns the ids of the events in the topic, in their order.
-fn ids(cluster: &Brokers) -> Vec<String> {
+fn ids(cluster: &MockBrokers) -> Vec<String> {
     let client = KafkaClient::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");
     let consumer = client.watcher().expect("a consumer");
     let (_, end) = consumer.fetch_watermarks(TOPIC, 0, PATIENCE).expect("it answers");

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// Result of a round of all callers.
 #[derive(Serialize)]
-struct Cell {
+struct RoundResult {
     rate: f64,
     p50_ms: f64,
     p99_ms: f64,
@@ -24,18 +24,18 @@ pub fn order() -> Result<Option<(usize, Duration)>> {
     Ok(Some((callers.parse()?, Duration::from_millis(millis.parse()?))))
 }
 
-/// Calls of one caller.
-pub struct Calls {
+/// Times of the calls of one caller.
+pub struct CallerTimes {
     began: Instant,
     lasts: Duration,
     since: Option<Instant>,
     latencies: Vec<Duration>,
 }
 
-impl Calls {
+impl CallerTimes {
     /// Starts now, for this duration.
-    pub fn begin(lasts: Duration) -> Calls {
-        Calls { began: Instant::now(), lasts, since: None, latencies: Vec::with_capacity(1 << 16) }
+    pub fn begin(lasts: Duration) -> CallerTimes {
+        CallerTimes { began: Instant::now(), lasts, since: None, latencies: Vec::with_capacity(1 << 16) }
     }
 
     /// Ends the current call, if any, and returns the number of the next; `None` at the end of the round.
@@ -50,7 +50,7 @@ impl Calls {
 /// Runs the callers and prints their result.
 pub async fn round<C>(callers: Vec<C>) -> Result<()>
 where
-    C: Future<Output = Result<Calls>> + Send + 'static,
+    C: Future<Output = Result<CallerTimes>> + Send + 'static,
 {
     let began = Instant::now();
     let mut running: tokio::task::JoinSet<_> = callers.into_iter().collect();
@@ -61,9 +61,10 @@ where
     let took = began.elapsed();
     all.sort_unstable();
     let at = |share: f64| all.get((all.len() as f64 * share) as usize).map_or(0.0, |l| l.as_secs_f64() * 1e3);
-    let cell = Cell { rate: all.len() as f64 / took.as_secs_f64(), p50_ms: at(0.5), p99_ms: at(0.99) };
+    let result =
+        RoundResult { rate: all.len() as f64 / took.as_secs_f64(), p50_ms: at(0.5), p99_ms: at(0.99) };
     let mut out = std::io::stdout().lock();
-    serde_json::to_writer(&mut out, &cell)?;
+    serde_json::to_writer(&mut out, &result)?;
     writeln!(out)?;
     Ok(out.flush()?)
 }

@@ -20,9 +20,9 @@ use chancery_journal::segments::{SegmentJournal, SegmentOptions};
 use chancery_journal::{DeliverySink, Journal, JournalDelivery};
 
 use crate::CALLERS;
-use crate::baseline::Baseline;
+use crate::baseline::BaselineLog;
 use crate::load::{by_turns, round};
-use crate::table::{Cell, Row};
+use crate::table::{CellResult, ResultRow};
 
 /// Maximum number of records in flight.
 const DEPTH: usize = 2;
@@ -30,15 +30,15 @@ const DEPTH: usize = 2;
 const BATCH: usize = 512;
 
 /// Shared state of callers that append on their own.
-struct Direct {
+struct DirectAppend {
     journal: SegmentJournal,
     end: Mutex<(Position, RecordHash)>,
     waiting: Arc<Mutex<VecDeque<SyncSender<()>>>>,
     _directory: tempfile::TempDir,
 }
 
-impl Direct {
-    fn open() -> Result<Arc<Direct>> {
+impl DirectAppend {
+    fn open() -> Result<Arc<DirectAppend>> {
         let directory = crate::directory()?;
         let waiting: Arc<Mutex<VecDeque<SyncSender<()>>>> = Arc::default();
         let callers = Arc::clone(&waiting);
@@ -53,7 +53,7 @@ impl Direct {
         });
         let (journal, _) = SegmentJournal::open(&SegmentOptions::new(directory.path(), "bench"), sink)?;
         let end = Mutex::new((Position::ZERO, RecordHash::ZERO));
-        let direct = Arc::new(Direct { journal, end, waiting, _directory: directory });
+        let direct = Arc::new(DirectAppend { journal, end, waiting, _directory: directory });
         let (done, durable) = sync_channel(1);
         direct.append(
             br#"{"k":"fact","t":"term.started.v1","c":1,"d":{}}"#,
@@ -74,14 +74,14 @@ impl Direct {
         Ok(self.journal.append(record)?)
     }
 
-    fn round(callers: usize) -> Result<Cell> {
-        let direct = Direct::open()?;
+    fn round(callers: usize) -> Result<CellResult> {
+        let direct = DirectAppend::open()?;
         let cell = round(callers, |_| Ok(direct.caller(line())))?;
         direct.journal.close()?;
         Ok(cell)
     }
 
-    fn caller(self: &Arc<Direct>, line: Vec<u8>) -> impl FnMut() -> Result<()> + Send + use<> {
+    fn caller(self: &Arc<DirectAppend>, line: Vec<u8>) -> impl FnMut() -> Result<()> + Send + use<> {
         let direct = Arc::clone(self);
         let (done, durable) = sync_channel(1);
         move || {
@@ -108,14 +108,14 @@ fn parts(first: Position, prev: RecordHash, begins: Option<RecordStart>) -> Head
 
 /// Method of appending a group.
 #[derive(Clone, Copy)]
-pub(crate) enum How {
+pub(crate) enum AppendMethod {
     /// Always written by the journal's thread.
     Left,
     /// Written by the collecting thread if nothing else waits.
     Here,
 }
 
-enum Word {
+enum CommitterInput {
     Append(Vec<u8>, SyncSender<()>),
     Durable(usize),
     Stopped(String),
@@ -123,15 +123,15 @@ enum Word {
 }
 
 /// Committer that collects waiting requests.
-pub(crate) struct Group {
-    queue: Sender<Word>,
+pub(crate) struct GroupAppend {
+    queue: Sender<CommitterInput>,
     committer: JoinHandle<Result<()>>,
     _directory: tempfile::TempDir,
 }
 
-impl Group {
-    fn open(how: How) -> Result<Group> {
-        Group::over(how, |directory, sink| {
+impl GroupAppend {
+    fn open(how: AppendMethod) -> Result<GroupAppend> {
+        GroupAppend::over(how, |directory, sink| {
             let (journal, _) = SegmentJournal::open(&SegmentOptions::new(directory, "bench"), sink)?;
             Ok(Box::new(journal))
         })
@@ -139,27 +139,27 @@ impl Group {
 
     /// Returns a group over a journal that is opened in a directory of its own.
     pub(crate) fn over(
-        how: How,
+        how: AppendMethod,
         open: impl FnOnce(&Path, DeliverySink) -> Result<Box<dyn Journal>>,
-    ) -> Result<Group> {
+    ) -> Result<GroupAppend> {
         let directory = crate::directory()?;
         let (queue, words) = channel();
         let told = queue.clone();
         let sink = Box::new(move |delivery: JournalDelivery| {
             let word = match delivery {
-                JournalDelivery::Records(records) => Word::Durable(records.len()),
-                other => Word::Stopped(format!("{other:?}")),
+                JournalDelivery::Records(records) => CommitterInput::Durable(records.len()),
+                other => CommitterInput::Stopped(format!("{other:?}")),
             };
             // The committer ends first.
             let _ = told.send(word);
         });
         let journal = open(directory.path(), sink)?;
         let committer = std::thread::spawn(move || commit(&*journal, &words, how));
-        Ok(Group { queue, committer, _directory: directory })
+        Ok(GroupAppend { queue, committer, _directory: directory })
     }
 
-    fn round(callers: usize, how: How) -> Result<Cell> {
-        let group = Group::open(how)?;
+    fn round(callers: usize, how: AppendMethod) -> Result<CellResult> {
+        let group = GroupAppend::open(how)?;
         let cell = round(callers, |_| Ok(group.caller(line())))?;
         group.close()?;
         Ok(cell)
@@ -169,18 +169,18 @@ impl Group {
         let queue = self.queue.clone();
         let (done, durable) = sync_channel(1);
         move || {
-            queue.send(Word::Append(line.clone(), done.clone())).context("append")?;
+            queue.send(CommitterInput::Append(line.clone(), done.clone())).context("append")?;
             durable.recv().context("wait")
         }
     }
 
     pub(crate) fn close(self) -> Result<()> {
-        self.queue.send(Word::Close).context("close")?;
+        self.queue.send(CommitterInput::Close).context("close")?;
         self.committer.join().map_err(|_| anyhow::anyhow!("the committer panicked"))?
     }
 }
 
-fn commit(journal: &dyn Journal, words: &Receiver<Word>, how: How) -> Result<()> {
+fn commit(journal: &dyn Journal, words: &Receiver<CommitterInput>, how: AppendMethod) -> Result<()> {
     let (mut draft, mut callers) = (RecordDraft::new(), Vec::new());
     let mut flying: VecDeque<Vec<SyncSender<()>>> = VecDeque::new();
     let (mut first, mut prev, mut begins) = (Position::FIRST, RecordHash::ZERO, Some(RecordStart::Term));
@@ -194,17 +194,17 @@ fn commit(journal: &dyn Journal, words: &Receiver<Word>, how: How) -> Result<()>
         for _ in 0..BATCH {
             let Some(word) = next.take() else { break };
             match word {
-                Word::Append(line, caller) => {
+                CommitterInput::Append(line, caller) => {
                     draft.push(&line)?;
                     callers.push(caller);
                 }
-                Word::Durable(records) => {
+                CommitterInput::Durable(records) => {
                     for caller in flying.drain(..records).flatten() {
                         caller.send(()).context("answer")?;
                     }
                 }
-                Word::Stopped(why) => bail!("the journal stopped: {why}"),
-                Word::Close => return Ok(journal.close()?),
+                CommitterInput::Stopped(why) => bail!("the journal stopped: {why}"),
+                CommitterInput::Close => return Ok(journal.close()?),
             }
             next = words.try_recv().ok();
         }
@@ -214,8 +214,8 @@ fn commit(journal: &dyn Journal, words: &Receiver<Word>, how: How) -> Result<()>
             (first, prev) = (record.last().plus(1), record.hash());
             flying.push_back(std::mem::take(&mut callers));
             match how {
-                How::Here if next.is_none() => journal.append_here(record)?,
-                How::Here | How::Left => journal.append(record)?,
+                AppendMethod::Here if next.is_none() => journal.append_here(record)?,
+                AppendMethod::Here | AppendMethod::Left => journal.append(record)?,
             }
         }
     }
@@ -229,19 +229,19 @@ pub(crate) fn line() -> Vec<u8> {
     line
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let mut rows = Vec::new();
     for callers in CALLERS {
         let [floor, here, left, alone] = by_turns([
-            Box::new(|| Baseline::round(callers)),
-            Box::new(|| Group::round(callers, How::Here)),
-            Box::new(|| Group::round(callers, How::Left)),
-            Box::new(|| Direct::round(callers)),
+            Box::new(|| BaselineLog::round(callers)),
+            Box::new(|| GroupAppend::round(callers, AppendMethod::Here)),
+            Box::new(|| GroupAppend::round(callers, AppendMethod::Left)),
+            Box::new(|| DirectAppend::round(callers)),
         ])?;
         let load = format!("{callers} callers");
-        rows.push(Row::new("W1", &load, here).share_of("baseline", floor.clone(), 0.8));
-        rows.push(Row::new("W1 left", &load, left).beside("baseline", floor.clone()));
-        rows.push(Row::new("W1 alone", load, alone).beside("baseline", floor));
+        rows.push(ResultRow::new("W1", &load, here).share_of("baseline", floor.clone(), 0.8));
+        rows.push(ResultRow::new("W1 left", &load, left).beside("baseline", floor.clone()));
+        rows.push(ResultRow::new("W1 alone", load, alone).beside("baseline", floor));
     }
     Ok(rows)
 }

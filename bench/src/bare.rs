@@ -23,14 +23,14 @@ use crate::server::FLEET;
 pub(crate) const BARE: &str = "--bare";
 
 /// Running bare server.
-pub(crate) struct Bare {
+pub(crate) struct BareServer {
     child: Child,
     pub(crate) address: String,
 }
 
-impl Bare {
+impl BareServer {
     /// Starts a server that returns these answers in rotation.
-    pub(crate) fn start(answers: &[Vec<u8>]) -> Result<Bare> {
+    pub(crate) fn start(answers: &[Vec<u8>]) -> Result<BareServer> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg(BARE)
             .stdin(Stdio::piped())
@@ -40,11 +40,11 @@ impl Bare {
         serde_json::to_writer(child.stdin.take().context("its standard input")?, &texts)?;
         let mut address = String::new();
         BufReader::new(child.stdout.take().context("its standard output")?).read_line(&mut address)?;
-        Ok(Bare { child, address: address.trim().to_owned() })
+        Ok(BareServer { child, address: address.trim().to_owned() })
     }
 }
 
-impl Drop for Bare {
+impl Drop for BareServer {
     fn drop(&mut self) {
         // The process is not needed any more.
         let _ = self.child.kill();
@@ -53,21 +53,21 @@ impl Drop for Bare {
 }
 
 /// Answer in its stored form.
-enum Kept {
+enum StoredAnswer {
     Row(Vec<u8>),
     Page { rows: Vec<Vec<u8>>, next: Option<String>, position: u64 },
     History { entries: Vec<String>, next: Option<u64>, position: u64 },
 }
 
 #[derive(Serialize, Deserialize)]
-struct Page {
+struct NodePage {
     items: Vec<NodeRow>,
     next_page_token: Option<String>,
     position: u64,
 }
 
 #[derive(Serialize, Deserialize)]
-struct History<T> {
+struct EventPage<T> {
     items: Vec<T>,
     next_from: Option<u64>,
     position: u64,
@@ -75,7 +75,7 @@ struct History<T> {
 
 /// Event of a history; its data stays in its stored form.
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct StoredEvent {
     position: u64,
     time: String,
     kind: String,
@@ -87,18 +87,22 @@ struct Entry {
     data: Box<RawValue>,
 }
 
-impl Kept {
-    fn read(text: &str) -> Result<Kept> {
+impl StoredAnswer {
+    fn read(text: &str) -> Result<StoredAnswer> {
         let encode = |row: &NodeRow| bincode::serde::encode_to_vec(row, standard());
-        if let Ok(page) = serde_json::from_str::<Page>(text) {
+        if let Ok(page) = serde_json::from_str::<NodePage>(text) {
             let rows = page.items.iter().map(encode).collect::<Result<_, _>>()?;
-            return Ok(Kept::Page { rows, next: page.next_page_token, position: page.position });
+            return Ok(StoredAnswer::Page { rows, next: page.next_page_token, position: page.position });
         }
-        if let Ok(history) = serde_json::from_str::<History<Box<RawValue>>>(text) {
+        if let Ok(history) = serde_json::from_str::<EventPage<Box<RawValue>>>(text) {
             let entries = history.items.iter().map(|entry| entry.get().to_owned()).collect();
-            return Ok(Kept::History { entries, next: history.next_from, position: history.position });
+            return Ok(StoredAnswer::History {
+                entries,
+                next: history.next_from,
+                position: history.position,
+            });
         }
-        Ok(Kept::Row(encode(&serde_json::from_str(text)?)?))
+        Ok(StoredAnswer::Row(encode(&serde_json::from_str(text)?)?))
     }
 
     fn show(&self) -> Result<Vec<u8>> {
@@ -106,22 +110,22 @@ impl Kept {
             Ok(bincode::serde::decode_from_slice(bytes, standard())?.0)
         };
         Ok(match self {
-            Kept::Row(row) => serde_json::to_vec(&decode(row)?)?,
-            Kept::Page { rows, next, position } => {
+            StoredAnswer::Row(row) => serde_json::to_vec(&decode(row)?)?,
+            StoredAnswer::Page { rows, next, position } => {
                 let items = rows.iter().map(decode).collect::<Result<_>>()?;
-                serde_json::to_vec(&Page { items, next_page_token: next.clone(), position: *position })?
+                serde_json::to_vec(&NodePage { items, next_page_token: next.clone(), position: *position })?
             }
-            Kept::History { entries, next, position } => {
-                let items: Vec<Entry> =
+            StoredAnswer::History { entries, next, position } => {
+                let items: Vec<StoredEvent> =
                     entries.iter().map(|entry| serde_json::from_str(entry)).collect::<Result<_, _>>()?;
-                serde_json::to_vec(&History { items, next_from: *next, position: *position })?
+                serde_json::to_vec(&EventPage { items, next_from: *next, position: *position })?
             }
         })
     }
 }
 
-struct Answers {
-    all: Vec<Kept>,
+struct StoredAnswers {
+    all: Vec<StoredAnswer>,
     next: AtomicUsize,
 }
 
@@ -129,9 +133,9 @@ struct Answers {
 #[tokio::main]
 pub(crate) async fn serve() -> Result<()> {
     let texts: Vec<String> = serde_json::from_reader(std::io::stdin().lock())?;
-    let all = texts.iter().map(|text| Kept::read(text)).collect::<Result<Vec<_>>>()?;
+    let all = texts.iter().map(|text| StoredAnswer::read(text)).collect::<Result<Vec<_>>>()?;
     anyhow::ensure!(!all.is_empty(), "there is nothing to answer");
-    let answers = Arc::new(Answers { all, next: AtomicUsize::new(0) });
+    let answers = Arc::new(StoredAnswers { all, next: AtomicUsize::new(0) });
     let router = Router::new()
         .route(&format!("{FLEET}/nodes"), get(answer))
         .route(&format!("{FLEET}/nodes/{{name}}"), get(answer))
@@ -142,7 +146,7 @@ pub(crate) async fn serve() -> Result<()> {
     Ok(axum::serve(listener, router).await?)
 }
 
-async fn answer(State(answers): State<Arc<Answers>>) -> impl IntoResponse {
+async fn answer(State(answers): State<Arc<StoredAnswers>>) -> impl IntoResponse {
     let index = answers.next.fetch_add(1, Ordering::Relaxed) % answers.all.len();
     let body = answers.all[index].show();
     body.map(|body| ([(header::CONTENT_TYPE, "application/json")], body))
@@ -166,10 +170,10 @@ mod tests {
         let entry = r#"{"position":5,"time":"t","kind":"fact","type":"x.v1","initiator":{"a":1},"cause":4,"root_cause":null,"data":{"b":2}}"#;
         let history = format!(r#"{{"items":[{entry}],"next_from":null,"position":9}}"#);
         for answer in [row.to_owned(), page, history] {
-            let shown = Kept::read(&answer).expect("read").show().expect("show");
+            let shown = StoredAnswer::read(&answer).expect("read").show().expect("show");
             let value = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).expect("JSON");
             assert_eq!(value(&shown), value(answer.as_bytes()));
         }
-        assert!(matches!(Kept::read(row), Ok(Kept::Row(_))));
+        assert!(matches!(StoredAnswer::read(row), Ok(StoredAnswer::Row(_))));
     }
 }

@@ -9,24 +9,24 @@ use std::thread::JoinHandle;
 use anyhow::{Context as _, Result};
 
 use crate::load::round;
-use crate::table::Cell;
+use crate::table::CellResult;
 
 /// Bytes that are zero-filled before the measurement: overwriting is cheaper to sync than growing.
 const AHEAD: usize = 512 << 20;
 
 /// Raw log without format.
-pub(crate) struct Baseline {
+pub(crate) struct BaselineLog {
     queue: Sender<(Vec<u8>, SyncSender<()>)>,
     writer: JoinHandle<Result<()>>,
     _directory: tempfile::TempDir,
 }
 
-impl Baseline {
-    pub(crate) fn open() -> Result<Baseline> {
+impl BaselineLog {
+    pub(crate) fn open() -> Result<BaselineLog> {
         let (file, directory) = ahead()?;
         let (queue, waiting) = channel();
         let writer = std::thread::spawn(move || write(&file, &waiting));
-        Ok(Baseline { queue, writer, _directory: directory })
+        Ok(BaselineLog { queue, writer, _directory: directory })
     }
 
     /// Returns a caller that appends `bytes` and waits until they are durable.
@@ -40,7 +40,7 @@ impl Baseline {
     }
 
     /// Measures one thread that overwrites and syncs 400 bytes, without callers.
-    pub(crate) fn sync_alone() -> Result<Cell> {
+    pub(crate) fn sync_alone() -> Result<CellResult> {
         let (file, _directory) = ahead()?;
         let mut at = 0;
         round(1, |_| {
@@ -54,8 +54,8 @@ impl Baseline {
     }
 
     /// Measures callers with 400 bytes each, on a new file.
-    pub(crate) fn round(callers: usize) -> Result<Cell> {
-        let floor = Baseline::open()?;
+    pub(crate) fn round(callers: usize) -> Result<CellResult> {
+        let floor = BaselineLog::open()?;
         let cell = round(callers, |_| Ok(floor.caller(vec![b'x'; 400])))?;
         floor.close()?;
         Ok(cell)

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::brokers::{Brokers, decider, server};
+use crate::brokers::{BenchmarkBrokers, decider, server};
 use crate::process::peak_mib;
-use crate::server::{FLEET, Server};
-use crate::table::{Bar, Cell, Row};
+use crate::server::{BenchmarkServer, FLEET};
+use crate::table::{CellResult, ResultRow, ValueBar};
 
 const CLIENTS: usize = 40;
 const USUAL: Duration = Duration::from_secs(30);
 const AWAY: Duration = Duration::from_mins(1);
 
-pub(crate) fn run() -> Result<Vec<Row>> {
-    let brokers = Brokers::start(1)?;
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
+    let brokers = BenchmarkBrokers::start(1)?;
     let (_, journal) = brokers.fleet()?;
     let servers = [server(&journal)?];
     decider(&servers)?;
@@ -42,18 +42,21 @@ pub(crate) fn run() -> Result<Vec<Row>> {
         measured
     })?;
     ensure!(rate > 0.0, "nothing was answered");
-    let cell = Cell { memory_mib: Some(after), ..Cell::rate(rate) };
-    let row =
-        Row::new("W15", format!("{CLIENTS} clients, broker unavailable for {} s", AWAY.as_secs()), cell);
-    Ok(vec![row.check("MiB before", before, Bar::AtLeast(0.0)).check(
+    let cell = CellResult { memory_mib: Some(after), ..CellResult::rate(rate) };
+    let row = ResultRow::new(
+        "W15",
+        format!("{CLIENTS} clients, broker unavailable for {} s", AWAY.as_secs()),
+        cell,
+    );
+    Ok(vec![row.check("MiB before", before, ValueBar::AtLeast(0.0)).check(
         "MiB while it is away, to that",
         after / before,
-        Bar::Below(1.2),
+        ValueBar::Below(1.2),
     )])
 }
 
 /// Sends intents without a pause. Unanswered ones are sent again on another connection with another key.
-fn ask(server: &Server, number: usize, stop: &AtomicBool, answered: &AtomicU64) {
+fn ask(server: &BenchmarkServer, number: usize, stop: &AtomicBool, answered: &AtomicU64) {
     let path = format!("{FLEET}/capabilities/c-{number}");
     for score in 0_u64.. {
         let Ok(mut client) = server.client() else {

@@ -11,19 +11,19 @@ use anyhow::{Context as _, Result, ensure};
 use chancery_journal::kafka::KafkaClient;
 use chancery_journal::kafka::topics::{TopicAdmin, TopicNames, TopicRole};
 
-use crate::server::Server;
+use crate::server::BenchmarkServer;
 
 /// Kafka cluster of one benchmark, which is removed on drop.
-pub(crate) struct Brokers {
+pub(crate) struct BenchmarkBrokers {
     pub(crate) client: KafkaClient,
     dir: PathBuf,
     copies: i32,
     holder: Child,
 }
 
-impl Brokers {
+impl BenchmarkBrokers {
     /// Starts one broker, or three.
-    pub(crate) fn start(count: i32) -> Result<Brokers> {
+    pub(crate) fn start(count: i32) -> Result<BenchmarkBrokers> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/kafka/hold");
         let dir = crate::directory()?.keep();
         let mut holder = Command::new(script)
@@ -37,7 +37,7 @@ impl Brokers {
         BufReader::new(holder.stdout.take().context("its words")?).read_line(&mut bootstrap)?;
         ensure!(!bootstrap.is_empty(), "Kafka did not start: see above");
         let client = KafkaClient::new(bootstrap.trim(), BTreeMap::new())?;
-        Ok(Brokers { client, dir, copies: count, holder })
+        Ok(BenchmarkBrokers { client, dir, copies: count, holder })
     }
 
     /// Pauses or resumes a node.
@@ -64,7 +64,7 @@ impl Brokers {
     }
 }
 
-impl Drop for Brokers {
+impl Drop for BenchmarkBrokers {
     fn drop(&mut self) {
         drop(self.holder.stdin.take());
         // The script removes the cluster; its result has no receiver.
@@ -76,9 +76,9 @@ impl Drop for Brokers {
 pub(crate) const SESSION: Duration = Duration::from_secs(6);
 
 /// Starts a server of a fleet.
-pub(crate) fn server(journal: &str) -> Result<Server> {
+pub(crate) fn server(journal: &str) -> Result<BenchmarkServer> {
     let session = format!("{}s", SESSION.as_secs());
-    Server::start_with(&[
+    BenchmarkServer::start_with(&[
         ("CHANCERY_JOURNAL", journal),
         ("CHANCERY_KAFKA_SESSION_TIMEOUT", &session),
         // One broker is never safe.
@@ -88,7 +88,7 @@ pub(crate) fn server(journal: &str) -> Result<Server> {
 }
 
 /// Returns the index of the leader, once there is one.
-pub(crate) fn decider(servers: &[Server]) -> Result<usize> {
+pub(crate) fn decider(servers: &[BenchmarkServer]) -> Result<usize> {
     let began = Instant::now();
     loop {
         for (at, server) in servers.iter().enumerate() {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::server::Server;
-use crate::table::{Bar, Cell, Row};
+use crate::server::BenchmarkServer;
+use crate::table::{CellResult, ResultRow, ValueBar};
 
 /// Number of documents and of operations.
 const MANY: usize = 10_000;
@@ -50,14 +50,14 @@ fn plan() -> String {
 }
 
 /// Directory with the documents, and their server.
-struct Bulk {
-    server: Server,
+struct BulkDocuments {
+    server: BenchmarkServer,
     directory: tempfile::TempDir,
 }
 
-impl Bulk {
-    fn start(text: &str) -> Result<Bulk> {
-        let bulk = Bulk { server: Server::start()?, directory: crate::directory()? };
+impl BulkDocuments {
+    fn start(text: &str) -> Result<BulkDocuments> {
+        let bulk = BulkDocuments { server: BenchmarkServer::start()?, directory: crate::directory()? };
         bulk.write(text)?;
         Ok(bulk)
     }
@@ -83,16 +83,16 @@ impl Bulk {
     }
 
     /// Returns the row of a command that writes `lines` lines.
-    fn row(&self, what: &str, lines: usize, args: &[&str]) -> Result<Row> {
+    fn row(&self, what: &str, lines: usize, args: &[&str]) -> Result<ResultRow> {
         let (took, found) = self.run(args)?;
         ensure!(found == lines, "{what}: {found} lines, not {lines}");
-        let cell = Cell::rate(lines as f64 / took.as_secs_f64());
-        Ok(Row::new("W16", what, cell).check("seconds", took.as_secs_f64(), Bar::Below(SECONDS)))
+        let cell = CellResult::rate(lines as f64 / took.as_secs_f64());
+        Ok(ResultRow::new("W16", what, cell).check("seconds", took.as_secs_f64(), ValueBar::Below(SECONDS)))
     }
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
-    let bulk = Bulk::start(&fleet(MANY, 8))?;
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
+    let bulk = BulkDocuments::start(&fleet(MANY, 8))?;
     let mut rows = vec![bulk.row("applied", MANY + 1, &["apply", "-f", "all.yaml"])?];
     rows.push(bulk.row("applied again", MANY + 1, &["apply", "-f", "all.yaml"])?);
     bulk.write(&fleet(MANY, 16))?;
@@ -101,7 +101,7 @@ pub(crate) fn run() -> Result<Vec<Row>> {
     rows.push(bulk.row("a table", MANY + 1, &["get", "nodes", "--all"])?);
     rows.push(bulk.row("deleted", MANY + 1, &["delete", "-f", "all.yaml"])?);
     drop(bulk);
-    let bulk = Bulk::start(&(fleet(NODES, 64) + "---\n" + &plan()))?;
+    let bulk = BulkDocuments::start(&(fleet(NODES, 64) + "---\n" + &plan()))?;
     bulk.run(&["apply", "-f", "all.yaml"])?;
     let began = Instant::now();
     let waiting = ["get", "operations", "-l", "state=pending_approval", "--all", "-o", "name"];

@@ -18,9 +18,9 @@ use chancery_projector::{Projector, StoreTuning};
 use serde_json::json;
 
 use crate::ROUNDS;
-use crate::maker::{BUSY, CLUSTER, Maker, Pen};
-use crate::process::Watched;
-use crate::table::{Bar, Cell, Row, median};
+use crate::maker::{BUSY, CLUSTER, FleetMaker, RecordReceiver};
+use crate::process::MeasuredProcess;
+use crate::table::{CellResult, ResultRow, ValueBar, median};
 
 const REPLICAS: usize = 66_000;
 const EVENTS: u64 = 1_000_000;
@@ -35,8 +35,8 @@ const PACED: Duration = Duration::from_secs(4);
 const PACED_RECORD: u32 = 50;
 
 /// Simulates creation, placement, approval, report and start of replicas; then changing reports everywhere.
-fn story(pen: Pen, events: u64) -> Result<Maker> {
-    let mut maker = Maker::new(Some(pen))?;
+fn story(pen: RecordReceiver, events: u64) -> Result<FleetMaker> {
+    let mut maker = FleetMaker::new(Some(pen))?;
     for n in 0..NODES {
         let total = json!({"cpu": 64_000, "memory": 1_u64 << 38, "disk": 0});
         let spec = json!({"domain": format!("rack-{}", n % 50), "resources": total});
@@ -92,7 +92,7 @@ fn written(dir: &Path) -> Result<SegmentJournal> {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    let head = story(Pen { record: BUSY, takes: Box::new(pen) }, EVENTS)?.fleet.head();
+    let head = story(RecordReceiver { record: BUSY, takes: Box::new(pen) }, EVENTS)?.fleet.head();
     loop {
         match durable.recv()? {
             JournalDelivery::Records(records) if records.last().is_some_and(|last| last.last() == head) => {
@@ -106,12 +106,12 @@ fn written(dir: &Path) -> Result<SegmentJournal> {
 }
 
 /// Catches up from an empty store; returns the events per second, and the rows written.
-fn caught_up(dir: &Path, source: &Arc<dyn JournalReader>) -> Result<(Cell, u64)> {
-    let (began, watched) = (Instant::now(), Watched::begin(std::process::id())?);
+fn caught_up(dir: &Path, source: &Arc<dyn JournalReader>) -> Result<(CellResult, u64)> {
+    let (began, watched) = (Instant::now(), MeasuredProcess::begin(std::process::id())?);
     let mut projector = Projector::open(dir, "bench", Arc::clone(source), None, StoreTuning::default())?;
     let position = projector.catch_up()?;
     let took = began.elapsed().as_secs_f64();
-    let cell = Cell { cores: Some(watched.cores()?), ..Cell::rate(position.get() as f64 / took) };
+    let cell = CellResult { cores: Some(watched.cores()?), ..CellResult::rate(position.get() as f64 / took) };
     let rows = projector.rows_written();
     projector.flush()?;
     Ok((cell, rows))
@@ -124,9 +124,9 @@ fn rows(dir: &Path) -> Result<Vec<(sled::IVec, sled::IVec)>> {
 }
 
 /// Writes `count` rows in the projector's way; the rate is in events.
-fn baseline(dir: &Path, rows: &[(sled::IVec, sled::IVec)], count: u64) -> Result<Cell> {
+fn baseline(dir: &Path, rows: &[(sled::IVec, sled::IVec)], count: u64) -> Result<CellResult> {
     let tuning = StoreTuning::default();
-    let (began, watched) = (Instant::now(), Watched::begin(std::process::id())?);
+    let (began, watched) = (Instant::now(), MeasuredProcess::begin(std::process::id())?);
     let config =
         sled::Config::new().path(dir).cache_capacity(tuning.cache).flush_every_ms(Some(tuning.flush));
     let db = config.mode(sled::Mode::HighThroughput).open()?;
@@ -141,17 +141,17 @@ fn baseline(dir: &Path, rows: &[(sled::IVec, sled::IVec)], count: u64) -> Result
         left = left.saturating_sub(WRITTEN);
     }
     let took = began.elapsed().as_secs_f64();
-    Ok(Cell { cores: Some(watched.cores()?), ..Cell::rate(EVENTS as f64 / took) })
+    Ok(CellResult { cores: Some(watched.cores()?), ..CellResult::rate(EVENTS as f64 / took) })
 }
 
 /// Measures the time from when a record is due until it is in the rows.
-fn lag() -> Result<Cell> {
+fn lag() -> Result<CellResult> {
     let directory = crate::directory()?;
     let events = PACE * PACED.as_secs();
     let (sent, records) = channel();
     let log = MemoryLog::new("bench");
     let pen = move |record: Record| Ok(sent.send(Arc::new(record))?);
-    drop(story(Pen { record: PACED_RECORD, takes: Box::new(pen) }, events)?);
+    drop(story(RecordReceiver { record: PACED_RECORD, takes: Box::new(pen) }, events)?);
     let records: Vec<Arc<Record>> = records.iter().collect();
     let mut projector =
         Projector::open(directory.path(), "bench", log.source(), None, StoreTuning::default())?;
@@ -163,10 +163,10 @@ fn lag() -> Result<Cell> {
         let position: Position = projector.apply(&[Arc::clone(&record)])?;
         lags.extend((record.first().get()..=position.get()).map(|_| due.elapsed()));
     }
-    Ok(Cell::of(lags, began.elapsed()))
+    Ok(CellResult::of(lags, began.elapsed()))
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let directory = crate::directory()?;
     let journal = written(&directory.path().join("journal"))?;
     let source = journal.source();
@@ -180,12 +180,13 @@ pub(crate) fn run() -> Result<Vec<Row>> {
     journal.close()?;
     let cell = median(ours);
     let rate = cell.rate;
-    let catch_up = Row::new("W5", "1M of 200k", cell).share_of("sled alone", median(floors), 0.7).check(
-        "events a second",
-        rate,
-        Bar::AtLeast(200_000.0),
-    );
+    let catch_up = ResultRow::new("W5", "1M of 200k", cell)
+        .share_of("sled alone", median(floors), 0.7)
+        .check("events a second", rate, ValueBar::AtLeast(200_000.0));
     let cell = lag()?;
     let p99 = cell.p99_ms;
-    Ok(vec![catch_up, Row::new("W5 lag", "5k a second", cell).check("p99 in ms", p99, Bar::Below(20.0))])
+    Ok(vec![
+        catch_up,
+        ResultRow::new("W5 lag", "5k a second", cell).check("p99 in ms", p99, ValueBar::Below(20.0)),
+    ])
 }

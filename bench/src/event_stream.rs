@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::ROUNDS;
 use crate::intents;
-use crate::server::Server;
+use crate::server::BenchmarkServer;
 use crate::stream::OutputStream;
-use crate::table::{Bar, Cell, Row, median};
+use crate::table::{CellResult, ResultRow, ValueBar, median};
 
 const CONSUMERS: [usize; 3] = [1, 100, 1000];
 /// Events per second; an intent creates three.
@@ -35,9 +35,11 @@ fn consume(mut stream: OutputStream, events: u32) -> Result<Vec<(u64, Instant)>>
 }
 
 /// Measures the time of each event from the verdict of its intent to each consumer.
-fn follow(consumers: usize) -> Result<Cell> {
-    let server =
-        Server::start_with(&[("CHANCERY_LIMITS_STREAMS", "2000"), ("CHANCERY_LIMITS_CONNECTIONS", "2000")])?;
+fn follow(consumers: usize) -> Result<CellResult> {
+    let server = BenchmarkServer::start_with(&[
+        ("CHANCERY_LIMITS_STREAMS", "2000"),
+        ("CHANCERY_LIMITS_CONNECTIONS", "2000"),
+    ])?;
     let events = INTENTS * EVENTS_OF_INTENT;
     let (told, all) = channel();
     for _ in 0..consumers {
@@ -64,18 +66,18 @@ fn follow(consumers: usize) -> Result<Cell> {
             let of_intents = seen.iter().zip(asked.iter().flat_map(|at| [at; EVENTS_OF_INTENT as usize]));
             late.extend(of_intents.map(|((_, came), asked)| came.saturating_duration_since(*asked)));
         }
-        Ok(Cell::of(late, began.elapsed()))
+        Ok(CellResult::of(late, began.elapsed()))
     })
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let mut rows = Vec::new();
     for consumers in CONSUMERS {
         let cells = (0..ROUNDS).map(|_| follow(consumers)).collect::<Result<_>>()?;
         let cell = median(cells);
         let cores = cell.cores.context("the server is watched")?;
-        let row = Row::new("W7", format!("{consumers} consumers"), cell);
-        rows.push(if consumers == 1000 { row.check("cores", cores, Bar::Below(1.0)) } else { row });
+        let row = ResultRow::new("W7", format!("{consumers} consumers"), cell);
+        rows.push(if consumers == 1000 { row.check("cores", cores, ValueBar::Below(1.0)) } else { row });
     }
     Ok(rows)
 }

@@ -6,19 +6,19 @@ use std::net::TcpStream;
 use anyhow::{Context as _, Result, bail};
 
 /// Persistent connection to a server.
-pub(crate) struct Client {
+pub(crate) struct BenchmarkClient {
     stream: TcpStream,
     answers: BufReader<TcpStream>,
     line: String,
     body: Vec<u8>,
 }
 
-impl Client {
-    pub(crate) fn connect(address: &str) -> Result<Client> {
+impl BenchmarkClient {
+    pub(crate) fn connect(address: &str) -> Result<BenchmarkClient> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         let answers = BufReader::with_capacity(1 << 16, stream.try_clone()?);
-        Ok(Client { stream, answers, line: String::new(), body: Vec::new() })
+        Ok(BenchmarkClient { stream, answers, line: String::new(), body: Vec::new() })
     }
 
     /// Sends a request and returns the answer's body; any status but success is an error.
@@ -86,7 +86,7 @@ mod tests {
                 stream.write_all(format!("HTTP/1.1 {answer}").as_bytes()).expect("write");
             }
         });
-        let mut client = Client::connect(&address).expect("connect");
+        let mut client = BenchmarkClient::connect(&address).expect("connect");
         assert_eq!(client.ask("PUT", "/x", "{}").expect("an answer"), b"ok");
         assert!(client.ask("GET", "/x", "").expect_err("a refusal").to_string().ends_with("bad"));
         server.join().expect("no panic");

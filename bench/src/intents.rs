@@ -5,15 +5,15 @@
 use anyhow::{Context as _, Result};
 
 use crate::CALLERS;
-use crate::baseline::Baseline;
-use crate::http::Client;
-use crate::load::{Side, all_by_turns};
-use crate::peers::Peers;
-use crate::server::{FLEET, Server};
-use crate::table::Row;
+use crate::baseline::BaselineLog;
+use crate::http::BenchmarkClient;
+use crate::load::{MeasuredSide, all_by_turns};
+use crate::peers::RunningPeers;
+use crate::server::{BenchmarkServer, FLEET};
+use crate::table::ResultRow;
 
 /// Returns a caller. Every intent changes a capability of its own.
-pub(crate) fn caller(mut client: Client, number: usize) -> impl FnMut() -> Result<()> + Send {
+pub(crate) fn caller(mut client: BenchmarkClient, number: usize) -> impl FnMut() -> Result<()> + Send {
     let mut score = 0_u32;
     let path = format!("{FLEET}/capabilities/c-{number}");
     move || {
@@ -23,16 +23,18 @@ pub(crate) fn caller(mut client: Client, number: usize) -> impl FnMut() -> Resul
     }
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
-    let mut peers = Peers::start()?;
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
+    let mut peers = RunningPeers::start()?;
     let mut rows = Vec::new();
     for callers in CALLERS {
-        let mut named: Vec<(&str, Side<'_>)> = vec![
+        let mut named: Vec<(&str, MeasuredSide<'_>)> = vec![
             (
                 "ours",
-                Box::new(|| Server::start()?.round(callers, |client, number| Ok(caller(client, number)))),
+                Box::new(|| {
+                    BenchmarkServer::start()?.round(callers, |client, number| Ok(caller(client, number)))
+                }),
             ),
-            ("baseline", Box::new(|| Baseline::round(callers))),
+            ("baseline", Box::new(|| BaselineLog::round(callers))),
         ];
         if let Some(peers) = &mut peers {
             named.extend(peers.sides(callers));
@@ -41,7 +43,7 @@ pub(crate) fn run() -> Result<Vec<Row>> {
         let mut cells = labels.into_iter().zip(all_by_turns(&mut sides)?);
         let (_, ours) = cells.next().context("ours")?;
         let (_, floor) = cells.next().context("the floor")?;
-        let row = Row::new("W2", format!("{callers} callers"), ours).beside("baseline", floor);
+        let row = ResultRow::new("W2", format!("{callers} callers"), ours).beside("baseline", floor);
         rows.push(cells.fold(row, |row, (name, cell)| row.share_of(name, cell, 1.0)));
     }
     Ok(rows)

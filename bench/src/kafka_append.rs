@@ -20,10 +20,10 @@ use rdkafka::message::Message as _;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
-use crate::append::{Group, How, line};
-use crate::brokers::{Brokers, decider, server};
+use crate::append::{AppendMethod, GroupAppend, line};
+use crate::brokers::{BenchmarkBrokers, decider, server};
 use crate::load::{by_turns, round};
-use crate::table::{Bar, Cell, Row};
+use crate::table::{CellResult, ResultRow, ValueBar};
 use crate::{CALLERS, intents};
 
 /// Maximum number of messages in flight: the decider's limit of commits.
@@ -32,9 +32,9 @@ const DEPTH: usize = 2;
 const OUTCOME: Duration = Duration::from_secs(20);
 
 /// Measures Chancery's journal in this process.
-fn ours(brokers: &Brokers, callers: usize) -> Result<Cell> {
+fn ours(brokers: &BenchmarkBrokers, callers: usize) -> Result<CellResult> {
     let (names, _) = brokers.fleet()?;
-    let group = Group::over(How::Left, |directory, sink| {
+    let group = GroupAppend::over(AppendMethod::Left, |directory, sink| {
         let options = KafkaOptions::new(brokers.client.clone(), &names.journal, 0, directory, "bench");
         Ok(Box::new(KafkaJournal::open(&options, sink)?.0))
     })?;
@@ -45,7 +45,7 @@ fn ours(brokers: &Brokers, callers: usize) -> Result<Cell> {
 }
 
 /// Measures intents over HTTP on a complete server.
-fn intents(brokers: &Brokers, callers: usize) -> Result<Cell> {
+fn intents(brokers: &BenchmarkBrokers, callers: usize) -> Result<CellResult> {
     let (_, journal) = brokers.fleet()?;
     let servers = [server(&journal)?];
     decider(&servers)?;
@@ -54,8 +54,8 @@ fn intents(brokers: &Brokers, callers: usize) -> Result<Cell> {
     server.round(callers, |client, number| Ok(intents::caller(client, number)))
 }
 
-fn baseline(brokers: &Brokers, callers: usize, set: ActiveSet) -> Result<Cell> {
-    let raw = Raw::open(&brokers.client, &brokers.fleet()?.0.journal, set)?;
+fn baseline(brokers: &BenchmarkBrokers, callers: usize, set: ActiveSet) -> Result<CellResult> {
+    let raw = RawClients::open(&brokers.client, &brokers.fleet()?.0.journal, set)?;
     warm(raw.caller())?;
     let cell = round(callers, |_| Ok(raw.caller()))?;
     raw.close()?;
@@ -67,7 +67,7 @@ fn warm(mut call: impl FnMut() -> Result<()>) -> Result<()> {
     (0..50).try_for_each(|_| call())
 }
 
-enum Word {
+enum SenderInput {
     Send(SyncSender<()>),
     Consumed,
     Close,
@@ -83,7 +83,7 @@ enum ActiveSet {
 }
 
 impl ActiveSet {
-    fn clients(self, client: &KafkaClient, topic: &str) -> Result<(Producer, BaseConsumer)> {
+    fn clients(self, client: &KafkaClient, topic: &str) -> Result<(RawProducer, BaseConsumer)> {
         let producer = match self {
             ActiveSet::Same => client.producer(OUTCOME),
             ActiveSet::Defaults => {
@@ -108,18 +108,18 @@ impl ActiveSet {
     }
 }
 
-type Producer = ThreadedProducer<DefaultProducerContext>;
+type RawProducer = ThreadedProducer<DefaultProducerContext>;
 
 /// Clients of the floor.
-struct Raw {
-    queue: Sender<Word>,
+struct RawClients {
+    queue: Sender<SenderInput>,
     sender: JoinHandle<Result<()>>,
     consumer: JoinHandle<Result<()>>,
     stop: Arc<AtomicBool>,
 }
 
-impl Raw {
-    fn open(client: &KafkaClient, topic: &str, set: ActiveSet) -> Result<Raw> {
+impl RawClients {
+    fn open(client: &KafkaClient, topic: &str, set: ActiveSet) -> Result<RawClients> {
         let (queue, words) = channel();
         let (producer, reader) = set.clients(client, topic)?;
         let (name, told, stop) = (topic.to_owned(), queue.clone(), Arc::new(AtomicBool::new(false)));
@@ -130,49 +130,49 @@ impl Raw {
                 let Some(Ok(message)) = reader.poll(Duration::from_millis(20)) else { continue };
                 let bytes: Arc<[u8]> = message.payload().unwrap_or_default().into();
                 ensure!(!bytes.is_empty(), "an empty message");
-                if told.send(Word::Consumed).is_err() {
+                if told.send(SenderInput::Consumed).is_err() {
                     break;
                 }
             }
             Ok(())
         });
-        Ok(Raw { queue, sender, consumer, stop })
+        Ok(RawClients { queue, sender, consumer, stop })
     }
 
     fn caller(&self) -> impl FnMut() -> Result<()> + Send + use<> {
         let queue = self.queue.clone();
         let (done, durable) = sync_channel(1);
         move || {
-            queue.send(Word::Send(done.clone())).context("send")?;
+            queue.send(SenderInput::Send(done.clone())).context("send")?;
             durable.recv().context("wait")
         }
     }
 
     fn close(self) -> Result<()> {
-        self.queue.send(Word::Close).context("close")?;
+        self.queue.send(SenderInput::Close).context("close")?;
         self.sender.join().map_err(|_| anyhow::anyhow!("the sender panicked"))??;
         self.stop.store(true, Ordering::Relaxed);
         self.consumer.join().map_err(|_| anyhow::anyhow!("the consumer panicked"))?
     }
 }
 
-fn send(producer: &Producer, topic: &str, words: &Receiver<Word>) -> Result<()> {
+fn send(producer: &RawProducer, topic: &str, words: &Receiver<SenderInput>) -> Result<()> {
     let (mut waiting, mut flying) = (Vec::new(), VecDeque::<Vec<SyncSender<()>>>::new());
     let mut payload = Vec::new();
     loop {
         let mut next = Some(words.recv().context("no caller is left")?);
         while let Some(word) = next {
             match word {
-                Word::Send(caller) => {
+                SenderInput::Send(caller) => {
                     payload.extend_from_slice(&line());
                     waiting.push(caller);
                 }
-                Word::Consumed => {
+                SenderInput::Consumed => {
                     for caller in flying.pop_front().context("nothing was in flight")? {
                         caller.send(()).context("answer")?;
                     }
                 }
-                Word::Close => {
+                SenderInput::Close => {
                     producer.flush(OUTCOME)?;
                     return Ok(());
                 }
@@ -188,10 +188,10 @@ fn send(producer: &Producer, topic: &str, words: &Receiver<Word>) -> Result<()> 
     }
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let mut rows = Vec::new();
     for count in [1, 3] {
-        let brokers = Brokers::start(count)?;
+        let brokers = BenchmarkBrokers::start(count)?;
         for callers in CALLERS {
             let [raw, plain, ours, intents] = by_turns([
                 Box::new(|| baseline(&brokers, callers, ActiveSet::Same)),
@@ -202,9 +202,9 @@ pub(crate) fn run() -> Result<Vec<Row>> {
             for (what, cell) in [("appends", ours), ("intents", intents)] {
                 let times = cell.p50_ms / raw.p50_ms;
                 let load = format!("{callers} {what}, {count} br");
-                let row = Row::new("W11", load, cell).share_of("raw", raw.clone(), 0.7);
+                let row = ResultRow::new("W11", load, cell).share_of("raw", raw.clone(), 0.7);
                 let row = row.beside("raw, defaults", plain.clone());
-                rows.push(row.check("p50 to that of raw", times, Bar::Below(1.5)));
+                rows.push(row.check("p50 to that of raw", times, ValueBar::Below(1.5)));
             }
         }
     }

@@ -5,20 +5,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::table::{Cell, median};
+use crate::table::{CellResult, median};
 use crate::{ROUND, ROUNDS};
 
 /// Side of a cell: a function that runs one round.
-pub(crate) type Side<'a> = Box<dyn FnMut() -> Result<Cell> + 'a>;
+pub(crate) type MeasuredSide<'a> = Box<dyn FnMut() -> Result<CellResult> + 'a>;
 
 /// Runs the sides alternately, and keeps the median round of each.
-pub(crate) fn by_turns<const N: usize>(mut sides: [Side<'_>; N]) -> Result<[Cell; N]> {
+pub(crate) fn by_turns<const N: usize>(mut sides: [MeasuredSide<'_>; N]) -> Result<[CellResult; N]> {
     let cells = all_by_turns(&mut sides)?;
     Ok(cells.try_into().expect("as many as there are sides"))
 }
 
 /// Runs any number of sides alternately, and keeps the median round of each.
-pub(crate) fn all_by_turns(sides: &mut [Side<'_>]) -> Result<Vec<Cell>> {
+pub(crate) fn all_by_turns(sides: &mut [MeasuredSide<'_>]) -> Result<Vec<CellResult>> {
     let mut cells = vec![Vec::new(); sides.len()];
     for _ in 0..ROUNDS {
         for (side, cells) in sides.iter_mut().zip(&mut cells) {
@@ -29,7 +29,7 @@ pub(crate) fn all_by_turns(sides: &mut [Side<'_>]) -> Result<Vec<Cell>> {
 }
 
 /// Runs `callers` callers for a round. Each calls its own function from `caller`.
-pub(crate) fn round<C>(callers: usize, mut caller: impl FnMut(usize) -> Result<C>) -> Result<Cell>
+pub(crate) fn round<C>(callers: usize, mut caller: impl FnMut(usize) -> Result<C>) -> Result<CellResult>
 where
     C: FnMut() -> Result<()> + Send,
 {
@@ -46,7 +46,7 @@ where
             .collect()
     });
     let took = began.elapsed();
-    Ok(Cell::of(latencies?.concat(), took))
+    Ok(CellResult::of(latencies?.concat(), took))
 }
 
 fn repeat(mut call: impl FnMut() -> Result<()>, stop: &AtomicBool) -> Result<Vec<Duration>> {
@@ -68,9 +68,9 @@ mod tests {
         let order = std::cell::RefCell::new(String::new());
         let side = |name: char, rates: [f64; ROUNDS]| {
             let (mut rates, order) = (rates.into_iter(), &order);
-            let side: Side<'_> = Box::new(move || {
+            let side: MeasuredSide<'_> = Box::new(move || {
                 order.borrow_mut().push(name);
-                Ok(Cell::rate(rates.next().expect("no more rounds")))
+                Ok(CellResult::rate(rates.next().expect("no more rounds")))
             });
             side
         };

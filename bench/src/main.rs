@@ -38,7 +38,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use table::Row;
+use table::ResultRow;
 
 /// Rounds of each cell; Chancery and the others alternate.
 const ROUNDS: usize = 3;
@@ -50,55 +50,63 @@ const CALLERS: [usize; 4] = [1, 8, 32, 128];
 const HERE: &str = "--here";
 
 /// Workload of the benchmark.
-struct Workload {
+struct BenchmarkWorkload {
     name: &'static str,
     what: &'static str,
-    run: fn() -> Result<Vec<Row>>,
+    run: fn() -> Result<Vec<ResultRow>>,
 }
 
 /// All workloads.
-const WORKLOADS: &[Workload] = &[
-    Workload { name: "W1", what: "durable appends to the journal, in process", run: append::run },
-    Workload { name: "W2", what: "durable intents over HTTP", run: intents::run },
-    Workload { name: "W3", what: "latency of a verdict", run: verdict_latency::run },
-    Workload { name: "W4", what: "replay of a journal into the state", run: replay::run },
-    Workload { name: "W5", what: "the projector's catch-up, and its lag", run: catch_up::run },
-    Workload { name: "W6", what: "reads while intents are written", run: reads::run },
-    Workload { name: "W7", what: "consumers that follow the stream", run: event_stream::run },
-    Workload { name: "W8", what: "placement on the pure machine", run: placement::run },
-    Workload {
+const WORKLOADS: &[BenchmarkWorkload] = &[
+    BenchmarkWorkload { name: "W1", what: "durable appends to the journal, in process", run: append::run },
+    BenchmarkWorkload { name: "W2", what: "durable intents over HTTP", run: intents::run },
+    BenchmarkWorkload { name: "W3", what: "latency of a verdict", run: verdict_latency::run },
+    BenchmarkWorkload { name: "W4", what: "replay of a journal into the state", run: replay::run },
+    BenchmarkWorkload { name: "W5", what: "the projector's catch-up, and its lag", run: catch_up::run },
+    BenchmarkWorkload { name: "W6", what: "reads while intents are written", run: reads::run },
+    BenchmarkWorkload { name: "W7", what: "consumers that follow the stream", run: event_stream::run },
+    BenchmarkWorkload { name: "W8", what: "placement on the pure machine", run: placement::run },
+    BenchmarkWorkload {
         name: "W9",
         what: "deployments on simulated nodes, until every replica runs",
         run: rollout::run,
     },
-    Workload { name: "W10", what: "two million replicas, from intent to ready", run: two_million::run },
-    Workload {
+    BenchmarkWorkload {
+        name: "W10",
+        what: "two million replicas, from intent to ready",
+        run: two_million::run,
+    },
+    BenchmarkWorkload {
         name: "W11",
         what: "the journal on Kafka: durable appends, and intents over HTTP",
         run: kafka_append::run,
     },
-    Workload { name: "W12", what: "a start with a snapshot; a takeover on Kafka", run: startup::run },
-    Workload {
+    BenchmarkWorkload {
+        name: "W12",
+        what: "a start with a snapshot; a takeover on Kafka",
+        run: startup::run,
+    },
+    BenchmarkWorkload {
         name: "W13",
         what: "relocates while operations wait, replicas that share no node, updates",
         run: replica_life::run,
     },
-    Workload {
+    BenchmarkWorkload {
         name: "W14",
         what: "starts of processes with a control group each, and without",
         run: process_start::run,
     },
-    Workload {
+    BenchmarkWorkload {
         name: "W15",
         what: "memory of a server whose brokers are unavailable",
         run: broker_outage::run,
     },
-    Workload {
+    BenchmarkWorkload {
         name: "W16",
         what: "ten thousand documents and operations by the command line",
         run: bulk_commands::run,
     },
-    Workload { name: "W17", what: "rollbacks of a rollout that hangs", run: rollback::run },
+    BenchmarkWorkload { name: "W17", what: "rollbacks of a rollout that hangs", run: rollback::run },
 ];
 
 /// Requests, events and rows are many small allocations that are often freed on another thread.
@@ -132,7 +140,7 @@ fn main() -> Result<()> {
     table::write(&rows)
 }
 
-fn named(name: &str) -> Result<&'static Workload> {
+fn named(name: &str) -> Result<&'static BenchmarkWorkload> {
     let Some(found) = WORKLOADS.iter().find(|known| known.name.eq_ignore_ascii_case(name)) else {
         let known: Vec<_> = WORKLOADS.iter().map(|w| format!("  {}  {}", w.name, w.what)).collect();
         bail!("invalid workload {name}: must be one of\n{}", known.join("\n"));
@@ -141,7 +149,7 @@ fn named(name: &str) -> Result<&'static Workload> {
 }
 
 /// Runs a workload in a process of its own.
-fn apart(name: &str) -> Result<Vec<Row>> {
+fn apart(name: &str) -> Result<Vec<ResultRow>> {
     let done = Command::new(std::env::current_exe()?).args([HERE, name]).stderr(Stdio::inherit()).output()?;
     ensure!(done.status.success(), "it ended with {}", done.status);
     Ok(serde_json::from_slice(&done.stdout)?)

@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 pub(crate) const CLUSTER: &str = "sim";
 
 /// Receiver of records, in order.
-pub(crate) struct Pen {
+pub(crate) struct RecordReceiver {
     /// Approximate number of events in a record.
     pub(crate) record: u32,
     pub(crate) takes: Box<dyn FnMut(Record) -> Result<()>>,
@@ -36,33 +36,33 @@ pub(crate) struct Pen {
 /// Number of events in a record of a busy decider.
 pub(crate) const BUSY: u32 = 500;
 
-struct Book {
+struct RecordWriter {
     draft: RecordDraft,
     end: Option<ChainCursor>,
     by: WriterIdentity,
-    pen: Pen,
+    pen: RecordReceiver,
 }
 
 /// Fleet of a workload, as described in the module.
-pub(crate) struct Maker {
+pub(crate) struct FleetMaker {
     pub(crate) fleet: FleetState,
-    book: Option<Book>,
+    book: Option<RecordWriter>,
     agenda: AdvanceState,
     lineage: Lineage,
     now: Time,
     asked: u64,
 }
 
-impl Maker {
+impl FleetMaker {
     /// Returns a fleet with one simulated cluster, whose session an executor holds.
-    pub(crate) fn new(pen: Option<Pen>) -> Result<Maker> {
+    pub(crate) fn new(pen: Option<RecordReceiver>) -> Result<FleetMaker> {
         let lineage = Lineage::from_random(1);
         let now = Time::EPOCH + Duration::from_secs(1_000_000);
         let by =
             WriterIdentity { fleet: "bench".into(), build: "bench".into(), writer: WriterId::from_random(1) };
-        let book = pen.map(|pen| Book { draft: RecordDraft::new(), end: None, by, pen });
+        let book = pen.map(|pen| RecordWriter { draft: RecordDraft::new(), end: None, by, pen });
         let (fleet, agenda) = (FleetState::new(lineage), AdvanceState::new(now));
-        let mut maker = Maker { fleet, book, agenda, lineage, now, asked: 0 };
+        let mut maker = FleetMaker { fleet, book, agenda, lineage, now, asked: 0 };
         let fact = TermStarted { address: None }.into();
         maker.fold(&[Event::Fact { cause: Position::FIRST, fact }])?;
         maker.ask("cluster.apply.v1", &json!({"name": CLUSTER, "spec": {"runtime": "simulated"}}))?;

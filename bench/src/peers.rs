@@ -11,29 +11,29 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::ROUND;
-use crate::load::Side;
-use crate::postgres::Postgres;
-use crate::table::Cell;
+use crate::load::MeasuredSide;
+use crate::postgres::PostgresServer;
+use crate::table::CellResult;
 
 /// Environment variable for the directory of the peers' programs.
 const FOLDER: &str = "CHANCERY_PEERS";
 
 /// Running peers.
-pub(crate) struct Peers {
-    postgres: Postgres,
-    cqrs_es: Loader,
-    umadb: Option<Loader>,
+pub(crate) struct RunningPeers {
+    postgres: PostgresServer,
+    cqrs_es: LoadProcess,
+    umadb: Option<LoadProcess>,
     _data: tempfile::TempDir,
 }
 
-impl Peers {
+impl RunningPeers {
     /// Starts all peers, or none if they are not installed.
-    pub(crate) fn start() -> Result<Option<Peers>> {
+    pub(crate) fn start() -> Result<Option<RunningPeers>> {
         let Some(directory) = std::env::var_os(FOLDER).map(PathBuf::from) else {
             eprintln!("peers are left out: bench/run installs them, {FOLDER} names their directory");
             return Ok(None);
         };
-        let postgres = Postgres::start()?;
+        let postgres = PostgresServer::start()?;
         let mut cqrs_es = Command::new(directory.join("release/chancery-peer-cqrs-es"));
         cqrs_es.arg(postgres.url());
         let data = crate::directory()?;
@@ -41,19 +41,19 @@ impl Peers {
         let umadb = if server.exists() {
             let mut umadb = Command::new(directory.join("release/chancery-peer-umadb"));
             umadb.arg(server).arg(data.path());
-            Some(Loader::start(umadb)?)
+            Some(LoadProcess::start(umadb)?)
         } else {
             eprintln!("UmaDB is left out: {} does not exist", server.display());
             None
         };
-        Ok(Some(Peers { cqrs_es: Loader::start(cqrs_es)?, postgres, umadb, _data: data }))
+        Ok(Some(RunningPeers { cqrs_es: LoadProcess::start(cqrs_es)?, postgres, umadb, _data: data }))
     }
 
     /// Returns a side for each peer, with `callers` callers.
-    pub(crate) fn sides(&mut self, callers: usize) -> Vec<(&'static str, Side<'_>)> {
-        let Peers { postgres, cqrs_es, umadb, .. } = self;
+    pub(crate) fn sides(&mut self, callers: usize) -> Vec<(&'static str, MeasuredSide<'_>)> {
+        let RunningPeers { postgres, cqrs_es, umadb, .. } = self;
         let postgres = &*postgres;
-        let mut sides: Vec<(&'static str, Side<'_>)> = vec![
+        let mut sides: Vec<(&'static str, MeasuredSide<'_>)> = vec![
             ("messages, 1 category", Box::new(move || postgres.messages(callers, 1))),
             ("messages, 32", Box::new(move || postgres.messages(callers, 32))),
         ];
@@ -70,14 +70,14 @@ impl Peers {
 }
 
 /// Process that runs callers on request.
-struct Loader {
+struct LoadProcess {
     child: Child,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
-impl Loader {
-    fn start(mut command: Command) -> Result<Loader> {
+impl LoadProcess {
+    fn start(mut command: Command) -> Result<LoadProcess> {
         let shown = format!("{}", command.get_program().display());
         let mut child = command
             .stdin(Stdio::piped())
@@ -86,10 +86,10 @@ impl Loader {
             .with_context(|| format!("start {shown}"))?;
         let orders = child.stdin.take().context("its standard input")?;
         let answers = BufReader::new(child.stdout.take().context("its standard output")?);
-        Ok(Loader { child, orders, answers })
+        Ok(LoadProcess { child, orders, answers })
     }
 
-    fn round(&mut self, callers: usize) -> Result<Cell> {
+    fn round(&mut self, callers: usize) -> Result<CellResult> {
         writeln!(self.orders, "{callers} {}", ROUND.as_millis())
             .context("cannot start round of a peer's client")?;
         let mut line = String::new();
@@ -99,7 +99,7 @@ impl Loader {
     }
 }
 
-impl Drop for Loader {
+impl Drop for LoadProcess {
     fn drop(&mut self) {
         // The process is not needed any more; between rounds it has no children that would outlive it.
         let _ = self.child.kill();

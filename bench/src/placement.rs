@@ -6,8 +6,8 @@
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use crate::maker::{CLUSTER, Maker};
-use crate::table::{Bar, Cell, Row, median};
+use crate::maker::{CLUSTER, FleetMaker};
+use crate::table::{CellResult, ResultRow, ValueBar, median};
 use crate::{ROUNDS, process};
 
 const DOMAINS: usize = 200;
@@ -17,7 +17,7 @@ const LOADS: [(usize, usize); 4] = [(100_000, 10_000), (20_000, 10_000), (400_00
 
 /// Placement of all plans of a round.
 #[derive(Clone, Copy, PartialEq)]
-enum Rule {
+enum PlanPlacement {
     /// `placement: spread`: another node for each replica, as long as there is one with fewer.
     Spread,
     /// `placement: pack`: the fullest node.
@@ -26,7 +26,8 @@ enum Rule {
     Apart,
 }
 
-const RULES: [(Rule, &str); 3] = [(Rule::Spread, "spread"), (Rule::Pack, "pack"), (Rule::Apart, "apart")];
+const RULES: [(PlanPlacement, &str); 3] =
+    [(PlanPlacement::Spread, "spread"), (PlanPlacement::Pack, "pack"), (PlanPlacement::Apart, "apart")];
 
 fn node(n: usize) -> Value {
     // Sizes in proportion, except for every third: it has little memory, so its cores do not run out first.
@@ -41,11 +42,11 @@ fn node(n: usize) -> Value {
 }
 
 /// Whether replicas of the plan share no node.
-fn is_apart(n: usize, rule: Rule) -> bool {
-    n % 10 == 9 || rule == Rule::Apart
+fn is_apart(n: usize, rule: PlanPlacement) -> bool {
+    n % 10 == 9 || rule == PlanPlacement::Apart
 }
 
-fn plan(n: usize, rule: Rule) -> Value {
+fn plan(n: usize, rule: PlanPlacement) -> Value {
     let matchers = match n % 5 {
         0 => json!([{"type": "GPU", "comparator": "gte", "names": ["a100"]}]),
         1 => json!([{"type": "GPU", "comparator": "in", "names": ["v100", "a100"]}]),
@@ -57,14 +58,14 @@ fn plan(n: usize, rule: Rule) -> Value {
     json!({"name": format!("plan-{n}"), "spec": {
         "namespace": "bench", "service": format!("service-{n}"), "matchers": matchers, "selectors": selectors,
         "sharing": (if is_apart(n, rule) { "never" } else { "allowed" }),
-        "payloads": [{"name": "app", "resources": resources}], "placement": (if rule == Rule::Pack { "pack" } else { "spread" }),
+        "payloads": [{"name": "app", "resources": resources}], "placement": (if rule == PlanPlacement::Pack { "pack" } else { "spread" }),
         "approval": {"create": "automatic"},
     }})
 }
 
 /// Places replicas on nodes by a rule of placement. Returns placements per second of processor time.
-fn place(replicas: usize, nodes: usize, rule: Rule) -> Result<f64> {
-    let mut maker = Maker::new(None)?;
+fn place(replicas: usize, nodes: usize, rule: PlanPlacement) -> Result<f64> {
+    let mut maker = FleetMaker::new(None)?;
     for (name, score) in [("v100", 70), ("a100", 80), ("h100", 90)] {
         maker.ask("capability.apply.v1", &json!({"name": name, "spec": {"type": "GPU", "score": score}}))?;
     }
@@ -89,20 +90,24 @@ fn place(replicas: usize, nodes: usize, rule: Rule) -> Result<f64> {
     Ok(placed as f64 / took.as_secs_f64())
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let mut rows = Vec::new();
     for (rule, name) in RULES {
         let mut first = None;
         for (replicas, nodes) in LOADS {
-            let rates =
-                (0..ROUNDS).map(|_| place(replicas, nodes, rule).map(Cell::rate)).collect::<Result<_>>()?;
+            let rates = (0..ROUNDS)
+                .map(|_| place(replicas, nodes, rule).map(CellResult::rate))
+                .collect::<Result<_>>()?;
             let cell = median(rates);
             let rate = cell.rate;
-            let row =
-                Row::new("W8", format!("{}k on {}k, {name}", replicas / 1000, nodes as f64 / 1000.0), cell);
+            let row = ResultRow::new(
+                "W8",
+                format!("{}k on {}k, {name}", replicas / 1000, nodes as f64 / 1000.0),
+                cell,
+            );
             rows.push(match first {
-                None => row.check("placements a second", rate, Bar::AtLeast(100_000.0)),
-                Some(first) => row.check("of the rate of the first", rate / first, Bar::AtLeast(0.7)),
+                None => row.check("placements a second", rate, ValueBar::AtLeast(100_000.0)),
+                Some(first) => row.check("of the rate of the first", rate / first, ValueBar::AtLeast(0.7)),
             });
             first.get_or_insert(rate);
         }

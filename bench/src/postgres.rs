@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::ROUND;
-use crate::table::Cell;
+use crate::table::CellResult;
 
 const SCHEMA: &str = include_str!("../peers/postgres/schema.sql");
 const APPEND: &str = include_str!("../peers/postgres/append.sql");
@@ -17,14 +17,14 @@ const APPEND: &str = include_str!("../peers/postgres/append.sql");
 const ACCOUNT: &str = "postgres";
 
 /// Running PostgreSQL server.
-pub(crate) struct Postgres {
+pub(crate) struct PostgresServer {
     child: Child,
     programs: PathBuf,
     directory: tempfile::TempDir,
 }
 
-impl Postgres {
-    pub(crate) fn start() -> Result<Postgres> {
+impl PostgresServer {
+    pub(crate) fn start() -> Result<PostgresServer> {
         let programs = programs()?;
         let directory = crate::directory()?;
         if rustix::process::getuid().is_root() {
@@ -52,7 +52,7 @@ impl Postgres {
         }
         let log = File::create(directory.path().join("log"))?;
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
-        let mut postgres = Postgres { child, programs, directory };
+        let mut postgres = PostgresServer { child, programs, directory };
         postgres.wait()?;
         postgres.sql(SCHEMA)?;
         Ok(postgres)
@@ -93,7 +93,7 @@ impl Postgres {
     }
 
     /// Measures callers that append 400 bytes to streams of their own, in `categories` categories.
-    pub(crate) fn messages(&self, callers: usize, categories: usize) -> Result<Cell> {
+    pub(crate) fn messages(&self, callers: usize, categories: usize) -> Result<CellResult> {
         self.empty()?;
         let directory = tempfile::tempdir()?;
         let script = directory.path().join("append.sql");
@@ -115,7 +115,7 @@ impl Postgres {
         ensure!(out.status.success(), "pgbench: {}{said}", String::from_utf8_lossy(&out.stderr));
         let rate = said.lines().find_map(|line| line.strip_prefix("tps = ")?.split(' ').next()?.parse().ok());
         let rate = rate.with_context(|| format!("pgbench reports no rate: {said}"))?;
-        Ok(Cell { rate, ..Cell::of(calls(directory.path())?, ROUND) })
+        Ok(CellResult { rate, ..CellResult::of(calls(directory.path())?, ROUND) })
     }
 }
 
@@ -171,7 +171,7 @@ fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-impl Drop for Postgres {
+impl Drop for PostgresServer {
     fn drop(&mut self) {
         // A fast stop: its processes must end before its directory is removed.
         if let Ok(process) = i32::try_from(self.child.id())

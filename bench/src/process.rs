@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 /// Process whose usage is measured over a round.
-pub(crate) struct Watched {
+pub(crate) struct MeasuredProcess {
     process: u32,
     cpu: Duration,
     since: Instant,
 }
 
-impl Watched {
+impl MeasuredProcess {
     /// Starts the measurement.
-    pub(crate) fn begin(process: u32) -> Result<Watched> {
-        Ok(Watched { process, cpu: cpu(process)?, since: Instant::now() })
+    pub(crate) fn begin(process: u32) -> Result<MeasuredProcess> {
+        Ok(MeasuredProcess { process, cpu: cpu(process)?, since: Instant::now() })
     }
 
     /// Returns the average number of busy cores since the start.

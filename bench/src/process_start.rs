@@ -16,7 +16,7 @@ use chancery_executor::process::{
 };
 use serde_json::json;
 
-use crate::table::{Bar, Cell, Row};
+use crate::table::{CellResult, ResultRow, ValueBar};
 
 /// Number of starts of each kind.
 const STARTS: usize = 200;
@@ -66,7 +66,7 @@ async fn carried_out(
     }
 }
 
-async fn starts() -> Result<Row> {
+async fn starts() -> Result<ResultRow> {
     ensure!(
         matches!(CgroupSupport::detect(&CgroupSetting::Detect)?.proof, EndProof::Cgroup(_)),
         "this host has no control group that can be used"
@@ -99,14 +99,15 @@ async fn starts() -> Result<Row> {
     }
     let [with, without] = took.map(|took| {
         let all = took.iter().sum();
-        Cell::of(took, all)
+        CellResult::of(took, all)
     });
     let more = with.p50_ms - without.p50_ms;
-    let row = Row::new("W14", format!("{STARTS} starts, each with a group"), with).beside("without", without);
-    Ok(row.check("milliseconds more, p50", more, Bar::Below(MORE_MS)))
+    let row =
+        ResultRow::new("W14", format!("{STARTS} starts, each with a group"), with).beside("without", without);
+    Ok(row.check("milliseconds more, p50", more, ValueBar::Below(MORE_MS)))
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     Ok(vec![runtime.block_on(starts())?])
 }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::bare::Bare;
-use crate::http::Client;
+use crate::bare::BareServer;
+use crate::http::BenchmarkClient;
 use crate::intents;
 use crate::load::{by_turns, round};
-use crate::server::{FLEET, Server};
-use crate::table::{Cell, Row};
+use crate::server::{BenchmarkServer, FLEET};
+use crate::table::{CellResult, ResultRow};
 
 /// Number of nodes in the fleet.
 const NODES: usize = 10_000;
@@ -25,24 +25,24 @@ const CALLERS: usize = 32;
 
 /// Kind of read.
 #[derive(Clone, Copy)]
-enum Read {
+enum ReadKind {
     Get,
     Page,
     History,
 }
 
-impl Read {
+impl ReadKind {
     fn path(self, number: usize) -> String {
         match self {
-            Read::Get => format!("{FLEET}/nodes/node-{}", number % NODES),
-            Read::Page => format!("{FLEET}/nodes?zone=zone-{}&limit=100", number % ZONES),
-            Read::History => format!("{FLEET}/nodes/node-0/history?limit=100"),
+            ReadKind::Get => format!("{FLEET}/nodes/node-{}", number % NODES),
+            ReadKind::Page => format!("{FLEET}/nodes?zone=zone-{}&limit=100", number % ZONES),
+            ReadKind::History => format!("{FLEET}/nodes/node-0/history?limit=100"),
         }
     }
 
-    fn round(self, address: &str) -> Result<Cell> {
+    fn round(self, address: &str) -> Result<CellResult> {
         round(CALLERS, |caller| {
-            let (mut client, mut number) = (Client::connect(address)?, caller * 7919);
+            let (mut client, mut number) = (BenchmarkClient::connect(address)?, caller * 7919);
             Ok(move || {
                 number += 1;
                 client.ask("GET", &self.path(number), "").map(drop)
@@ -51,7 +51,7 @@ impl Read {
     }
 }
 
-fn put_node(client: &mut Client, number: usize, change: usize) -> Result<()> {
+fn put_node(client: &mut BenchmarkClient, number: usize, change: usize) -> Result<()> {
     let body = format!(
         r#"{{"spec":{{"domain":"d-{}","zone":"zone-{}","labels":{{"tier":"web","change":"{change}"}},"resources":{{"cpu":8000,"memory":34359738368,"disk":500000000000}}}},"cluster":"local"}}"#,
         number % 4,
@@ -60,7 +60,7 @@ fn put_node(client: &mut Client, number: usize, change: usize) -> Result<()> {
     client.ask("PUT", &format!("{FLEET}/nodes/node-{number}"), &body).map(drop)
 }
 
-fn fill(server: &Server) -> Result<()> {
+fn fill(server: &BenchmarkServer) -> Result<()> {
     server.client()?.ask("PUT", &format!("{FLEET}/clusters/local"), r#"{"spec":{"runtime":"simulated"}}"#)?;
     std::thread::scope(|scope| {
         let fill = |first: usize| {
@@ -75,7 +75,7 @@ fn fill(server: &Server) -> Result<()> {
 }
 
 /// Submits intents at a steady pace until `stop` is set.
-fn write(server: &Server, stop: &AtomicBool) -> Result<()> {
+fn write(server: &BenchmarkServer, stop: &AtomicBool) -> Result<()> {
     let mut call = intents::caller(server.client()?, 0);
     let (began, mut done) = (Instant::now(), 0);
     while !stop.load(Ordering::Relaxed) {
@@ -87,16 +87,17 @@ fn write(server: &Server, stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
-    let server = Server::start_with(&[("CHANCERY_LIMITS_READS_PER_SECOND", "1000000")])?;
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
+    let server = BenchmarkServer::start_with(&[("CHANCERY_LIMITS_READS_PER_SECOND", "1000000")])?;
     fill(&server)?;
-    let reads = [(Read::Get, "get"), (Read::Page, "page of 100"), (Read::History, "history of 100")];
+    let reads =
+        [(ReadKind::Get, "get"), (ReadKind::Page, "page of 100"), (ReadKind::History, "history of 100")];
     let mut rows = Vec::new();
     for (read, what) in reads {
         // An idle connection is closed.
         let mut client = server.client()?;
         let mut ask = |number| Ok(client.ask("GET", &read.path(number), "")?.to_vec());
-        let bare = Bare::start(&(0..ZONES).map(&mut ask).collect::<Result<Vec<_>>>()?)?;
+        let bare = BareServer::start(&(0..ZONES).map(&mut ask).collect::<Result<Vec<_>>>()?)?;
         let stop = AtomicBool::new(false);
         let [ours, bare] = std::thread::scope(|scope| {
             let writer = scope.spawn(|| write(&server, &stop));
@@ -108,7 +109,7 @@ pub(crate) fn run() -> Result<Vec<Row>> {
             writer.join().expect("no panic")?;
             cells
         })?;
-        rows.push(Row::new("W6", what, ours).share_of("bare handler", bare, 0.5));
+        rows.push(ResultRow::new("W6", what, ours).share_of("bare handler", bare, 0.5));
     }
     Ok(rows)
 }

@@ -23,7 +23,7 @@ use chancery_projector::JournalFold;
 use serde_json::json;
 
 use crate::load::by_turns;
-use crate::table::{Bar, Cell, Row};
+use crate::table::{CellResult, ResultRow, ValueBar};
 
 /// Fleet of the journal.
 pub(crate) const FLEET: &str = "bench";
@@ -57,7 +57,8 @@ pub(crate) fn make(
     let (journal, opened) = SegmentJournal::open(&SegmentOptions::new(dir, FLEET), sink)?;
     ensure!(opened.head.is_none(), "the journal exists already");
     let lineage = Lineage::from_random(1);
-    let mut maker = Maker { fleet: FleetState::new(lineage), lineage, now: Time::from_micros(1), asked: 0 };
+    let mut maker =
+        JournalMaker { fleet: FleetState::new(lineage), lineage, now: Time::from_micros(1), asked: 0 };
     let by = WriterIdentity { fleet: FLEET.into(), build: "bench".into(), writer: WriterId::from_random(1) };
     let mut at: Option<ChainCursor> = None;
     while at.is_none_or(|at| at.position.get() < events) {
@@ -84,14 +85,14 @@ pub(crate) fn make(
     Ok(journal.close()?)
 }
 
-struct Maker {
+struct JournalMaker {
     fleet: FleetState,
     lineage: Lineage,
     now: Time,
     asked: u64,
 }
 
-impl Maker {
+impl JournalMaker {
     fn draft(&mut self, is_first: bool) -> Result<RecordDraft> {
         let mut draft = RecordDraft::new();
         if is_first {
@@ -165,7 +166,7 @@ impl Maker {
 
 /// Steps of the replay that are measured.
 #[derive(Clone, Copy)]
-enum Stage {
+enum ReplayStep {
     /// Read, check frames and chain.
     Read,
     /// Read, check and decode.
@@ -175,24 +176,24 @@ enum Stage {
 }
 
 /// Measures the rate of events per second.
-fn timed(run: impl FnOnce() -> Result<u64>) -> Result<Cell> {
+fn timed(run: impl FnOnce() -> Result<u64>) -> Result<CellResult> {
     let began = Instant::now();
     let events = run()?;
-    Ok(Cell::rate(events as f64 / began.elapsed().as_secs_f64()))
+    Ok(CellResult::rate(events as f64 / began.elapsed().as_secs_f64()))
 }
 
-fn ours(journal: &SegmentJournal, stage: Stage) -> Result<u64> {
+fn ours(journal: &SegmentJournal, stage: ReplayStep) -> Result<u64> {
     let (mut fold, mut events) = (JournalFold::default(), 0);
     for record in journal.source().records(Position::FIRST)? {
         let record = record?;
         match stage {
-            Stage::Read => {}
-            Stage::Decode => {
+            ReplayStep::Read => {}
+            ReplayStep::Decode => {
                 for (_, line) in record.events() {
                     std::hint::black_box(decode(line)?);
                 }
             }
-            Stage::Fold => {
+            ReplayStep::Fold => {
                 fold.take(&record)?;
             }
         }
@@ -235,21 +236,21 @@ fn baseline(dir: &Path) -> Result<u64> {
     Ok(events)
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let (directory, events) = (crate::directory()?, wanted(1_000_000)?);
     make(directory.path(), events, |_, _| Ok(()))?;
     let (journal, _) = SegmentJournal::open(&SegmentOptions::new(directory.path(), FLEET), Box::new(drop))?;
     let [floor, read, decode, fold] = by_turns([
         Box::new(|| timed(|| baseline(directory.path()))),
-        Box::new(|| timed(|| ours(&journal, Stage::Read))),
-        Box::new(|| timed(|| ours(&journal, Stage::Decode))),
-        Box::new(|| timed(|| ours(&journal, Stage::Fold))),
+        Box::new(|| timed(|| ours(&journal, ReplayStep::Read))),
+        Box::new(|| timed(|| ours(&journal, ReplayStep::Decode))),
+        Box::new(|| timed(|| ours(&journal, ReplayStep::Fold))),
     ])?;
     let (load, rate) = (format!("{events} events"), fold.rate);
-    let row = Row::new("W4", load, fold)
+    let row = ResultRow::new("W4", load, fold)
         .share_of("read + decode", floor, 0.6)
         .beside("ours, read", read)
         .beside("ours, + decode", decode)
-        .check("events a second", rate, Bar::AtLeast(700_000.0));
+        .check("events a second", rate, ValueBar::AtLeast(700_000.0));
     Ok(vec![row])
 }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-use crate::http::Client;
+use crate::http::BenchmarkClient;
 use crate::process::peak_mib;
-use crate::server::{FLEET, Server};
+use crate::server::{BenchmarkServer, FLEET};
 use crate::stream::OutputStream;
-use crate::table::{Bar, Cell, Row};
+use crate::table::{CellResult, ResultRow, ValueBar};
 
 /// Number of operations that wait for approval.
 const WAITING: u32 = 100_000;
@@ -24,7 +24,7 @@ const BESIDE: f64 = 1.5;
 /// Linearity: maximum ratio of the time per replica of the larger deployment to that of the smaller.
 const LINEAR: f64 = 1.5;
 
-fn fleet(client: &mut Client, nodes: u32) -> Result<()> {
+fn fleet(client: &mut BenchmarkClient, nodes: u32) -> Result<()> {
     client.ask("PUT", &format!("{FLEET}/clusters/local"), r#"{"spec":{"runtime":"simulated"}}"#)?;
     for node in 0..nodes {
         let total = json!({"cpu": 1_000_000_000u64, "memory": 1u64 << 50, "disk": 1u64 << 50});
@@ -35,7 +35,7 @@ fn fleet(client: &mut Client, nodes: u32) -> Result<()> {
     Ok(())
 }
 
-fn plan(client: &mut Client, name: &str, approval: &str, sharing: &str) -> Result<()> {
+fn plan(client: &mut BenchmarkClient, name: &str, approval: &str, sharing: &str) -> Result<()> {
     let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
     let rule: serde_json::Map<_, _> =
         kinds.iter().map(|kind| ((*kind).to_owned(), approval.into())).collect();
@@ -48,7 +48,7 @@ fn plan(client: &mut Client, name: &str, approval: &str, sharing: &str) -> Resul
 
 /// Deploys `count` replicas, and waits until the stream reports the deployment's end.
 fn deploy(
-    client: &mut Client,
+    client: &mut BenchmarkClient,
     stream: &mut OutputStream,
     plan: &str,
     name: &str,
@@ -65,7 +65,7 @@ fn deploy(
 }
 
 /// Returns the only replica of a plan, once the rows reach `position`.
-fn replica_of(client: &mut Client, plan: &str, position: u64) -> Result<String> {
+fn replica_of(client: &mut BenchmarkClient, plan: &str, position: u64) -> Result<String> {
     let path = format!("{FLEET}/replicas?plan={plan}&min_position={position}");
     let rows: Value = serde_json::from_slice(client.ask("GET", &path, "")?)?;
     let name = rows["items"][0]["name"].as_str();
@@ -73,7 +73,7 @@ fn replica_of(client: &mut Client, plan: &str, position: u64) -> Result<String> 
 }
 
 /// Relocates a replica back and forth; measures from each intent until the old incarnation has ended.
-fn relocates(client: &mut Client, ended: &mut OutputStream, replica: &str) -> Result<Cell> {
+fn relocates(client: &mut BenchmarkClient, ended: &mut OutputStream, replica: &str) -> Result<CellResult> {
     let path = format!("{FLEET}/replicas/{replica}/relocate");
     let mut took = Vec::with_capacity(RELOCATES);
     let all = Instant::now();
@@ -85,11 +85,11 @@ fn relocates(client: &mut Client, ended: &mut OutputStream, replica: &str) -> Re
         let event: Value = serde_json::from_str(ended.data())?;
         ensure!(event["data"]["end"] == "succeeded", "{event}");
     }
-    Ok(Cell::of(took, all.elapsed()))
+    Ok(CellResult::of(took, all.elapsed()))
 }
 
 /// Waits until [`WAITING`] operations wait for approval.
-fn until_waiting(client: &mut Client) -> Result<()> {
+fn until_waiting(client: &mut BenchmarkClient) -> Result<()> {
     let began = Instant::now();
     loop {
         let row: Value = serde_json::from_slice(client.ask("GET", &format!("{FLEET}/plans/waiting"), "")?)?;
@@ -101,8 +101,8 @@ fn until_waiting(client: &mut Client) -> Result<()> {
     }
 }
 
-fn beside_waiting() -> Result<Row> {
-    let server = Server::start_with(&[("CHANCERY_LIMITS_REPLICAS", &WAITING.to_string())])?;
+fn beside_waiting() -> Result<ResultRow> {
+    let server = BenchmarkServer::start_with(&[("CHANCERY_LIMITS_REPLICAS", &WAITING.to_string())])?;
     let mut client = server.client()?;
     fleet(&mut client, 4)?;
     plan(&mut client, "moving", "automatic", "allowed")?;
@@ -118,16 +118,16 @@ fn beside_waiting() -> Result<Row> {
     until_waiting(&mut client)?;
     let beside = relocates(&mut client, &mut ended, &replica)?;
     let ratio = beside.p50_ms / alone.p50_ms;
-    let beside = Cell { memory_mib: Some(peak_mib(server.process())?), ..beside };
-    let row = Row::new("W13", format!("{WAITING} wait"), beside).beside("none waits", alone);
-    Ok(row.check("p50 of a relocate, to that alone", ratio, Bar::Below(BESIDE)))
+    let beside = CellResult { memory_mib: Some(peak_mib(server.process())?), ..beside };
+    let row = ResultRow::new("W13", format!("{WAITING} wait"), beside).beside("none waits", alone);
+    Ok(row.check("p50 of a relocate, to that alone", ratio, ValueBar::Below(BESIDE)))
 }
 
-fn spread() -> Result<Vec<Row>> {
+fn spread() -> Result<Vec<ResultRow>> {
     let mut of_replica = Vec::new();
     let mut rows = Vec::new();
     for (count, times) in SPREAD {
-        let server = Server::start()?;
+        let server = BenchmarkServer::start()?;
         let mut client = server.client()?;
         fleet(&mut client, count)?;
         let mut stream = OutputStream::open(&server.address, "&types=deployment.ended.v1")?;
@@ -142,17 +142,17 @@ fn spread() -> Result<Vec<Row>> {
             updates.push(deploy(&mut client, &mut stream, &name, "second", &spec)?);
         }
         for (what, took) in [("", creates), (" updated", updates)] {
-            let cell = Cell::of(took.clone(), took.iter().sum());
+            let cell = CellResult::of(took.clone(), took.iter().sum());
             let middle = cell.p50_ms / f64::from(count);
             let rate = f64::from(count) / (cell.p50_ms / 1e3);
             of_replica.push(middle);
-            let row = Row::new("W13", format!("{count} on {count}{what}"), Cell { rate, ..cell });
+            let row = ResultRow::new("W13", format!("{count} on {count}{what}"), CellResult { rate, ..cell });
             let earlier = of_replica.len().checked_sub(3).and_then(|index| of_replica.get(index).copied());
             rows.push(match earlier {
                 Some(before) => row.check(
                     "time per replica, relative to that of 125",
                     middle / before,
-                    Bar::Below(LINEAR),
+                    ValueBar::Below(LINEAR),
                 ),
                 None => row,
             });
@@ -161,7 +161,7 @@ fn spread() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let mut rows = spread()?;
     rows.push(beside_waiting()?);
     Ok(rows)

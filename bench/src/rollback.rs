@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use crate::http::Client;
+use crate::http::BenchmarkClient;
 use crate::rollout;
-use crate::server::{FLEET, Server};
+use crate::server::{BenchmarkServer, FLEET};
 use crate::stream::OutputStream;
-use crate::table::{Bar, Cell, Row};
+use crate::table::{CellResult, ResultRow, ValueBar};
 
 /// Replicas of the plan; all of them are updated concurrently.
 const REPLICAS: u32 = 100;
@@ -30,7 +30,7 @@ fn ended(stream: &mut OutputStream, deployment: &str, end: &str) -> Result<()> {
     Ok(())
 }
 
-fn deploy(client: &mut Client, name: &str, simulate: &str) -> Result<()> {
+fn deploy(client: &mut BenchmarkClient, name: &str, simulate: &str) -> Result<()> {
     let coordinates = json!({"server": {"version": name, "simulate": simulate}});
     let strategy = json!({"rolling": {"max_parallel": REPLICAS}});
     let spec = json!({"count": REPLICAS, "coordinates": coordinates, "strategy": strategy});
@@ -39,7 +39,7 @@ fn deploy(client: &mut Client, name: &str, simulate: &str) -> Result<()> {
 }
 
 /// Waits until every replica is being updated.
-fn hangs(client: &mut Client) -> Result<()> {
+fn hangs(client: &mut BenchmarkClient) -> Result<()> {
     let until = Instant::now() + HANGS;
     loop {
         let row: Value = serde_json::from_slice(client.ask("GET", &format!("{FLEET}/plans/web"), "")?)?;
@@ -51,8 +51,8 @@ fn hangs(client: &mut Client) -> Result<()> {
     }
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
-    let server = Server::start()?;
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
+    let server = BenchmarkServer::start()?;
     let mut client = server.client()?;
     rollout::fleet(&mut client)?;
     rollout::plan(&mut client, "web")?;
@@ -72,8 +72,8 @@ pub(crate) fn run() -> Result<Vec<Row>> {
         took.push(began.elapsed());
     }
     let all = took.iter().sum::<Duration>();
-    let cell = Cell::of(took, all);
+    let cell = CellResult::of(took, all);
     let slowest = cell.p99_ms;
-    let row = Row::new("W17", format!("{REPLICAS} replicas"), cell);
-    Ok(vec![row.check("slowest rollback in ms", slowest, Bar::Below(ROLLBACK))])
+    let row = ResultRow::new("W17", format!("{REPLICAS} replicas"), cell);
+    Ok(vec![row.check("slowest rollback in ms", slowest, ValueBar::Below(ROLLBACK))])
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use crate::http::Client;
+use crate::http::BenchmarkClient;
 use crate::process::peak_mib;
-use crate::server::{FLEET, Server};
+use crate::server::{BenchmarkServer, FLEET};
 use crate::stream::OutputStream;
-use crate::table::{Bar, Cell, Row};
+use crate::table::{CellResult, ResultRow, ValueBar};
 
 /// Sizes, with the number of deployments of each.
 const SIZES: [(u32, usize); 4] = [(1, 200), (16, 40), (256, 7), (4096, 3)];
@@ -22,7 +22,7 @@ const ONE: f64 = 100.0;
 const LINEAR: f64 = 1.5;
 
 /// Creates a cluster of simulated nodes.
-pub(crate) fn fleet(client: &mut Client) -> Result<()> {
+pub(crate) fn fleet(client: &mut BenchmarkClient) -> Result<()> {
     client.ask("PUT", &format!("{FLEET}/clusters/local"), r#"{"spec":{"runtime":"simulated"}}"#)?;
     for node in 0..NODES {
         let body = format!(
@@ -35,7 +35,7 @@ pub(crate) fn fleet(client: &mut Client) -> Result<()> {
 }
 
 /// Creates a plan whose operations need no manual approval.
-pub(crate) fn plan(client: &mut Client, name: &str) -> Result<()> {
+pub(crate) fn plan(client: &mut BenchmarkClient, name: &str) -> Result<()> {
     let rule = r#"{"create":"automatic","start":"automatic","stop":"automatic","delete":"automatic","update":"automatic"}"#;
     let payload = r#"{"name":"server","resources":{"cpu":10,"memory":1000000,"disk":0}}"#;
     let body = format!(
@@ -45,7 +45,12 @@ pub(crate) fn plan(client: &mut Client, name: &str) -> Result<()> {
 }
 
 /// Deploys a plan and waits until the stream reports the deployment's end.
-fn deploy(client: &mut Client, stream: &mut OutputStream, plan: &str, count: u32) -> Result<Duration> {
+fn deploy(
+    client: &mut BenchmarkClient,
+    stream: &mut OutputStream,
+    plan: &str,
+    count: u32,
+) -> Result<Duration> {
     let began = Instant::now();
     let body = format!(r#"{{"name":"first","spec":{{"count":{count}}}}}"#);
     client.ask("POST", &format!("{FLEET}/plans/{plan}/deployments"), &body)?;
@@ -57,11 +62,11 @@ fn deploy(client: &mut Client, stream: &mut OutputStream, plan: &str, count: u32
     Ok(took)
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
-    let mut rows: Vec<Row> = Vec::new();
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
+    let mut rows: Vec<ResultRow> = Vec::new();
     let mut of_replica: Vec<f64> = Vec::new();
     for (count, times) in SIZES {
-        let server = Server::start()?;
+        let server = BenchmarkServer::start()?;
         let mut client = server.client()?;
         fleet(&mut client)?;
         let plans: Vec<_> = (0..times).map(|number| format!("plan-{number}")).collect();
@@ -73,17 +78,18 @@ pub(crate) fn run() -> Result<Vec<Row>> {
         let took = plans.iter().map(|name| deploy(&mut client, &mut stream, name, count));
         let mut took = took.collect::<Result<Vec<_>>>()?;
         let all = took.iter().sum::<Duration>();
-        let cell = Cell { memory_mib: Some(peak_mib(server.process())?), ..Cell::of(took.clone(), all) };
+        let cell =
+            CellResult { memory_mib: Some(peak_mib(server.process())?), ..CellResult::of(took.clone(), all) };
         took.sort_unstable();
         let middle = took.get(times / 2).context("deployments")?.as_secs_f64();
-        let replicas = Cell { rate: f64::from(count) / middle, ..cell };
+        let replicas = CellResult { rate: f64::from(count) / middle, ..cell };
         let p99 = replicas.p99_ms;
-        let row = Row::new("W9", format!("{count} replicas"), replicas);
+        let row = ResultRow::new("W9", format!("{count} replicas"), replicas);
         of_replica.push(middle / f64::from(count));
         rows.push(match (count, of_replica.as_slice()) {
-            (1, _) => row.check("p99 to running in ms", p99, Bar::Below(ONE)),
+            (1, _) => row.check("p99 to running in ms", p99, ValueBar::Below(ONE)),
             (4096, [.., before, last]) => {
-                row.check("time per replica, relative to that of 256", last / before, Bar::Below(LINEAR))
+                row.check("time per replica, relative to that of 256", last / before, ValueBar::Below(LINEAR))
             }
             _ => row,
         });

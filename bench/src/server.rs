@@ -5,28 +5,28 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::http::Client;
+use crate::http::BenchmarkClient;
 use crate::load::round;
-use crate::process::{Watched, peak_mib};
-use crate::table::Cell;
+use crate::process::{MeasuredProcess, peak_mib};
+use crate::table::CellResult;
 
 /// Prefix of every route of the fleet.
 pub(crate) const FLEET: &str = "/v1/fleets/default";
 
 /// Server on a free port, with a directory of its own.
-pub(crate) struct Server {
+pub(crate) struct BenchmarkServer {
     child: Child,
     pub(crate) address: String,
     directory: tempfile::TempDir,
 }
 
-impl Server {
-    pub(crate) fn start() -> Result<Server> {
-        Server::start_with(&[])
+impl BenchmarkServer {
+    pub(crate) fn start() -> Result<BenchmarkServer> {
+        BenchmarkServer::start_with(&[])
     }
 
     /// Starts a server with settings from the environment.
-    pub(crate) fn start_with(settings: &[(&str, &str)]) -> Result<Server> {
+    pub(crate) fn start_with(settings: &[(&str, &str)]) -> Result<BenchmarkServer> {
         let directory = crate::directory()?;
         let program =
             std::env::var_os("CHANCERY_BIN").context("CHANCERY_BIN names the program: use bench/run")?;
@@ -39,7 +39,7 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()?;
-        let mut server = Server { child, address: String::new(), directory };
+        let mut server = BenchmarkServer { child, address: String::new(), directory };
         let (path, began) = (server.directory.path().join("address"), Instant::now());
         server.address = loop {
             match std::fs::read_to_string(&path) {
@@ -55,16 +55,16 @@ impl Server {
         self.child.id()
     }
 
-    pub(crate) fn client(&self) -> Result<Client> {
-        Client::connect(&self.address)
+    pub(crate) fn client(&self) -> Result<BenchmarkClient> {
+        BenchmarkClient::connect(&self.address)
     }
 
     /// Measures a round of callers, with the server's resource usage.
     pub(crate) fn round<C>(
         &self,
         callers: usize,
-        mut caller: impl FnMut(Client, usize) -> Result<C>,
-    ) -> Result<Cell>
+        mut caller: impl FnMut(BenchmarkClient, usize) -> Result<C>,
+    ) -> Result<CellResult>
     where
         C: FnMut() -> Result<()> + Send,
     {
@@ -72,14 +72,14 @@ impl Server {
     }
 
     /// Measures an action, with the server's resource usage.
-    pub(crate) fn watched(&self, does: impl FnOnce() -> Result<Cell>) -> Result<Cell> {
-        let watched = Watched::begin(self.process())?;
+    pub(crate) fn watched(&self, does: impl FnOnce() -> Result<CellResult>) -> Result<CellResult> {
+        let watched = MeasuredProcess::begin(self.process())?;
         let cell = does()?;
-        Ok(Cell { cores: Some(watched.cores()?), memory_mib: Some(peak_mib(self.process())?), ..cell })
+        Ok(CellResult { cores: Some(watched.cores()?), memory_mib: Some(peak_mib(self.process())?), ..cell })
     }
 }
 
-impl Drop for Server {
+impl Drop for BenchmarkServer {
     fn drop(&mut self) {
         // The process is not needed any more.
         let _ = self.child.kill();

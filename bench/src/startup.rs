@@ -19,27 +19,27 @@ use chancery_journal::{ChainCursor, Journal as _};
 use chancery_machine::fleet::IMAGE_FINGERPRINT;
 use chancery_projector::{FoldedState, Projector, StoreTuning};
 
-use crate::brokers::{Brokers, SESSION, decider, server};
+use crate::brokers::{BenchmarkBrokers, SESSION, decider, server};
 use crate::intents;
 use crate::load::by_turns;
 use crate::replay::{FLEET, make, wanted};
-use crate::table::{Bar, Cell, Row};
+use crate::table::{CellResult, ResultRow, ValueBar};
 
 /// Events between two snapshots, as in the program.
 const EVERY: u64 = 100_000;
 
-struct Home(PathBuf);
+struct StartupData(PathBuf);
 
-impl Home {
+impl StartupData {
     /// Creates missing data.
-    fn with(events: u64) -> Result<Home> {
+    fn with(events: u64) -> Result<StartupData> {
         let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
         // Snapshots of another state format are useless.
-        let home = Home(results.join(format!("w12-{events}-{IMAGE_FINGERPRINT}")));
+        let home = StartupData(results.join(format!("w12-{events}-{IMAGE_FINGERPRINT}")));
         if home.0.exists() {
             return Ok(home);
         }
-        let unfinished = Home(results.join("w12-unfinished"));
+        let unfinished = StartupData(results.join("w12-unfinished"));
         if unfinished.0.exists() {
             std::fs::remove_dir_all(&unfinished.0)?;
         }
@@ -79,29 +79,29 @@ impl Home {
     }
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let events = wanted(10_000_000)?;
-    let home = Home::with(events).context("make the journal")?;
+    let home = StartupData::with(events).context("make the journal")?;
     let mut opening = f64::MAX;
     let [ours, newest] = by_turns([
         Box::new(|| {
             let (journal, took) = home.start(OpenCheck::All)?;
             opening = opening.min(journal);
-            Ok(Cell::rate(1.0 / took))
+            Ok(CellResult::rate(1.0 / took))
         }),
-        Box::new(|| Ok(Cell::rate(1.0 / home.start(OpenCheck::Newest)?.1))),
+        Box::new(|| Ok(CellResult::rate(1.0 / home.start(OpenCheck::Newest)?.1))),
     ])?;
     let (all, less) = (1.0 / ours.rate, 1.0 / newest.rate);
-    let row = Row::new("W12", format!("{events} events"), ours)
+    let row = ResultRow::new("W12", format!("{events} events"), ours)
         .beside("newest segments checked", newest)
-        .check("seconds", all, Bar::Below(3.0))
-        .check("of these the journal", opening, Bar::Below(3.0))
-        .check("seconds, newest checked", less, Bar::Below(3.0));
+        .check("seconds", all, ValueBar::Below(3.0))
+        .check("of these the journal", opening, ValueBar::Below(3.0))
+        .check("seconds, newest checked", less, ValueBar::Below(3.0));
     Ok(vec![row, takeovers()?])
 }
 
-fn takeovers() -> Result<Row> {
-    let brokers = Brokers::start(3)?;
+fn takeovers() -> Result<ResultRow> {
+    let brokers = BenchmarkBrokers::start(3)?;
     let (_, journal) = brokers.fleet()?;
     let mut servers = (0..3).map(|_| server(&journal)).collect::<Result<Vec<_>>>()?;
     let (mut took, all) = (Vec::new(), Instant::now());
@@ -118,6 +118,6 @@ fn takeovers() -> Result<Row> {
     }
     let longest = took.iter().max().map_or(0.0, Duration::as_secs_f64);
     let bar = SESSION.as_secs_f64() * 2.0;
-    let row = Row::new("W12", format!("{rounds} takeovers"), Cell::of(took, all.elapsed()));
-    Ok(row.check("seconds, the longest", longest, Bar::Below(bar)))
+    let row = ResultRow::new("W12", format!("{rounds} takeovers"), CellResult::of(took, all.elapsed()));
+    Ok(row.check("seconds, the longest", longest, ValueBar::Below(bar)))
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 
 /// Result of one side in one cell.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Cell {
+pub(crate) struct CellResult {
     /// Operations per second.
     pub(crate) rate: f64,
     /// Median latency of an operation, in milliseconds; zero if single operations are not timed.
@@ -24,96 +24,102 @@ pub(crate) struct Cell {
 
 /// Result row: the same load on Chancery and on its floors and peers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Row {
+pub(crate) struct ResultRow {
     workload: String,
     /// Amount of load, such as `32 callers`.
     load: String,
-    ours: Cell,
-    beside: Vec<Beside>,
-    checks: Vec<Check>,
+    ours: CellResult,
+    beside: Vec<ComparedResult>,
+    checks: Vec<BarCheck>,
 }
 
 /// Result of a floor or a peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Beside {
+struct ComparedResult {
     name: String,
-    cell: Cell,
+    cell: CellResult,
     /// Ratio of Chancery's rate to the rate of the floor or peer.
     ratio: f64,
 }
 
 /// Bar, and whether the value reaches it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Check {
+struct BarCheck {
     what: String,
     value: f64,
-    bar: Bar,
+    bar: ValueBar,
     reached: bool,
 }
 
 /// Bar for a value.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Bar {
+pub(crate) enum ValueBar {
     AtLeast(f64),
     Below(f64),
 }
 
-impl Row {
-    pub(crate) fn new(workload: impl Into<String>, load: impl Into<String>, ours: Cell) -> Row {
-        Row { workload: workload.into(), load: load.into(), ours, beside: Vec::new(), checks: Vec::new() }
+impl ResultRow {
+    pub(crate) fn new(workload: impl Into<String>, load: impl Into<String>, ours: CellResult) -> ResultRow {
+        ResultRow {
+            workload: workload.into(),
+            load: load.into(),
+            ours,
+            beside: Vec::new(),
+            checks: Vec::new(),
+        }
     }
 
     /// Adds a floor or peer.
-    pub(crate) fn beside(mut self, name: &str, cell: Cell) -> Row {
+    pub(crate) fn beside(mut self, name: &str, cell: CellResult) -> ResultRow {
         let ratio = self.ours.rate / cell.rate;
-        self.beside.push(Beside { name: name.to_owned(), cell, ratio });
+        self.beside.push(ComparedResult { name: name.to_owned(), cell, ratio });
         self
     }
 
     /// Adds a floor or peer; Chancery's rate should be at least `share` of its rate.
-    pub(crate) fn share_of(self, name: &str, cell: Cell, share: f64) -> Row {
+    pub(crate) fn share_of(self, name: &str, cell: CellResult, share: f64) -> ResultRow {
         let ratio = self.ours.rate / cell.rate;
-        self.beside(name, cell).check(&format!("ratio to {name}"), ratio, Bar::AtLeast(share))
+        self.beside(name, cell).check(&format!("ratio to {name}"), ratio, ValueBar::AtLeast(share))
     }
 
     /// Adds a value that should reach a bar.
-    pub(crate) fn check(mut self, what: &str, value: f64, bar: Bar) -> Row {
+    pub(crate) fn check(mut self, what: &str, value: f64, bar: ValueBar) -> ResultRow {
         let reached = match bar {
-            Bar::AtLeast(bar) => value >= bar,
-            Bar::Below(bar) => value < bar,
+            ValueBar::AtLeast(bar) => value >= bar,
+            ValueBar::Below(bar) => value < bar,
         };
-        self.checks.push(Check { what: what.to_owned(), value, bar, reached });
+        self.checks.push(BarCheck { what: what.to_owned(), value, bar, reached });
         self
     }
 }
 
 /// Returns the cell with the median rate.
-pub(crate) fn median(mut cells: Vec<Cell>) -> Cell {
+pub(crate) fn median(mut cells: Vec<CellResult>) -> CellResult {
     cells.sort_by(|a, b| a.rate.total_cmp(&b.rate));
     let middle = cells.len() / 2;
     cells.into_iter().nth(middle).unwrap_or_default()
 }
 
-impl Cell {
+impl CellResult {
     /// Returns the cell for the latencies of every call of a round.
-    pub(crate) fn of(mut latencies: Vec<Duration>, took: Duration) -> Cell {
+    pub(crate) fn of(mut latencies: Vec<Duration>, took: Duration) -> CellResult {
         latencies.sort_unstable();
         let at = |share: f64| {
             let index = (latencies.len() as f64 * share) as usize;
             latencies.get(index).map_or(0.0, |latency| latency.as_secs_f64() * 1e3)
         };
         let rate = latencies.len() as f64 / took.as_secs_f64();
-        Cell { p50_ms: at(0.5), p99_ms: at(0.99), ..Cell::rate(rate) }
+        CellResult { p50_ms: at(0.5), p99_ms: at(0.99), ..CellResult::rate(rate) }
     }
 
     /// Returns a cell if only the total is timed.
-    pub(crate) fn rate(rate: f64) -> Cell {
-        Cell { rate, ..Cell::default() }
+    pub(crate) fn rate(rate: f64) -> CellResult {
+        CellResult { rate, ..CellResult::default() }
     }
 }
 
-pub(crate) fn print(rows: &[Row]) {
+pub(crate) fn print(rows: &[ResultRow]) {
     let line = |cells: [&str; 9]| {
         let [workload, load, who, rate, ratio, p50, p99, memory, cores] = cells;
         println!(
@@ -143,8 +149,8 @@ pub(crate) fn print(rows: &[Row]) {
         }
         for check in &row.checks {
             let (word, bar) = match check.bar {
-                Bar::AtLeast(bar) => ("at least", bar),
-                Bar::Below(bar) => ("below", bar),
+                ValueBar::AtLeast(bar) => ("at least", bar),
+                ValueBar::Below(bar) => ("below", bar),
             };
             let verdict = if check.reached { "reached" } else { "MISSED" };
             println!("          {verdict}: {} {:.2}, {word} {bar:.2}", check.what, check.value);
@@ -152,7 +158,7 @@ pub(crate) fn print(rows: &[Row]) {
     }
 }
 
-pub(crate) fn write(rows: &[Row]) -> Result<()> {
+pub(crate) fn write(rows: &[ResultRow]) -> Result<()> {
     let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
     std::fs::create_dir_all(&dir)?;
@@ -169,25 +175,23 @@ mod tests {
     #[test]
     fn a_round_is_told_by_its_rate_and_the_places_in_its_order() {
         let latencies = (1..=100).rev().map(Duration::from_millis).collect();
-        let cell = Cell::of(latencies, Duration::from_secs(2));
+        let cell = CellResult::of(latencies, Duration::from_secs(2));
         let shown = format!("{:.1} {:.1} {:.1}", cell.rate, cell.p50_ms, cell.p99_ms);
         assert_eq!(shown, "50.0 51.0 100.0");
-        assert!(Cell::of(Vec::new(), Duration::from_secs(1)).p50_ms.abs() < f64::EPSILON);
+        assert!(CellResult::of(Vec::new(), Duration::from_secs(1)).p50_ms.abs() < f64::EPSILON);
     }
 
     #[test]
     fn the_median_is_of_the_rates() {
-        let cells = [3.0, 1.0, 2.0].map(Cell::rate).to_vec();
+        let cells = [3.0, 1.0, 2.0].map(CellResult::rate).to_vec();
         assert!((median(cells).rate - 2.0).abs() < f64::EPSILON);
     }
 
     #[test]
     fn a_bar_is_reached_or_missed() {
-        let row = Row::new("W0", "1", Cell::rate(80.0)).share_of("floor", Cell::rate(100.0), 0.8).check(
-            "seconds",
-            3.0,
-            Bar::Below(3.0),
-        );
+        let row = ResultRow::new("W0", "1", CellResult::rate(80.0))
+            .share_of("floor", CellResult::rate(100.0), 0.8)
+            .check("seconds", 3.0, ValueBar::Below(3.0));
         let reached: Vec<_> = row.checks.iter().map(|check| check.reached).collect();
         assert_eq!(reached, [true, false]);
     }

@@ -35,8 +35,8 @@ use chancery_projector::{Projector, RowReader, StoreTuning};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::process::{Watched, peak_mib};
-use crate::table::{Bar, Cell, Row};
+use crate::process::{MeasuredProcess, peak_mib};
+use crate::table::{CellResult, ResultRow, ValueBar};
 
 const REPLICAS: usize = 2_000_000;
 const NODES: usize = 6_100;
@@ -50,7 +50,7 @@ const SNAPSHOT: u64 = 100_000;
 const BAR: f64 = 22.0 * 60.0;
 
 /// Parts of a server without its API.
-struct Parts {
+struct ServerParts {
     journal: Arc<SegmentJournal>,
     decider: DeciderHandle,
     ended: oneshot::Receiver<DeciderExit>,
@@ -59,7 +59,7 @@ struct Parts {
     clusters: watch::Receiver<Position>,
 }
 
-fn open(dir: &Path) -> Result<Parts> {
+fn open(dir: &Path) -> Result<ServerParts> {
     let (told, deliveries) = mpsc::unbounded_channel();
     let sink = Box::new(move |delivery: JournalDelivery| {
         // The decider ends before the journal.
@@ -103,7 +103,7 @@ fn open(dir: &Path) -> Result<Parts> {
     let mut rows = ProjectorThread { projector, source, snapshots, fleet: "bench".into(), every: SNAPSHOT };
     let projector =
         std::thread::Builder::new().name("projector".into()).spawn(move || rows.follow(&queue))?;
-    Ok(Parts { journal, decider, ended, projector, reader, clusters })
+    Ok(ServerParts { journal, decider, ended, projector, reader, clusters })
 }
 
 async fn ask(decider: &DeciderHandle, n: &mut u64, type_name: &str, data: Value) -> Result<()> {
@@ -198,9 +198,9 @@ fn bytes_of(dir: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-async fn race(dir: &Path, replicas: usize) -> Result<Row> {
+async fn race(dir: &Path, replicas: usize) -> Result<ResultRow> {
     let nodes = (NODES * replicas).div_ceil(REPLICAS).max(CLUSTERS);
-    let Parts { journal, decider, ended, projector, reader, clusters } = open(dir)?;
+    let ServerParts { journal, decider, ended, projector, reader, clusters } = open(dir)?;
     let (stop, stopped) = watch::channel(false);
     let host = ExecutorHost {
         root: dir.join("executors"),
@@ -223,7 +223,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
     let before = source.head().map_or(Position::ZERO, |head| head.position);
     let bytes_before = written(&*source, Position::FIRST)?;
     let us = std::process::id();
-    let (began, watched) = (Instant::now(), Watched::begin(us)?);
+    let (began, watched) = (Instant::now(), MeasuredProcess::begin(us)?);
     for n in 0..PLANS {
         let spec = json!({"count": replicas / PLANS});
         let body = json!({"plan": format!("plan-{n}"), "name": "d1", "spec": spec});
@@ -246,16 +246,20 @@ async fn race(dir: &Path, replicas: usize) -> Result<Row> {
     let bytes = (written(&*source, Position::FIRST)? - bytes_before) as f64 / replicas as f64;
     journal.close()?;
     eprintln!("rows: {} MiB on disk", bytes_of(&dir.join("rows"))? >> 20);
-    let cell = Cell { memory_mib: Some(memory), cores: Some(cores), ..Cell::rate(replicas as f64 / took) };
+    let cell = CellResult {
+        memory_mib: Some(memory),
+        cores: Some(cores),
+        ..CellResult::rate(replicas as f64 / took)
+    };
     let share = replicas as f64 / REPLICAS as f64;
-    Ok(Row::new("W10", format!("{replicas} replicas"), cell)
-        .check("seconds", took, Bar::Below(BAR * share))
-        .check("events a replica", events, Bar::Below(6.01))
-        .check("bytes of journal a replica", bytes, Bar::Below(1024.0))
+    Ok(ResultRow::new("W10", format!("{replicas} replicas"), cell)
+        .check("seconds", took, ValueBar::Below(BAR * share))
+        .check("events a replica", events, ValueBar::Below(6.01))
+        .check("bytes of journal a replica", bytes, ValueBar::Below(1024.0))
         .check(
             "bytes of memory a replica, of all parts",
             memory * 1_048_576.0 / replicas as f64,
-            Bar::Below(4096.0),
+            ValueBar::Below(4096.0),
         ))
 }
 
@@ -268,7 +272,7 @@ fn written(source: &dyn JournalReader, from: Position) -> Result<u64> {
     Ok(bytes)
 }
 
-pub(crate) fn run() -> Result<Vec<Row>> {
+pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let replicas = match std::env::var("CHANCERY_BENCH_REPLICAS") {
         Ok(text) => text.parse().context("read CHANCERY_BENCH_REPLICAS")?,
         Err(_) => REPLICAS,

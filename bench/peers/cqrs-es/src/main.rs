@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use cqrs_es::event_sink::EventSink;
 use cqrs_es::{Aggregate, DomainEvent};
-use load::Calls;
+use load::CallerTimes;
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
 
@@ -31,20 +31,20 @@ impl DomainEvent for Event {
 }
 
 #[derive(Default, Serialize, Deserialize)]
-struct Counter {
+struct EventCounter {
     appended: u64,
 }
 
-struct Append;
+struct AppendCommand;
 
-impl Aggregate for Counter {
+impl Aggregate for EventCounter {
     const TYPE: &'static str = "counter";
-    type Command = Append;
+    type Command = AppendCommand;
     type Event = Event;
     type Error = Infallible;
     type Services = ();
 
-    async fn handle(&mut self, _: Append, (): &(), sink: &EventSink<Self>) -> Result<(), Infallible> {
+    async fn handle(&mut self, _: AppendCommand, (): &(), sink: &EventSink<Self>) -> Result<(), Infallible> {
         // {"Appended":{"text":"…"}}
         sink.write(Event::Appended { text: "x".repeat(400 - 24) }, self).await;
         Ok(())
@@ -70,13 +70,13 @@ async fn main() -> Result<()> {
             .test_before_acquire(false)
             .connect(&url)
             .await?;
-        let store = Arc::new(postgres_es::postgres_cqrs::<Counter>(pool.clone(), vec![], ()));
+        let store = Arc::new(postgres_es::postgres_cqrs::<EventCounter>(pool.clone(), vec![], ()));
         let caller = |caller: usize| {
             let store = Arc::clone(&store);
             async move {
-                let mut calls = Calls::begin(lasts);
+                let mut calls = CallerTimes::begin(lasts);
                 while let Some(number) = calls.next() {
-                    store.execute(&format!("{round}-{caller}-{number}"), Append).await?;
+                    store.execute(&format!("{round}-{caller}-{number}"), AppendCommand).await?;
                 }
                 Ok(calls)
             }

@@ -10,19 +10,19 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use load::Calls;
+use load::CallerTimes;
 use umadb_client::{AsyncUmaDbClient, UmaDbClient};
 use umadb_dcb::{DcbAppendCondition, DcbEvent, DcbEventStoreAsync as _, DcbQuery, DcbQueryItem};
 
 /// Running server, which is killed on drop.
-struct Server {
+struct UmadbServer {
     child: Child,
     url: String,
     data: PathBuf,
 }
 
-impl Server {
-    fn start(program: &Path, data: PathBuf) -> Result<Server> {
+impl UmadbServer {
+    fn start(program: &Path, data: PathBuf) -> Result<UmadbServer> {
         std::fs::create_dir_all(&data)?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let child = Command::new(program)
@@ -35,7 +35,7 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .context("start UmaDB")?;
-        Ok(Server { child, url: format!("http://127.0.0.1:{port}"), data })
+        Ok(UmadbServer { child, url: format!("http://127.0.0.1:{port}"), data })
     }
 
     async fn client(&self) -> Result<AsyncUmaDbClient> {
@@ -50,7 +50,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for UmadbServer {
     fn drop(&mut self) {
         // The process is not needed any more.
         let _ = self.child.kill();
@@ -67,14 +67,15 @@ async fn main() -> Result<()> {
     let mut round = 0;
     while let Some((callers, lasts)) = load::order()? {
         round += 1;
-        let server = Server::start(&program, directory.join(format!("umadb-{}-{round}", std::process::id())))?;
+        let server =
+            UmadbServer::start(&program, directory.join(format!("umadb-{}-{round}", std::process::id())))?;
         let mut all = Vec::new();
         for caller in 0..callers {
             let client = server.client().await?;
             let tag = format!("stream-{caller}");
             let mut last = None;
             all.push(async move {
-                let mut calls = Calls::begin(lasts);
+                let mut calls = CallerTimes::begin(lasts);
                 while calls.next().is_some() {
                     let stream = DcbQuery::new().item(DcbQueryItem::new().tags([tag.as_str()]));
                     let event =

@@ -3,13 +3,13 @@
 
 use std::process::ExitCode;
 
-use chancery_tests::sim::{Failed, first_failed};
+use chancery_tests::sim::{FailedWorld, first_failed};
 
 /// Worlds in which each mutation must be found.
 const WORLDS: u64 = 2000;
 
 fn main() -> ExitCode {
-    let Some(Failed { seed, violation }) = first_failed(WORLDS) else {
+    let Some(FailedWorld { seed, violation }) = first_failed(WORLDS) else {
         println!("not found in {WORLDS} worlds");
         return ExitCode::FAILURE;
     };

@@ -8,7 +8,7 @@ use crate::until;
 
 /// Answer of a server.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ServerAnswer {
     /// HTTP status; 0 if there was no answer.
     pub status: u16,
     /// Content type of the body.
@@ -19,7 +19,7 @@ pub struct Answer {
     pub position: Option<u64>,
 }
 
-impl Answer {
+impl ServerAnswer {
     /// Returns the body as JSON; null if invalid.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or(Value::Null)
@@ -28,33 +28,33 @@ impl Answer {
 
 /// Client of one server, for one of its fleets.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct TestClient {
     agent: ureq::Agent,
     url: String,
     fleet: String,
 }
 
-impl Client {
+impl TestClient {
     /// Creates a client of a server's fleet `default`, with a timeout of 30 seconds.
-    pub fn new(url: &str) -> Client {
-        Client::patient(url, Duration::from_secs(30))
+    pub fn new(url: &str) -> TestClient {
+        TestClient::patient(url, Duration::from_secs(30))
     }
 
     /// Creates a client with this timeout.
-    pub fn patient(url: &str, patience: Duration) -> Client {
+    pub fn patient(url: &str, patience: Duration) -> TestClient {
         let config =
             ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(patience)).build();
-        Client { agent: config.into(), url: url.to_owned(), fleet: "default".into() }
+        TestClient { agent: config.into(), url: url.to_owned(), fleet: "default".into() }
     }
 
     /// Returns a client of another fleet.
     #[must_use]
-    pub fn of(&self, fleet: &str) -> Client {
-        Client { fleet: fleet.into(), ..self.clone() }
+    pub fn of(&self, fleet: &str) -> TestClient {
+        TestClient { fleet: fleet.into(), ..self.clone() }
     }
 
     /// Gets a path.
-    pub fn get(&self, path: &str) -> Answer {
+    pub fn get(&self, path: &str) -> ServerAnswer {
         answer(self.agent.get(format!("{}{path}", self.url)).call())
     }
 
@@ -71,7 +71,7 @@ impl Client {
     }
 
     /// Sends any method with any body.
-    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> ServerAnswer {
         let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.url));
         for (key, value) in headers {
             request = request.header(*key, *value);
@@ -83,7 +83,7 @@ impl Client {
     }
 
     /// Posts an intent under a key, as the actor `ann`.
-    pub fn intent(&self, key: &str, type_name: &str, data: &Value) -> Answer {
+    pub fn intent(&self, key: &str, type_name: &str, data: &Value) -> ServerAnswer {
         let event = json!({
             "specversion": "1.0", "id": key, "source": "tests", "type": format!("chancery.{type_name}.v1"),
             "actor": "ann", "data": data,
@@ -98,7 +98,7 @@ impl Client {
     }
 
     /// Posts an intent, again while no server is the leader.
-    pub fn decided(&self, key: &str, type_name: &str, data: &Value) -> Answer {
+    pub fn decided(&self, key: &str, type_name: &str, data: &Value) -> ServerAnswer {
         until("a server is the leader", || {
             let answer = self.intent(key, type_name, data);
             (answer.json()["code"] != "no_leader").then_some(answer)
@@ -140,7 +140,7 @@ impl Client {
     }
 }
 
-fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answer {
+fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> ServerAnswer {
     match result {
         Ok(mut response) => {
             let header =
@@ -148,10 +148,10 @@ fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answ
             let (status, content_type) = (response.status().as_u16(), header("content-type"));
             let position = header("chancery-position").parse().ok();
             let text = response.body_mut().read_to_string().unwrap_or_default();
-            Answer { status, content_type, text, position }
+            ServerAnswer { status, content_type, text, position }
         }
         Err(error) => {
-            Answer { status: 0, content_type: String::new(), text: error.to_string(), position: None }
+            ServerAnswer { status: 0, content_type: String::new(), text: error.to_string(), position: None }
         }
     }
 }

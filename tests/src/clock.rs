@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 
-use crate::{Server, preload};
+use crate::{ServerProcess, preload};
 
 /// Wall clock of one server, until this value is dropped.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl ServerClock {
     }
 
     /// Gives the clock to a server, from the next start.
-    pub fn give_to(&self, server: &mut Server) {
+    pub fn give_to(&self, server: &mut ServerProcess) {
         let text = |path: &Path| path.to_str().expect("a path that is text").to_owned();
         server.set("LD_PRELOAD", &format!("{}:{}", text(waits()), text(&library().expect("libfaketime"))));
         server.set("FAKETIME_TIMESTAMP_FILE", &text(&self.file()));

@@ -7,54 +7,55 @@ use std::rc::Rc;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::launch::Launch;
+use crate::launch::StartConditions;
 use crate::server::end_all_under;
-use crate::{Payload, Server, payloads, until};
+use crate::{PayloadProcess, ServerProcess, payloads, until};
 
 /// Executor with its own directory. A drop removes the directory and all its processes.
-pub struct Executor {
+pub struct ExecutorProcess {
     dir: Rc<TempDir>,
     child: Option<Child>,
     args: Vec<String>,
     data: PathBuf,
-    launch: Launch,
+    launch: StartConditions,
 }
 
-impl Executor {
+impl ExecutorProcess {
     /// Starts an executor that drives `runtime` for the cluster `local` of a server.
-    pub fn start(server: &Server, name: &str, runtime: &str) -> Executor {
+    pub fn start(server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
         let dir = tempfile::Builder::new().prefix("chancery-executor-").tempdir().expect("a directory");
         let dir = Rc::new(dir);
-        Executor::start_in(dir, server, name, runtime)
+        ExecutorProcess::start_in(dir, server, name, runtime)
     }
 
     /// Starts an executor in the server's directory: its processes are found with the server's.
-    pub fn start_within(server: &Server, name: &str, runtime: &str) -> Executor {
+    pub fn start_within(server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
         let dir =
             tempfile::Builder::new().prefix("executor-").tempdir_in(server.home()).expect("a directory");
-        Executor::start_in(Rc::new(dir), server, name, runtime)
+        ExecutorProcess::start_in(Rc::new(dir), server, name, runtime)
     }
 
     /// Starts an executor in `home`, for servers at these addresses.
-    pub fn start_for(home: &Path, servers: &str, name: &str, runtime: &str) -> Executor {
+    pub fn start_for(home: &Path, servers: &str, name: &str, runtime: &str) -> ExecutorProcess {
         let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(home).expect("a directory");
-        Executor::start_at(Rc::new(dir), servers, name, runtime)
+        ExecutorProcess::start_at(Rc::new(dir), servers, name, runtime)
     }
 
     /// Starts another executor with the same directory.
     #[must_use]
-    pub fn start_beside(&self, server: &Server, name: &str, runtime: &str) -> Executor {
-        Executor::start_in(Rc::clone(&self.dir), server, name, runtime)
+    pub fn start_beside(&self, server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
+        ExecutorProcess::start_in(Rc::clone(&self.dir), server, name, runtime)
     }
 
-    fn start_in(dir: Rc<TempDir>, server: &Server, name: &str, runtime: &str) -> Executor {
-        Executor::start_at(dir, &server.url(), name, runtime)
+    fn start_in(dir: Rc<TempDir>, server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
+        ExecutorProcess::start_at(dir, &server.url(), name, runtime)
     }
 
-    fn start_at(dir: Rc<TempDir>, servers: &str, name: &str, runtime: &str) -> Executor {
+    fn start_at(dir: Rc<TempDir>, servers: &str, name: &str, runtime: &str) -> ExecutorProcess {
         let words = ["executor", "--server", servers, "--cluster", "local", "--name", name, runtime];
         let (args, data) = (words.map(str::to_owned).to_vec(), dir.path().join("root"));
-        let mut executor = Executor { dir, child: None, args, data, launch: Launch::default() };
+        let mut executor =
+            ExecutorProcess { dir, child: None, args, data, launch: StartConditions::default() };
         executor.start_again();
         executor
     }
@@ -94,7 +95,7 @@ impl Executor {
     }
 
     /// Sets the special conditions of the next start.
-    pub fn set_launch(&mut self, launch: Launch) {
+    pub fn set_launch(&mut self, launch: StartConditions) {
         assert!(self.child.is_none(), "it runs");
         self.launch = launch;
     }
@@ -117,7 +118,7 @@ impl Executor {
     }
 
     /// Returns the running payloads that the executor started, in any epoch.
-    pub fn payloads(&self) -> Vec<Payload> {
+    pub fn payloads(&self) -> Vec<PayloadProcess> {
         payloads(self.dir())
     }
 
@@ -155,7 +156,7 @@ impl Executor {
     }
 }
 
-impl Drop for Executor {
+impl Drop for ExecutorProcess {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             self.launch.kill(&mut child);

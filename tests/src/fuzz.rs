@@ -13,10 +13,10 @@ use chancery_events::record::{Record, RecordHash};
 use chancery_projector::PageToken;
 
 /// Target with its name.
-pub type Target = (&'static str, fn(&[u8]));
+pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: &[Target] = &[
+pub const TARGETS: &[FuzzTarget] = &[
     ("record", record),
     ("event", event),
     ("cloudevent", cloudevent),

@@ -33,7 +33,7 @@ pub enum Verdict {
 /// Outcome of an invocation, as far as its producer knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum InvocationOutcome {
     /// A verdict was received.
     Ok {
         /// Position of the verdict in the journal.
@@ -49,7 +49,7 @@ pub enum Ending {
 
 /// Intent that was sent once.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Invocation {
+pub struct IntentInvocation {
     /// Key, equal in repeats of the intent.
     pub key: Digest,
     /// Digest, equal if a repeat requests the same.
@@ -58,19 +58,19 @@ pub struct Invocation {
     #[serde(rename = "type")]
     pub type_name: String,
     /// Outcome of the invocation.
-    pub ending: Ending,
+    pub ending: InvocationOutcome,
 }
 
 /// Invocations of producers, in order.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct History {
-    invocations: Vec<Invocation>,
+pub struct InvocationHistory {
+    invocations: Vec<IntentInvocation>,
 }
 
 /// Line of a history as text.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Line {
+pub enum HistoryLine {
     /// An intent is sent.
     Invoke {
         /// Number of the invocation, from 0.
@@ -88,7 +88,7 @@ pub enum Line {
         /// Number of the invocation.
         op: OpId,
         /// Outcome of the invocation.
-        ending: Ending,
+        ending: InvocationOutcome,
     },
 }
 
@@ -119,62 +119,67 @@ pub enum BadHistory {
     },
 }
 
-impl History {
+impl InvocationHistory {
     /// Returns an empty history.
-    pub fn new() -> History {
-        History::default()
+    pub fn new() -> InvocationHistory {
+        InvocationHistory::default()
     }
 
     /// Adds an invocation.
     pub fn invoke(&mut self, key: Digest, digest: Digest, type_name: &str) -> OpId {
         let type_name = type_name.to_owned();
-        self.invocations.push(Invocation { key, digest, type_name, ending: Ending::Unknown });
+        self.invocations.push(IntentInvocation {
+            key,
+            digest,
+            type_name,
+            ending: InvocationOutcome::Unknown,
+        });
         OpId(self.invocations.len() - 1)
     }
 
     /// Notes a verdict.
     pub fn ok(&mut self, op: OpId, position: Position, verdict: Verdict) {
-        self.end(op, Ending::Ok { position, verdict });
+        self.end(op, InvocationOutcome::Ok { position, verdict });
     }
 
     /// Notes that surely nothing was recorded.
     pub fn fail(&mut self, op: OpId) {
-        self.end(op, Ending::Fail);
+        self.end(op, InvocationOutcome::Fail);
     }
 
     /// Notes an unknown outcome.
     pub fn unknown(&mut self, op: OpId) {
-        self.end(op, Ending::Unknown);
+        self.end(op, InvocationOutcome::Unknown);
     }
 
-    fn end(&mut self, op: OpId, ending: Ending) {
+    fn end(&mut self, op: OpId, ending: InvocationOutcome) {
         self.invocations[op.0].ending = ending;
     }
 
     /// Returns all invocations, in order.
-    pub fn invocations(&self) -> &[Invocation] {
+    pub fn invocations(&self) -> &[IntentInvocation] {
         &self.invocations
     }
 
     /// Counts invocations with a verdict.
     pub fn acknowledged(&self) -> u64 {
-        self.invocations.iter().filter(|op| matches!(op.ending, Ending::Ok { .. })).count() as u64
+        self.invocations.iter().filter(|op| matches!(op.ending, InvocationOutcome::Ok { .. })).count() as u64
     }
 
-    /// Reads a history that a [`Recorder`] wrote. A last line without its line feed was cut by the end of the
+    /// Reads a history that a [`HistoryRecorder`] wrote. A last line without its line feed was cut by the end of the
     /// process, and is ignored.
-    pub fn read(from: impl BufRead) -> Result<History, BadHistory> {
-        let mut history = History::new();
+    pub fn read(from: impl BufRead) -> Result<InvocationHistory, BadHistory> {
+        let mut history = InvocationHistory::new();
         let mut lines = (1..).zip(from.split(b'\n')).peekable();
         while let Some((line, text)) = lines.next() {
             let text = text.map_err(|source| BadHistory::Read { line, source })?;
             match serde_json::from_slice(&text) {
-                Ok(Line::Invoke { op, key, digest, type_name }) => {
+                Ok(HistoryLine::Invoke { op, key, digest, type_name }) => {
                     if history.invoke(key, digest, &type_name) != op {
                         return Err(BadHistory::Order { line });
                     }
                 }
-                Ok(Line::End { op, ending }) => {
+                Ok(HistoryLine::End { op, ending }) => {
                     let found = history.invocations.get_mut(op.0).ok_or(BadHistory::Order { line })?;
                     found.ending = ending;
                 }
@@ -189,29 +194,29 @@ impl History {
 
 /// History that several producers write concurrently, written as text when it happens.
 #[derive(Debug)]
-pub struct Recorder<W> {
-    inner: Mutex<(History, W)>,
+pub struct HistoryRecorder<W> {
+    inner: Mutex<(InvocationHistory, W)>,
 }
 
-impl<W: Write> Recorder<W> {
+impl<W: Write> HistoryRecorder<W> {
     /// Records to `to`, unbuffered: each line is written when its call returns.
-    pub fn new(to: W) -> Recorder<W> {
-        Recorder { inner: Mutex::new((History::new(), to)) }
+    pub fn new(to: W) -> HistoryRecorder<W> {
+        HistoryRecorder { inner: Mutex::new((InvocationHistory::new(), to)) }
     }
 
     /// Adds an invocation.
     pub fn invoke(&self, key: Digest, digest: Digest, type_name: &str) -> std::io::Result<OpId> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let op = inner.0.invoke(key, digest, type_name);
-        write_line(&mut inner.1, &Line::Invoke { op, key, digest, type_name: type_name.to_owned() })?;
+        write_line(&mut inner.1, &HistoryLine::Invoke { op, key, digest, type_name: type_name.to_owned() })?;
         Ok(op)
     }
 
     /// Sets the outcome of an invocation.
-    pub fn end(&self, op: OpId, ending: Ending) -> std::io::Result<()> {
+    pub fn end(&self, op: OpId, ending: InvocationOutcome) -> std::io::Result<()> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.0.end(op, ending);
-        write_line(&mut inner.1, &Line::End { op, ending })
+        write_line(&mut inner.1, &HistoryLine::End { op, ending })
     }
 
     /// Counts invocations with a verdict so far.
@@ -220,12 +225,12 @@ impl<W: Write> Recorder<W> {
     }
 
     /// Returns the history.
-    pub fn into_history(self) -> History {
+    pub fn into_history(self) -> InvocationHistory {
         self.inner.into_inner().unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
-fn write_line(to: &mut impl Write, line: &Line) -> std::io::Result<()> {
+fn write_line(to: &mut impl Write, line: &HistoryLine) -> std::io::Result<()> {
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');
     to.write_all(&text)
@@ -238,14 +243,14 @@ mod tests {
     #[test]
     fn a_history_read_back_is_the_one_that_was_recorded() {
         let mut file = Vec::new();
-        let recorder = Recorder::new(&mut file);
+        let recorder = HistoryRecorder::new(&mut file);
         let key = |k: &str| Digest::of(&[k.as_bytes()]);
         let ops: Vec<_> = ["a", "b", "c", "a"]
             .map(|k| recorder.invoke(key(k), key("body"), "plan.apply.v1").expect("it is written"))
             .to_vec();
-        let told = |at, verdict| Ending::Ok { position: Position::new(at), verdict };
+        let told = |at, verdict| InvocationOutcome::Ok { position: Position::new(at), verdict };
         for (op, ending) in [
-            (ops[1], Ending::Fail),
+            (ops[1], InvocationOutcome::Fail),
             (ops[0], told(9, Verdict::Refused(RefusalCode::InUse))),
             (ops[3], told(9, Verdict::Accepted)),
         ] {
@@ -253,15 +258,15 @@ mod tests {
         }
         let history = recorder.into_history();
         assert_eq!(history.acknowledged(), 2);
-        assert_eq!(history.invocations()[2].ending, Ending::Unknown);
-        assert_eq!(History::read(&*file).expect("a history"), history);
+        assert_eq!(history.invocations()[2].ending, InvocationOutcome::Unknown);
+        assert_eq!(InvocationHistory::read(&*file).expect("a history"), history);
 
         // Whenever the process was killed, complete lines are read.
         for end in 0..file.len() {
-            let read = History::read(&file[..end]).expect("a history cut short");
+            let read = InvocationHistory::read(&file[..end]).expect("a history cut short");
             assert!(read.invocations().len() <= history.invocations().len());
         }
         let twice = [&file[..], &file[..]].concat();
-        assert!(matches!(History::read(&*twice), Err(BadHistory::Order { .. })));
+        assert!(matches!(InvocationHistory::read(&*twice), Err(BadHistory::Order { .. })));
     }
 }

@@ -13,38 +13,38 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use proxy::{Proxy, ProxyFaults, ProxyListener};
+use proxy::{BrokerProxy, ProxyFaults, ProxyListener};
 
 /// Separate Kafka cluster, which ends when this value is dropped.
 ///
 /// Brokers are 1, or 1, 2 and 3; three have a separate controller, 100. Topics are created only on request;
 /// with three brokers they have three replicas, two of which must have a record before it is acknowledged.
 #[derive(Debug)]
-pub struct Cluster {
+pub struct KafkaCluster {
     dir: PathBuf,
     bootstrap: String,
     holder: Child,
     /// Proxies, one before each broker, if clients use proxies.
-    proxies: Vec<Proxy>,
+    proxies: Vec<BrokerProxy>,
 }
 
 /// Returns the cluster of one or three brokers that this binary's tests share, and must not harm.
-pub fn shared(brokers: usize) -> &'static Cluster {
-    static ONE: OnceLock<Cluster> = OnceLock::new();
-    static THREE: OnceLock<Cluster> = OnceLock::new();
+pub fn shared(brokers: usize) -> &'static KafkaCluster {
+    static ONE: OnceLock<KafkaCluster> = OnceLock::new();
+    static THREE: OnceLock<KafkaCluster> = OnceLock::new();
     let cluster = if brokers == 1 { &ONE } else { &THREE };
-    cluster.get_or_init(|| Cluster::start(brokers))
+    cluster.get_or_init(|| KafkaCluster::start(brokers))
 }
 
-impl Cluster {
+impl KafkaCluster {
     /// Starts a cluster and waits until every node is ready. `brokers` is 1 or 3.
-    pub fn start(brokers: usize) -> Cluster {
-        Cluster::start_behind(brokers, Vec::new(), false)
+    pub fn start(brokers: usize) -> KafkaCluster {
+        KafkaCluster::start_behind(brokers, Vec::new(), false)
     }
 
-    /// Starts a cluster of one broker that also accepts TLS and SCRAM: see [`Cluster::secure`].
-    pub fn start_secure() -> Cluster {
-        Cluster::start_behind(1, Vec::new(), true)
+    /// Starts a cluster of one broker that also accepts TLS and SCRAM: see [`KafkaCluster::secure`].
+    pub fn start_secure() -> KafkaCluster {
+        KafkaCluster::start_behind(1, Vec::new(), true)
     }
 
     /// Returns the TLS bootstrap address, and the file of the authority's certificate. The user is
@@ -55,11 +55,15 @@ impl Cluster {
     }
 
     /// Starts a cluster with a proxy before each broker, which clients connect through.
-    pub fn start_with_proxies(brokers: usize) -> Cluster {
-        Cluster::start_behind(brokers, (0..brokers).map(|_| Proxy::listen()).collect(), false)
+    pub fn start_with_proxies(brokers: usize) -> KafkaCluster {
+        KafkaCluster::start_behind(brokers, (0..brokers).map(|_| BrokerProxy::listen()).collect(), false)
     }
 
-    fn start_behind(brokers: usize, proxies: Vec<(Proxy, ProxyListener)>, is_secure: bool) -> Cluster {
+    fn start_behind(
+        brokers: usize,
+        proxies: Vec<(BrokerProxy, ProxyListener)>,
+        is_secure: bool,
+    ) -> KafkaCluster {
         let ports: Vec<_> = proxies.iter().map(|(proxy, _)| proxy.port().to_string()).collect();
         let dir =
             tempfile::Builder::new().prefix("chancery-kafka-").tempdir().expect("a temporary directory");
@@ -94,7 +98,7 @@ impl Cluster {
             }
             bootstrap = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",");
         }
-        Cluster { dir, bootstrap, holder, proxies: kept }
+        KafkaCluster { dir, bootstrap, holder, proxies: kept }
     }
 
     /// Sets the faults of the responses of all brokers. Panics without proxies.
@@ -171,7 +175,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for KafkaCluster {
     fn drop(&mut self) {
         drop(self.holder.stdin.take());
         let _ = self.holder.wait();

@@ -10,7 +10,7 @@ use crate::program;
 
 /// Special conditions of one start.
 #[derive(Clone, Default, Debug)]
-pub struct Launch {
+pub struct StartConditions {
     /// Command that executes the program, with its arguments: `unshare -p -f`.
     pub wrapper: Vec<String>,
     /// Environment variables.
@@ -19,11 +19,11 @@ pub struct Launch {
     pub stderr: Option<PathBuf>,
 }
 
-impl Launch {
+impl StartConditions {
     /// Returns a launch in a separate PID namespace, with its own `/proc`.
-    pub fn in_pid_namespace() -> Launch {
+    pub fn in_pid_namespace() -> StartConditions {
         let wrapper = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
-        Launch { wrapper: wrapper.map(str::to_owned).to_vec(), ..Launch::default() }
+        StartConditions { wrapper: wrapper.map(str::to_owned).to_vec(), ..StartConditions::default() }
     }
 
     /// Returns the program's command, without its arguments.

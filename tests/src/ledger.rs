@@ -80,19 +80,19 @@ impl AddAssign for CountMap {
 /// Counts of every kind.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Ledger(BTreeMap<String, CountMap>);
+pub struct ReliabilityLedger(BTreeMap<String, CountMap>);
 
-impl Ledger {
+impl ReliabilityLedger {
     /// Returns the path of this source tree's ledger.
     pub fn path() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("ledger.json")
     }
 
     /// Reads a ledger; a missing file is an empty ledger.
-    pub fn read(path: &Path) -> Result<Ledger> {
+    pub fn read(path: &Path) -> Result<ReliabilityLedger> {
         match std::fs::read_to_string(path) {
             Ok(text) => serde_json::from_str(&text).with_context(|| format!("read {}", path.display())),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Ledger::default()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(ReliabilityLedger::default()),
             Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
         }
     }
@@ -108,8 +108,8 @@ impl Ledger {
         file.lock().with_context(doing)?;
         let mut text = String::new();
         file.read_to_string(&mut text).with_context(doing)?;
-        let mut ledger: Ledger = if text.is_empty() {
-            Ledger::default()
+        let mut ledger: ReliabilityLedger = if text.is_empty() {
+            ReliabilityLedger::default()
         } else {
             serde_json::from_str(&text).with_context(doing)?
         };
@@ -187,18 +187,21 @@ mod tests {
                         let mut tally =
                             CountMap { seeds: 1, events: 1234, host_checks: 1, ..CountMap::default() };
                         tally.fault("kill");
-                        Ledger::add(&path, "kills", tally).expect("it is added");
+                        ReliabilityLedger::add(&path, "kills", tally).expect("it is added");
                     }
                 });
             }
         });
-        let ledger = Ledger::read(&path).expect("a ledger");
+        let ledger = ReliabilityLedger::read(&path).expect("a ledger");
         let row = ledger.table().lines().last().map(ToOwned::to_owned);
         assert_eq!(
             row.as_deref(),
             Some("| kills | 100 | 0 | 100 kill | 123,400 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |")
         );
-        assert_eq!(Ledger::read(&dir.path().join("none")).expect("none"), Ledger::default());
+        assert_eq!(
+            ReliabilityLedger::read(&dir.path().join("none")).expect("none"),
+            ReliabilityLedger::default()
+        );
     }
 
     #[test]

@@ -29,13 +29,13 @@ mod processes;
 mod server;
 mod standbys;
 
-pub use client::{Answer, Client};
-pub use executor::Executor;
-pub use launch::Launch;
-pub use place::{Place, Site};
-pub use processes::{Payload, payloads};
-pub use server::{NotUp, Server, program};
-pub use standbys::{Standbys, decides};
+pub use client::{ServerAnswer, TestClient};
+pub use executor::ExecutorProcess;
+pub use launch::StartConditions;
+pub use place::{FleetProcesses, JournalBackend};
+pub use processes::{PayloadProcess, payloads};
+pub use server::{NotUp, ServerProcess, program};
+pub use standbys::{StandbyServers, decides};
 
 use std::time::{Duration, Instant};
 

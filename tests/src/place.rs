@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, ensure};
 
 use crate::kafka::shared;
-use crate::{Executor, Server, Standbys};
+use crate::{ExecutorProcess, ServerProcess, StandbyServers};
 
 /// Location of the journal: see the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum JournalBackend {
     /// In the server's directory.
     Embedded,
     /// Kafka of one broker.
@@ -22,44 +22,45 @@ pub enum Place {
 }
 
 /// Server, with a separate executor of the cluster `local` if the server has none.
-pub struct Site {
+pub struct FleetProcesses {
     /// Separate executor, which is dropped first.
-    pub executor: Option<Executor>,
+    pub executor: Option<ExecutorProcess>,
     /// Server of the fleet.
-    pub server: Server,
+    pub server: ServerProcess,
 }
 
-impl Place {
+impl JournalBackend {
     /// All locations.
-    pub const ALL: &[Place] = &[Place::Embedded, Place::OneBroker, Place::ThreeBrokers];
+    pub const ALL: &[JournalBackend] =
+        &[JournalBackend::Embedded, JournalBackend::OneBroker, JournalBackend::ThreeBrokers];
 
     /// Starts a server with its journal here, and waits until it leads.
-    pub fn serve(self, settings: &[(&str, &str)]) -> Server {
+    pub fn serve(self, settings: &[(&str, &str)]) -> ServerProcess {
         static PREFIXES: AtomicU64 = AtomicU64::new(0);
         let brokers = match self {
-            Place::Embedded => return Server::start_with(settings),
-            Place::OneBroker => 1,
-            Place::ThreeBrokers => 3,
+            JournalBackend::Embedded => return ServerProcess::start_with(settings),
+            JournalBackend::OneBroker => 1,
+            JournalBackend::ThreeBrokers => 3,
         };
         let prefix = format!("place-{}", PREFIXES.fetch_add(1, Ordering::Relaxed));
-        let mut standbys = Standbys::start(shared(brokers), &prefix, 1, settings);
+        let mut standbys = StandbyServers::start(shared(brokers), &prefix, 1, settings);
         standbys.servers.pop().expect("one was started")
     }
 
     /// Starts a server, and an executor if the server has none.
-    pub fn start(self, settings: &[(&str, &str)]) -> Site {
+    pub fn start(self, settings: &[(&str, &str)]) -> FleetProcesses {
         let server = self.serve(settings);
         let executor = match self {
-            Place::Embedded => None,
-            Place::OneBroker | Place::ThreeBrokers => {
-                Some(Executor::start_within(&server, "local-1", "--process"))
+            JournalBackend::Embedded => None,
+            JournalBackend::OneBroker | JournalBackend::ThreeBrokers => {
+                Some(ExecutorProcess::start_within(&server, "local-1", "--process"))
             }
         };
-        Site { executor, server }
+        FleetProcesses { executor, server }
     }
 }
 
-impl Site {
+impl FleetProcesses {
     /// Asks the executor and the server to stop, which must succeed.
     pub fn stop(&mut self) -> Result<()> {
         if let Some(executor) = &mut self.executor {
@@ -73,24 +74,24 @@ impl Site {
 }
 
 /// Suffix of a campaign's name.
-impl fmt::Display for Place {
+impl fmt::Display for JournalBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Place::Embedded => "embedded",
-            Place::OneBroker => "on one broker",
-            Place::ThreeBrokers => "on three brokers",
+            JournalBackend::Embedded => "embedded",
+            JournalBackend::OneBroker => "on one broker",
+            JournalBackend::ThreeBrokers => "on three brokers",
         })
     }
 }
 
 /// Parses the number of brokers: 0, 1 or 3.
-impl FromStr for Place {
+impl FromStr for JournalBackend {
     type Err = String;
-    fn from_str(text: &str) -> Result<Place, String> {
+    fn from_str(text: &str) -> Result<JournalBackend, String> {
         match text {
-            "0" => Ok(Place::Embedded),
-            "1" => Ok(Place::OneBroker),
-            "3" => Ok(Place::ThreeBrokers),
+            "0" => Ok(JournalBackend::Embedded),
+            "1" => Ok(JournalBackend::OneBroker),
+            "3" => Ok(JournalBackend::ThreeBrokers),
             _ => Err(format!("a Kafka of how many brokers, 1 or 3? not {text:?}")),
         }
     }

@@ -9,7 +9,7 @@ use chancery_executor::process::{CgroupSetting, CgroupSupport, EndProof};
 
 /// Running payload process.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Payload {
+pub struct PayloadProcess {
     /// Name of the replica.
     pub replica: String,
     /// Id of the incarnation.
@@ -22,16 +22,16 @@ pub struct Payload {
 
 /// Returns the running payload processes with their home under `root`, by process id, without their children.
 /// Each payload process leads a process group.
-pub fn payloads(root: &Path) -> Vec<Payload> {
+pub fn payloads(root: &Path) -> Vec<PayloadProcess> {
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
-    let mut found: Vec<(Payload, u32)> = std::fs::read_dir("/proc")
+    let mut found: Vec<(PayloadProcess, u32)> = std::fs::read_dir("/proc")
         .expect("/proc")
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter_map(|pid: u32| payload(&root, pid))
         .collect();
     let pids: BTreeSet<u32> = found.iter().map(|(payload, _)| payload.pid).collect();
     found.retain(|(_, parent)| !pids.contains(parent));
-    let mut found: Vec<Payload> = found.into_iter().map(|(payload, _)| payload).collect();
+    let mut found: Vec<PayloadProcess> = found.into_iter().map(|(payload, _)| payload).collect();
     found.sort();
     found
 }
@@ -68,7 +68,7 @@ pub(crate) fn end_groups_under(root: &Path) {
 }
 
 /// Returns a payload process with its parent.
-fn payload(root: &Path, pid: u32) -> Option<(Payload, u32)> {
+fn payload(root: &Path, pid: u32) -> Option<(PayloadProcess, u32)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit(')').next()?.split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X") {
@@ -92,5 +92,5 @@ fn payload(root: &Path, pid: u32) -> Option<(Payload, u32)> {
     }
     let process = format!("{}-{}", get("CHANCERY_PAYLOAD")?, get("CHANCERY_PROCESS")?);
     let (replica, incarnation) = (get("CHANCERY_REPLICA")?, get("CHANCERY_INCARNATION")?);
-    Some((Payload { replica, incarnation, process, pid }, parent))
+    Some((PayloadProcess { replica, incarnation, process, pid }, parent))
 }

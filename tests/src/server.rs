@@ -7,9 +7,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::host::HostProcess;
-use crate::launch::Launch;
+use crate::launch::StartConditions;
 use crate::processes::end_groups_under;
-use crate::{Client, payloads, until};
+use crate::{TestClient, payloads, until};
 
 /// Returns the program under test: `CHANCERY_BIN`, else that of the target directory.
 pub fn program() -> PathBuf {
@@ -24,13 +24,13 @@ pub fn program() -> PathBuf {
 }
 
 /// Server on a free port with its own directory. A drop removes the directory and all its processes.
-pub struct Server {
+pub struct ServerProcess {
     home: TempDir,
     data: PathBuf,
     settings: Vec<(String, String)>,
     flags: Vec<String>,
     /// Special conditions of the next start, or of the last one while the server runs.
-    launch: Launch,
+    launch: StartConditions,
     /// Soft and hard limit of open files, if not those of this process.
     files: Option<(u64, u64)>,
     /// File for standard error, if not the default under the home.
@@ -49,15 +49,15 @@ pub struct NotUp {
     pub said: String,
 }
 
-impl Server {
+impl ServerProcess {
     /// Starts a server and waits until it is ready.
-    pub fn start() -> Server {
-        Server::start_with(&[])
+    pub fn start() -> ServerProcess {
+        ServerProcess::start_with(&[])
     }
 
     /// Starts a server with settings, as environment variables.
-    pub fn start_with(settings: &[(&str, &str)]) -> Server {
-        let mut server = Server::new();
+    pub fn start_with(settings: &[(&str, &str)]) -> ServerProcess {
+        let mut server = ServerProcess::new();
         for (name, value) in settings {
             server.set(name, value);
         }
@@ -71,13 +71,13 @@ impl Server {
     }
 
     /// Returns a server that is not started yet.
-    pub fn new() -> Server {
+    pub fn new() -> ServerProcess {
         let home = tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary directory");
         let data = home.path().to_owned();
         let listen = "127.0.0.1:0".into();
-        let (settings, flags, launch) = (Vec::new(), Vec::new(), Launch::default());
+        let (settings, flags, launch) = (Vec::new(), Vec::new(), StartConditions::default());
         let (files, log, child, address) = (None, None, None, String::new());
-        Server { home, data, settings, flags, launch, files, log, child, address, listen }
+        ServerProcess { home, data, settings, flags, launch, files, log, child, address, listen }
     }
 
     /// Sets an environment variable, from the next start.
@@ -95,7 +95,7 @@ impl Server {
         self.flags.push(flag.to_owned());
     }
 
-    /// Sets the file of the log, from the next start; [`Server::log`] does not read it.
+    /// Sets the file of the log, from the next start; [`ServerProcess::log`] does not read it.
     pub fn log_to(&mut self, path: &str) {
         self.log = Some(path.into());
     }
@@ -123,7 +123,7 @@ impl Server {
     }
 
     /// Sets the special conditions of the next start.
-    pub fn set_launch(&mut self, launch: Launch) {
+    pub fn set_launch(&mut self, launch: StartConditions) {
         assert!(self.child.is_none(), "it runs");
         self.launch = launch;
     }
@@ -176,7 +176,8 @@ impl Server {
             let text = std::fs::read_to_string(&address).ok().filter(|text| text.ends_with('\n'));
             text.map(Ok)
         });
-        let not_up = |server: &Server, status| NotUp { status, said: server.log().split_off(said_before) };
+        let not_up =
+            |server: &ServerProcess, status| NotUp { status, said: server.log().split_off(said_before) };
         match found {
             Ok(text) => text.trim().clone_into(&mut self.address),
             Err(status) => return Err(not_up(self, status)),
@@ -222,8 +223,8 @@ impl Server {
     }
 
     /// Returns a client of the server.
-    pub fn client(&self) -> Client {
-        Client::new(&self.url())
+    pub fn client(&self) -> TestClient {
+        TestClient::new(&self.url())
     }
 
     /// Returns the process id.
@@ -271,13 +272,13 @@ impl Server {
     }
 }
 
-impl Default for Server {
-    fn default() -> Server {
-        Server::new()
+impl Default for ServerProcess {
+    fn default() -> ServerProcess {
+        ServerProcess::new()
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             self.launch.kill(&mut child);

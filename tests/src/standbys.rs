@@ -1,42 +1,49 @@
 //! Several servers of one fleet on a real Kafka, one of which is the leader.
 
 use crate::clock::ServerClock;
-use crate::kafka::Cluster;
-use crate::{Server, program, until};
+use crate::kafka::KafkaCluster;
+use crate::{ServerProcess, program, until};
 
 /// Maximum number of lines of each log in a test failure.
 const LINES: usize = 60;
 
 /// Servers of one fleet: see the module. Servers keep their addresses.
-pub struct Standbys {
+pub struct StandbyServers {
     /// Servers of the fleet.
-    pub servers: Vec<Server>,
+    pub servers: Vec<ServerProcess>,
     journal: String,
 }
 
-impl Standbys {
+impl StandbyServers {
     /// Creates the topics of a prefix and starts `count` servers with them and with settings.
-    pub fn start(cluster: &Cluster, prefix: &str, count: usize, settings: &[(&str, &str)]) -> Standbys {
-        Standbys::start_each(cluster, prefix, count, settings, |_, _| {})
+    pub fn start(
+        cluster: &KafkaCluster,
+        prefix: &str,
+        count: usize,
+        settings: &[(&str, &str)],
+    ) -> StandbyServers {
+        StandbyServers::start_each(cluster, prefix, count, settings, |_, _| {})
     }
 
     /// Creates the topics and starts a server for each clock.
     pub fn start_with_clocks(
-        cluster: &Cluster,
+        cluster: &KafkaCluster,
         prefix: &str,
         clocks: &[ServerClock],
         settings: &[(&str, &str)],
-    ) -> Standbys {
-        Standbys::start_each(cluster, prefix, clocks.len(), settings, |at, server| clocks[at].give_to(server))
+    ) -> StandbyServers {
+        StandbyServers::start_each(cluster, prefix, clocks.len(), settings, |at, server| {
+            clocks[at].give_to(server)
+        })
     }
 
     fn start_each(
-        cluster: &Cluster,
+        cluster: &KafkaCluster,
         prefix: &str,
         count: usize,
         settings: &[(&str, &str)],
-        prepare: impl Fn(usize, &mut Server),
-    ) -> Standbys {
+        prepare: impl Fn(usize, &mut ServerProcess),
+    ) -> StandbyServers {
         let journal = format!("kafka://{}/{prefix}", cluster.bootstrap());
         let copies = cluster.bootstrap().split(',').count();
         let made = std::process::Command::new(program())
@@ -46,7 +53,7 @@ impl Standbys {
             .expect("the program runs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         let servers = (0..count).map(|at| {
-            let mut server = Server::new();
+            let mut server = ServerProcess::new();
             server.set("CHANCERY_JOURNAL", &journal);
             server.set("CHANCERY_KAFKA_SESSION_TIMEOUT", "6s");
             // Topics on one broker are never safe.
@@ -60,7 +67,7 @@ impl Standbys {
             server.stay_at_this_address();
             server
         });
-        let standbys = Standbys { servers: servers.collect(), journal };
+        let standbys = StandbyServers { servers: servers.collect(), journal };
         standbys.decider();
         standbys
     }
@@ -88,12 +95,12 @@ impl Standbys {
 
     /// Returns the URLs of all servers, for executors.
     pub fn urls(&self) -> String {
-        self.servers.iter().map(Server::url).collect::<Vec<_>>().join(",")
+        self.servers.iter().map(ServerProcess::url).collect::<Vec<_>>().join(",")
     }
 }
 
 /// Prints the ends of the logs if the test panics.
-impl Drop for Standbys {
+impl Drop for StandbyServers {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
@@ -108,7 +115,7 @@ impl Drop for Standbys {
 }
 
 /// Whether the server reports to lead the fleet, if known.
-pub fn decides(server: &Server, fleet: &str) -> Option<bool> {
+pub fn decides(server: &ServerProcess, fleet: &str) -> Option<bool> {
     let figures = server.client().get("/metrics").text;
     let figure = format!("\nchancery_is_leader{{fleet=\"{fleet}\"}} ");
     let (_, value) = figures.split_once(&figure)?;

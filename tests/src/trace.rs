@@ -30,7 +30,7 @@ pub(crate) struct Commit {
 }
 
 /// Draft of a journal, with the ids that it issued last.
-pub(crate) struct Trace {
+pub(crate) struct JournalTrace {
     pub(crate) commits: Vec<Commit>,
     next: u64,
     asked: u64,
@@ -44,9 +44,9 @@ pub(crate) fn lineage() -> Lineage {
     Lineage::from_random(0x00c0_ffee)
 }
 
-impl Trace {
-    fn new() -> Trace {
-        let mut trace = Trace {
+impl JournalTrace {
+    fn new() -> JournalTrace {
+        let mut trace = JournalTrace {
             commits: Vec::new(),
             next: 1,
             asked: 0,
@@ -248,7 +248,7 @@ pub(crate) fn process() -> Value {
 
 /// Point at which a story ends.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Stage {
+pub(crate) enum TraceStage {
     /// Node in a cluster with a session, and a plan in which people approve everything.
     Fleet,
     /// Deployment of one replica, started; its create is not placed yet.
@@ -267,28 +267,28 @@ pub(crate) enum Stage {
     Deleted,
 }
 
-impl Stage {
+impl TraceStage {
     /// All stages, in order.
-    pub(crate) const ALL: &[Stage] = &[
-        Stage::Fleet,
-        Stage::Deployed,
-        Stage::Reserved,
-        Stage::Approved,
-        Stage::Started,
-        Stage::Running,
-        Stage::StopAsked,
-        Stage::Stopping,
-        Stage::Stopped,
-        Stage::StartAsked,
-        Stage::Deleted,
+    pub(crate) const ALL: &[TraceStage] = &[
+        TraceStage::Fleet,
+        TraceStage::Deployed,
+        TraceStage::Reserved,
+        TraceStage::Approved,
+        TraceStage::Started,
+        TraceStage::Running,
+        TraceStage::StopAsked,
+        TraceStage::Stopping,
+        TraceStage::Stopped,
+        TraceStage::StartAsked,
+        TraceStage::Deleted,
     ];
 }
 
-type Step = fn(&mut Trace);
+type TraceStep = fn(&mut JournalTrace);
 
 /// Returns a valid story, up to a stage.
-pub(crate) fn trace(until: Stage) -> Trace {
-    let mut s = Trace::new();
+pub(crate) fn trace(until: TraceStage) -> JournalTrace {
+    let mut s = JournalTrace::new();
     let cause = s.ask("cluster.apply.v1", &json!({"name": "local", "spec": {"runtime": "process"}}));
     s.fact(cause, "cluster.applied.v1", &json!({"name": "local", "spec": {"runtime": "process"}}));
     s.commit();
@@ -310,17 +310,17 @@ pub(crate) fn trace(until: Stage) -> Trace {
     let cause = s.ask("plan.apply.v1", &json!({"name": "web", "spec": spec}));
     s.fact(cause, "plan.applied.v1", &json!({"name": "web", "generation": 1, "spec": spec}));
     s.commit();
-    let steps: [(Stage, Step); 10] = [
-        (Stage::Deployed, deploy),
-        (Stage::Reserved, |s| s.reserve(600)),
-        (Stage::Approved, |s| s.approve(HASH)),
-        (Stage::Started, start),
-        (Stage::Running, run),
-        (Stage::StopAsked, ask_stop),
-        (Stage::Stopping, stop),
-        (Stage::Stopped, prove_end),
-        (Stage::StartAsked, ask_start),
-        (Stage::Deleted, delete),
+    let steps: [(TraceStage, TraceStep); 10] = [
+        (TraceStage::Deployed, deploy),
+        (TraceStage::Reserved, |s| s.reserve(600)),
+        (TraceStage::Approved, |s| s.approve(HASH)),
+        (TraceStage::Started, start),
+        (TraceStage::Running, run),
+        (TraceStage::StopAsked, ask_stop),
+        (TraceStage::Stopping, stop),
+        (TraceStage::Stopped, prove_end),
+        (TraceStage::StartAsked, ask_start),
+        (TraceStage::Deleted, delete),
     ];
     for (stage, step) in steps {
         if stage <= until {
@@ -331,7 +331,7 @@ pub(crate) fn trace(until: Stage) -> Trace {
     s
 }
 
-fn deploy(s: &mut Trace) {
+fn deploy(s: &mut JournalTrace) {
     let data = json!({"plan": "web", "name": "d1", "spec": {"count": 1}});
     let cause = s.ask("deployment.create.v1", &data);
     let data =
@@ -348,7 +348,7 @@ pub(crate) fn replica_at(position: u64) -> String {
     ReplicaName::issue(&"web".parse().expect("a service"), Position::new(position)).to_string()
 }
 
-fn start(s: &mut Trace) {
+fn start(s: &mut JournalTrace) {
     let mut processes = process();
     processes[0]["status"] = json!("starting");
     let saw = s.report(1, &json!({"started": {"processes": processes}}));
@@ -356,7 +356,7 @@ fn start(s: &mut Trace) {
     s.fact(saw, "incarnation.started.v1", &data);
 }
 
-fn run(s: &mut Trace) {
+fn run(s: &mut JournalTrace) {
     let saw = s.report(1, &json!({"ready": {"processes": process()}}));
     let data = json!({
         "incarnation": s.incarnation, "replica": s.replica, "operation": s.operation, "processes": process(),
@@ -366,13 +366,13 @@ fn run(s: &mut Trace) {
     s.fact(cause, "deployment.ended.v1", &json!({"plan": "web", "name": "d1", "end": "completed"}));
 }
 
-fn ask_stop(s: &mut Trace) {
+fn ask_stop(s: &mut JournalTrace) {
     let cause = s.ask("replica.stop.v1", &json!({"name": s.replica}));
     let proposal = proposal(BEGAN + 3_600_000_000);
     s.open_operation(cause, &json!({"replica": s.replica, "kind": "stop", "proposal": proposal}));
 }
 
-fn stop(s: &mut Trace) {
+fn stop(s: &mut JournalTrace) {
     s.approve(HASH);
     s.commit();
     let cause = s.last();
@@ -381,19 +381,19 @@ fn stop(s: &mut Trace) {
     s.fact(cause, "incarnation.stop_requested.v1", &data);
 }
 
-fn prove_end(s: &mut Trace) {
+fn prove_end(s: &mut JournalTrace) {
     let saw = s.report(3, &json!({"ended": {"exit": "clean", "processes": process()}}));
     s.end_incarnation(saw, &json!("destroyed"));
     s.end_operation(saw, &json!("succeeded"));
 }
 
-fn ask_start(s: &mut Trace) {
+fn ask_start(s: &mut JournalTrace) {
     let cause = s.ask("replica.start.v1", &json!({"name": s.replica}));
     s.open_operation(cause, &json!({"replica": s.replica, "kind": "start"}));
     s.reserve(600);
 }
 
-fn delete(s: &mut Trace) {
+fn delete(s: &mut JournalTrace) {
     let cause = s.ask("replica.delete.v1", &json!({"name": s.replica}));
     let by = OperationId::issue(lineage(), Position::new(s.next + 2));
     s.end_operation(cause, &json!({"superseded": {"successor": by}}));

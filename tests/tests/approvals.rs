@@ -3,12 +3,12 @@
 use std::process::Output;
 
 use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
-use chancery_tests::{Client, Server, until};
+use chancery_tests::{ServerProcess, TestClient, until};
 use serde_json::{Value, json};
 
 /// Starts a server with a plan of `count` replicas, whose deletes and moves need manual approval.
-fn running(count: u32) -> (Server, Client) {
-    let server = Server::start();
+fn running(count: u32) -> (ServerProcess, TestClient) {
+    let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());
     deploy(&client, "d1", count);
@@ -21,12 +21,12 @@ fn running(count: u32) -> (Server, Client) {
     (server, client)
 }
 
-fn four_eyes(client: &Client, kinds: &[&str]) {
+fn four_eyes(client: &TestClient, kinds: &[&str]) {
     let spec = json!({"kinds": kinds, "rule": {"four_eyes": {}}});
     client.must("policy.apply", &json!({"name": "two", "spec": spec}));
 }
 
-fn by(server: &Server, actor: &str, line: &str) -> (Option<i32>, String, String) {
+fn by(server: &ServerProcess, actor: &str, line: &str) -> (Option<i32>, String, String) {
     let mut args = vec!["--actor", actor];
     args.extend(line.split_whitespace());
     let Output { status, stdout, stderr } = server.run(&args);
@@ -34,7 +34,7 @@ fn by(server: &Server, actor: &str, line: &str) -> (Option<i32>, String, String)
     (status.code(), text(stdout), text(stderr))
 }
 
-fn waiting(client: &Client) -> Vec<Value> {
+fn waiting(client: &TestClient) -> Vec<Value> {
     client.items("requests?state=pending")
 }
 

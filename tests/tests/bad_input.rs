@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use chancery_tests::{Client, Server};
+use chancery_tests::{ServerProcess, TestClient};
 use serde_json::{Value, json};
 
 /// Methods and paths of the API, with a value in place of each parameter.
-fn routes(client: &Client) -> Vec<(String, String)> {
+fn routes(client: &TestClient) -> Vec<(String, String)> {
     let description = client.get("/v1/openapi.json").json();
     let paths = description["paths"].as_object().expect("paths");
     let mut routes = Vec::new();
@@ -48,7 +48,7 @@ fn bodies() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-fn is_problem(answer: &chancery_tests::Answer, what: &str) {
+fn is_problem(answer: &chancery_tests::ServerAnswer, what: &str) {
     assert!((400..500).contains(&answer.status), "{what}: {} {}", answer.status, answer.text);
     assert_eq!(answer.content_type, "application/problem+json", "{what}: {}", answer.text);
     let problem = answer.json();
@@ -59,7 +59,7 @@ fn is_problem(answer: &chancery_tests::Answer, what: &str) {
 
 #[test]
 fn bad_input_on_every_route_is_a_problem_that_says_where_and_slows_nobody() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     let stop = Arc::new(AtomicBool::new(false));
     let others = {
@@ -135,7 +135,7 @@ fn bad_input_on_every_route_is_a_problem_that_says_where_and_slows_nobody() {
 
 #[test]
 fn a_wrong_field_is_named_with_its_place() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     let cases: [(&str, Value, &str); 3] = [
         (

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use chancery_tests::{Client, Server, until};
+use chancery_tests::{ServerProcess, TestClient, until};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -78,13 +78,13 @@ const REPORT: &str = r#"
 "#;
 
 /// Browser with an open page; dropping it ends all of its processes.
-struct Browser {
+struct BrowserProcess {
     child: Child,
     _profile: TempDir,
 }
 
-impl Browser {
-    fn open(program: &PathBuf, url: &str) -> Browser {
+impl BrowserProcess {
+    fn open(program: &PathBuf, url: &str) -> BrowserProcess {
         let profile = tempfile::Builder::new().prefix("chancery-browser-").tempdir().expect("a directory");
         let child = Command::new(program)
             .args([
@@ -104,11 +104,11 @@ impl Browser {
             .process_group(0)
             .spawn()
             .expect("the browser starts");
-        Browser { child, _profile: profile }
+        BrowserProcess { child, _profile: profile }
     }
 }
 
-impl Drop for Browser {
+impl Drop for BrowserProcess {
     fn drop(&mut self) {
         let group = Pid::from_raw(self.child.id().cast_signed()).expect("a process id");
         // The browser may have ended already.
@@ -128,13 +128,13 @@ fn browser() -> Option<PathBuf> {
 }
 
 /// Foreign site that serves the page to every client, and accepts one report.
-struct Site {
+struct ForeignSite {
     port: u16,
     reports: Receiver<Value>,
 }
 
-impl Site {
-    fn on(listener: TcpListener, page: String) -> Site {
+impl ForeignSite {
+    fn on(listener: TcpListener, page: String) -> ForeignSite {
         let port = listener.local_addr().expect("an address").port();
         let (told, reports) = channel();
         std::thread::spawn(move || {
@@ -150,7 +150,7 @@ impl Site {
                 answer(stream, &page);
             }
         });
-        Site { port, reports }
+        ForeignSite { port, reports }
     }
 
     fn report(&self) -> BTreeMap<String, String> {
@@ -202,13 +202,13 @@ fn listener() -> TcpListener {
 }
 
 /// Events that the server has recorded.
-fn recorded(client: &Client) -> String {
+fn recorded(client: &TestClient) -> String {
     let events = client.get("/v1/fleets/default/events");
     assert_eq!(events.status, 200, "{}", events.text);
     events.text
 }
 
-fn with_a_node(server: &Server) -> Client {
+fn with_a_node(server: &ServerProcess) -> TestClient {
     let client = server.client();
     client.must(
         "node.apply",
@@ -220,7 +220,7 @@ fn with_a_node(server: &Server) -> Client {
 #[test]
 fn a_page_of_another_site_changes_nothing_and_reads_nothing() {
     let Some(program) = browser() else { return };
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = with_a_node(&server);
     for name in ["bare", "text", "untyped", "json", "cors", "beacon", "form", "plain"] {
         let spec = json!({"start": 1_795_251_600_000_000_u64, "action": "none", "reason": "test"});
@@ -233,8 +233,8 @@ fn a_page_of_another_site_changes_nothing_and_reads_nothing() {
     for host in ["evil.example", "127.0.0.1"] {
         let listener = listener();
         let own = format!("http://{host}:{}", listener.local_addr().expect("an address").port());
-        let site = Site::on(listener, page(CROSS_SITE, &target, &own));
-        let _browser = Browser::open(&program, &format!("{own}/"));
+        let site = ForeignSite::on(listener, page(CROSS_SITE, &target, &own));
+        let _browser = BrowserProcess::open(&program, &format!("{own}/"));
         let seen = site.report();
         assert_eq!(seen.len(), 11, "{seen:?}");
         assert!(!seen["read"].contains("node-1"), "{seen:?}");
@@ -250,17 +250,17 @@ fn a_page_of_another_site_changes_nothing_and_reads_nothing() {
 #[test]
 fn a_page_whose_name_is_rebound_to_the_server_neither_reads_nor_applies() {
     let Some(program) = browser() else { return };
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     let before = recorded(&with_a_node(&server));
     server.stay_at_this_address();
     let target = server.url().replace("http://", "");
     server.stop();
     // The page comes from the same port that the server uses afterwards.
-    let elsewhere = Site::on(listener(), String::new());
+    let elsewhere = ForeignSite::on(listener(), String::new());
     let report = format!("http://evil.example:{}", elsewhere.port);
     let first = TcpListener::bind(&target).expect("the port is free again");
     let port = first.local_addr().expect("an address").port();
-    let _browser = Browser::open(&program, &format!("http://evil.example:{port}/"));
+    let _browser = BrowserProcess::open(&program, &format!("http://evil.example:{port}/"));
     let stream = until("the browser asks for the page", || {
         let (stream, _) = first.accept().expect("a connection");
         (asked(&stream).as_deref() == Some("/")).then_some(stream)

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::process::Output;
 
-use chancery_tests::{Server, program, until};
+use chancery_tests::{ServerProcess, program, until};
 
 /// Documents of a cluster, nodes, a plan and an empty deployment, dependents first.
 fn documents(nodes: usize, cpu: usize) -> String {
@@ -31,7 +31,7 @@ spec: {namespace: n, service: web, cluster: local, payloads: [{name: app, run: {
     text + "apiVersion: chancery/v1\nkind: Cluster\nmetadata: {name: local}\nspec: {runtime: simulated}\n"
 }
 
-fn write(server: &Server, text: &str) -> String {
+fn write(server: &ServerProcess, text: &str) -> String {
     let path = server.home().join("all.yaml");
     std::fs::write(&path, text).expect("a file");
     path.display().to_string()
@@ -51,7 +51,7 @@ fn set<const N: usize>(words: [&str; N]) -> BTreeSet<String> {
 #[test]
 fn thousands_of_documents_are_applied_and_deleted_in_order_however_few_the_server_takes_a_second() {
     const NODES: usize = 2500;
-    let server = Server::start_with(&[("CHANCERY_LIMITS_WRITES_PER_SECOND", "1500")]);
+    let server = ServerProcess::start_with(&[("CHANCERY_LIMITS_WRITES_PER_SECOND", "1500")]);
     let path = write(&server, &documents(NODES, 1));
     let apply = || server.run(&["apply", "-f", &path]);
     let output = apply();
@@ -77,7 +77,7 @@ fn thousands_of_documents_are_applied_and_deleted_in_order_however_few_the_serve
 
 #[test]
 fn what_is_in_use_is_deleted_with_what_needs_it_and_in_its_order() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let text = documents(3, 8).replace("count: 0", "count: 2").replace(
         "service: web,",
         "service: web, approval: {create: automatic, stop: automatic, delete: automatic},",
@@ -103,7 +103,7 @@ fn what_is_in_use_is_deleted_with_what_needs_it_and_in_its_order() {
 #[test]
 fn a_server_that_dies_while_documents_are_applied_has_each_once_when_they_are_applied_again() {
     const NODES: usize = 4000;
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     server.stay_at_this_address();
     let path = write(&server, &documents(NODES, 1));
     let url = server.url();

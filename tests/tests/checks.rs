@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chancery_projector::RowKind;
-use chancery_tests::{Client, Server, payloads, program, until};
+use chancery_tests::{ServerProcess, TestClient, payloads, program, until};
 use serde_json::{Value, json};
 
 use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 
-fn manual(client: &Client) {
+fn manual(client: &TestClient) {
     set_up(client, &sleeper());
     let mut spec = client.read("plans/web")["spec"].clone();
     for kind in ["create", "start", "stop", "delete"] {
@@ -20,7 +20,7 @@ fn manual(client: &Client) {
 
 #[test]
 fn errors_tell_apart_what_is_absent_taken_stale_impossible_and_wrong() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     manual(&client);
     deploy(&client, "d1", 0);
@@ -69,7 +69,7 @@ fn errors_tell_apart_what_is_absent_taken_stale_impossible_and_wrong() {
 
 #[test]
 fn a_repeat_with_its_key_gets_the_first_answer_also_across_a_kill() {
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     manual(&server.client());
     let body = json!({"plan": "web", "name": "d1", "spec": {"count": 1}});
     let first = server.client().intent("one-key", "deployment.create", &body);
@@ -95,7 +95,7 @@ fn a_repeat_with_its_key_gets_the_first_answer_also_across_a_kill() {
 
 #[test]
 fn of_fifty_writers_on_one_version_exactly_one_succeeds() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     client.must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": 0}}));
     let writers: Vec<_> = (1..=50)
@@ -115,7 +115,7 @@ fn of_fifty_writers_on_one_version_exactly_one_succeeds() {
 
 #[test]
 fn lists_are_filtered_paged_in_a_stable_order_and_refuse_unknown_filters() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     for i in 0..60 {
         client.must("capability.apply", &json!({"name": format!("c-{i:03}"), "spec": {"type": if i % 2 == 0 { "A" } else { "B" }, "score": i}}));
@@ -156,7 +156,7 @@ fn lists_are_filtered_paged_in_a_stable_order_and_refuse_unknown_filters() {
 
 #[test]
 fn what_was_written_can_be_read_at_its_position() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     for score in 1..=200 {
         let position =
@@ -167,7 +167,7 @@ fn what_was_written_can_be_read_at_its_position() {
 
 #[test]
 fn history_shows_each_step_of_a_stop_in_order_with_time_and_who() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     manual(&client);
     deploy(&client, "d1", 1);
@@ -208,7 +208,7 @@ fn history_shows_each_step_of_a_stop_in_order_with_time_and_who() {
 
 #[test]
 fn twenty_replicas_come_up_once_each_though_the_server_is_killed_while_they_do() {
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     set_up(&server.client(), &sleeper());
     deploy(&server.client(), "d20", 20);
     for round in 0..12_u64 {
@@ -244,14 +244,14 @@ fn twenty_replicas_come_up_once_each_though_the_server_is_killed_while_they_do()
 
 #[test]
 fn read_models_that_are_lost_are_made_again_byte_for_byte() {
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     set_up(&server.client(), &sleeper());
     deploy(&server.client(), "d1", 3);
     server.client().wait_for("web", "running", 3);
     until("all is settled", || {
         (server.client().read("plans/web/deployments/d1")["state"] == "completed").then_some(())
     });
-    let dump = |client: &Client| -> Vec<_> {
+    let dump = |client: &TestClient| -> Vec<_> {
         let items = |kind: &RowKind| client.read(&format!("{}?limit=1000", kind.word()))["items"].to_string();
         RowKind::ALL.iter().map(items).collect()
     };
@@ -269,12 +269,12 @@ fn read_models_that_are_lost_are_made_again_byte_for_byte() {
 
 #[test]
 fn a_delete_leaves_no_process_directory_or_place_and_may_be_repeated() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());
     deploy(&client, "d1", 2);
     let replicas = client.wait_for("web", "running", 2);
-    let free = |client: &Client| {
+    let free = |client: &TestClient| {
         client.items("nodes").iter().map(|n| n["remaining"]["cpu"].as_u64().unwrap_or(0)).sum::<u64>()
     };
     assert_eq!(free(&client), 32_000 - 200);
@@ -298,7 +298,7 @@ fn a_delete_leaves_no_process_directory_or_place_and_may_be_repeated() {
 }
 
 /// Kills the only running process. Returns its replica's earlier row.
-fn kill_behind_its_back(server: &Server) -> serde_json::Value {
+fn kill_behind_its_back(server: &ServerProcess) -> serde_json::Value {
     let row = server.client().wait_for("web", "running", 1).remove(0);
     let pid = payloads(server.data())[0].pid;
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).expect("a pid")).expect("a pid");
@@ -308,7 +308,7 @@ fn kill_behind_its_back(server: &Server) -> serde_json::Value {
 
 #[test]
 fn a_process_killed_behind_the_servers_back_is_seen_within_moments_and_started_again() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());
     deploy(&client, "d1", 1);
@@ -329,7 +329,7 @@ fn a_process_killed_behind_the_servers_back_is_seen_within_moments_and_started_a
 
 #[test]
 fn the_plan_of_the_seed_waits_with_reasons_goes_ahead_by_itself_and_runs_with_its_volumes() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     server.cli(&["apply", "-f", "examples/nodes.yaml"]);
     server.cli(&["apply", "-f", "examples/nginx/plan.yaml"]);
     server.cli(&["apply", "-f", "examples/nginx/deployment-1.yaml"]);
@@ -356,7 +356,7 @@ fn the_plan_of_the_seed_waits_with_reasons_goes_ahead_by_itself_and_runs_with_it
 
 #[test]
 fn what_is_in_a_volume_moves_with_its_replica_and_goes_with_it() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());
     for number in 1..=2 {
@@ -402,7 +402,7 @@ fn what_is_in_a_volume_moves_with_its_replica_and_goes_with_it() {
 
 #[test]
 fn what_is_handed_over_or_deleted_in_one_go_comes_in_the_order_of_causes() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     server.cli(&["apply", "-f", "examples/notes/1-notes.yaml"]);
     let first = client.wait_for("notes", "running", 1)[0]["name"].clone();
@@ -441,7 +441,7 @@ fn what_is_handed_over_or_deleted_in_one_go_comes_in_the_order_of_causes() {
 
 #[test]
 fn five_hundred_replicas_on_five_hundred_simulated_nodes_are_placed_once_each() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());
     client.must("cluster.apply", &json!({"name": "sim", "spec": {"runtime": "simulated"}}));
@@ -471,7 +471,7 @@ fn five_hundred_replicas_on_five_hundred_simulated_nodes_are_placed_once_each() 
 
 #[test]
 fn what_a_process_said_last_can_be_read_after_its_end() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     let run = json!({"argv": ["sh", "-c", "echo started; echo broken because of x >&2; exit 3"]});
     set_up(&client, &json!({"name": "app", "resources": {"cpu": 1, "memory": 64 << 20}, "run": run}));
@@ -486,7 +486,7 @@ fn what_a_process_said_last_can_be_read_after_its_end() {
 
 #[test]
 fn connections_leave_the_journal_its_descriptors_whatever_limit_a_server_is_started_with() {
-    let mut server = Server::new();
+    let mut server = ServerProcess::new();
     // Low like a shell's limit, scaled down: the server raises it, and reserves half of the result.
     server.limit_files(64, 300);
     server.set("CHANCERY_SEGMENT_BYTES", "16KiB");
@@ -518,7 +518,7 @@ fn connections_leave_the_journal_its_descriptors_whatever_limit_a_server_is_star
 
 #[test]
 fn a_server_whose_log_cannot_be_written_serves_on() {
-    let mut server = Server::new();
+    let mut server = ServerProcess::new();
     server.set("CHANCERY_LOG_FILTER", "trace");
     server.log_to("/dev/full");
     server.start_again();
@@ -561,7 +561,7 @@ fn doctor_says_how_ends_are_proved_here_also_without_kafka() {
 
 #[test]
 fn a_fleet_that_grew_is_evened_out_by_a_rebalance() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());
     let mut spec = client.read("plans/web")["spec"].clone();

@@ -3,16 +3,16 @@
 use std::os::unix::fs::PermissionsExt as _;
 
 use chancery_tests::clock::library;
-use chancery_tests::{Server, until};
+use chancery_tests::{ServerProcess, until};
 use serde_json::{Value, json};
 
 /// Offset of ten years in seconds.
 const AHEAD: &str = "+315576000";
 
 /// Server under libfaketime, and the file that sets the offset of its clock.
-fn server() -> (Server, std::path::PathBuf) {
+fn server() -> (ServerProcess, std::path::PathBuf) {
     let library = library().expect("libfaketime, which tests/run installs");
-    let mut server = Server::new();
+    let mut server = ServerProcess::new();
     let clock = server.home().join("clock");
     std::fs::write(&clock, "+0").expect("a file");
     server.set("LD_PRELOAD", library.to_str().expect("text"));
@@ -28,18 +28,18 @@ fn server() -> (Server, std::path::PathBuf) {
     (server, clock)
 }
 
-fn say_synchronised(server: &Server, word: &str) {
+fn say_synchronised(server: &ServerProcess, word: &str) {
     let program = server.home().join("bin/timedatectl");
     std::fs::write(&program, format!("#!/bin/sh\necho {word}\n")).expect("a file");
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its mode");
 }
 
-fn capability(server: &Server, name: &str) -> u64 {
+fn capability(server: &ServerProcess, name: &str) -> u64 {
     server.client().must("capability.apply", &json!({"name": name, "spec": {"type": "T", "score": 1}}))
 }
 
 /// Sends an intent that is dated now by this machine's clock. Returns the answer.
-fn ask_dated(server: &Server, id: &str) -> Value {
+fn ask_dated(server: &ServerProcess, id: &str) -> Value {
     let now = chancery_decider::wall_clock::now().to_string();
     let data = json!({"name": "dated", "spec": {"type": "T", "score": 1}});
     let event = json!({
@@ -53,14 +53,14 @@ fn ask_dated(server: &Server, id: &str) -> Value {
 }
 
 /// Sends a dated intent that must get a verdict. Returns its position.
-fn dated(server: &Server, id: &str) -> u64 {
+fn dated(server: &ServerProcess, id: &str) -> u64 {
     let answer = ask_dated(server, id);
     assert!(answer["verdict"].is_string(), "{answer}");
     answer["position"].as_u64().expect("a position")
 }
 
 /// Year of the last event.
-fn year(server: &Server) -> i32 {
+fn year(server: &ServerProcess) -> i32 {
     let events = server.cli(&["events", "-o", "jsonl"]);
     let last: Value = serde_json::from_str(events.lines().last().expect("events")).expect("JSON");
     last["time"].as_str().expect("a time")[..4].parse().expect("a year")
@@ -134,7 +134,7 @@ fn intents_dated_by_a_clock_that_was_late_and_is_right_again_are_decided_at_once
 
 #[test]
 fn a_server_to_which_nothing_happens_records_the_time() {
-    let mut server = Server::new();
+    let mut server = ServerProcess::new();
     server.set("CHANCERY_CLOCK_MAX_GAP", "4s");
     server.start_again();
     let recorded = || server.cli(&["events", "-o", "jsonl"]).matches("chancery.time.recorded.v1").count();

@@ -5,41 +5,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use chancery::cli::{CliArgs, CliCommand as Asked, LocalCommand};
+use chancery::cli::{CliArgs, CliCommand, LocalCommand};
 use chancery::config::{ConfigLayers, FILE_ENV, JournalLocation, SETTINGS, ServiceConfig};
-use chancery_tests::Server;
+use chancery_tests::ServerProcess;
 use clap::Parser as _;
 use serde::Deserialize;
 use serde_json::Value;
 
 #[derive(Deserialize)]
-struct Compose {
-    services: BTreeMap<String, Service>,
+struct ComposeFile {
+    services: BTreeMap<String, ComposeService>,
     volumes: BTreeMap<String, Option<Value>>,
 }
 
 #[derive(Deserialize)]
-struct Service {
+struct ComposeService {
     image: String,
     #[serde(default)]
     command: Vec<String>,
     environment: BTreeMap<String, Value>,
     network_mode: String,
     restart: String,
-    healthcheck: Option<Healthcheck>,
+    healthcheck: Option<ServiceHealthcheck>,
     #[serde(default)]
     volumes: Vec<String>,
     #[serde(default)]
-    depends_on: BTreeMap<String, Depends>,
+    depends_on: BTreeMap<String, ServiceDependency>,
 }
 
 #[derive(Deserialize)]
-struct Healthcheck {
+struct ServiceHealthcheck {
     test: Vec<String>,
 }
 
 #[derive(Deserialize)]
-struct Depends {
+struct ServiceDependency {
     condition: String,
 }
 
@@ -51,7 +51,7 @@ fn read(name: &str) -> String {
     std::fs::read_to_string(file(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-fn compose() -> Compose {
+fn compose() -> ComposeFile {
     serde_saphyr::from_str(&read("docker-compose.yml")).expect("docker-compose.yml")
 }
 
@@ -67,18 +67,18 @@ fn words(json: &str) -> Vec<String> {
     serde_json::from_str(json).expect("the form of an instruction that needs no shell")
 }
 
-impl Compose {
-    fn with_image(&self, name: &str) -> impl Iterator<Item = (&str, &Service)> {
-        let is = move |service: &Service| service.image.starts_with(name);
+impl ComposeFile {
+    fn with_image(&self, name: &str) -> impl Iterator<Item = (&str, &ComposeService)> {
+        let is = move |service: &ComposeService| service.image.starts_with(name);
         self.services.iter().filter(move |(_, service)| is(service)).map(|(name, it)| (name.as_str(), it))
     }
 
-    fn brokers(&self) -> Vec<&Service> {
+    fn brokers(&self) -> Vec<&ComposeService> {
         self.with_image("apache/kafka:").map(|(_, service)| service).collect()
     }
 
     /// Services that run this program.
-    fn ours(&self) -> Vec<(&str, &Service)> {
+    fn ours(&self) -> Vec<(&str, &ComposeService)> {
         self.with_image("chancery:").collect()
     }
 
@@ -89,7 +89,7 @@ impl Compose {
     }
 }
 
-impl Service {
+impl ComposeService {
     fn setting(&self, name: &str) -> String {
         match self.environment.get(name) {
             Some(Value::String(text)) => text.clone(),
@@ -148,19 +148,19 @@ fn every_service_has_settings_and_a_command_that_the_program_takes() {
         }
         let config = service.config();
         match service.cli().command {
-            Asked::Local(LocalCommand::Serve(_) | LocalCommand::InitTopics { .. }) => {
+            CliCommand::Local(LocalCommand::Serve(_) | LocalCommand::InitTopics { .. }) => {
                 assert!(
                     matches!(config.journal, JournalLocation::Kafka { .. }),
                     "{name} has its journal on Kafka"
                 );
             }
-            Asked::Local(LocalCommand::Executor(executor)) => {
+            CliCommand::Local(LocalCommand::Executor(executor)) => {
                 let dir = executor.dir();
                 let kept = service.mounted(dir.to_str().expect("text"));
                 assert!(kept.is_some(), "{name}: the executor store in {} is kept", dir.display());
             }
-            Asked::Client(_) => {}
-            other @ (Asked::Config { .. } | Asked::Local(_)) => panic!("{name}: {other:?}"),
+            CliCommand::Client(_) => {}
+            other @ (CliCommand::Config { .. } | CliCommand::Local(_)) => panic!("{name}: {other:?}"),
         }
         // A check that asks a server is a command line too.
         if let Some(check) = service.healthcheck.as_ref().map(|_| service.check())
@@ -202,7 +202,7 @@ fn services_are_where_the_others_look_for_them() {
             assert_eq!(asked.split(',').map(str::to_owned).collect::<BTreeSet<_>>(), brokers, "{name}");
             prefixes.insert(prefix.clone());
         }
-        if matches!(service.cli().command, Asked::Local(LocalCommand::Serve(_))) {
+        if matches!(service.cli().command, CliCommand::Local(LocalCommand::Serve(_))) {
             let address = config.listen.to_string();
             assert!(taken.insert(address.clone()), "{address} has one owner");
             servers.insert(format!("http://{address}"));
@@ -309,12 +309,13 @@ fn the_image_is_made_with_the_pinned_toolchain_from_all_crates_and_runs_as_a_use
 #[test]
 fn the_check_of_a_server_tells_one_that_is_ready_from_one_that_is_gone() {
     let compose = compose();
-    let is_server =
-        |service: &&Service| matches!(service.cli().command, Asked::Local(LocalCommand::Serve(_)));
+    let is_server = |service: &&ComposeService| {
+        matches!(service.cli().command, CliCommand::Local(LocalCommand::Serve(_)))
+    };
     let service = compose.ours().into_iter().map(|(_, service)| service).find(is_server).expect("a server");
     let check = service.check();
     assert_eq!(check[0], "CMD");
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     let address = server.url().trim_start_matches("http://").to_owned();
     let run = || {
         let mut check = Command::new(&check[1])

@@ -10,15 +10,15 @@ use serde::Deserialize;
 use crate::imports::packages;
 
 #[derive(Deserialize)]
-struct Policy {
-    advisories: Advisories,
-    licenses: Licenses,
-    bans: Bans,
-    sources: Sources,
+struct DenyRules {
+    advisories: AdvisoryRules,
+    licenses: LicenseRules,
+    bans: BanRules,
+    sources: SourceRules,
 }
 
 #[derive(Deserialize)]
-struct Advisories {
+struct AdvisoryRules {
     ignore: Vec<IgnoredAdvisory>,
 }
 
@@ -29,12 +29,12 @@ struct IgnoredAdvisory {
 }
 
 #[derive(Deserialize)]
-struct Licenses {
+struct LicenseRules {
     allow: BTreeSet<String>,
 }
 
 #[derive(Deserialize)]
-struct Bans {
+struct BanRules {
     skip: Vec<CrateRule>,
     deny: Vec<CrateRule>,
 }
@@ -49,7 +49,7 @@ struct CrateRule {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct Sources {
+struct SourceRules {
     allow_registry: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ struct LockedPackage {
     source: Option<String>,
 }
 
-fn policy() -> Policy {
+fn policy() -> DenyRules {
     toml::from_str(include_str!("../../deny.toml")).expect("deny.toml")
 }
 

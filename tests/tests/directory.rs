@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
-use chancery_tests::{Server, payloads};
+use chancery_tests::{ServerProcess, payloads};
 
 /// Collects files and directories under a path that others than the owner may use, except a payload's own.
 fn open_to_others(path: &Path, found: &mut Vec<(PathBuf, u32)>) {
@@ -33,7 +33,7 @@ fn all_open(data: &Path) -> Vec<(PathBuf, u32)> {
 
 #[test]
 fn nobody_else_may_read_a_data_directory_and_doctor_narrows_a_wider_one() {
-    let mut server = Server::new();
+    let mut server = ServerProcess::new();
     let data = server.move_data("data");
     fs::remove_dir(&data).expect("the server makes it");
     server.start_again();
@@ -73,7 +73,7 @@ enum EntityKind {
 
 #[test]
 fn what_is_rebuildable_and_of_the_wrong_type_is_set_aside_and_the_start_goes_on() {
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     set_up(&server.client(), &sleeper());
     assert_eq!(server.stop(), Some(0), "{}", server.log());
     let fleet = server.data().join("fleets/default");

@@ -2,7 +2,7 @@
 
 use chancery_events::spec::PlanSpec;
 use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
-use chancery_tests::{Server, until};
+use chancery_tests::{ServerProcess, until};
 use serde_json::json;
 
 fn text(bytes: &[u8]) -> String {
@@ -11,7 +11,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn an_edit_says_which_fields_are_in_effect_now_and_which_need_a_deployment() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());
     let spec = client.read("plans/web")["spec"].clone();
@@ -70,7 +70,7 @@ fn an_edit_says_which_fields_are_in_effect_now_and_which_need_a_deployment() {
 
 #[test]
 fn an_operation_that_has_left_the_rows_is_read_from_the_journal() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());
     deploy(&client, "d1", 1);

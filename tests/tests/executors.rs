@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use chancery_tests::{Client, Executor, Payload, Server, payloads, until};
+use chancery_tests::{ExecutorProcess, PayloadProcess, ServerProcess, TestClient, payloads, until};
 use serde_json::{Value, json};
 
 use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
@@ -15,21 +15,23 @@ const SHORT: &str = "2s";
 const LONG: &str = "60s";
 
 /// Server without embedded executors, with a cluster and a plan.
-fn bare_server(lease: &str) -> Server {
-    let mut server =
-        Server::start_with(&[("CHANCERY_EMBEDDED_EXECUTORS", "none"), ("CHANCERY_SESSION_LEASE", lease)]);
+fn bare_server(lease: &str) -> ServerProcess {
+    let mut server = ServerProcess::start_with(&[
+        ("CHANCERY_EMBEDDED_EXECUTORS", "none"),
+        ("CHANCERY_SESSION_LEASE", lease),
+    ]);
     server.stay_at_this_address();
     set_up(&server.client(), &sleeper());
     server
 }
 
 /// Sessions in this state, oldest first.
-fn sessions(client: &Client, state: &str) -> Vec<Value> {
+fn sessions(client: &TestClient, state: &str) -> Vec<Value> {
     client.items(&format!("sessions?state={state}"))
 }
 
 /// Waits until `count` sessions are in this state.
-fn wait_for_sessions(client: &Client, state: &str, count: usize) -> Vec<Value> {
+fn wait_for_sessions(client: &TestClient, state: &str, count: usize) -> Vec<Value> {
     until(&format!("{count} sessions {state}"), || {
         let found = sessions(client, state);
         (found.len() == count).then_some(found)
@@ -37,7 +39,7 @@ fn wait_for_sessions(client: &Client, state: &str, count: usize) -> Vec<Value> {
 }
 
 /// Deploys three replicas, and waits until they run at the executor.
-fn run_three(server: &Server, executor: &Executor) -> Vec<Payload> {
+fn run_three(server: &ServerProcess, executor: &ExecutorProcess) -> Vec<PayloadProcess> {
     let client = server.client();
     deploy(&client, "three", 3);
     client.wait_for("web", "running", 3);
@@ -47,7 +49,7 @@ fn run_three(server: &Server, executor: &Executor) -> Vec<Payload> {
 }
 
 /// Stops all replicas while the executor is connected.
-fn end_three(server: &Server, executor: &Executor) {
+fn end_three(server: &ServerProcess, executor: &ExecutorProcess) {
     deploy(&server.client(), "none", 0);
     until("nothing is left", || executor.payloads().is_empty().then_some(()));
     server.client().wait_for("web", "running", 0);
@@ -57,7 +59,7 @@ fn end_three(server: &Server, executor: &Executor) {
 fn it_runs_payloads_and_its_end_leaves_them_to_its_next_life() {
     let server = bare_server(LONG);
     let client = server.client();
-    let mut executor = Executor::start(&server, "e1", "--process");
+    let mut executor = ExecutorProcess::start(&server, "e1", "--process");
     let alive = run_three(&server, &executor);
     assert_eq!(sessions(&client, "open")[0]["executor"], "e1");
     // A stopped executor sends a goodbye: its session ends immediately, without waiting for the lease.
@@ -74,10 +76,10 @@ fn it_runs_payloads_and_its_end_leaves_them_to_its_next_life() {
 fn a_killed_executor_comes_back_to_the_same_processes_and_starts_none_twice() {
     let server = bare_server(LONG);
     let client = server.client();
-    let mut executor = Executor::start(&server, "e1", "--process");
+    let mut executor = ExecutorProcess::start(&server, "e1", "--process");
     let mut pids: BTreeMap<(String, String), u32> = BTreeMap::new();
-    let mut look = |executor: &Executor| {
-        for Payload { incarnation, process, pid, .. } in executor.payloads() {
+    let mut look = |executor: &ExecutorProcess| {
+        for PayloadProcess { incarnation, process, pid, .. } in executor.payloads() {
             let first = *pids.entry((incarnation.clone(), process)).or_insert(pid);
             assert_eq!(first, pid, "{incarnation} was started twice");
         }
@@ -106,7 +108,7 @@ fn a_killed_executor_comes_back_to_the_same_processes_and_starts_none_twice() {
 fn what_a_lost_executor_runs_is_not_judged_and_is_taken_up_again() {
     let server = bare_server(SHORT);
     let client = server.client();
-    let mut executor = Executor::start(&server, "e1", "--process");
+    let mut executor = ExecutorProcess::start(&server, "e1", "--process");
     let alive = run_three(&server, &executor);
     let before = client.items("incarnations?state=running");
     assert!(before.iter().all(|row| row["reachability"] == "known"));
@@ -140,7 +142,7 @@ fn what_a_lost_executor_runs_is_not_judged_and_is_taken_up_again() {
 #[test]
 fn a_killed_server_finds_its_executor_again() {
     let mut server = bare_server(LONG);
-    let executor = Executor::start(&server, "e1", "--process");
+    let executor = ExecutorProcess::start(&server, "e1", "--process");
     let alive = run_three(&server, &executor);
     let session = sessions(&server.client(), "open")[0]["id"].clone();
     server.kill();
@@ -160,10 +162,10 @@ fn a_killed_server_finds_its_executor_again() {
 fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_over() {
     let server = bare_server(SHORT);
     let client = server.client();
-    let first = Executor::start(&server, "e1", "--process");
+    let first = ExecutorProcess::start(&server, "e1", "--process");
     wait_for_sessions(&client, "open", 1);
     // The second executor requests the cluster too, and is refused with the holder's name.
-    let second = Executor::start(&server, "e2", "--process");
+    let second = ExecutorProcess::start(&server, "e2", "--process");
     until("the second is refused", || {
         second.log().contains("cannot open session of cluster local: executor e1 has one").then_some(())
     });
@@ -190,14 +192,14 @@ fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_ove
 fn what_an_executor_was_asked_over_which_it_slept_is_given_to_no_other() {
     let server = bare_server(SHORT);
     let client = server.client();
-    let first = Executor::start(&server, "e1", "--process");
+    let first = ExecutorProcess::start(&server, "e1", "--process");
     wait_for_sessions(&client, "open", 1);
     // Commands sent during the freeze arrive afterwards; the decider cannot know which were executed.
     first.freeze();
     deploy(&client, "three", 3);
     client.wait_for("web", "starting", 3);
     wait_for_sessions(&client, "expired", 1);
-    let second = Executor::start(&server, "e2", "--process");
+    let second = ExecutorProcess::start(&server, "e2", "--process");
     until("the second is refused", || {
         second.log().contains("start the executor on that store").then_some(())
     });
@@ -212,12 +214,12 @@ fn what_an_executor_was_asked_over_which_it_slept_is_given_to_no_other() {
 fn an_executor_over_another_directory_proves_nothing_and_the_operators_word_does() {
     let server = bare_server(LONG);
     let client = server.client();
-    let mut executor = Executor::start(&server, "e1", "--process");
+    let mut executor = ExecutorProcess::start(&server, "e1", "--process");
     let alive = run_three(&server, &executor);
     assert_eq!(executor.stop(), Some(0));
     wait_for_sessions(&client, "left", 1);
     // The same name, but an empty directory without the running payloads.
-    let stranger = Executor::start(&server, "e1", "--process");
+    let stranger = ExecutorProcess::start(&server, "e1", "--process");
     let refusal = "start the executor on that store, or expunge node";
     until("it is refused", || stranger.log().contains(refusal).then_some(()));
     assert_eq!(client.wait_for("web", "running", 3).len(), 3);
@@ -243,7 +245,7 @@ fn an_executor_over_another_directory_proves_nothing_and_the_operators_word_does
 #[test]
 fn a_directory_has_one_executor_and_one_journal() {
     let server = bare_server(LONG);
-    let mut executor = Executor::start(&server, "e1", "--process");
+    let mut executor = ExecutorProcess::start(&server, "e1", "--process");
     run_three(&server, &executor);
     let mut second = executor.start_beside(&server, "e2", "--process");
     assert_eq!(second.wait(), Some(4), "{}", second.log());
@@ -260,7 +262,7 @@ fn a_directory_has_one_executor_and_one_journal() {
 
 #[test]
 fn a_copied_data_directory_is_refused_and_adopted_harms_nothing_that_the_original_runs() {
-    let original = Server::start();
+    let original = ServerProcess::start();
     let client = original.client();
     set_up(&client, &sleeper());
     deploy(&client, "d1", 2);
@@ -268,7 +270,7 @@ fn a_copied_data_directory_is_refused_and_adopted_harms_nothing_that_the_origina
     let before = payloads(original.data());
     assert_eq!(before.len(), 2);
 
-    let mut copy = Server::new();
+    let mut copy = ServerProcess::new();
     let data = copy.move_data("copy");
     let all = original.data().join(".");
     // Files removed meanwhile are not copied.

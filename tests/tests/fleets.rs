@@ -3,10 +3,10 @@
 
 use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 use chancery_tests::kafka::shared;
-use chancery_tests::{Client, Server, Standbys, payloads, until};
+use chancery_tests::{ServerProcess, StandbyServers, TestClient, payloads, until};
 use serde_json::{Value, json};
 
-fn names(client: &Client, kind: &str) -> Vec<String> {
+fn names(client: &TestClient, kind: &str) -> Vec<String> {
     let text = |row: Value| row["name"].as_str().expect("a name").to_owned();
     client.items(&format!("{kind}?limit=100")).into_iter().map(text).collect()
 }
@@ -17,7 +17,7 @@ fn capability(name: &str) -> Value {
 
 #[test]
 fn fleets_of_one_server_share_nothing_but_its_address() {
-    let mut server = Server::start_with(&[("CHANCERY_FLEETS", "red, blue")]);
+    let mut server = ServerProcess::start_with(&[("CHANCERY_FLEETS", "red, blue")]);
     let (red, blue) = (server.client().of("red"), server.client().of("blue"));
     for client in [&red, &blue] {
         set_up(client, &sleeper());
@@ -67,10 +67,11 @@ fn fleets_of_one_server_share_nothing_but_its_address() {
 fn fleets_of_one_cluster_of_servers_are_decided_each_by_one_of_them() {
     let settings =
         [("CHANCERY_FLEETS", "default=0,green=1"), ("CHANCERY_INBOX_ALLOWED_INTENTS", "capability.*")];
-    let mut standbys = Standbys::start(shared(1), "two-fleets", 3, &settings);
-    let decider = |standbys: &Standbys, fleet: &str| until("it is decided", || standbys.decides_for(fleet));
+    let mut standbys = StandbyServers::start(shared(1), "two-fleets", 3, &settings);
+    let decider =
+        |standbys: &StandbyServers, fleet: &str| until("it is decided", || standbys.decides_for(fleet));
     decider(&standbys, "green");
-    let ask = |standbys: &Standbys, fleet: &str, at: usize, name: &str| {
+    let ask = |standbys: &StandbyServers, fleet: &str, at: usize, name: &str| {
         standbys.servers[at].client().of(fleet).must("capability.apply", &capability(name));
     };
     for (fleet, name) in [("default", "d-1"), ("green", "g-1")] {

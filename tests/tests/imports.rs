@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// Row of the table of modules.
 #[derive(Debug)]
-struct Room {
+struct CrateRow {
     package: String,
     /// Workspace directories whose crates the crate may import.
     ours: Vec<String>,
@@ -18,7 +18,7 @@ struct Room {
 }
 
 /// Rows of the table by directory.
-fn rooms() -> BTreeMap<String, Room> {
+fn rooms() -> BTreeMap<String, CrateRow> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/architecture.md");
     let text = fs::read_to_string(page).expect("the page");
     let (_, section) = text.split_once("\n## Crates\n").expect("a section");
@@ -33,7 +33,7 @@ fn rooms() -> BTreeMap<String, Room> {
             None => (others == "free").then_some(None).expect("`free`, or `only` and names"),
         };
         let incarnation_directory = code(directory)[0].trim_end_matches('/').to_owned();
-        let room = Room { package: code(package).remove(0), ours: code(ours), others };
+        let room = CrateRow { package: code(package).remove(0), ours: code(ours), others };
         assert!(rooms.insert(incarnation_directory, room).is_none(), "two rows: {row}");
     }
     rooms
@@ -59,7 +59,7 @@ fn each_crate_imports_only_what_its_room_allows() {
     let names: BTreeSet<_> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
     let described: BTreeSet<_> = rooms.values().map(|room| room.package.as_str()).collect();
     assert_eq!(names, described, "members of the workspace, and rows of the table of modules");
-    for (directory, Room { package: name, ours, others }) in &rooms {
+    for (directory, CrateRow { package: name, ours, others }) in &rooms {
         let package = packages.iter().find(|package| package["name"] == **name).expect("it is a member");
         let manifest = package["manifest_path"].as_str().expect("a path");
         assert!(manifest.ends_with(&format!("/{directory}/Cargo.toml")), "{name} is in {manifest}");

@@ -5,20 +5,20 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use chancery_tests::kafka::{Cluster, shared};
+use chancery_tests::kafka::{KafkaCluster, shared};
 use chancery_tests::until;
 use serde_json::Value;
 
 /// Topic with one partition, accessed through kcat.
-struct Topic<'a> {
-    cluster: &'a Cluster,
+struct KcatTopic<'a> {
+    cluster: &'a KafkaCluster,
     name: &'static str,
 }
 
-impl<'a> Topic<'a> {
-    fn create(cluster: &'a Cluster, name: &'static str) -> Topic<'a> {
+impl<'a> KcatTopic<'a> {
+    fn create(cluster: &'a KafkaCluster, name: &'static str) -> KcatTopic<'a> {
         cluster.tool("kafka-topics", &["--create", "--topic", name]);
-        Topic { cluster, name }
+        KcatTopic { cluster, name }
     }
 
     /// Runs kcat. Returns its output if it succeeded.
@@ -67,7 +67,7 @@ impl<'a> Topic<'a> {
 
 #[test]
 fn what_is_written_to_one_broker_can_be_read() {
-    let topic = Topic::create(shared(1), "words");
+    let topic = KcatTopic::create(shared(1), "words");
     topic.write("intent");
     topic.write("fact");
     assert_eq!(topic.lines(), ["intent", "fact"]);
@@ -75,8 +75,8 @@ fn what_is_written_to_one_broker_can_be_read() {
 
 #[test]
 fn writes_and_reads_go_on_without_one_broker_of_three() {
-    let cluster = Cluster::start(3);
-    let topic = Topic::create(&cluster, "words");
+    let cluster = KafkaCluster::start(3);
+    let topic = KcatTopic::create(&cluster, "words");
     topic.write("before");
     let first = topic.leader_beside(&[]);
 
@@ -108,7 +108,7 @@ fn processes_of(dir: &Path) -> usize {
 fn no_node_outlives_a_test_that_panics() {
     let (told, dir) = std::sync::mpsc::channel();
     let test = std::thread::spawn(move || {
-        let cluster = Cluster::start(1);
+        let cluster = KafkaCluster::start(1);
         assert_ne!(processes_of(cluster.dir()), 0, "it runs");
         told.send(cluster.dir().to_owned()).expect("the receiver exists");
         panic!("as a test does");
@@ -139,7 +139,7 @@ fn no_node_outlives_a_test_process_that_is_killed() {
 #[test]
 #[ignore = "runs in a process of its own, which the test above kills"]
 fn is_killed_while_its_node_runs() {
-    let cluster = Cluster::start(1);
+    let cluster = KafkaCluster::start(1);
     println!("\nruns in {}", cluster.dir().display());
     // Blocks while the other process keeps its end open.
     std::io::stdin().read_line(&mut String::new()).expect("it can be read");

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, channel};
 use chancery_events::time::Time;
 use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 use chancery_tests::kafka::shared;
-use chancery_tests::{Executor, Server, Standbys, until};
+use chancery_tests::{ExecutorProcess, ServerProcess, StandbyServers, until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -35,15 +35,15 @@ fn client(language: &str, name: &str, topic: &str) -> Command {
 }
 
 /// Consumer that reads from the start of the topic until it is dropped.
-struct Consumer {
+struct ClientConsumer {
     child: Child,
     lines: Receiver<String>,
     read: Vec<Value>,
     home: TempDir,
 }
 
-impl Consumer {
-    fn start(language: &str, topic: &str) -> Consumer {
+impl ClientConsumer {
+    fn start(language: &str, topic: &str) -> ClientConsumer {
         let home = tempfile::tempdir().expect("a directory");
         let mut child = client(language, "consume", topic)
             .stdin(Stdio::null())
@@ -59,7 +59,7 @@ impl Consumer {
                 let _ = to.send(line);
             }
         });
-        Consumer { child, lines, read: Vec::new(), home }
+        ClientConsumer { child, lines, read: Vec::new(), home }
     }
 
     /// Waits for the first `count` events.
@@ -76,7 +76,7 @@ impl Consumer {
     }
 }
 
-impl Drop for Consumer {
+impl Drop for ClientConsumer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -121,7 +121,7 @@ fn send(language: &str, topic: &str, mode: &str, messages: &[Value]) {
 }
 
 /// Events as the stream over HTTP returns them.
-fn shown(server: &Server) -> Vec<Value> {
+fn shown(server: &ServerProcess) -> Vec<Value> {
     let accept = [("accept", "application/x-ndjson")];
     let answer = server.client().send("GET", "/v1/fleets/default/events", &accept, b"");
     assert_eq!(answer.status, 200, "{}", answer.text);
@@ -132,15 +132,15 @@ fn shown(server: &Server) -> Vec<Value> {
 /// Sends inbox messages before and after the leader dies, and reads events all the time.
 fn asks_and_reads(language: &str) {
     let settings = [("CHANCERY_INBOX_ALLOWED_INTENTS", "capability.*"), ("CHANCERY_INBOX_ACTOR", "inbox")];
-    let mut standbys = Standbys::start(shared(1), &format!("by-{language}"), 2, &settings);
+    let mut standbys = StandbyServers::start(shared(1), &format!("by-{language}"), 2, &settings);
     let (inbox, events) = (format!("by-{language}.inbox"), format!("by-{language}.events"));
-    let mut consumer = Consumer::start(language, &events);
+    let mut consumer = ClientConsumer::start(language, &events);
     // Events of every kind: intents, observations of an executor, and facts.
     let home = tempfile::tempdir().expect("a directory");
     let decider = standbys.decider();
     let of = standbys.servers[decider].client();
     set_up(&of, &sleeper());
-    let _executor = Executor::start_for(home.path(), &standbys.urls(), "e1", "--process");
+    let _executor = ExecutorProcess::start_for(home.path(), &standbys.urls(), "e1", "--process");
     deploy(&of, "d1", 2);
     of.wait_for("web", "running", 2);
     let messages =

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use chancery_tests::fault_campaigns::evidence::records;
 use chancery_tests::kafka::shared;
-use chancery_tests::{Server, Standbys, program, until};
+use chancery_tests::{ServerProcess, StandbyServers, program, until};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::{Headers as _, Message as _};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Message of the events topic.
-struct Exported {
+struct ExportedMessage {
     offset: i64,
     type_name: String,
     id: String,
@@ -21,7 +21,7 @@ struct Exported {
     data: Value,
 }
 
-impl Exported {
+impl ExportedMessage {
     fn position(&self) -> u64 {
         self.id.parse().unwrap_or_else(|_| panic!("{} is no position", self.id))
     }
@@ -41,14 +41,14 @@ fn consumer() -> BaseConsumer {
 }
 
 /// Messages of a prefix's events topic, in order.
-fn exported(prefix: &str) -> Vec<Exported> {
+fn exported(prefix: &str) -> Vec<ExportedMessage> {
     let (topic, consumer) = (format!("{prefix}.events"), consumer());
     let (begins, ends) =
         consumer.fetch_watermarks(&topic, 0, Duration::from_secs(30)).expect("the broker answers");
     let mut place = TopicPartitionList::new();
     place.add_partition_offset(&topic, 0, Offset::Offset(begins)).expect("a place");
     consumer.assign(&place).expect("assigned");
-    let mut found: Vec<Exported> = Vec::new();
+    let mut found: Vec<ExportedMessage> = Vec::new();
     while found.last().map_or(begins, |last| last.offset + 1) < ends {
         let message = consumer.poll(Duration::from_secs(30)).expect("a message").expect("it is read");
         let headers = message.headers().expect("headers");
@@ -56,7 +56,7 @@ fn exported(prefix: &str) -> Vec<Exported> {
             let header = headers.iter().find(|header| header.key == name)?;
             Some(String::from_utf8(header.value?.to_vec()).expect("text"))
         };
-        found.push(Exported {
+        found.push(ExportedMessage {
             offset: message.offset(),
             type_name: text("ce_type").expect("a type"),
             id: text("ce_id").expect("an id"),
@@ -68,7 +68,7 @@ fn exported(prefix: &str) -> Vec<Exported> {
 }
 
 /// Waits until the events topic ends with the journal's last event. Returns all messages.
-fn all_exported(server: &Server, prefix: &str) -> Vec<Exported> {
+fn all_exported(server: &ServerProcess, prefix: &str) -> Vec<ExportedMessage> {
     until("the last event is exported", || {
         let text = server.cli(&["events", "-o", "jsonl"]);
         let last: Value = serde_json::from_str(text.lines().last().expect("an event")).expect("JSON");
@@ -78,7 +78,7 @@ fn all_exported(server: &Server, prefix: &str) -> Vec<Exported> {
     })
 }
 
-fn apply(server: &Server, names: &[&str]) {
+fn apply(server: &ServerProcess, names: &[&str]) {
     for name in names {
         server.client().must("capability.apply", &json!({"name": name, "spec": {"type": "T", "score": 1}}));
     }
@@ -86,7 +86,7 @@ fn apply(server: &Server, names: &[&str]) {
 
 #[test]
 fn an_events_topic_that_retention_emptied_gets_every_event_that_was_not_exported() {
-    let mut standbys = Standbys::start(shared(1), "emptied", 1, &[]);
+    let mut standbys = StandbyServers::start(shared(1), "emptied", 1, &[]);
     apply(&standbys.servers[0], &["a", "b", "c"]);
     let before = all_exported(&standbys.servers[0], "emptied");
     let last = before.last().expect("events").position();
@@ -113,7 +113,7 @@ fn an_events_topic_that_retention_emptied_gets_every_event_that_was_not_exported
     standbys.servers[0].start_again();
     standbys.decider();
     let after = all_exported(&standbys.servers[0], "emptied");
-    let positions: Vec<u64> = after.iter().map(Exported::position).collect();
+    let positions: Vec<u64> = after.iter().map(ExportedMessage::position).collect();
     let expected: Vec<u64> = (last + 1..=*positions.last().expect("events")).collect();
     assert_eq!(positions, expected, "no position is left out behind {last}");
 }
@@ -121,7 +121,7 @@ fn an_events_topic_that_retention_emptied_gets_every_event_that_was_not_exported
 #[test]
 fn an_events_topic_with_events_that_the_journal_lost_is_not_continued_before_it_is_corrected() {
     let prefix = "histories";
-    let mut standbys = Standbys::start(shared(1), prefix, 2, &[]);
+    let mut standbys = StandbyServers::start(shared(1), prefix, 2, &[]);
     let (ahead, behind) = (standbys.decider(), 1 - standbys.decider());
     apply(&standbys.servers[ahead], &["a", "b"]);
     let shown = "/v1/fleets/default/capabilities/b";
@@ -174,13 +174,17 @@ fn an_events_topic_with_events_that_the_journal_lost_is_not_continued_before_it_
 
     server.start_with_flags(&["--correct-events"]);
     let after = all_exported(server, prefix);
-    let corrections: Vec<&Exported> = after.iter().filter(|event| event.is_correction()).collect();
+    let corrections: Vec<&ExportedMessage> = after.iter().filter(|event| event.is_correction()).collect();
     let [correction] = corrections[..] else { panic!("{} corrections", corrections.len()) };
     let common = correction.data["continues_after"].as_u64().expect("a position");
     assert!(common >= kept.last().expect("records").last().get(), "{}", correction.data);
-    assert_eq!(correction.data["lost_through"].as_u64(), before.last().map(Exported::position));
-    let behind: Vec<u64> =
-        after.iter().skip_while(|event| !event.is_correction()).skip(1).map(Exported::position).collect();
+    assert_eq!(correction.data["lost_through"].as_u64(), before.last().map(ExportedMessage::position));
+    let behind: Vec<u64> = after
+        .iter()
+        .skip_while(|event| !event.is_correction())
+        .skip(1)
+        .map(ExportedMessage::position)
+        .collect();
     assert_eq!(behind, (common + 1..=*behind.last().expect("events")).collect::<Vec<_>>());
     assert_eq!(server.client().get("/readyz").status, 200);
     // The messages that count are the journal's events, including the hashes.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chancery_tests::kafka::batch::StoredBatch;
 use chancery_tests::kafka::shared;
-use chancery_tests::{Server, Standbys, program, until};
+use chancery_tests::{ServerProcess, StandbyServers, program, until};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::{Header, OwnedHeaders};
@@ -47,7 +47,7 @@ fn producer(codec: &str) -> BaseProducer {
 }
 
 /// Waits until the server reports this part as blocked. Returns the report.
-fn is_blocked(server: &Server, part: &str) -> String {
+fn is_blocked(server: &ServerProcess, part: &str) -> String {
     until("a part is blocked", || {
         let answer = server.client().get("/readyz");
         (answer.status == 503 && answer.text.contains("fleet_blocked") && answer.text.contains(part))
@@ -55,24 +55,24 @@ fn is_blocked(server: &Server, part: &str) -> String {
     })
 }
 
-fn is_ready(server: &Server) {
+fn is_ready(server: &ServerProcess) {
     until("the server is ready", || (server.client().get("/readyz").status == 200).then_some(()));
 }
 
 /// Events of this type in the journal.
-fn told(server: &Server, type_name: &str) -> Vec<Value> {
+fn told(server: &ServerProcess, type_name: &str) -> Vec<Value> {
     let text = server.cli(&["events", "-o", "jsonl", "--types", type_name]);
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
-fn names(server: &Server) -> Vec<String> {
+fn names(server: &ServerProcess) -> Vec<String> {
     let told = told(server, "capability.applied.v1");
     told.iter().map(|event| event["data"]["name"].as_str().expect("a name").to_owned()).collect()
 }
 
 #[test]
 fn messages_of_every_codec_are_answered() {
-    let standbys = Standbys::start(shared(1), "codecs", 1, &SETTINGS);
+    let standbys = StandbyServers::start(shared(1), "codecs", 1, &SETTINGS);
     let codecs = ["none", "gzip", "snappy", "lz4", "zstd"];
     for codec in codecs {
         put(&producer(codec), "codecs.inbox", codec);
@@ -83,7 +83,7 @@ fn messages_of_every_codec_are_answered() {
 
 /// Checks that the unreadable second of three messages blocks the inbox until it is skipped.
 fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&StoredBatch)) {
-    let mut standbys = Standbys::start(shared(1), prefix, 1, &SETTINGS);
+    let mut standbys = StandbyServers::start(shared(1), prefix, 1, &SETTINGS);
     assert_eq!(standbys.servers[0].stop(), Some(0));
     let topic = format!("{prefix}.inbox");
     for name in ["first", "broken", "behind"] {
@@ -135,7 +135,7 @@ fn abort(topic: &str) {
 
 #[test]
 fn offsets_without_a_message_are_skipped_before_one_that_cannot_be_read() {
-    let mut standbys = Standbys::start(shared(1), "no-message", 1, &SETTINGS);
+    let mut standbys = StandbyServers::start(shared(1), "no-message", 1, &SETTINGS);
     assert_eq!(standbys.servers[0].stop(), Some(0));
     put(&producer("none"), "no-message.inbox", "first");
     abort("no-message.inbox");
@@ -167,7 +167,7 @@ fn offsets_without_a_message_are_skipped_before_one_that_cannot_be_read() {
 
 #[test]
 fn messages_that_no_server_can_read_or_finds_are_given_up_by_the_start_of_one() {
-    let mut standbys = Standbys::start(shared(1), "given-up", 1, &SETTINGS);
+    let mut standbys = StandbyServers::start(shared(1), "given-up", 1, &SETTINGS);
     let server = &mut standbys.servers[0];
     assert_eq!(server.stop(), Some(0));
     for name in ["removed", "deadly", "behind"] {
@@ -216,7 +216,7 @@ fn leave_open(topic: &str) {
 
 #[test]
 fn a_transaction_that_is_left_open_is_named_and_everything_goes_on_when_it_is_ended() {
-    let standbys = Standbys::start(shared(1), "left-open", 1, &SETTINGS);
+    let standbys = StandbyServers::start(shared(1), "left-open", 1, &SETTINGS);
     let server = &standbys.servers[0];
     let end = |topic: &str, why: &str| {
         let (_, rest) = why.split_once("--start-offset ").expect("it is named");
@@ -244,7 +244,7 @@ fn a_transaction_that_is_left_open_is_named_and_everything_goes_on_when_it_is_en
 
 #[test]
 fn a_foreign_member_that_takes_the_partition_is_named_and_its_end_is_that_of_the_trouble() {
-    let standbys = Standbys::start(shared(1), "captured", 1, &SETTINGS);
+    let standbys = StandbyServers::start(shared(1), "captured", 1, &SETTINGS);
     let server = &standbys.servers[0];
     let stop = Arc::new(AtomicBool::new(false));
     let stops = Arc::clone(&stop);
@@ -290,9 +290,9 @@ fn a_foreign_member_that_takes_the_partition_is_named_and_its_end_is_that_of_the
 
 #[test]
 fn an_import_that_is_killed_while_a_server_decides_changes_nothing() {
-    let standbys = Standbys::start(shared(1), "deciding", 1, &SETTINGS);
+    let standbys = StandbyServers::start(shared(1), "deciding", 1, &SETTINGS);
     let server = &standbys.servers[0];
-    let mut other = Server::start();
+    let mut other = ServerProcess::start();
     other.client().must("capability.apply", &json!({"name": "other", "spec": {"type": "T", "score": 1}}));
     assert_eq!(other.stop(), Some(0));
     for round in 0..8 {
@@ -318,7 +318,7 @@ fn an_import_that_is_killed_while_a_server_decides_changes_nothing() {
 
 #[test]
 fn messages_in_a_partition_that_no_fleet_has_are_named_by_doctor() {
-    let standbys = Standbys::start(shared(1), "raised", 1, &SETTINGS);
+    let standbys = StandbyServers::start(shared(1), "raised", 1, &SETTINGS);
     for topic in ["raised.journal", "raised.inbox", "raised.events"] {
         shared(1).tool("kafka-topics", &["--alter", "--topic", topic, "--partitions", "3"]);
     }

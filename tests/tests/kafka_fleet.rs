@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
-use chancery_tests::fault_campaigns::Lane;
+use chancery_tests::fault_campaigns::CampaignKind;
 use chancery_tests::fault_campaigns::evidence::records;
 use chancery_tests::kafka::proxy::ProxyFaults;
-use chancery_tests::kafka::{Cluster, shared};
-use chancery_tests::{Executor, Place, Server, Standbys, payloads, program, until};
+use chancery_tests::kafka::{KafkaCluster, shared};
+use chancery_tests::{
+    ExecutorProcess, JournalBackend, ServerProcess, StandbyServers, payloads, program, until,
+};
 use serde_json::{Value, json};
 
 const SCOPE: (&str, &str) = ("CHANCERY_INBOX_ALLOWED_INTENTS", "capability.*,cluster.apply");
@@ -46,14 +48,14 @@ fn header<'a>(event: &'a Value, name: &str) -> &'a str {
 }
 
 /// Events of this type in the journal.
-fn told(server: &Server, type_name: &str) -> Vec<Value> {
+fn told(server: &ServerProcess, type_name: &str) -> Vec<Value> {
     let text = server.cli(&["events", "-o", "jsonl", "--types", type_name]);
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 #[test]
 fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
-    let mut standbys = Standbys::start(shared(1), "goes-on", 3, &[]);
+    let mut standbys = StandbyServers::start(shared(1), "goes-on", 3, &[]);
     let decider = standbys.decider();
     let (other, third) = ((decider + 1) % 3, (decider + 2) % 3);
     let apply = json!({"name": "T", "spec": {"type": "T", "score": 1}});
@@ -72,7 +74,7 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
         &client,
         &chancery_tests::fault_campaigns::fleet::sleeper(),
     );
-    let mut executor = Executor::start_for(home.path(), &standbys.urls(), "e1", "--process");
+    let mut executor = ExecutorProcess::start_for(home.path(), &standbys.urls(), "e1", "--process");
     chancery_tests::fault_campaigns::fleet::deploy(&client, "d1", 3);
     client.wait_for("web", "running", 3);
     let before = payloads(home.path());
@@ -110,7 +112,7 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
 #[test]
 fn messages_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
-    let mut standbys = Standbys::start(shared(1), "messages", 2, &settings);
+    let mut standbys = StandbyServers::start(shared(1), "messages", 2, &settings);
     let brokers = shared(1).bootstrap();
     let binary = |id: &str, type_name: &str, data: &str| {
         let headers = [
@@ -178,9 +180,9 @@ fn messages_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
 
 #[test]
 fn messages_that_come_slowly_after_a_takeover_are_all_answered() {
-    let cluster = Cluster::start_with_proxies(1);
+    let cluster = KafkaCluster::start_with_proxies(1);
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
-    let mut standbys = Standbys::start(&cluster, "slow", 1, &settings);
+    let mut standbys = StandbyServers::start(&cluster, "slow", 1, &settings);
     standbys.servers[0].kill();
     for i in 0..20 {
         let name = format!("message-{i}");
@@ -212,8 +214,8 @@ fn messages_that_come_slowly_after_a_takeover_are_all_answered() {
 #[test]
 fn a_message_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up() {
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
-    let standbys = Standbys::start(shared(1), "header-names", 1, &settings);
-    let kcat_letter = |headers: &[&OsStr], value: &str| {
+    let standbys = StandbyServers::start(shared(1), "header-names", 1, &settings);
+    let kcat_message = |headers: &[&OsStr], value: &str| {
         let mut kcat = Command::new("kcat")
             .args(["-b", shared(1).bootstrap(), "-t", "header-names.inbox", "-P", "-p", "0"])
             .args(headers.iter().flat_map(|header| [OsStr::new("-H"), *header]))
@@ -232,9 +234,9 @@ fn a_message_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up
     };
     let good = OsStr::new("content-type=application/cloudevents+json");
     let bad = OsStr::from_bytes(b"na\xffme=value");
-    kcat_letter(&[good, bad], &event("bad"));
-    kcat_letter(&vec![bad; 2000], &event("worse"));
-    kcat_letter(&[good], &event("good"));
+    kcat_message(&[good, bad], &event("bad"));
+    kcat_message(&vec![bad; 2000], &event("worse"));
+    kcat_message(&[good], &event("good"));
     let server = &standbys.servers[standbys.decider()];
     until("the inbox message behind is answered", || {
         (told(server, "capability.apply.v1").len() == 1).then_some(())
@@ -259,8 +261,8 @@ fn a_message_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up
 
 #[test]
 fn a_server_whose_brokers_are_away_ends_soon_when_it_is_told_to() {
-    let cluster = Cluster::start_with_proxies(1);
-    let mut standbys = Standbys::start(&cluster, "away", 1, &[SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")]);
+    let cluster = KafkaCluster::start_with_proxies(1);
+    let mut standbys = StandbyServers::start(&cluster, "away", 1, &[SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")]);
     let server = &mut standbys.servers[0];
     server.client().must("capability.apply", &json!({"name": "a", "spec": {"type": "T", "score": 1}}));
     cluster.set_faults(ProxyFaults { cuts: true, ..ProxyFaults::default() });
@@ -285,8 +287,8 @@ fn a_server_whose_brokers_are_away_ends_soon_when_it_is_told_to() {
 
 #[test]
 fn a_server_that_forwards_ends_soon_when_it_is_told_to_though_no_answer_comes() {
-    let cluster = Cluster::start_with_proxies(1);
-    let mut standbys = Standbys::start(&cluster, "unanswered", 2, &[]);
+    let cluster = KafkaCluster::start_with_proxies(1);
+    let mut standbys = StandbyServers::start(&cluster, "unanswered", 2, &[]);
     let follower = 1 - standbys.decider();
     let follower = &mut standbys.servers[follower];
     follower.client().must("capability.apply", &json!({"name": "a", "spec": {"type": "T", "score": 1}}));
@@ -306,7 +308,7 @@ fn a_server_that_forwards_ends_soon_when_it_is_told_to_though_no_answer_comes() 
 
 #[test]
 fn a_server_whose_journal_topic_is_deleted_ends_and_says_why() {
-    let mut standbys = Standbys::start(shared(1), "deleted", 2, &[]);
+    let mut standbys = StandbyServers::start(shared(1), "deleted", 2, &[]);
     shared(1).tool("kafka-topics", &["--delete", "--topic", "deleted.journal"]);
     for server in &mut standbys.servers {
         let status = until("the server ends", || server.ended());
@@ -317,8 +319,8 @@ fn a_server_whose_journal_topic_is_deleted_ends_and_says_why() {
 
 #[test]
 fn consumers_find_every_event_once_and_in_order_also_after_a_takeover() {
-    let mut standbys = Standbys::start(shared(1), "consumed", 2, &[]);
-    let ask = |standbys: &Standbys, at: usize, from: u64, to: u64| {
+    let mut standbys = StandbyServers::start(shared(1), "consumed", 2, &[]);
+    let ask = |standbys: &StandbyServers, at: usize, from: u64, to: u64| {
         for i in from..to {
             let data = json!({"name": format!("c{i}"), "spec": {"type": "T", "score": i}});
             standbys.servers[at].client().must("capability.apply", &data);
@@ -384,7 +386,7 @@ fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
 fn faults_of_servers_brokers_topics_and_clocks_lose_nothing_and_decide_nothing_twice() {
     // The first 19 of the 23 faults: the campaign plays the others, including an unclean election. One test,
     // because two fleets of three brokers alongside the other tests are more than two cores can do in time.
-    let (tally, ran) = Lane::Takeovers.run(Place::ThreeBrokers, 19, 0);
+    let (tally, ran) = CampaignKind::Takeovers.run(JournalBackend::ThreeBrokers, 19, 0);
     println!("{tally:?}");
     ran.unwrap_or_else(|error| panic!("{error:?}"));
     assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (19, 0, 0, 0));

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use chancery_events::id::Position;
 use chancery_events::record::{Record, RecordHash};
-use chancery_journal::kafka::{KafkaClient as Brokers, KafkaJournal, KafkaOptions};
+use chancery_journal::kafka::{KafkaClient, KafkaJournal, KafkaOptions};
 use chancery_journal::segments::{self, SegmentJournal};
 use chancery_journal::{ChainCursor, DeliverySink, Journal};
 use chancery_projector::{ListQuery, Projector, RowKind, StoreTuning};
 use chancery_tests::fault_campaigns::fleet::{by_hand, deploy, set_up, sleeper};
-use chancery_tests::kafka::{Cluster, shared};
-use chancery_tests::{Client, Executor, Server, Standbys, payloads, program, until};
+use chancery_tests::kafka::{KafkaCluster, shared};
+use chancery_tests::{ExecutorProcess, ServerProcess, StandbyServers, TestClient, payloads, program, until};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -29,7 +29,12 @@ fn name_of(row: &Value) -> &str {
 }
 
 /// Produces many kinds of events: `client` returns a client of the leader, `harm` kills the leader.
-fn live(client: &dyn Fn() -> Client, harm: &mut dyn FnMut(), executor: &mut Executor, home: &Path) {
+fn live(
+    client: &dyn Fn() -> TestClient,
+    harm: &mut dyn FnMut(),
+    executor: &mut ExecutorProcess,
+    home: &Path,
+) {
     let now = client();
     set_up(&now, &sleeper());
     by_hand(&now, &sleeper());
@@ -84,7 +89,7 @@ fn live(client: &dyn Fn() -> Client, harm: &mut dyn FnMut(), executor: &mut Exec
 
 /// Results that a journal produces.
 #[derive(PartialEq, Debug)]
-struct Gives {
+struct JournalResults {
     head: ChainCursor,
     /// Hash of the state that a snapshot would contain.
     state: RecordHash,
@@ -94,7 +99,7 @@ struct Gives {
 }
 
 /// Reads the results of the journal in a directory, which `open` opens.
-fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (Gives, Vec<Arc<Record>>) {
+fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (JournalResults, Vec<Arc<Record>>) {
     let journal = open();
     let source = journal.source();
     let home = tempfile::tempdir().expect("a directory");
@@ -136,18 +141,18 @@ fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (Gives, Vec<Arc
     for place in ["directory", "segments", "open"] {
         about.remove(place).expect("the field exists");
     }
-    (Gives { head, state, rows, verified }, records)
+    (JournalResults { head, state, rows, verified }, records)
 }
 
-fn in_a_directory(dir: &Path) -> (Gives, Vec<Arc<Record>>) {
+fn in_a_directory(dir: &Path) -> (JournalResults, Vec<Arc<Record>>) {
     let options = segments::SegmentOptions::new(dir, "default");
     gives(dir, || Box::new(SegmentJournal::open(&options, nowhere()).expect("open").0))
 }
 
 /// Reads a journal on Kafka like a server without a mirror. Also returns the number of invalid records.
-fn on_kafka(cluster: &Cluster, prefix: &str) -> (Gives, Vec<Arc<Record>>, u64) {
+fn on_kafka(cluster: &KafkaCluster, prefix: &str) -> (JournalResults, Vec<Arc<Record>>, u64) {
     let home = tempfile::tempdir().expect("a directory");
-    let client = Brokers::new(cluster.bootstrap(), BTreeMap::new()).expect("a client");
+    let client = KafkaClient::new(cluster.bootstrap(), BTreeMap::new()).expect("a client");
     let options = KafkaOptions::new(client, &format!("{prefix}.journal"), 0, home.path(), "default");
     let mut skipped = 0;
     let (gives, records) = gives(home.path(), || {
@@ -169,9 +174,9 @@ fn run(args: &[&str]) {
 
 #[test]
 fn what_a_server_alone_wrote_gives_the_same_on_one_broker_and_on_three() {
-    let mut server = Server::start_with(&[("CHANCERY_EMBEDDED_EXECUTORS", "none")]);
+    let mut server = ServerProcess::start_with(&[("CHANCERY_EMBEDDED_EXECUTORS", "none")]);
     server.stay_at_this_address();
-    let mut executor = Executor::start_within(&server, "e1", "--process");
+    let mut executor = ExecutorProcess::start_within(&server, "e1", "--process");
     let server = std::cell::RefCell::new(server);
     let home = server.borrow().home().to_owned();
     let mut harm = || {
@@ -204,11 +209,11 @@ fn what_a_server_alone_wrote_gives_the_same_on_one_broker_and_on_three() {
 #[test]
 fn what_servers_on_kafka_wrote_gives_the_same_in_a_directory() {
     let prefix = "history-back";
-    let standbys = std::cell::RefCell::new(Standbys::start(shared(1), prefix, 2, &[]));
+    let standbys = std::cell::RefCell::new(StandbyServers::start(shared(1), prefix, 2, &[]));
     let home = tempfile::tempdir().expect("a directory");
-    let mut executor = Executor::start_for(home.path(), &standbys.borrow().urls(), "e1", "--process");
+    let mut executor = ExecutorProcess::start_for(home.path(), &standbys.borrow().urls(), "e1", "--process");
     let noise = |bytes: &[u8]| {
-        let client = Brokers::new(shared(1).bootstrap(), BTreeMap::new()).expect("a client");
+        let client = KafkaClient::new(shared(1).bootstrap(), BTreeMap::new()).expect("a client");
         let producer: BaseProducer = client.producer(Duration::from_secs(20)).create().expect("a producer");
         let topic = format!("{prefix}.journal");
         let record = BaseRecord::<(), [u8]>::to(&topic).partition(0).payload(bytes);

@@ -17,8 +17,8 @@ use chancery_journal::kafka::{
 use chancery_journal::segments::{self, SegmentJournal};
 use chancery_journal::{AppendError, DeliverySink, Journal, JournalDelivery, is_mirror};
 use chancery_tests::fault_campaigns::evidence::records;
-use chancery_tests::kafka::{Cluster, shared};
-use chancery_tests::{Server, Standbys, program, until};
+use chancery_tests::kafka::{KafkaCluster, shared};
+use chancery_tests::{ServerProcess, StandbyServers, program, until};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use serde_json::json;
@@ -32,19 +32,19 @@ fn nowhere() -> DeliverySink {
 }
 
 /// Server directory with a generated journal, and the journal's records.
-struct Written {
+struct WrittenJournal {
     home: TempDir,
     records: Vec<Record>,
 }
 
-impl Written {
+impl WrittenJournal {
     /// Generates `count` records of a kilobyte.
-    fn new(count: usize) -> Written {
+    fn new(count: usize) -> WrittenJournal {
         let home = tempfile::tempdir().expect("a directory");
         let mut author = TestWriter::new(1, None);
         let mut records = vec![author.genesis()];
         records.extend((1..count).map(|_| author.record(1, 1000)));
-        let written = Written { home, records };
+        let written = WrittenJournal { home, records };
         let (journal, _) = SegmentJournal::open(&written.mirror(), nowhere()).expect("open");
         for record in &written.records {
             let mut record = record.clone();
@@ -68,14 +68,14 @@ impl Written {
 }
 
 /// Separate topics on a shared cluster.
-struct Target<'a> {
-    cluster: &'a Cluster,
+struct ImportTarget<'a> {
+    cluster: &'a KafkaCluster,
     prefix: String,
 }
 
-impl<'a> Target<'a> {
-    fn new(cluster: &'a Cluster, prefix: &str) -> Target<'a> {
-        let target = Target { cluster, prefix: prefix.into() };
+impl<'a> ImportTarget<'a> {
+    fn new(cluster: &'a KafkaCluster, prefix: &str) -> ImportTarget<'a> {
+        let target = ImportTarget { cluster, prefix: prefix.into() };
         let copies = cluster.bootstrap().split(',').count() as i32;
         let made = async {
             let topics = TopicAdmin::of(&target.client())?;
@@ -167,9 +167,9 @@ fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 #[test]
 fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafka() {
-    let target = Target::new(shared(1), "moved");
+    let target = ImportTarget::new(shared(1), "moved");
     let apply = |score: u64| json!({"name": "T", "spec": {"type": "T", "score": score}});
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     let first = server.client().intent("key-1", "capability.apply", &apply(1));
     assert_eq!(first.status, 201, "{}", first.text);
     let running = target.import(server.data(), "default");
@@ -245,7 +245,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
 
 #[test]
 fn a_directory_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it() {
-    let mut standbys = Standbys::start(shared(1), "marked", 1, &[]);
+    let mut standbys = StandbyServers::start(shared(1), "marked", 1, &[]);
     let server = &mut standbys.servers[0];
     let journal = server.data().join("fleets/default/journal");
     assert!(is_mirror(&journal).expect("checked"));
@@ -258,7 +258,7 @@ fn a_directory_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it(
     server.start_again();
     // A directory that the topic does not contain is no mirror.
     assert_eq!(server.stop(), Some(0));
-    let other = Target::new(shared(1), "marked-not");
+    let other = ImportTarget::new(shared(1), "marked-not");
     let options = KafkaOptions {
         mirror: segments::SegmentOptions::new(&journal, "default"),
         ..KafkaOptions::new(other.client(), &other.topic(), 0, "", "default")
@@ -269,8 +269,8 @@ fn a_directory_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it(
 
 #[test]
 fn what_is_damaged_torn_empty_or_not_there_is_not_imported() {
-    let target = Target::new(shared(1), "refused");
-    let written = Written::new(50);
+    let target = ImportTarget::new(shared(1), "refused");
+    let written = WrittenJournal::new(50);
     let data = written.home.path();
     let unknown = target.import(data, "unknown");
     assert!(told(&unknown).contains("cannot import journal of fleet unknown"), "{}", told(&unknown));
@@ -302,8 +302,8 @@ fn what_is_damaged_torn_empty_or_not_there_is_not_imported() {
 
 #[test]
 fn a_journal_that_is_shorter_than_the_read_models_prove_is_not_imported() {
-    let target = Target::new(shared(1), "shorter");
-    let mut server = Server::start();
+    let target = ImportTarget::new(shared(1), "shorter");
+    let mut server = ServerProcess::start();
     let fleet = server.data().join("fleets/default");
     let (journal, aside) = (fleet.join("journal"), fleet.join("aside"));
     server.client().must("capability.apply", &json!({"name": "a", "spec": {"type": "T", "score": 1}}));
@@ -324,12 +324,13 @@ fn a_journal_that_is_shorter_than_the_read_models_prove_is_not_imported() {
 
 #[test]
 fn a_partition_that_holds_anything_is_left_alone() {
-    let target = Target::new(shared(1), "holds");
-    let (written, other) = (Written::new(20), Written::new(2));
+    let target = ImportTarget::new(shared(1), "holds");
+    let (written, other) = (WrittenJournal::new(20), WrittenJournal::new(2));
     import_journal(&target.options(written.mirror()), LONG).expect("filled");
     let before = target.written();
     let mut author = TestWriter::new(2, None);
-    let third = Written { home: tempfile::tempdir().expect("a directory"), records: vec![author.genesis()] };
+    let third =
+        WrittenJournal { home: tempfile::tempdir().expect("a directory"), records: vec![author.genesis()] };
     let (journal, _) = SegmentJournal::open(&third.mirror(), nowhere()).expect("open");
     journal.append(third.records[0].clone()).expect("appended");
     journal.close().expect("closed");
@@ -344,7 +345,7 @@ fn a_partition_that_holds_anything_is_left_alone() {
         assert!(!is_mirror(&written.journal()).expect("checked"));
     }
     assert_eq!(target.written(), before, "nothing was sent");
-    let emptied = Target::new(shared(1), "holds-no-more");
+    let emptied = ImportTarget::new(shared(1), "holds-no-more");
     match import_journal(&emptied.options(written.mirror()), LONG) {
         Err(ImportError::Mirror { topic, partition: 0, .. }) => assert_eq!(*topic, *target.topic()),
         other => panic!("a second history would start: {other:?}"),
@@ -366,8 +367,8 @@ fn a_partition_that_holds_anything_is_left_alone() {
 
 #[test]
 fn what_takes_too_long_counts_for_nothing_and_may_be_tried_again() {
-    let target = Target::new(shared(1), "too-long");
-    let written = Written::new(100);
+    let target = ImportTarget::new(shared(1), "too-long");
+    let written = WrittenJournal::new(100);
     let options = target.options(written.mirror());
     match import_journal(&options, Duration::ZERO) {
         Err(ImportError::TooLong { sent: 1, records: 100, .. }) => {}
@@ -383,9 +384,9 @@ fn what_takes_too_long_counts_for_nothing_and_may_be_tried_again() {
 
 #[test]
 fn an_import_that_is_killed_counts_for_nothing_and_the_next_one_makes_one_history() {
-    let written = Written::new(20_000);
+    let written = WrittenJournal::new(20_000);
     for round in 0..2 {
-        let target = Target::new(shared(1), &format!("killed-{round}"));
+        let target = ImportTarget::new(shared(1), &format!("killed-{round}"));
         for _ in 0..=round {
             let mut child = target.begin(written.home.path());
             if round > 0 {
@@ -413,8 +414,8 @@ fn an_import_that_is_killed_counts_for_nothing_and_the_next_one_makes_one_histor
 #[test]
 fn a_journal_that_begins_behind_the_first_record_of_an_import_has_not_begun() {
     use rustix::process::{Pid, Signal, kill_process};
-    let target = Target::new(shared(1), "behind");
-    let written = Written::new(40_000);
+    let target = ImportTarget::new(shared(1), "behind");
+    let written = WrittenJournal::new(40_000);
     let mut child = target.begin(written.home.path());
     let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
     kill_process(pid, Signal::STOP).expect("it can be stopped");
@@ -450,9 +451,9 @@ fn a_journal_that_begins_behind_the_first_record_of_an_import_has_not_begun() {
 #[test]
 fn a_broker_that_dies_while_it_is_imported_loses_nothing_and_doubles_nothing() {
     for brokers in [3, 1] {
-        let cluster = Cluster::start(brokers);
-        let target = Target::new(&cluster, "broker");
-        let written = Written::new(40_000);
+        let cluster = KafkaCluster::start(brokers);
+        let target = ImportTarget::new(&cluster, "broker");
+        let written = WrittenJournal::new(40_000);
         let leader = {
             let watcher: BaseConsumer =
                 target.client().config().set("group.id", "tests").create().expect("a client");
@@ -487,7 +488,7 @@ fn a_broker_that_dies_while_it_is_imported_loses_nothing_and_doubles_nothing() {
 
 #[test]
 fn a_topic_that_is_lost_is_filled_again_from_a_mirror_and_all_servers_go_on() {
-    let mut standbys = Standbys::start(shared(1), "lost", 2, &[]);
+    let mut standbys = StandbyServers::start(shared(1), "lost", 2, &[]);
     let decider = standbys.decider();
     for score in 0..20 {
         let data = json!({"name": "T", "spec": {"type": "T", "score": score}});
@@ -506,7 +507,7 @@ fn a_topic_that_is_lost_is_filled_again_from_a_mirror_and_all_servers_go_on() {
         (!shared(1).tool("kafka-topics", &["--list"]).lines().any(|topic| topic == "lost.journal"))
             .then_some(())
     });
-    let target = Target::new(shared(1), "lost");
+    let target = ImportTarget::new(shared(1), "lost");
     let refused = standbys.servers[first].try_start_again().expect_err("the topic is empty");
     assert!(refused.said.contains("topic and mirror differ at position"), "{refused:?}");
     let done = target.import(standbys.servers[first].data(), "default");

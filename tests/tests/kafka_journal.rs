@@ -10,12 +10,12 @@ use chancery_journal::kafka::topics::{TopicAdmin, TopicRole};
 use chancery_journal::kafka::{KafkaClient, KafkaJournal, KafkaOpenError, KafkaOptions};
 use chancery_journal::segments::OpenEvidence;
 use chancery_journal::{DeliverySink, Journal, JournalDelivery, JournalWitness};
-use chancery_tests::kafka::{Cluster, shared};
+use chancery_tests::kafka::{KafkaCluster, shared};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use tempfile::TempDir;
 
 /// Creates a separate topic on a shared cluster.
-fn topic(cluster: &Cluster) -> String {
+fn topic(cluster: &KafkaCluster) -> String {
     static TOPICS: AtomicU64 = AtomicU64::new(0);
     let name = format!("journal-{}", TOPICS.fetch_add(1, Ordering::Relaxed));
     let copies = cluster.bootstrap().split(',').count();
@@ -26,7 +26,7 @@ fn topic(cluster: &Cluster) -> String {
     name
 }
 
-fn client(cluster: &Cluster) -> KafkaClient {
+fn client(cluster: &KafkaCluster) -> KafkaClient {
     KafkaClient::new(cluster.bootstrap(), std::collections::BTreeMap::new()).expect("a client")
 }
 
@@ -65,7 +65,7 @@ impl<const BROKERS: usize> JournalFixture for OnKafka<BROKERS> {
 }
 
 /// Appends arbitrary bytes to the topic.
-fn put(cluster: &Cluster, topic: &str, bytes: &[u8]) {
+fn put(cluster: &KafkaCluster, topic: &str, bytes: &[u8]) {
     let config = client(cluster).producer(std::time::Duration::from_secs(20));
     let producer: BaseProducer = config.create().expect("a producer");
     let record = BaseRecord::<(), [u8]>::to(topic).partition(0).payload(bytes);
@@ -236,7 +236,7 @@ fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_ke
 
 #[test]
 fn a_writer_whose_brokers_are_gone_is_told_that_its_append_has_no_outcome() {
-    let cluster = Cluster::start(1);
+    let cluster = KafkaCluster::start(1);
     let home = tempfile::tempdir().expect("a directory");
     let mut options =
         KafkaOptions::new(client(&cluster), &topic(&cluster), 0, home.path().join("mirror"), FLEET);

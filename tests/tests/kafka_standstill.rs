@@ -4,9 +4,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use chancery_tests::kafka::proxy::ProxyFaults;
-use chancery_tests::kafka::{Cluster, shared};
+use chancery_tests::kafka::{KafkaCluster, shared};
 use chancery_tests::resolver::ServerResolver;
-use chancery_tests::{Server, Standbys, program, until};
+use chancery_tests::{ServerProcess, StandbyServers, program, until};
 use rdkafka::ClientConfig;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -18,11 +18,11 @@ const INBOX: [(&str, &str); 2] =
 /// Time that a client waits for brokers.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn apply(server: &Server, name: &str) {
+fn apply(server: &ServerProcess, name: &str) {
     server.client().must("capability.apply", &json!({"name": name, "spec": {"type": "T", "score": 1}}));
 }
 
-fn is_ready(server: &Server) {
+fn is_ready(server: &ServerProcess) {
     until("the server is ready", || (server.client().get("/readyz").status == 200).then_some(()));
 }
 
@@ -32,7 +32,7 @@ fn doctor(journal: &str) -> String {
 }
 
 /// Id of the broker that coordinates all groups: the topic of their offsets has one partition.
-fn coordinator(cluster: &Cluster) -> i32 {
+fn coordinator(cluster: &KafkaCluster) -> i32 {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", cluster.bootstrap()).set("group.id", "any");
     let consumer: BaseConsumer = config.create().expect("a consumer");
@@ -49,7 +49,7 @@ fn coordinator(cluster: &Cluster) -> i32 {
 
 #[test]
 fn an_inbox_and_an_events_topic_whose_broker_stands_still_are_named_while_the_journal_goes_on() {
-    let cluster = Cluster::start(3);
+    let cluster = KafkaCluster::start(3);
     let groups = coordinator(&cluster);
     let [paused, other] = [1, 2, 3].into_iter().filter(|id| *id != groups).collect::<Vec<_>>()[..] else {
         panic!("three brokers, of which {groups} coordinates")
@@ -64,7 +64,7 @@ fn an_inbox_and_an_events_topic_whose_broker_stands_still_are_named_while_the_jo
         let made = ["--create", "--topic", &topic, "--replica-assignment", replicas];
         cluster.tool("kafka-topics", &[&made[..], &["--config", "min.insync.replicas=1"]].concat());
     }
-    let standbys = Standbys::start(&cluster, "apart", 1, &INBOX);
+    let standbys = StandbyServers::start(&cluster, "apart", 1, &INBOX);
     let server = &standbys.servers[0];
     apply(server, "before");
     is_ready(server);
@@ -94,7 +94,7 @@ fn an_inbox_and_an_events_topic_whose_broker_stands_still_are_named_while_the_jo
 
 #[test]
 fn a_coordinator_that_no_server_reaches_is_named_by_all_and_another_broker_by_none() {
-    let cluster = Cluster::start_with_proxies(3);
+    let cluster = KafkaCluster::start_with_proxies(3);
     let groups = coordinator(&cluster);
     let [leads, other] = [1, 2, 3].into_iter().filter(|id| *id != groups).collect::<Vec<_>>()[..] else {
         panic!("three brokers, of which {groups} coordinates")
@@ -105,7 +105,7 @@ fn a_coordinator_that_no_server_reaches_is_named_by_all_and_another_broker_by_no
         cluster.tool("kafka-topics", &[&made[..], &["--config", "min.insync.replicas=1"]].concat());
     }
     let log = ("CHANCERY_LOG_FILTER", "info,chancery::kafka=debug");
-    let standbys = Standbys::start(&cluster, "unreached", 2, &[log]);
+    let standbys = StandbyServers::start(&cluster, "unreached", 2, &[log]);
     standbys.servers.iter().for_each(is_ready);
     let hangs = ProxyFaults { stalls: true, ..ProxyFaults::default() };
     cluster.set_faults_of(other, hangs);
@@ -133,11 +133,11 @@ fn a_coordinator_that_no_server_reaches_is_named_by_all_and_another_broker_by_no
 
 #[test]
 fn a_server_whose_name_server_does_not_answer_ends_soon_when_it_is_told_to() {
-    let (cluster, resolver) = (Cluster::start(1), ServerResolver::new());
+    let (cluster, resolver) = (KafkaCluster::start(1), ServerResolver::new());
     let settings = resolver.settings();
     let mut all: Vec<(&str, &str)> = INBOX.to_vec();
     all.extend(settings.iter().map(|(name, value)| (*name, value.as_str())));
-    let mut standbys = Standbys::start(&cluster, "unresolved", 1, &all);
+    let mut standbys = StandbyServers::start(&cluster, "unresolved", 1, &all);
     let server = &mut standbys.servers[0];
     apply(server, "a");
     resolver.hang();
@@ -151,8 +151,8 @@ fn a_server_whose_name_server_does_not_answer_ends_soon_when_it_is_told_to() {
 
 #[test]
 fn a_backlog_is_read_over_a_slow_link() {
-    let cluster = Cluster::start_with_proxies(1);
-    let mut standbys = Standbys::start(&cluster, "slow-link", 1, &INBOX);
+    let cluster = KafkaCluster::start_with_proxies(1);
+    let mut standbys = StandbyServers::start(&cluster, "slow-link", 1, &INBOX);
     assert_eq!(standbys.servers[0].stop(), Some(0));
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", cluster.bootstrap());
@@ -182,7 +182,7 @@ fn a_backlog_is_read_over_a_slow_link() {
 
 #[test]
 fn a_journal_whose_topic_compresses_by_zstd_is_read_by_every_server() {
-    let mut standbys = Standbys::start(shared(1), "recompressed", 2, &[]);
+    let mut standbys = StandbyServers::start(shared(1), "recompressed", 2, &[]);
     shared(1).set_topic("recompressed.journal", "compression.type", Some("zstd"));
     for name in ["a", "b", "c"] {
         apply(&standbys.servers[standbys.decider()], name);
@@ -207,7 +207,7 @@ fn a_journal_whose_topic_compresses_by_zstd_is_read_by_every_server() {
 
 #[test]
 fn doctor_says_which_topics_brokers_do_not_sync_and_that_large_batches_cost_memory() {
-    let standbys = Standbys::start(shared(1), "unsynced", 1, &[]);
+    let standbys = StandbyServers::start(shared(1), "unsynced", 1, &[]);
     let unsynced =
         |topic: &str| format!("unsynced.{topic}: note: brokers acknowledge records that are only in memory");
     let large = "unsynced.inbox: note: max.message.bytes is more than 307200";

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use chancery_tests::kafka::Cluster;
-use chancery_tests::{Server, program};
+use chancery_tests::kafka::KafkaCluster;
+use chancery_tests::{ServerProcess, program};
 use serde_json::json;
 
 /// Settings that reach the brokers correctly.
@@ -26,7 +26,7 @@ fn run(args: &[&str], journal: &str, settings: &[(&'static str, String)]) -> Out
 
 #[test]
 fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_or_password() {
-    let cluster = Cluster::start_secure();
+    let cluster = KafkaCluster::start_secure();
     let (brokers, ca) = cluster.secure();
     let journal = format!("kafka://{brokers}/secure");
     let directory = tempfile::tempdir().expect("a directory");
@@ -40,7 +40,7 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
     let made = run(&["init-topics", "--replication-factor", "1"], &journal, &good);
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
 
-    let mut server = Server::new();
+    let mut server = ServerProcess::new();
     for (name, value) in &good {
         server.set(name, value);
     }
@@ -54,7 +54,7 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
     assert!(!server.log().contains("secret"), "no password is in the log");
 
     // This authority did not sign the broker's certificate.
-    let other = Cluster::start_secure();
+    let other = KafkaCluster::start_secure();
     let wrong_authority = settings(&other.secure().1, &password);
     let wrong_password = settings(&ca, &write("wrong", "guessed\n"));
     let asked = |settings: &[(&'static str, String)]| {

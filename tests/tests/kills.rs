@@ -2,18 +2,18 @@
 
 use std::path::Path;
 
-use chancery_tests::Place;
-use chancery_tests::fault_campaigns::{Fault, Lane};
-use chancery_tests::ledger::Ledger;
+use chancery_tests::JournalBackend;
+use chancery_tests::fault_campaigns::{CampaignKind, InjectedFault};
+use chancery_tests::ledger::ReliabilityLedger;
 
 /// Runs a campaign with a fixed seed; timing still varies.
-fn run(lane: Lane, place: Place, rounds: u64) {
-    run_with(lane, place, rounds, &[Fault::Kill]);
+fn run(lane: CampaignKind, place: JournalBackend, rounds: u64) {
+    run_with(lane, place, rounds, &[InjectedFault::Kill]);
 }
 
 /// Runs a campaign with these faults only; faults that this host does not allow are named and skipped.
-fn run_with(lane: Lane, place: Place, rounds: u64, faults: &[Fault]) {
-    let possible = Fault::of(lane, place);
+fn run_with(lane: CampaignKind, place: JournalBackend, rounds: u64, faults: &[InjectedFault]) {
+    let possible = InjectedFault::of(lane, place);
     for fault in faults.iter().filter(|fault| !possible.contains(fault)) {
         println!("not shown here: this host does not allow the fault {fault}");
     }
@@ -31,119 +31,119 @@ fn run_with(lane: Lane, place: Place, rounds: u64, faults: &[Fault]) {
 
 #[test]
 fn fifty_kills_lose_no_acknowledged_intent_decide_none_twice_and_leak_no_process() {
-    run(Lane::Kills, Place::Embedded, 50);
+    run(CampaignKind::Kills, JournalBackend::Embedded, 50);
 }
 
 #[test]
 fn what_is_mounted_in_a_working_directory_survives_its_removal() {
-    run_with(Lane::Kills, Place::Embedded, 3, &[Fault::Mount]);
-    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::Mount]);
+    run_with(CampaignKind::Kills, JournalBackend::Embedded, 3, &[InjectedFault::Mount]);
+    run_with(CampaignKind::Executors, JournalBackend::Embedded, 2, &[InjectedFault::Mount]);
 }
 
 #[test]
 fn nothing_of_an_incarnation_outlives_its_end_though_its_supervisor_died_and_its_environment_is_empty() {
-    run_with(Lane::Kills, Place::Embedded, 3, &[Fault::CleanEnvironment]);
-    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::CleanEnvironment]);
+    run_with(CampaignKind::Kills, JournalBackend::Embedded, 3, &[InjectedFault::CleanEnvironment]);
+    run_with(CampaignKind::Executors, JournalBackend::Embedded, 2, &[InjectedFault::CleanEnvironment]);
 }
 
 #[test]
 fn a_full_or_read_only_disk_with_the_log_on_it_ends_no_supervisor_and_repeats_nothing() {
-    run_with(Lane::Kills, Place::Embedded, 4, &[Fault::FullLog]);
-    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::FullLog]);
+    run_with(CampaignKind::Kills, JournalBackend::Embedded, 4, &[InjectedFault::FullLog]);
+    run_with(CampaignKind::Executors, JournalBackend::Embedded, 2, &[InjectedFault::FullLog]);
 }
 
 #[test]
 fn a_directory_is_the_same_by_a_link_and_by_its_real_path() {
-    run_with(Lane::Kills, Place::Embedded, 3, &[Fault::Symlink]);
-    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::Symlink]);
+    run_with(CampaignKind::Kills, JournalBackend::Embedded, 3, &[InjectedFault::Symlink]);
+    run_with(CampaignKind::Executors, JournalBackend::Embedded, 2, &[InjectedFault::Symlink]);
 }
 
 #[test]
 fn what_runs_in_another_pid_namespace_is_never_taken_for_dead() {
-    run_with(Lane::Kills, Place::Embedded, 3, &[Fault::PidNamespace]);
-    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::PidNamespace]);
+    run_with(CampaignKind::Kills, JournalBackend::Embedded, 3, &[InjectedFault::PidNamespace]);
+    run_with(CampaignKind::Executors, JournalBackend::Embedded, 2, &[InjectedFault::PidNamespace]);
 }
 
 #[test]
 fn what_a_stopped_supervisor_runs_ends_when_it_must() {
-    run_with(Lane::Kills, Place::Embedded, 1, &[Fault::StoppedSupervisor]);
-    run_with(Lane::Executors, Place::Embedded, 1, &[Fault::StoppedSupervisor]);
+    run_with(CampaignKind::Kills, JournalBackend::Embedded, 1, &[InjectedFault::StoppedSupervisor]);
+    run_with(CampaignKind::Executors, JournalBackend::Embedded, 1, &[InjectedFault::StoppedSupervisor]);
 }
 
 #[test]
 fn a_clock_that_is_years_ahead_is_refused_and_one_that_is_days_ahead_harms_nothing() {
-    run_with(Lane::Kills, Place::Embedded, 4, &[Fault::WrongClock]);
-    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::WrongClock]);
+    run_with(CampaignKind::Kills, JournalBackend::Embedded, 4, &[InjectedFault::WrongClock]);
+    run_with(CampaignKind::Executors, JournalBackend::Embedded, 2, &[InjectedFault::WrongClock]);
 }
 
 #[test]
 fn a_copy_of_a_directory_is_refused_and_what_the_original_runs_is_unharmed() {
-    run_with(Lane::Kills, Place::Embedded, 3, &[Fault::CopiedDirectory]);
-    run_with(Lane::Executors, Place::Embedded, 2, &[Fault::CopiedDirectory]);
+    run_with(CampaignKind::Kills, JournalBackend::Embedded, 3, &[InjectedFault::CopiedDirectory]);
+    run_with(CampaignKind::Executors, JournalBackend::Embedded, 2, &[InjectedFault::CopiedDirectory]);
 }
 
 #[test]
 fn a_journal_that_is_shorter_than_what_was_made_from_it_is_refused_until_it_is_whole() {
-    run_with(Lane::Kills, Place::Embedded, 6, &[Fault::ShortJournal]);
+    run_with(CampaignKind::Kills, JournalBackend::Embedded, 6, &[InjectedFault::ShortJournal]);
 }
 
 #[test]
 fn a_killed_executor_leaks_no_process_starts_none_twice_and_loses_no_end() {
-    run(Lane::Executors, Place::Embedded, 20);
+    run(CampaignKind::Executors, JournalBackend::Embedded, 20);
 }
 
 #[test]
 fn a_server_that_stood_still_past_every_timeout_goes_on_where_it_was() {
-    run(Lane::Pauses, Place::Embedded, 3);
+    run(CampaignKind::Pauses, JournalBackend::Embedded, 3);
 }
 
 #[test]
 fn relocates_whose_starts_fail_are_never_seen_by_whoever_looks() {
-    run(Lane::Relocates, Place::Embedded, 12);
+    run(CampaignKind::Relocates, JournalBackend::Embedded, 12);
 }
 
 #[test]
 fn a_clock_that_leaps_by_seconds_or_days_loses_nothing_and_the_journals_time_does_not_go_back() {
-    run(Lane::Clock, Place::Embedded, 6);
+    run(CampaignKind::Clock, JournalBackend::Embedded, 6);
 }
 
 #[test]
 fn a_torn_tail_is_cut_loudly_and_a_flipped_bit_is_refused_and_named() {
-    run(Lane::Damage, Place::Embedded, 10);
+    run(CampaignKind::Damage, JournalBackend::Embedded, 10);
 }
 
 /// Campaigns on Kafka, on one broker and on three: few rounds, which take as long as a session.
 mod on_kafka {
-    use super::{Lane, Place, run};
+    use super::{CampaignKind, JournalBackend, run};
 
     #[test]
     fn a_killed_server_goes_on_from_one_broker() {
-        run(Lane::Kills, Place::OneBroker, 3);
+        run(CampaignKind::Kills, JournalBackend::OneBroker, 3);
     }
 
     #[test]
     fn a_killed_server_goes_on_from_three_brokers() {
-        run(Lane::Kills, Place::ThreeBrokers, 3);
+        run(CampaignKind::Kills, JournalBackend::ThreeBrokers, 3);
     }
 
     #[test]
     fn a_killed_executor_is_taken_back_with_the_journal_on_one_broker() {
-        run(Lane::Executors, Place::OneBroker, 8);
+        run(CampaignKind::Executors, JournalBackend::OneBroker, 8);
     }
 
     #[test]
     fn a_killed_executor_is_taken_back_with_the_journal_on_three_brokers() {
-        run(Lane::Executors, Place::ThreeBrokers, 8);
+        run(CampaignKind::Executors, JournalBackend::ThreeBrokers, 8);
     }
 
     #[test]
     fn a_server_that_stood_still_goes_on_from_one_broker() {
-        run(Lane::Pauses, Place::OneBroker, 2);
+        run(CampaignKind::Pauses, JournalBackend::OneBroker, 2);
     }
 
     #[test]
     fn a_server_that_stood_still_goes_on_from_three_brokers() {
-        run(Lane::Pauses, Place::ThreeBrokers, 2);
+        run(CampaignKind::Pauses, JournalBackend::ThreeBrokers, 2);
     }
 }
 
@@ -151,7 +151,7 @@ mod on_kafka {
 #[test]
 fn a_full_disk_ends_the_server_with_its_reason_and_it_goes_on_when_there_is_space() {
     if rustix::process::geteuid().is_root() {
-        run(Lane::DiskFull, Place::Embedded, 2);
+        run(CampaignKind::DiskFull, JournalBackend::Embedded, 2);
     }
 }
 
@@ -160,7 +160,7 @@ fn a_full_disk_ends_the_server_with_its_reason_and_it_goes_on_when_there_is_spac
 fn the_page_of_guarantees_shows_the_ledger() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guarantees.md");
     let page = std::fs::read_to_string(&path).expect("the page");
-    let table = Ledger::read(&Ledger::path()).expect("the ledger").table();
+    let table = ReliabilityLedger::read(&ReliabilityLedger::path()).expect("the ledger").table();
     let (begin, end) = ("<!-- the ledger, by a test -->\n", "<!-- end of the ledger -->\n");
     let (before, rest) = page.split_once(begin).expect("the page marks the start of the ledger");
     let (shown, after) = rest.split_once(end).expect("the page marks the end of the ledger");

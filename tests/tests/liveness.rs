@@ -1,7 +1,7 @@
 //! Payload of the real program that answers, then hangs.
 
 use chancery_tests::fault_campaigns::fleet::{deploy, set_up};
-use chancery_tests::{Server, until};
+use chancery_tests::{ServerProcess, until};
 use serde_json::{Value, json};
 
 /// Script that answers; once its directory has a file `hang`, it accepts connections and sends nothing.
@@ -31,7 +31,7 @@ fn payload() -> Value {
 }
 
 /// Working directory of the replica's incarnation.
-fn work(server: &Server, replica: &Value) -> std::path::PathBuf {
+fn work(server: &ServerProcess, replica: &Value) -> std::path::PathBuf {
     let id = replica["incarnation"].as_str().expect("it runs");
     until("the directory of the incarnation exists", || {
         walk(server.data(), id).map(|directory| directory.join("app-0/work")).filter(|work| work.is_dir())
@@ -55,7 +55,7 @@ fn walk(directory: &std::path::Path, name: &str) -> Option<std::path::PathBuf> {
 
 #[test]
 fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote_is_kept() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &payload());
     deploy(&client, "d1", 1);
@@ -111,7 +111,7 @@ fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote
 
 #[test]
 fn a_run_that_is_ready_goes_on_when_its_server_starts_again_however_long_it_may_take_to_start() {
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     let client = server.client();
     let mut payload = payload();
     payload["ready"]["http"]["timing"]["initial_delay"] = json!(3000);
@@ -140,7 +140,7 @@ fn a_run_that_is_ready_goes_on_when_its_server_starts_again_however_long_it_may_
 #[test]
 fn requests_for_logs_whose_clients_read_nothing_take_few_descriptors() {
     const READERS: usize = 10;
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     let many = json!({
         "name": "app", "resources": {"cpu": 1, "memory": 1 << 20}, "processes": 40,

@@ -5,12 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
-use chancery_tests::{Client, Server, payloads, until};
+use chancery_tests::{ServerProcess, TestClient, payloads, until};
 use serde_json::{Value, json};
 
 /// Damage to the last segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Damage {
+enum SegmentDamage {
     Missing,
     Empty,
     Zeroed,
@@ -19,7 +19,7 @@ enum Damage {
 
 /// Witness alongside the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Beside {
+enum TestWitness {
     Snapshot,
     Rows,
     Store,
@@ -27,9 +27,9 @@ enum Beside {
 }
 
 /// Data directory of a stopped server.
-struct Home<'a>(&'a Path);
+struct StoppedServer<'a>(&'a Path);
 
-impl Home<'_> {
+impl StoppedServer<'_> {
     fn journal(&self) -> PathBuf {
         self.0.join("fleets/default/journal")
     }
@@ -51,22 +51,22 @@ impl Home<'_> {
     }
 
     /// Paths of this witness's files.
-    fn beside(&self, what: Beside) -> Vec<PathBuf> {
+    fn beside(&self, what: TestWitness) -> Vec<PathBuf> {
         let fleet = self.0.join("fleets/default");
         let store = self.0.join("executors/default/local");
         match what {
-            Beside::Snapshot => vec![fleet.join("snapshots")],
-            Beside::Rows => vec![fleet.join("rows")],
-            Beside::Store => vec![store.join("head.json"), store.join("head.copy")],
-            Beside::Postings => self.files("post"),
+            TestWitness::Snapshot => vec![fleet.join("snapshots")],
+            TestWitness::Rows => vec![fleet.join("rows")],
+            TestWitness::Store => vec![store.join("head.json"), store.join("head.copy")],
+            TestWitness::Postings => self.files("post"),
         }
     }
 
     /// Moves all other witnesses away while `run` runs.
-    fn with_only(&self, kept: Beside, run: impl FnOnce()) {
+    fn with_only(&self, kept: TestWitness, run: impl FnOnce()) {
         let aside = self.0.join("aside");
         fs::create_dir_all(&aside).expect("a directory");
-        let all = [Beside::Snapshot, Beside::Rows, Beside::Store, Beside::Postings];
+        let all = [TestWitness::Snapshot, TestWitness::Rows, TestWitness::Store, TestWitness::Postings];
         let others = all.into_iter().filter(|one| *one != kept).flat_map(|one| self.beside(one));
         let moved: Vec<_> = others.enumerate().map(|(n, from)| (aside.join(n.to_string()), from)).collect();
         for (to, from) in &moved {
@@ -81,16 +81,16 @@ impl Home<'_> {
     }
 
     /// Damages the last segment, and restores it after `run`.
-    fn with_damage(&self, damage: Damage, run: impl FnOnce()) {
+    fn with_damage(&self, damage: SegmentDamage, run: impl FnOnce()) {
         let (last, _) = self.last();
         let whole = fs::read(&last).expect("read");
         let used = whole.iter().rposition(|byte| *byte != 0).expect("a frame") + 1;
         let mut bytes = whole.clone();
         match damage {
-            Damage::Missing => fs::remove_file(&last).expect("removed"),
-            Damage::Empty => fs::write(&last, "").expect("written"),
-            Damage::Zeroed => fs::write(&last, vec![0; whole.len()]).expect("written"),
-            Damage::Flipped => {
+            SegmentDamage::Missing => fs::remove_file(&last).expect("removed"),
+            SegmentDamage::Empty => fs::write(&last, "").expect("written"),
+            SegmentDamage::Zeroed => fs::write(&last, vec![0; whole.len()]).expect("written"),
+            SegmentDamage::Flipped => {
                 bytes[used - 200..used].iter_mut().for_each(|byte| *byte ^= 0xff);
                 fs::write(&last, bytes).expect("written");
             }
@@ -119,7 +119,7 @@ impl Home<'_> {
 }
 
 /// Sends `count` intents to fill segments.
-fn fill(client: &Client, count: u64) {
+fn fill(client: &TestClient, count: u64) {
     for score in 0..count {
         let name = format!("capability-{score:0>40}");
         client.must("capability.apply", &json!({"name": name, "spec": {"type": "T", "score": score}}));
@@ -128,34 +128,36 @@ fn fill(client: &Client, count: u64) {
 
 /// Returns a stopped server whose journal has several segments, whose closed segments have postings, and whose
 /// executor started work in the last segment.
-fn several_segments() -> Server {
-    let mut server = Server::start_with(&[("CHANCERY_SEGMENT_BYTES", "32KiB")]);
+fn several_segments() -> ServerProcess {
+    let mut server = ServerProcess::start_with(&[("CHANCERY_SEGMENT_BYTES", "32KiB")]);
     set_up(&server.client(), &sleeper());
     fill(&server.client(), 60);
     let store = server.data().join("executors/default/local");
-    let works_in_last = |home: Home<'_>| {
+    let works_in_last = |home: StoppedServer<'_>| {
         let seen = chancery_executor::remembered(&store).expect("read").expect("a head");
         seen.head.position.get() >= home.last().1
     };
     // A thread of the lowest priority writes postings, and a stop does not wait for the thread.
-    let has_postings = |home: Home<'_>| home.files("post").len() + 1 == home.files("seg").len();
+    let has_postings = |home: StoppedServer<'_>| home.files("post").len() + 1 == home.files("seg").len();
     let mut count = 0;
     loop {
         until("the executor has started work in the last segment", || {
             count += 1;
             deploy(&server.client(), &format!("d{count}"), count);
             server.client().wait_for("web", "running", count as usize);
-            works_in_last(Home(server.data())).then_some(())
+            works_in_last(StoppedServer(server.data())).then_some(())
         });
-        until("each closed segment has postings", || has_postings(Home(server.data())).then_some(()));
+        until("each closed segment has postings", || {
+            has_postings(StoppedServer(server.data())).then_some(())
+        });
         assert_eq!(server.stop(), Some(0), "{}", server.log());
         // The record of the stop may have started another segment.
-        if works_in_last(Home(server.data())) && has_postings(Home(server.data())) {
+        if works_in_last(StoppedServer(server.data())) && has_postings(StoppedServer(server.data())) {
             break;
         }
         server.start_again();
     }
-    assert!(Home(server.data()).files("seg").len() > 1, "one segment only");
+    assert!(StoppedServer(server.data()).files("seg").len() > 1, "one segment only");
     server
 }
 
@@ -163,14 +165,17 @@ fn several_segments() -> Server {
 fn a_shortened_journal_is_refused_whichever_witness_is_left_and_nothing_is_changed() {
     let mut server = several_segments();
     let data = server.data().to_owned();
-    let home = Home(&data);
+    let home = StoppedServer(&data);
     // The last record is the record of the stop, which no executor received; and a closed segment has a file
     // of postings.
     let cases = [
-        (Damage::Missing, &[Beside::Snapshot, Beside::Rows, Beside::Store, Beside::Postings][..]),
-        (Damage::Empty, &[Beside::Snapshot, Beside::Rows, Beside::Store]),
-        (Damage::Zeroed, &[Beside::Snapshot, Beside::Rows, Beside::Store]),
-        (Damage::Flipped, &[Beside::Snapshot, Beside::Rows]),
+        (
+            SegmentDamage::Missing,
+            &[TestWitness::Snapshot, TestWitness::Rows, TestWitness::Store, TestWitness::Postings][..],
+        ),
+        (SegmentDamage::Empty, &[TestWitness::Snapshot, TestWitness::Rows, TestWitness::Store]),
+        (SegmentDamage::Zeroed, &[TestWitness::Snapshot, TestWitness::Rows, TestWitness::Store]),
+        (SegmentDamage::Flipped, &[TestWitness::Snapshot, TestWitness::Rows]),
     ];
     for (damage, witnesses) in cases {
         for witness in witnesses {
@@ -181,10 +186,10 @@ fn a_shortened_journal_is_refused_whichever_witness_is_left_and_nothing_is_chang
                         panic!("{damage:?}: the server starts, though {witness:?} proves more");
                     };
                     let word = match witness {
-                        Beside::Snapshot => "the snapshot ",
-                        Beside::Rows => "the cursor of the read models",
-                        Beside::Store => "the executor store ",
-                        Beside::Postings => "the file of postings ",
+                        TestWitness::Snapshot => "the snapshot ",
+                        TestWitness::Rows => "the cursor of the read models",
+                        TestWitness::Store => "the executor store ",
+                        TestWitness::Postings => "the file of postings ",
                     };
                     let said = &refused.said;
                     assert!(said.contains(word), "{damage:?}, {witness:?}: {said}");
@@ -200,7 +205,7 @@ fn a_shortened_journal_is_refused_whichever_witness_is_left_and_nothing_is_chang
 }
 
 /// Events as JSON values.
-fn events(client: &Client, query: &str) -> Vec<Value> {
+fn events(client: &TestClient, query: &str) -> Vec<Value> {
     let answer = client.get(&format!("/v1/fleets/default/events?follow=false{query}"));
     assert_eq!(answer.status, 200, "{}", answer.text);
     answer.text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
@@ -219,14 +224,14 @@ fn an_accepted_loss_continues_under_a_new_lineage_and_a_stream_of_the_old_one_is
         |home: &Path| payloads(home).into_iter().map(|payload| payload.pid).collect::<BTreeSet<_>>();
     let before = running(server.data());
     let home = server.data().to_owned();
-    let (removed, first) = Home(&home).last();
+    let (removed, first) = StoppedServer(&home).last();
     server.start_again();
     let old = events(&server.client(), "");
     let lost = old.last().expect("events").clone();
     let before_it = (first - 1).to_string();
     let kept = old.iter().find(|event| event["id"] == before_it.as_str()).expect("an event").clone();
     assert_eq!(server.stop(), Some(0), "{}", server.log());
-    for segment in Home(&home).files("seg").into_iter().filter(|path| *path >= removed) {
+    for segment in StoppedServer(&home).files("seg").into_iter().filter(|path| *path >= removed) {
         fs::remove_file(segment).expect("removed");
     }
     let verified = server.run(&["verify", &home.display().to_string()]);
@@ -291,13 +296,13 @@ fn plan() -> Value {
 
 #[test]
 fn a_journal_that_is_lost_whole_is_refused_and_continues_empty_under_a_new_lineage() {
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     set_up(&server.client(), &sleeper());
     deploy(&server.client(), "d1", 1);
     server.client().wait_for("web", "running", 1);
     server.kill();
     let home = server.data().to_owned();
-    fs::remove_dir_all(Home(&home).journal()).expect("removed");
+    fs::remove_dir_all(StoppedServer(&home).journal()).expect("removed");
     let Err(refused) = server.try_start_again() else {
         panic!("a server starts an empty journal although an executor store exists")
     };
@@ -326,9 +331,10 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn a_longer_copy_of_an_abandoned_history_is_refused_until_its_loss_is_accepted() {
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     let home = server.data().to_owned();
-    let (journal, [short, long]) = (Home(&home).journal(), ["short", "long"].map(|name| home.join(name)));
+    let (journal, [short, long]) =
+        (StoppedServer(&home).journal(), ["short", "long"].map(|name| home.join(name)));
     fill(&server.client(), 2);
     assert_eq!(server.stop(), Some(0), "{}", server.log());
     copy(&journal, &short);
@@ -362,7 +368,7 @@ fn a_longer_copy_of_an_abandoned_history_is_refused_until_its_loss_is_accepted()
 
 #[test]
 fn every_fleet_that_has_lost_something_is_named_before_a_loss_is_accepted() {
-    let mut server = Server::start_with(&[("CHANCERY_FLEETS", "one,two,whole")]);
+    let mut server = ServerProcess::start_with(&[("CHANCERY_FLEETS", "one,two,whole")]);
     assert_eq!(server.stop(), Some(0), "{}", server.log());
     let lost = ["one", "two"].map(|fleet| server.data().join("fleets").join(fleet).join("journal"));
     for journal in &lost {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use chancery_tests::{Launch, Server, until};
+use chancery_tests::{ServerProcess, StartConditions, until};
 use serde_json::{Value, json};
 
 /// Files that the program is built from.
@@ -103,7 +103,7 @@ fn patched(root: &Path) -> tempfile::TempDir {
 }
 
 /// Results of the build with patched sources.
-struct Built {
+struct PatchedBuild {
     sources: PathBuf,
     program: PathBuf,
     /// Test program of the orchestrator's conformance.
@@ -111,8 +111,8 @@ struct Built {
 }
 
 /// Builds the patched sources once, with existing dependencies.
-fn built() -> &'static Built {
-    static BUILT: OnceLock<Built> = OnceLock::new();
+fn built() -> &'static PatchedBuild {
+    static BUILT: OnceLock<PatchedBuild> = OnceLock::new();
     BUILT.get_or_init(|| {
         let test = std::env::current_exe().expect("a test has a path");
         let target = test.ancestors().nth(3).expect("tests are in target/<profile>/deps");
@@ -131,19 +131,19 @@ fn built() -> &'static Built {
             let path = of_target.find_map(|message| Some(PathBuf::from(message["executable"].as_str()?)));
             path.unwrap_or_else(|| panic!("{name} is built"))
         };
-        Built { program: executable(PROGRAM), conformance: executable("files"), sources }
+        PatchedBuild { program: executable(PROGRAM), conformance: executable("files"), sources }
     })
 }
 
 /// Server of the patched program, and access to its command line.
-struct PatchedServer(Server);
+struct PatchedServer(ServerProcess);
 
 impl PatchedServer {
     fn start() -> PatchedServer {
-        let mut server = Server::new();
+        let mut server = ServerProcess::new();
         let instead = ["sh", "-c", "shift; exec \"$INSTEAD\" \"$@\"", "sh"].map(str::to_owned).to_vec();
         let env = vec![("INSTEAD".to_owned(), built().program.display().to_string())];
-        server.set_launch(Launch { wrapper: instead, env, ..Launch::default() });
+        server.set_launch(StartConditions { wrapper: instead, env, ..StartConditions::default() });
         server.start_again();
         PatchedServer(server)
     }

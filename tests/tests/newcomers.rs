@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
 use chancery_tests::fault_campaigns::fleet::{set_up, sleeper};
-use chancery_tests::{Server, program};
+use chancery_tests::{ServerProcess, program};
 
 fn run(args: &[&str]) -> Output {
     let mut command = Command::new(program());
@@ -17,7 +17,7 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn a_directory_has_one_server_whatever_its_fleet() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let data = server.data().to_str().expect("a path");
     for fleet in ["default", "other"] {
         let second = run(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data, "--fleet", fleet]);
@@ -63,7 +63,7 @@ fn the_demonstration_runs_under_any_name_and_leaves_no_log_when_it_succeeds() {
 
 #[test]
 fn what_a_server_refuses_is_told_once_with_its_place_and_the_others_are_applied() {
-    let server = Server::start_with(&[("CHANCERY_LIMITS_REPLICAS", "3")]);
+    let server = ServerProcess::start_with(&[("CHANCERY_LIMITS_REPLICAS", "3")]);
     set_up(&server.client(), &sleeper());
     let file = server.home().join("deployments.yaml");
     let deployment = |name: &str, count: u32| {
@@ -90,7 +90,7 @@ fn what_a_server_refuses_is_told_once_with_its_place_and_the_others_are_applied(
 
 #[test]
 fn a_name_of_nothing_is_an_error_also_where_nothing_waits() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     set_up(&server.client(), &sleeper());
     assert!(server.run(&["approve", "--plan", "web", "--all"]).status.success());
     for (args, wanted) in [

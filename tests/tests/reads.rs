@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use chancery_tests::kafka::shared;
-use chancery_tests::{Client, Server, Standbys, until};
+use chancery_tests::{ServerProcess, StandbyServers, TestClient, until};
 use serde_json::{Value, json};
 
 /// Number of writes per client, and number of clients.
@@ -15,14 +15,14 @@ fn fleet(path: &str) -> String {
 }
 
 /// Writes a capability with a score. Returns the answer.
-fn put(client: &Client, name: &str, score: usize) -> chancery_tests::Answer {
+fn put(client: &TestClient, name: &str, score: usize) -> chancery_tests::ServerAnswer {
     let body = json!({"spec": {"type": "T", "score": score}}).to_string();
     let headers = [("content-type", "application/json")];
     client.send("PUT", &fleet(&format!("capabilities/{name}")), &headers, body.as_bytes())
 }
 
 /// Names and scores of the complete list.
-fn scores(client: &Client) -> Vec<(String, u64)> {
+fn scores(client: &TestClient) -> Vec<(String, u64)> {
     let page = client.get(&fleet("capabilities?limit=1000")).json();
     let items = page["items"].as_array().expect("items").clone();
     let score = |item: &Value| Some((item["name"].as_str()?.to_owned(), item["score"].as_u64()?));
@@ -31,7 +31,7 @@ fn scores(client: &Client) -> Vec<(String, u64)> {
 
 #[test]
 fn no_read_after_an_acknowledged_write_is_stale() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let stale = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for number in 0..CLIENTS {
@@ -61,7 +61,7 @@ fn no_read_after_an_acknowledged_write_is_stale() {
 
 #[test]
 fn what_a_batch_or_a_refusal_was_decided_on_is_read_after_it() {
-    let server = Server::start();
+    let server = ServerProcess::start();
     let client = server.client();
     for round in 0..50 {
         let event = |number: usize| {
@@ -93,7 +93,7 @@ fn what_a_batch_or_a_refusal_was_decided_on_is_read_after_it() {
 
 #[test]
 fn a_server_that_is_started_again_answers_with_what_it_acknowledged_before() {
-    let mut server = Server::start();
+    let mut server = ServerProcess::start();
     for score in 1..=5 {
         assert!((200..300).contains(&put(&server.client(), "c", score).status));
         server.kill();
@@ -104,7 +104,7 @@ fn a_server_that_is_started_again_answers_with_what_it_acknowledged_before() {
 
 #[test]
 fn a_standby_names_its_position_and_is_as_new_as_what_it_forwarded_or_is_asked_for() {
-    let standbys = Standbys::start(shared(1), "reads", 2, &[]);
+    let standbys = StandbyServers::start(shared(1), "reads", 2, &[]);
     let decider = standbys.decider();
     let (leader, standby) = (standbys.servers[decider].client(), standbys.servers[1 - decider].client());
     until("an intent is decided", || (put(&standby, "c", 0).status < 300).then_some(()));
@@ -138,7 +138,7 @@ fn a_standby_names_its_position_and_is_as_new_as_what_it_forwarded_or_is_asked_f
 
 #[test]
 fn a_position_that_was_acknowledged_is_reached_after_a_takeover() {
-    let mut standbys = Standbys::start(shared(1), "reads-takeover", 2, &[]);
+    let mut standbys = StandbyServers::start(shared(1), "reads-takeover", 2, &[]);
     for round in 1..=3 {
         let decider = standbys.decider();
         let standby = standbys.servers[1 - decider].client();

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use chancery_tests::fault_campaigns::fleet::set_up;
-use chancery_tests::{Client, Server, payloads, program, until};
+use chancery_tests::{ServerProcess, TestClient, payloads, program, until};
 use serde_json::{Value, json};
 
 /// Payload that behaves as its coordinate requires, and is ready when its port is open.
@@ -15,7 +15,7 @@ fn payload() -> Value {
     })
 }
 
-fn deploy(client: &Client, name: &str, script: &str, more: &Value) {
+fn deploy(client: &TestClient, name: &str, script: &str, more: &Value) {
     let mut spec = json!({"count": 3, "coordinates": {"app": {"script": script}}});
     for (key, value) in more.as_object().into_iter().flatten() {
         spec[key] = value.clone();
@@ -27,25 +27,25 @@ fn good() -> String {
     format!("exec {} demo-payload --port $PORT_HTTP", program().display())
 }
 
-fn state(client: &Client, deployment: &str) -> String {
+fn state(client: &TestClient, deployment: &str) -> String {
     client.read(&format!("plans/web/deployments/{deployment}"))["state"]
         .as_str()
         .unwrap_or_default()
         .to_owned()
 }
 
-fn reaches(client: &Client, deployment: &str, wanted: &str) {
+fn reaches(client: &TestClient, deployment: &str, wanted: &str) {
     until(&format!("{deployment} is {wanted}"), || (state(client, deployment) == wanted).then_some(()));
 }
 
-fn pids(server: &Server) -> BTreeSet<String> {
+fn pids(server: &ServerProcess) -> BTreeSet<String> {
     payloads(server.data()).iter().map(|payload| format!("{payload:?}")).collect()
 }
 
 /// Starts three replicas of a good version, and an update of one of them to a version that never becomes
 /// ready.
-fn hung(more: &Value) -> (Server, BTreeSet<String>) {
-    let server = Server::start();
+fn hung(more: &Value) -> (ServerProcess, BTreeSet<String>) {
+    let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &payload());
     deploy(&client, "good", &good(), &json!({}));

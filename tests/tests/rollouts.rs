@@ -1,14 +1,14 @@
 //! Random sequences of deployments, operator actions and a fault, for a few rounds with fixed seeds;
 //! `tests/reliability rollouts` plays any number.
 
-use chancery_tests::Place;
-use chancery_tests::fault_campaigns::Lane;
+use chancery_tests::JournalBackend;
+use chancery_tests::fault_campaigns::CampaignKind;
 
 #[test]
 fn whatever_is_done_about_deployments_as_many_good_replicas_serve_as_promised_and_the_end_is_what_is_wanted()
 {
     for seed in 1..=2 {
-        let (tally, ran) = Lane::Rollouts.run(Place::Embedded, 2, seed);
+        let (tally, ran) = CampaignKind::Rollouts.run(JournalBackend::Embedded, 2, seed);
         println!("{tally:?}");
         ran.unwrap_or_else(|error| panic!("{error:?}"));
         assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (2, 0, 0, 0));

@@ -3,7 +3,7 @@
 //! `SEED=… cargo test -p chancery-tests the_seed` plays one seed; `tests/reliability simulate 200000` many
 //! more.
 
-use chancery_tests::sim::{Fault, Script, TraceOption, play, play_many};
+use chancery_tests::sim::{SimulatedFault, TraceOption, WorldScript, play, play_many};
 
 /// Number of seeds that the tests always play.
 const SEEDS: u64 = 3000;
@@ -48,7 +48,7 @@ fn thousands_of_worlds_hold() {
         println!("SEED={}: {}", failed.seed, failed.violation);
     }
     assert!(all.failed.is_empty(), "play one of these with SEED=…");
-    for fault in Fault::ALL {
+    for fault in SimulatedFault::ALL {
         assert!(all.counts.get(fault.word()) > 0, "no {} in {SEEDS} worlds", fault.word());
     }
     for work in WORK {
@@ -62,12 +62,14 @@ fn thousands_of_worlds_hold() {
 #[test]
 fn the_same_seed_gives_the_same_world() {
     for seed in [3, 44, 407] {
-        let (one, two) =
-            (play(Script::draw(seed), TraceOption::Told), play(Script::draw(seed), TraceOption::Told));
+        let (one, two) = (
+            play(WorldScript::draw(seed), TraceOption::Told),
+            play(WorldScript::draw(seed), TraceOption::Told),
+        );
         assert_eq!(one.hash, two.hash, "seed {seed}");
         assert!(one.trace == two.trace && !one.trace.is_empty(), "seed {seed}");
         // Recording the story does not change the world.
-        assert_eq!(play(Script::draw(seed), TraceOption::Untold).hash, one.hash, "seed {seed}");
+        assert_eq!(play(WorldScript::draw(seed), TraceOption::Untold).hash, one.hash, "seed {seed}");
     }
 }
 
@@ -76,7 +78,7 @@ fn the_same_seed_gives_the_same_world() {
 fn the_seed() {
     let Some(seed) = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
     println!("seed {seed}");
-    let script = Script::draw(seed);
+    let script = WorldScript::draw(seed);
     if let Some(violation) = play(script.clone(), TraceOption::Untold).violation {
         let (small, played) = chancery_tests::sim::shrink::shrink(&script);
         println!("{}", played.trace.join("\n"));

@@ -8,11 +8,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use chancery_tests::{Place, Server, until};
+use chancery_tests::{JournalBackend, ServerProcess, until};
 use regex::Regex;
 
 /// Command of the README, and its expected output.
-struct Shown {
+struct ShownCommand {
     command: String,
     output: Vec<String>,
 }
@@ -46,8 +46,8 @@ fn reduce(line: &str, variable: &Regex) -> (String, Vec<String>) {
 }
 
 /// Commands between the two marks, from the blocks of console text.
-fn read(readme: &str) -> Vec<Shown> {
-    let mut shown: Vec<Shown> = Vec::new();
+fn read(readme: &str) -> Vec<ShownCommand> {
+    let mut shown: Vec<ShownCommand> = Vec::new();
     let mut inside = false;
     for line in part(readme).lines() {
         match line {
@@ -55,7 +55,7 @@ fn read(readme: &str) -> Vec<Shown> {
             "```" => inside = false,
             _ if !inside => {}
             _ => match line.strip_prefix("$ ") {
-                Some(command) => shown.push(Shown { command: command.to_owned(), output: Vec::new() }),
+                Some(command) => shown.push(ShownCommand { command: command.to_owned(), output: Vec::new() }),
                 None => shown.last_mut().expect("a command comes first").output.push(line.to_owned()),
             },
         }
@@ -72,7 +72,7 @@ fn part(readme: &str) -> &str {
 }
 
 /// README with the actual commands and output in place of the old ones.
-fn written(readme: &str, printed: &[Shown]) -> String {
+fn written(readme: &str, printed: &[ShownCommand]) -> String {
     let mut printed = printed.iter().peekable();
     let (mut text, mut inside, mut skipping) = (String::new(), false, false);
     let walk = part(readme);
@@ -109,11 +109,11 @@ fn is_updating() -> bool {
 
 /// Plays the walk-through, and compares the output with the README's, unless the README is being updated.
 /// Returns the commands and their output.
-fn play(server: &Server, readme: &str) -> Vec<Shown> {
+fn play(server: &ServerProcess, readme: &str) -> Vec<ShownCommand> {
     let variable = variable();
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     let mut printed = Vec::new();
-    for Shown { command, output } in read(readme) {
+    for ShownCommand { command, output } in read(readme) {
         let here = |found: &regex::Captures<'_>| {
             names.get(&found[0]).cloned().unwrap_or_else(|| found[0].to_owned())
         };
@@ -138,7 +138,7 @@ fn play(server: &Server, readme: &str) -> Vec<Shown> {
         if !is_updating() {
             assert_eq!(plain(&said), plain(&seen), "$ {command}\nprinted:\n{}", found.join("\n"));
         }
-        printed.push(Shown { command: typed, output: found });
+        printed.push(ShownCommand { command: typed, output: found });
         // An outdated README may have other text in the same lines.
         let both = said.into_iter().zip(seen).filter(|((_, said), (_, seen))| said.len() == seen.len());
         for (there, here) in both.flat_map(|((_, said), (_, seen))| said.into_iter().zip(seen)) {
@@ -148,13 +148,13 @@ fn play(server: &Server, readme: &str) -> Vec<Shown> {
     printed
 }
 
-fn play_at(place: Place) {
+fn play_at(place: JournalBackend) {
     let path = readme();
     let readme = std::fs::read_to_string(&path).expect("the README");
     let mut site = place.start(&[]);
     let printed = play(&site.server, &readme);
     // The README is written from the variant that readers are asked to start.
-    if is_updating() && place == Place::Embedded {
+    if is_updating() && place == JournalBackend::Embedded {
         std::fs::write(&path, written(&readme, &printed)).expect("the README can be written");
     }
     site.stop().unwrap_or_else(|error| panic!("{error:#}"));
@@ -162,17 +162,17 @@ fn play_at(place: Place) {
 
 #[test]
 fn the_walk_through_of_the_readme_prints_what_it_says() {
-    play_at(Place::Embedded);
+    play_at(JournalBackend::Embedded);
 }
 
 #[test]
 fn the_walk_through_prints_the_same_with_the_journal_on_one_broker() {
-    play_at(Place::OneBroker);
+    play_at(JournalBackend::OneBroker);
 }
 
 #[test]
 fn the_walk_through_prints_the_same_with_the_journal_on_three_brokers() {
-    play_at(Place::ThreeBrokers);
+    play_at(JournalBackend::ThreeBrokers);
 }
 
 fn fetch(url: &str) -> String {

@@ -5,21 +5,21 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use chancery_tests::{Server, program, until};
+use chancery_tests::{ServerProcess, program, until};
 use serde_json::Value;
 
 /// Proxy with a constant address in front of a server whose address changes with each start.
-struct Front {
+struct FrontProxy {
     url: String,
     behind: Arc<Mutex<String>>,
 }
 
-impl Front {
-    fn of(server: &Server) -> Front {
+impl FrontProxy {
+    fn of(server: &ServerProcess) -> FrontProxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let behind = Arc::new(Mutex::new(address(server)));
-        let front = Front { url, behind: behind.clone() };
+        let front = FrontProxy { url, behind: behind.clone() };
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let address = behind.lock().expect("no panic").clone();
@@ -34,12 +34,12 @@ impl Front {
         front
     }
 
-    fn now(&self, server: &Server) {
+    fn now(&self, server: &ServerProcess) {
         *self.behind.lock().expect("no panic") = address(server);
     }
 }
 
-fn address(server: &Server) -> String {
+fn address(server: &ServerProcess) -> String {
     server.url().trim_start_matches("http://").to_owned()
 }
 
@@ -51,13 +51,13 @@ fn pass(mut from: TcpStream, mut to: TcpStream) {
 }
 
 /// Running `get --watch` command; dropping it ends the program.
-struct Watch {
+struct WatchCommand {
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
 }
 
-impl Watch {
-    fn begin(url: &str, args: &[&str]) -> Watch {
+impl WatchCommand {
+    fn begin(url: &str, args: &[&str]) -> WatchCommand {
         let mut child = Command::new(program())
             .args(args)
             .env("CHANCERY_SERVER", url)
@@ -74,7 +74,7 @@ impl Watch {
                 told.lock().expect("no panic").push(line);
             }
         });
-        Watch { child, lines }
+        WatchCommand { child, lines }
     }
 
     fn lines(&self) -> Vec<String> {
@@ -100,7 +100,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for WatchCommand {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -109,11 +109,11 @@ impl Drop for Watch {
 
 #[test]
 fn a_watch_tells_every_change_once_also_across_a_killed_server() {
-    let mut server = Server::start();
-    let front = Front::of(&server);
+    let mut server = ServerProcess::start();
+    let front = FrontProxy::of(&server);
     server.cli(&["apply", "-f", "examples/nodes.yaml"]);
-    let watch = Watch::begin(&front.url, &["get", "nodes", "--watch", "-o", "jsonl"]);
-    let lines = Watch::begin(&front.url, &["get", "node/node-2", "-w"]);
+    let watch = WatchCommand::begin(&front.url, &["get", "nodes", "--watch", "-o", "jsonl"]);
+    let lines = WatchCommand::begin(&front.url, &["get", "node/node-2", "-w"]);
     for node in ["node/node-1", "node/node-2", "node/node-3", "node/node-4"] {
         watch.until("added", node, "allocated");
     }

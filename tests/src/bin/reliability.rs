@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
-use chancery_tests::Place;
-use chancery_tests::fault_campaigns::{Fault, Lane};
-use chancery_tests::ledger::Ledger;
+use chancery_tests::JournalBackend;
+use chancery_tests::fault_campaigns::{CampaignKind, InjectedFault};
+use chancery_tests::ledger::ReliabilityLedger;
 
 fn main() -> ExitCode {
     match run() {
@@ -22,9 +22,9 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let mut args = std::env::args().skip(1);
-    let lanes: Vec<_> = Lane::ALL.iter().map(|lane| lane.word()).collect();
+    let lanes: Vec<_> = CampaignKind::ALL.iter().map(|lane| lane.word()).collect();
     let usage = format!("usage: reliability LANE [ROUNDS], with LANE one of {}", lanes.join(", "));
-    let lane: Lane = args.next().context(usage.clone())?.parse().map_err(anyhow::Error::msg)?;
+    let lane: CampaignKind = args.next().context(usage.clone())?.parse().map_err(anyhow::Error::msg)?;
     let rounds: u64 = args.next().map_or(Ok(50), |text| text.parse()).context(usage)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     let seed = match std::env::var("SEED") {
@@ -32,7 +32,7 @@ fn run() -> Result<()> {
         Err(_) => now,
     };
     let usual = lane.places()[0];
-    let place: Place = match std::env::var("BROKERS") {
+    let place: JournalBackend = match std::env::var("BROKERS") {
         Ok(text) => text.parse().map_err(anyhow::Error::msg).context("read BROKERS")?,
         Err(_) => usual,
     };
@@ -47,19 +47,19 @@ fn run() -> Result<()> {
         return ran;
     }
     let kind = if place == usual { lane.word().to_owned() } else { format!("{lane} {place}") };
-    Ledger::add(&Ledger::path(), &kind, tally)?;
+    ReliabilityLedger::add(&ReliabilityLedger::path(), &kind, tally)?;
     ran
 }
 
 /// Faults of the lane, or those that the variable `FAULTS` lists, separated by commas.
-fn faults(lane: Lane, place: Place) -> Result<Vec<Fault>> {
-    let all = Fault::of(lane, place);
-    for fault in Fault::ALL.iter().filter(|fault| !all.contains(fault)) {
+fn faults(lane: CampaignKind, place: JournalBackend) -> Result<Vec<InjectedFault>> {
+    let all = InjectedFault::of(lane, place);
+    for fault in InjectedFault::ALL.iter().filter(|fault| !all.contains(fault)) {
         println!("{lane} {place} does not have the fault {fault} on this host");
     }
     let Ok(text) = std::env::var("FAULTS") else { return Ok(all) };
     let named = text.split(',').map(|word| word.parse().map_err(anyhow::Error::msg));
-    let named: Vec<Fault> = named.collect::<Result<_>>().context("invalid FAULTS")?;
+    let named: Vec<InjectedFault> = named.collect::<Result<_>>().context("invalid FAULTS")?;
     ensure!(
         named.iter().all(|fault| all.contains(fault)),
         "invalid FAULTS {text:?}: not all of {lane} {place}"

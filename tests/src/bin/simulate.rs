@@ -9,8 +9,10 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use chancery_tests::ledger::{CountMap, Ledger};
-use chancery_tests::sim::{Failed, Fault, Many, Script, TraceOption, play, play_many, shrink};
+use chancery_tests::ledger::{CountMap, ReliabilityLedger};
+use chancery_tests::sim::{
+    FailedWorld, SimulatedFault, TraceOption, WorldScript, WorldsResult, play, play_many, shrink,
+};
 
 /// Name of these executions in the ledger.
 const KIND: &str = "simulation";
@@ -37,13 +39,14 @@ fn usage() -> ExitCode {
 }
 
 fn for_the_ledger(seeds: u64) -> ExitCode {
-    let path = Ledger::path();
-    let from = match Ledger::read(&path) {
+    let path = ReliabilityLedger::path();
+    let from = match ReliabilityLedger::read(&path) {
         Ok(ledger) => ledger.of(KIND).seeds + 1,
         Err(error) => return failed(&error),
     };
     let (exit, all) = many(from, seeds);
-    let faults = Fault::ALL.iter().map(|fault| (fault.word().to_owned(), all.counts.get(fault.word())));
+    let faults =
+        SimulatedFault::ALL.iter().map(|fault| (fault.word().to_owned(), all.counts.get(fault.word())));
     let tally = CountMap {
         seeds,
         simulated_seconds: (all.hours * 3600.0) as u64,
@@ -53,7 +56,7 @@ fn for_the_ledger(seeds: u64) -> ExitCode {
         violations: all.failed.len() as u64,
         ..CountMap::default()
     };
-    match Ledger::add(&path, KIND, tally) {
+    match ReliabilityLedger::add(&path, KIND, tally) {
         Ok(()) => exit,
         Err(error) => failed(&error),
     }
@@ -67,7 +70,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 /// Plays one world. If it fails, prints the smallest that was found to fail likewise, as a story.
 fn one(seed: u64) -> ExitCode {
     println!("seed {seed}");
-    let script = Script::draw(seed);
+    let script = WorldScript::draw(seed);
     let told = std::env::var_os("STORY").is_some();
     let played = play(script.clone(), if told { TraceOption::Told } else { TraceOption::Untold });
     for line in &played.trace {
@@ -92,14 +95,14 @@ fn one(seed: u64) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn many(from: u64, seeds: u64) -> (ExitCode, Many) {
+fn many(from: u64, seeds: u64) -> (ExitCode, WorldsResult) {
     println!("seeds {from} to {}", from + seeds - 1);
     let began = Instant::now();
     let all = play_many(from, seeds);
     for (what, count) in all.counts.iter() {
         println!("{count:>10}  {what}");
     }
-    for Failed { seed, violation } in &all.failed {
+    for FailedWorld { seed, violation } in &all.failed {
         println!("SEED={seed}: {violation}");
     }
     let (hours, events, failed) = (all.hours, all.events, all.failed.len());

@@ -6,35 +6,46 @@ use chancery_events::id::IncarnationId;
 use chancery_events::name::ReplicaName;
 use chancery_events::spec::{NodeState, OperationKind};
 
-use super::state::{Incarnation, Life, Stage, World};
-use super::violation::{Check, Violation, demand};
+use super::state::{CheckedFleet, Incarnation, IncarnationProgress, OperationProgress};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
 /// Running processes of one incarnation, whatever the journal states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Alive {
+pub struct RunningProcesses {
     /// Id of the incarnation.
     pub incarnation: IncarnationId,
     /// Number of processes, at least one.
     pub processes: usize,
 }
 
-impl World {
-    pub(super) fn alive(&self, alive: &[Alive]) -> Check {
+impl CheckedFleet {
+    pub(super) fn alive(&self, alive: &[RunningProcesses]) -> RuleResult {
         let mut of: BTreeMap<&ReplicaName, Vec<(IncarnationId, &Incarnation)>> = BTreeMap::new();
-        for Alive { incarnation: id, processes } in alive {
-            let unknown = || Violation::new(6, format!("incarnation {id} runs, and was never issued"));
+        for RunningProcesses { incarnation: id, processes } in alive {
+            let unknown =
+                || InvariantViolation::new(6, format!("incarnation {id} runs, and was never issued"));
             let found = self.incarnations.get(id).ok_or_else(unknown)?;
             let expunged = self.nodes.get(&found.node).is_some_and(|n| n.state == NodeState::Expunged);
             match found.life {
-                Life::Expunged => continue,
+                IncarnationProgress::Expunged => continue,
                 _ if expunged => continue,
-                Life::Over => {
-                    return Err(Violation::new(4, format!("incarnation {id} runs without a reservation")));
+                IncarnationProgress::Over => {
+                    return Err(InvariantViolation::new(
+                        4,
+                        format!("incarnation {id} runs without a reservation"),
+                    ));
                 }
-                Life::Reserved => {
-                    return Err(Violation::new(6, format!("incarnation {id} runs without a command")));
+                IncarnationProgress::Reserved => {
+                    return Err(InvariantViolation::new(
+                        6,
+                        format!("incarnation {id} runs without a command"),
+                    ));
                 }
-                Life::Creating | Life::Starting | Life::Running | Life::Updating(_) | Life::Stopping(_) => {}
+                IncarnationProgress::Creating
+                | IncarnationProgress::Starting
+                | IncarnationProgress::Running
+                | IncarnationProgress::Updating(_)
+                | IncarnationProgress::Stopping(_) => {}
             }
             let spec = found.processes;
             demand!(
@@ -63,9 +74,9 @@ impl World {
             });
             beside.map(|by| by.stage)
         };
-        let goes = |run: &Incarnation| matches!(run.life, Life::Stopping(_));
+        let goes = |run: &Incarnation| matches!(run.life, IncarnationProgress::Stopping(_));
         let stages = [came_beside(one), came_beside(two)];
-        let going = stages.contains(&Some(Stage::Over)) && (goes(one) || goes(two));
-        stages.contains(&Some(Stage::Running)) || going
+        let going = stages.contains(&Some(OperationProgress::Over)) && (goes(one) || goes(two));
+        stages.contains(&Some(OperationProgress::Running)) || going
     }
 }

@@ -8,28 +8,39 @@ use chancery_events::spec::{
 };
 use chancery_events::time::Time;
 
-use super::state::{At, Operation, Said, World};
-use super::violation::{Check, Violation, demand};
+use super::state::{CheckedFleet, FactLocation, InputVerdict, Operation};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
 /// Microseconds in a minute, and minutes in a day and in a week.
 const MINUTE: i64 = 60_000_000;
 const DAY: i64 = 24 * 60;
 const WEEK: i64 = 7 * DAY;
 
-impl World {
+impl CheckedFleet {
     /// Checks that the approver is entitled.
-    pub(super) fn entitled(&mut self, fact: &OperationApproved, operation: &Operation, at: At) -> Check {
+    pub(super) fn entitled(
+        &mut self,
+        fact: &OperationApproved,
+        operation: &Operation,
+        at: FactLocation,
+    ) -> RuleResult {
         match &fact.approved_by {
             ApprovalActor::Rule(rule) => self.rule_applies(fact, operation, rule, at),
             ApprovalActor::Actor(actor) => self.actor_may(fact, operation, actor, at),
         }
     }
 
-    fn actor_may(&mut self, fact: &OperationApproved, operation: &Operation, actor: &Actor, at: At) -> Check {
+    fn actor_may(
+        &mut self,
+        fact: &OperationApproved,
+        operation: &Operation,
+        actor: &Actor,
+        at: FactLocation,
+    ) -> RuleResult {
         let id = fact.operation;
         let input = self.input_of(at);
         let asked = input.as_deref().is_some_and(|input| {
-            input.said == Said::Accepted
+            input.said == InputVerdict::Accepted
                 && input.request().is_some_and(|request| {
                     request.actor == *actor
                         && matches!(&request.intent, Intent::OperationApprove(ask)
@@ -69,7 +80,13 @@ impl World {
         }
     }
 
-    fn rule_applies(&mut self, fact: &OperationApproved, operation: &Operation, rule: &str, at: At) -> Check {
+    fn rule_applies(
+        &mut self,
+        fact: &OperationApproved,
+        operation: &Operation,
+        rule: &str,
+        at: FactLocation,
+    ) -> RuleResult {
         let (id, kind, name) = (fact.operation, operation.kind, &operation.plan);
         if let Some(policy) = rule.strip_prefix("policy/") {
             return self.policy_applies(fact, operation, policy, at);
@@ -114,10 +131,17 @@ impl World {
         Ok(())
     }
 
-    fn policy_applies(&self, fact: &OperationApproved, operation: &Operation, policy: &str, at: At) -> Check {
+    fn policy_applies(
+        &self,
+        fact: &OperationApproved,
+        operation: &Operation,
+        policy: &str,
+        at: FactLocation,
+    ) -> RuleResult {
         let id = fact.operation;
-        let unknown =
-            || Violation::new(6, format!("operation {id} is approved by policy {policy}, which is not"));
+        let unknown = || {
+            InvariantViolation::new(6, format!("operation {id} is approved by policy {policy}, which is not"))
+        };
         let name: PolicyName = policy.parse().map_err(|_| unknown())?;
         let spec = self.policies.get(&name).ok_or_else(unknown)?;
         let PolicyRule::Approve { windows, max_in_flight: in_flight } = &spec.rule else {

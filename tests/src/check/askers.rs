@@ -6,12 +6,19 @@ use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, DisruptionName, NodeName};
 use chancery_events::spec::{ClusterRuntime, OperationKind};
 
-use super::state::{At, DeploymentStage, Input, Operation, Replica, Stage, World};
-use super::violation::{Check, Violation, demand};
+use super::state::{
+    CheckedFleet, DeploymentStage, FactLocation, LastInput, Operation, OperationProgress, Replica,
+};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
-impl World {
+impl CheckedFleet {
     /// Checks that the operation was requested, by an allowed requester.
-    pub(super) fn asked_for(&mut self, fact: &OperationCreated, replica: &Replica, at: At) -> Check {
+    pub(super) fn asked_for(
+        &mut self,
+        fact: &OperationCreated,
+        replica: &Replica,
+        at: FactLocation,
+    ) -> RuleResult {
         let (name, kind) = (&fact.replica, fact.kind);
         demand!(
             6,
@@ -30,7 +37,7 @@ impl World {
             (None, Some(Requester::Actor(_))) if fact.purpose.is_some() => self.rebalance_asks(fact, replica),
             (None, None | Some(Requester::Actor(_))) => {
                 let input = self.input_of(at);
-                let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
+                let asked = input.as_deref().and_then(LastInput::request).is_some_and(|request| {
                     let own = match &fact.requested_by {
                         Some(Requester::Actor(actor)) => *actor == request.actor,
                         _ => true,
@@ -43,12 +50,17 @@ impl World {
                 Ok(())
             }
             (Some(_), Some(Requester::Actor(_) | Requester::Disruption { .. })) => {
-                Err(Violation::new(6, format!("two ask for a {kind} of {name}")))
+                Err(InvariantViolation::new(6, format!("two ask for a {kind} of {name}")))
             }
         }
     }
 
-    fn deployment_asks(&mut self, fact: &OperationCreated, replica: &Replica, by: &DeploymentName) -> Check {
+    fn deployment_asks(
+        &mut self,
+        fact: &OperationCreated,
+        replica: &Replica,
+        by: &DeploymentName,
+    ) -> RuleResult {
         let (name, kind) = (&fact.replica, fact.kind);
         let what = format!("a {kind} of {name} is opened");
         let plan = self.plan(&replica.plan)?;
@@ -78,7 +90,7 @@ impl World {
                 }
             }
             OperationKind::Relocate | OperationKind::Restart | OperationKind::Stop => {
-                return Err(Violation::new(6, format!("{what} for deployment {by}")));
+                return Err(InvariantViolation::new(6, format!("{what} for deployment {by}")));
             }
         }
         Ok(())
@@ -92,14 +104,14 @@ impl World {
         replica: &Replica,
         by: &DeploymentName,
         rule: &str,
-    ) -> Check {
+    ) -> RuleResult {
         let what = format!("a {} of {} is opened by rule {rule}", fact.kind, fact.replica);
         let own = format!("deployment/{}/{by}/rollback", replica.plan);
         demand!(6, rule == own && fact.kind == OperationKind::Delete, "{what}, which is not for that");
         demand!(6, replica.created_by.as_ref() == Some(by), "{what}, and another deployment created that");
         let mut open = replica.open.iter().filter_map(|open| self.operations.get(open));
         let is_created = open.any(|open| {
-            let runs = open.stage == Stage::Running && open.kind == OperationKind::Create;
+            let runs = open.stage == OperationProgress::Running && open.kind == OperationKind::Create;
             runs && self.aborts_since(open).is_some()
         });
         // Its create never started: it was queued, or its reservation was released.
@@ -115,7 +127,13 @@ impl World {
         Ok(())
     }
 
-    fn rule_asks(&mut self, fact: &OperationCreated, replica: &Replica, rule: &str, at: At) -> Check {
+    fn rule_asks(
+        &mut self,
+        fact: &OperationCreated,
+        replica: &Replica,
+        rule: &str,
+        at: FactLocation,
+    ) -> RuleResult {
         let what = format!("a {} of {} is opened by rule {rule}", fact.kind, fact.replica);
         demand!(6, fact.node.is_none(), "{what}, which wants it on {:?}", fact.node);
         if rule == format!("plan/{}/restart", replica.plan) {
@@ -138,8 +156,8 @@ impl World {
         replica: &Replica,
         node: &NodeName,
         name: &DisruptionName,
-        at: At,
-    ) -> Check {
+        at: FactLocation,
+    ) -> RuleResult {
         let what = format!("a {} of {} is opened for disruption {name} of {node}", fact.kind, fact.replica);
         demand!(6, fact.kind == OperationKind::Relocate && fact.node.is_none(), "{what}, which is no move");
         let on = self.node(node)?;
@@ -178,7 +196,7 @@ impl World {
         &mut self,
         replica: &Replica,
         version: &DeploymentName,
-    ) -> Result<bool, Violation> {
+    ) -> Result<bool, InvariantViolation> {
         let Some(active) = replica.active.and_then(|id| self.incarnations.get(&id)).cloned() else {
             return Ok(false);
         };

@@ -7,11 +7,11 @@ use chancery_events::id::{Lineage, Position, Term, WriterId};
 use chancery_events::record::{Record, RecordHash, RecordStart};
 use chancery_events::time::Time;
 
-use super::violation::{Check, demand};
+use super::violation::{RuleResult, demand};
 
 /// End of the journal so far.
 #[derive(Clone, Debug)]
-struct Last {
+struct LastHeader {
     fleet: Arc<str>,
     position: Position,
     hash: RecordHash,
@@ -22,13 +22,13 @@ struct Last {
 
 /// Checks the headers in order.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Chain {
-    last: Option<Last>,
+pub(super) struct HeaderChain {
+    last: Option<LastHeader>,
     /// Lineages, each with the last position of its ids; the newest last, without an end.
     lineages: Vec<(Lineage, Position)>,
 }
 
-impl Chain {
+impl HeaderChain {
     /// Returns the current lineage.
     pub(super) fn lineage(&self) -> Option<Lineage> {
         self.lineages.last().map(|(lineage, _)| *lineage)
@@ -39,7 +39,7 @@ impl Chain {
         self.lineages.iter().any(|(ours, end)| *ours == lineage && position <= *end)
     }
 
-    pub(super) fn take(&mut self, record: &Record) -> Check {
+    pub(super) fn take(&mut self, record: &Record) -> RuleResult {
         let header = record.header();
         let Some(last) = &self.last else {
             demand!(1, header.first == Position::FIRST, "the first record starts at {}", header.first);
@@ -100,7 +100,7 @@ impl Chain {
 
     fn follow(&mut self, record: &Record) {
         let header = record.header();
-        self.last = Some(Last {
+        self.last = Some(LastHeader {
             fleet: header.fleet.clone(),
             position: record.last(),
             hash: record.hash(),

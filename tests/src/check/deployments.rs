@@ -16,9 +16,11 @@ use chancery_events::spec::{
 use chancery_events::time::Time;
 use std::time::Duration;
 
-use super::obligations::Obligation;
-use super::state::{At, Deployment, DeploymentStage, Input, Operation, Plan, Stage, World};
-use super::violation::{Check, Violation, demand};
+use super::obligations::RecordObligation;
+use super::state::{
+    CheckedFleet, Deployment, DeploymentStage, FactLocation, LastInput, Operation, OperationProgress, Plan,
+};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
 /// Number of newer ended deployments until an ended deployment is deleted; then its name is free again.
 const KEPT: u64 = 20;
@@ -28,18 +30,18 @@ const STALLS_WITHIN: Duration = Duration::from_secs(20);
 
 /// Trigger by which a deployment's operation starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum How {
+pub(super) enum OperationTrigger {
     /// Start with the approval.
     Approved,
     /// Start when dequeued.
     Turn,
 }
 
-impl World {
-    pub(super) fn deployment_created(&mut self, fact: &DeploymentCreated, at: At) -> Check {
+impl CheckedFleet {
+    pub(super) fn deployment_created(&mut self, fact: &DeploymentCreated, at: FactLocation) -> RuleResult {
         let (owner, name) = (&fact.plan, &fact.name);
         let input = self.input_of(at);
-        let request = input.as_deref().and_then(Input::request);
+        let request = input.as_deref().and_then(LastInput::request);
         let own = |request: &chancery_events::intent::IntentRequest| fact.requested_by == request.actor;
         let asked = match &fact.rollback {
             None => request.is_some_and(|request| {
@@ -100,7 +102,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn deployment_started(&mut self, fact: &DeploymentStarted, at: At) -> Check {
+    pub(super) fn deployment_started(&mut self, fact: &DeploymentStarted, at: FactLocation) -> RuleResult {
         let (owner, name) = (&fact.plan, &fact.name);
         let plan = self.plan(owner)?;
         demand!(
@@ -126,10 +128,15 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn deployment_paused(&mut self, owner: &PlanName, name: &DeploymentName, at: At) -> Check {
+    pub(super) fn deployment_paused(
+        &mut self,
+        owner: &PlanName,
+        name: &DeploymentName,
+        at: FactLocation,
+    ) -> RuleResult {
         let input = self.input_of(at);
         let asked = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::DeploymentPause(ask)) if ask.plan == *owner && ask.name == *name
         );
         demand!(6, asked, "deployment {name} of {owner} is paused without a request");
@@ -140,10 +147,15 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn deployment_resumed(&mut self, owner: &PlanName, name: &DeploymentName, at: At) -> Check {
+    pub(super) fn deployment_resumed(
+        &mut self,
+        owner: &PlanName,
+        name: &DeploymentName,
+        at: FactLocation,
+    ) -> RuleResult {
         let input = self.input_of(at);
         let asked = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::DeploymentResume(ask)) if ask.plan == *owner && ask.name == *name
         );
         demand!(6, asked, "deployment {name} of {owner} is resumed without a request");
@@ -155,11 +167,11 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn deployment_cut_over(&mut self, fact: &DeploymentCutOver, at: At) -> Check {
+    pub(super) fn deployment_cut_over(&mut self, fact: &DeploymentCutOver, at: FactLocation) -> RuleResult {
         let (owner, name) = (&fact.plan, &fact.name);
         let input = self.input_of(at);
         let promoted = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::DeploymentPromote(ask)) if ask.plan == *owner && ask.name == *name
         );
         let plan = self.plan(owner)?;
@@ -169,7 +181,10 @@ impl World {
         demand!(5, !deployment.has_cut_over, "deployment {name} of {owner} cuts over a second time");
         match deployment.spec.strategy {
             DeploymentStrategy::Rolling { .. } => {
-                return Err(Violation::new(11, format!("deployment {name} of {owner} has no new set")));
+                return Err(InvariantViolation::new(
+                    11,
+                    format!("deployment {name} of {owner} has no new set"),
+                ));
             }
             DeploymentStrategy::Canary { .. } => {
                 demand!(11, promoted, "the canary {name} of {owner} cuts over without a promotion");
@@ -194,7 +209,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn deployment_ending(&mut self, fact: &DeploymentHalted, at: At) -> Check {
+    pub(super) fn deployment_ending(&mut self, fact: &DeploymentHalted, at: FactLocation) -> RuleResult {
         let (owner, name) = (&fact.plan, &fact.name);
         let input = self.input_of(at);
         let deployment = self.plan(owner)?.deployment(name)?;
@@ -216,7 +231,7 @@ impl World {
             DeploymentEnd::Failed { .. } => {
                 rolls_back || gives_up || self.has_failed(owner, name, version)?
             }
-            DeploymentEnd::Cancelled => match input.as_deref().and_then(Input::intent) {
+            DeploymentEnd::Cancelled => match input.as_deref().and_then(LastInput::intent) {
                 Some(Intent::DeploymentCancel(ask)) => ask.plan == *owner && ask.name == *name,
                 Some(Intent::DeploymentRollback(ask)) => {
                     let canary = matches!(strategy, DeploymentStrategy::Canary { .. });
@@ -226,8 +241,8 @@ impl World {
                 _ => false,
             },
             DeploymentEnd::Superseded { successor: by } => {
-                self.obligations.push(Obligation::Created(owner.clone(), by.clone()));
-                match input.as_deref().and_then(Input::intent) {
+                self.obligations.push(RecordObligation::Created(owner.clone(), by.clone()));
+                match input.as_deref().and_then(LastInput::intent) {
                     Some(Intent::DeploymentCreate(ask)) => {
                         ask.plan == *owner && ask.name == *by && ask.overlap == OverlapPolicy::Supersede
                     }
@@ -247,7 +262,7 @@ impl World {
         owner: &PlanName,
         name: &DeploymentName,
         version: usize,
-    ) -> Result<bool, Violation> {
+    ) -> Result<bool, InvariantViolation> {
         if self.now.failed.contains(&(owner.clone(), name.clone())) {
             return Ok(true);
         }
@@ -257,7 +272,7 @@ impl World {
         Ok(of.iter().any(|of| plan.deployments.get(of).is_some_and(|of| of.version == version)))
     }
 
-    pub(super) fn deployment_ended(&mut self, fact: &DeploymentEnded) -> Check {
+    pub(super) fn deployment_ended(&mut self, fact: &DeploymentEnded) -> RuleResult {
         let (owner, name) = (&fact.plan, &fact.name);
         let created = self.plan(owner)?.deployment(name)?.created.clone();
         // A replica with an approved delete counts as deleted.
@@ -269,7 +284,10 @@ impl World {
         let deployment = plan.deployment(name)?.clone();
         let right = match &deployment.stage {
             DeploymentStage::Over(_) => {
-                return Err(Violation::new(5, format!("deployment {name} of {owner} ends a second time")));
+                return Err(InvariantViolation::new(
+                    5,
+                    format!("deployment {name} of {owner} ends a second time"),
+                ));
             }
             DeploymentStage::Pending => !matches!(fact.end, DeploymentEnd::Completed),
             DeploymentStage::InProgress => fact.end == DeploymentEnd::Completed,
@@ -312,13 +330,13 @@ impl World {
         if matches!(fact.end, DeploymentEnd::Failed { .. }) {
             self.now.ended_failed.insert((owner.clone(), name.clone()));
             if self.should_roll_back(owner, name)? {
-                self.obligations.push(Obligation::RolledBack(owner.clone(), name.clone()));
+                self.obligations.push(RecordObligation::RolledBack(owner.clone(), name.clone()));
             }
         }
         if let (DeploymentEnd::Superseded { successor: by }, DeploymentStage::Pending) =
             (&fact.end, &deployment.stage)
         {
-            self.obligations.push(Obligation::Created(owner.clone(), by.clone()));
+            self.obligations.push(RecordObligation::Created(owner.clone(), by.clone()));
         }
         Ok(())
     }
@@ -335,7 +353,11 @@ impl World {
 
     /// Whether a failed deployment must be rolled back: its spec requests it, no deployment is queued, and
     /// there is a version to return to.
-    fn should_roll_back(&mut self, owner: &PlanName, name: &DeploymentName) -> Result<bool, Violation> {
+    fn should_roll_back(
+        &mut self,
+        owner: &PlanName,
+        name: &DeploymentName,
+    ) -> Result<bool, InvariantViolation> {
         let plan = self.plan(owner)?;
         let failed = plan.deployment(name)?.clone();
         let wants = failed.spec.auto_rollback && failed.rollback.is_none();
@@ -351,7 +373,7 @@ impl World {
     }
 
     /// Checks that a rollback has the version of its target, which completed.
-    fn is_rollback(&mut self, fact: &DeploymentCreated, to: &DeploymentName, is_named: bool) -> Check {
+    fn is_rollback(&mut self, fact: &DeploymentCreated, to: &DeploymentName, is_named: bool) -> RuleResult {
         let (owner, name) = (&fact.plan, &fact.name);
         let plan = self.plan(owner)?;
         let last = plan.had_replicas.clone();
@@ -383,14 +405,14 @@ impl World {
     }
 
     /// Notes a decision by people: the operation's deployment makes progress, or else the current one.
-    pub(super) fn people_decided(&mut self, operation: &Operation, at: At) {
+    pub(super) fn people_decided(&mut self, operation: &Operation, at: FactLocation) {
         let current = || self.plans.get(&operation.plan).and_then(|plan| plan.current.clone());
         let deployment = operation.deployment.clone().or_else(current);
         self.progresses(&Operation { deployment, ..operation.clone() }, at);
     }
 
     /// Notes progress of the operation's deployment, unless it is ending.
-    pub(super) fn progresses(&mut self, operation: &Operation, at: At) {
+    pub(super) fn progresses(&mut self, operation: &Operation, at: FactLocation) {
         let plan = self.plans.get_mut(&operation.plan);
         let of = plan.zip(operation.deployment.as_ref()).and_then(|(plan, of)| plan.deployments.get_mut(of));
         if let Some(of) = of
@@ -402,7 +424,12 @@ impl World {
 
     /// Checks the outcome of a started operation. If that took longer than the progress deadline, the
     /// deployment was marked stalled, unless the decider was away.
-    pub(super) fn was_called_stalled(&self, id: OperationId, operation: &Operation, at: At) -> Check {
+    pub(super) fn was_called_stalled(
+        &self,
+        id: OperationId,
+        operation: &Operation,
+        at: FactLocation,
+    ) -> RuleResult {
         let of = self.plans.get(&operation.plan).zip(operation.deployment.as_ref());
         let Some(of) = of.and_then(|(plan, of)| plan.deployments.get(of)) else { return Ok(()) };
         // The pause of its strategy does not count.
@@ -426,13 +453,17 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn deployment_stalled(&mut self, fact: &DeploymentStalled, at: At) -> Check {
+    pub(super) fn deployment_stalled(&mut self, fact: &DeploymentStalled, at: FactLocation) -> RuleResult {
         let (owner, name) = (&fact.plan, &fact.name);
         let own = |of: &&Operation| of.plan == *owner && of.deployment.as_ref() == Some(name);
         let stages: Vec<_> = self.operations.values().filter(own).map(|of| of.stage).collect();
-        let asks = stages.contains(&Stage::Pending);
-        let works =
-            stages.iter().any(|stage| matches!(stage, Stage::Preparing | Stage::Approved | Stage::Running));
+        let asks = stages.contains(&OperationProgress::Pending);
+        let works = stages.iter().any(|stage| {
+            matches!(
+                stage,
+                OperationProgress::Preparing | OperationProgress::Approved | OperationProgress::Running
+            )
+        });
         demand!(
             6,
             !fact.waits_for.is_empty(),
@@ -440,7 +471,7 @@ impl World {
         );
         // Operations with other requesters on a replica that the deployment waits for.
         let others = self.operations.values().filter(|of| of.plan == *owner && of.deployment.is_none());
-        let others: Vec<_> = others.filter(|of| of.stage == Stage::Pending).cloned().collect();
+        let others: Vec<_> = others.filter(|of| of.stage == OperationProgress::Pending).cloned().collect();
         let plan = self.plan(owner)?;
         plan.goes_on(name, "it is called stalled")?;
         let deployment = plan.deployment(name)?;
@@ -476,7 +507,13 @@ impl World {
     }
 
     /// Checks that an operation of a deployment may start, in its order.
-    pub(super) fn begins_for(&mut self, id: OperationId, operation: &Operation, how: How, at: At) -> Check {
+    pub(super) fn begins_for(
+        &mut self,
+        id: OperationId,
+        operation: &Operation,
+        how: OperationTrigger,
+        at: FactLocation,
+    ) -> RuleResult {
         let Some(name) = &operation.deployment else { return Ok(()) };
         if operation.takes_back(name) {
             let deployment = self.plan(&operation.plan)?.deployment(name)?;
@@ -490,7 +527,7 @@ impl World {
         let (version, others) = (deployment.version, deployment.begun.clone());
         let (strategy, rested) = (deployment.spec.strategy, deployment.rested);
         deployment.begun.insert(id);
-        if how == How::Turn {
+        if how == OperationTrigger::Turn {
             let (right, _) = plan.sets(version);
             demand!(
                 6,
@@ -538,7 +575,7 @@ impl World {
 
 impl Plan {
     /// Returns the index of the version that the deployment requests.
-    fn version(&mut self, fact: &DeploymentCreated) -> Result<usize, Violation> {
+    fn version(&mut self, fact: &DeploymentCreated) -> Result<usize, InvariantViolation> {
         let spec = self.spec(fact.generation)?;
         let coordinates = fact.spec.coordinates.clone();
         let wants = (spec.namespace.clone(), spec.service.clone(), spec.payloads.clone(), coordinates);
@@ -550,7 +587,7 @@ impl Plan {
     }
 
     /// Checks that a completed deployment has all its replicas, and the plan no others.
-    fn is_so(&self, name: &DeploymentName, deployment: &Deployment) -> Check {
+    fn is_so(&self, name: &DeploymentName, deployment: &Deployment) -> RuleResult {
         let (right, other) = self.sets(deployment.version);
         let count = u64::from(deployment.spec.count);
         demand!(
@@ -570,7 +607,7 @@ impl Plan {
     }
 
     /// Checks that the deployment lacks a replica, so that it may create one.
-    pub(super) fn lacks_one(&mut self, replica: &ReplicaName, name: &DeploymentName) -> Check {
+    pub(super) fn lacks_one(&mut self, replica: &ReplicaName, name: &DeploymentName) -> RuleResult {
         self.goes_on(name, &format!("replica {replica} is created"))?;
         let deployment = self.deployment(name)?.clone();
         let (right, other) = self.sets(deployment.version);
@@ -595,7 +632,7 @@ impl Plan {
     }
 
     /// Checks that the deployment may change a replica of another version.
-    pub(super) fn may_touch_old(&mut self, name: &DeploymentName, what: &str) -> Check {
+    pub(super) fn may_touch_old(&mut self, name: &DeploymentName, what: &str) -> RuleResult {
         let beside = self.deployment(name)?.stands_beside();
         demand!(11, !beside, "{what}, and the new set of deployment {name} does not count yet");
         Ok(())

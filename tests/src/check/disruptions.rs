@@ -9,9 +9,9 @@ use chancery_events::name::{DisruptionName, NodeName};
 use chancery_events::spec::{DisruptionAction, DisruptionState};
 use chancery_events::time::Time;
 
-use super::obligations::Obligation;
-use super::state::{At, Disruption, Input, Node, World};
-use super::violation::{Check, Violation, demand};
+use super::obligations::RecordObligation;
+use super::state::{CheckedFleet, Disruption, FactLocation, LastInput, Node};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
 impl Disruption {
     /// Whether the disruption drains its node now.
@@ -29,23 +29,31 @@ impl Node {
 }
 
 /// Whether the input requests deletion of the node, with everything on it.
-fn wants_node_gone(input: Option<&Input>, node: &NodeName) -> bool {
+fn wants_node_gone(input: Option<&LastInput>, node: &NodeName) -> bool {
     matches!(
-        input.and_then(Input::intent),
+        input.and_then(LastInput::intent),
         Some(Intent::NodeDelete(ask)) if ask.name == *node && ask.cascade == CascadePolicy::Yes
     )
 }
 
-impl World {
-    fn disruption(&mut self, on: &NodeName, name: &DisruptionName) -> Result<&mut Disruption, Violation> {
-        let unknown = || Violation::new(5, format!("node {on} has no disruption {name}"));
+impl CheckedFleet {
+    fn disruption(
+        &mut self,
+        on: &NodeName,
+        name: &DisruptionName,
+    ) -> Result<&mut Disruption, InvariantViolation> {
+        let unknown = || InvariantViolation::new(5, format!("node {on} has no disruption {name}"));
         self.nodes.get_mut(on).and_then(|node| node.disruptions.get_mut(name)).ok_or_else(unknown)
     }
 
-    pub(super) fn disruption_scheduled(&mut self, fact: &DisruptionScheduled, at: At) -> Check {
+    pub(super) fn disruption_scheduled(
+        &mut self,
+        fact: &DisruptionScheduled,
+        at: FactLocation,
+    ) -> RuleResult {
         let (on, name) = (&fact.node, &fact.name);
         let input = self.input_of(at);
-        let asked = match input.as_deref().and_then(Input::intent) {
+        let asked = match input.as_deref().and_then(LastInput::intent) {
             Some(Intent::DisruptionSchedule(ask)) => {
                 ask.node == *on && ask.name == *name && ask.spec == fact.spec
             }
@@ -55,22 +63,22 @@ impl World {
         };
         demand!(6, asked, "disruption {name} of node {on} was not requested");
         let node = self.nodes.get_mut(on);
-        let node = node.ok_or_else(|| Violation::new(5, format!("there is no node {on}")))?;
+        let node = node.ok_or_else(|| InvariantViolation::new(5, format!("there is no node {on}")))?;
         let (spec, state) = (fact.spec.clone(), DisruptionState::Scheduled);
         let old = node.disruptions.insert(name.clone(), Disruption { spec, state, approved_by: None });
         demand!(5, old.is_none(), "disruption {name} of node {on} is scheduled a second time");
         Ok(())
     }
 
-    pub(super) fn disruption_approved(&mut self, fact: &DisruptionApproved, at: At) -> Check {
+    pub(super) fn disruption_approved(&mut self, fact: &DisruptionApproved, at: FactLocation) -> RuleResult {
         let (on, name) = (&fact.node, &fact.name);
         let input = self.input_of(at);
         let asked = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::DisruptionApprove(ask)) if ask.node == *on && ask.name == *name
         );
         let asked = asked || wants_node_gone(input.as_deref(), on);
-        let person = input.as_deref().and_then(Input::request).map(|request| request.actor.clone());
+        let person = input.as_deref().and_then(LastInput::request).map(|request| request.actor.clone());
         let person = self.carried.as_ref().map(|carried| carried.approver.clone()).or(person);
         let own = person.is_some_and(|person| person == fact.approved_by);
         self.may_empty(on, name, wants_node_gone(input.as_deref(), on), at)?;
@@ -92,11 +100,15 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn disruption_completed(&mut self, fact: &DisruptionCompleted, at: At) -> Check {
+    pub(super) fn disruption_completed(
+        &mut self,
+        fact: &DisruptionCompleted,
+        at: FactLocation,
+    ) -> RuleResult {
         let (on, name) = (&fact.node, &fact.name);
         let input = self.input_of(at);
         let asked = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::DisruptionComplete(ask)) if ask.node == *on && ask.name == *name
         );
         let disruption = self.disruption(on, name)?;
@@ -116,16 +128,16 @@ impl World {
         demand!(6, left == 0, "disruption {name} of {on} is completed, and {left} reservations are left");
         if was.spec.action == DisruptionAction::DrainAndDelete {
             self.now.emptied.insert(on.clone());
-            self.obligations.push(Obligation::Forgotten(on.clone()));
+            self.obligations.push(RecordObligation::Forgotten(on.clone()));
         }
         Ok(())
     }
 
-    pub(super) fn disruption_deleted(&mut self, fact: &DisruptionDeleted, at: At) -> Check {
+    pub(super) fn disruption_deleted(&mut self, fact: &DisruptionDeleted, at: FactLocation) -> RuleResult {
         let (on, name) = (&fact.node, &fact.name);
         let input = self.input_of(at);
         let asked = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::DisruptionDelete(ask)) if ask.node == *on && ask.name == *name
         );
         demand!(6, asked, "disruption {name} of {on} is deleted without a request");
@@ -141,11 +153,11 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn policy_applied(&mut self, fact: &PolicyApplied, at: At) -> Check {
+    pub(super) fn policy_applied(&mut self, fact: &PolicyApplied, at: FactLocation) -> RuleResult {
         let name = &fact.name;
         let input = self.input_of(at);
         let asked = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::PolicyApply(ask)) if ask.name == *name && ask.spec == fact.spec
         );
         demand!(6, asked, "policy {name} was not requested");
@@ -154,11 +166,11 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn policy_deleted(&mut self, fact: &PolicyDeleted, at: At) -> Check {
+    pub(super) fn policy_deleted(&mut self, fact: &PolicyDeleted, at: FactLocation) -> RuleResult {
         let name = &fact.name;
         let input = self.input_of(at);
         let asked = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::PolicyDelete(ask)) if ask.name == *name
         );
         demand!(6, asked, "policy {name} is deleted without a request");

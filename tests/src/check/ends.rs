@@ -10,16 +10,19 @@ use chancery_events::observation::ObservedState;
 use chancery_events::spec::{NodeState, OperationKind, RestartPolicy};
 use chancery_events::time::Time;
 
-use super::obligations::Obligation;
+use super::obligations::RecordObligation;
 use super::operations::{is_up, replaces};
-use super::state::{At, Ended, Incarnation, Life, Replica, Stage, World};
-use super::violation::{Check, Violation, demand};
+use super::state::{
+    CheckedFleet, EndedIncarnation, FactLocation, Incarnation, IncarnationProgress, OperationProgress,
+    Replica,
+};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
 /// Longest wait for a restart by the plan's rule, in multiples of its cooldown.
 const LONGEST: u32 = 32;
 
-impl World {
-    pub(super) fn ended(&mut self, fact: &IncarnationEnded, at: At) -> Check {
+impl CheckedFleet {
+    pub(super) fn ended(&mut self, fact: &IncarnationEnded, at: FactLocation) -> RuleResult {
         let id = fact.incarnation;
         let run = self.incarnation_mut(id)?.clone();
         demand!(
@@ -32,9 +35,9 @@ impl World {
         demand!(5, run.replica == fact.replica, "incarnation {id} is of replica {}", run.replica);
         let expunged = self.nodes.get(&fact.node).is_some_and(|node| node.state == NodeState::Expunged);
         let over = match &run.life {
-            Life::Reserved => {
+            IncarnationProgress::Reserved => {
                 self.unwound(fact, run.operation, expunged)?;
-                Life::Over
+                IncarnationProgress::Over
             }
             life => {
                 demand!(
@@ -58,7 +61,7 @@ impl World {
         } else {
             replica.active = replica.secondary.take();
             // An incarnation that was only reserved does not count.
-            if run.life != Life::Reserved || has_failed {
+            if run.life != IncarnationProgress::Reserved || has_failed {
                 replica.next_restart = fact.restart_backoff;
                 replica.recovers &= fact.restart_backoff.is_some();
             }
@@ -66,7 +69,7 @@ impl World {
         let replica = replica.clone();
         self.moves_waiting(&fact.replica);
         let was_up = was_up(&run);
-        self.now.ended.push(Ended {
+        self.now.ended.push(EndedIncarnation {
             incarnation: id,
             replica: fact.replica.clone(),
             plan: replica.plan.clone(),
@@ -81,7 +84,7 @@ impl World {
         if let Some(follower) = follower {
             self.hold_all(follower)?;
         }
-        if run.life != Life::Reserved {
+        if run.life != IncarnationProgress::Reserved {
             self.settles(id, &run, &replica, counted);
         }
         Ok(())
@@ -89,37 +92,41 @@ impl World {
 
     /// Notes obligations of a replica's operations at an incarnation's end.
     fn settles(&mut self, id: IncarnationId, run: &Incarnation, replica: &Replica, counted: bool) {
-        let mut debts = Vec::new();
+        let mut obligations = Vec::new();
         let left = replica.active.and_then(|left| Some((left, self.incarnations.get(&left)?)));
         for open in &replica.open {
             let Some(operation) = self.operations.get(open) else { continue };
-            let begun = operation.stage == Stage::Running;
+            let begun = operation.stage == OperationProgress::Running;
             match operation.kind {
                 // The operation was about the ended incarnation.
-                _ if begun && operation.incarnation == Some(id) => debts.push(Obligation::Closed(*open)),
+                _ if begun && operation.incarnation == Some(id) => {
+                    obligations.push(RecordObligation::Closed(*open))
+                }
                 kind if replaces(kind) && !begun && counted && was_up(run) => {
-                    debts.push(Obligation::Closed(*open));
+                    obligations.push(RecordObligation::Closed(*open));
                 }
                 kind if replaces(kind) && begun => {
                     match left.filter(|(left, _)| operation.incarnation == Some(*left)) {
-                        Some((left, new)) if new.life == Life::Reserved => {
-                            debts.push(Obligation::Begun(left));
+                        Some((left, new)) if new.life == IncarnationProgress::Reserved => {
+                            obligations.push(RecordObligation::Begun(left));
                         }
-                        Some((_, new)) if new.life == Life::Running => debts.push(Obligation::Closed(*open)),
+                        Some((_, new)) if new.life == IncarnationProgress::Running => {
+                            obligations.push(RecordObligation::Closed(*open))
+                        }
                         Some(_) | None => {}
                     }
                 }
                 OperationKind::Stop | OperationKind::Delete if begun && left.is_none() => {
-                    debts.push(Obligation::Closed(*open));
+                    obligations.push(RecordObligation::Closed(*open));
                 }
                 _ => {}
             }
         }
-        self.obligations.extend(debts);
+        self.obligations.extend(obligations);
     }
 
     /// Checks the end of a reservation without start request.
-    fn unwound(&mut self, fact: &IncarnationEnded, held_by: OperationId, expunged: bool) -> Check {
+    fn unwound(&mut self, fact: &IncarnationEnded, held_by: OperationId, expunged: bool) -> RuleResult {
         let id = fact.incarnation;
         let unwound = matches!(fact.end, IncarnationEnd::Unwound { .. });
         demand!(5, unwound, "incarnation {id} was never started, and ends as if it had been");
@@ -140,17 +147,17 @@ impl World {
                 );
                 demand!(
                     5,
-                    matches!(operation.stage, Stage::Pending | Stage::Approved),
+                    matches!(operation.stage, OperationProgress::Pending | OperationProgress::Approved),
                     "operation {held_by} needs a placement again, and was not waiting"
                 );
-                operation.stage = Stage::Preparing;
+                operation.stage = OperationProgress::Preparing;
                 (operation.proposal, operation.incarnation, operation.domain) = (None, None, None);
                 operation.approver = None;
                 self.landed(held_by);
             }
             None => demand!(
                 6,
-                operation.stage == Stage::Over,
+                operation.stage == OperationProgress::Over,
                 "incarnation {id} ends, and operation {held_by} still needs it"
             ),
         }
@@ -161,11 +168,11 @@ impl World {
     fn proved(
         &self,
         fact: &IncarnationEnded,
-        life: &Life,
+        life: &IncarnationProgress,
         revision: u32,
         expunged: bool,
-        at: At,
-    ) -> Result<Life, Violation> {
+        at: FactLocation,
+    ) -> Result<IncarnationProgress, InvariantViolation> {
         let id = fact.incarnation;
         let proof = match self.report(id, at)? {
             Some(report) => match report.observed {
@@ -185,9 +192,9 @@ impl World {
                 matches!(fact.end, IncarnationEnd::Failed { .. }),
                 "incarnation {id} went with its node, and is not called failed"
             );
-            return Ok(Life::Expunged);
+            return Ok(IncarnationProgress::Expunged);
         }
-        if let Life::Stopping(then) = life {
+        if let IncarnationProgress::Stopping(then) = life {
             demand!(
                 5,
                 fact.end == *then,
@@ -195,11 +202,11 @@ impl World {
                 fact.end
             );
         }
-        Ok(Life::Over)
+        Ok(IncarnationProgress::Over)
     }
 
     /// Checks whether and when the replica restarts by its plan's rule.
-    fn promised(&mut self, fact: &IncarnationEnded, run: &Incarnation, at: At) -> Check {
+    fn promised(&mut self, fact: &IncarnationEnded, run: &Incarnation, at: FactLocation) -> RuleResult {
         let (id, name) = (fact.incarnation, &fact.replica);
         let (starts, row, from) = self.rule_of_restart(fact, run, at.time)?;
         let Some(again) = fact.restart_backoff else {
@@ -230,11 +237,14 @@ impl World {
         fact: &IncarnationEnded,
         run: &Incarnation,
         now: Time,
-    ) -> Result<(bool, u32, Time), Violation> {
+    ) -> Result<(bool, u32, Time), InvariantViolation> {
         let replica = self.replica(&fact.replica)?.clone();
         // A reservation without start request that is released with this incarnation does not count.
         let other = replica.secondary.and_then(|id| self.incarnations.get(&id)).filter(|other| {
-            let begun = self.operations.get(&other.operation).is_some_and(|by| by.stage == Stage::Running);
+            let begun = self
+                .operations
+                .get(&other.operation)
+                .is_some_and(|by| by.stage == OperationProgress::Running);
             other.life.is_asked_for() || begun
         });
         let alone = replica.active == Some(fact.incarnation) && other.is_none();
@@ -248,13 +258,13 @@ impl World {
         let by = self.operation(run.operation)?;
         let comes_up = matches!(by.kind, OperationKind::Create | OperationKind::Start);
         let of_a_rule = matches!(by.requested_by, Some(Requester::Rule(_)));
-        let was_run = run.life != Life::Reserved || by.failed;
+        let was_run = run.life != IncarnationProgress::Reserved || by.failed;
         // A start for an aborted deployment leaves what the rule had promised before.
         let was_taken_back = by.aborted && by.kind == OperationKind::Start && by.requested_by.is_none();
         let given_up = run.since.is_none() && comes_up && !of_a_rule;
         let plan = self.plan(&replica.plan)?;
         let policy = plan.latest()?;
-        let asked = matches!(run.life, Life::Stopping(_));
+        let asked = matches!(run.life, IncarnationProgress::Stopping(_));
         let clean = fact.end == IncarnationEnd::Destroyed && !asked;
         let rule = match policy.restart {
             RestartPolicy::Always => true,

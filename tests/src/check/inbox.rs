@@ -5,11 +5,11 @@ use std::sync::Arc;
 use chancery_events::fact::{InboxAdvanced, InboxMessageRefused, InboxSkipped};
 use chancery_events::record::{InboxWatermark, RecordHeader};
 
-use super::violation::{Check, demand};
+use super::violation::{RuleResult, demand};
 
 /// Progress of answers to the inbox.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Inbox {
+pub(super) struct InboxAnswers {
     /// Watermark after the record.
     now: Option<InboxWatermark>,
     /// First offset that the rest of the record may refuse.
@@ -18,8 +18,8 @@ pub(super) struct Inbox {
     told: bool,
 }
 
-impl Inbox {
-    pub(super) fn take(&mut self, header: &RecordHeader) -> Check {
+impl InboxAnswers {
+    pub(super) fn take(&mut self, header: &RecordHeader) -> RuleResult {
         self.told = header.watermark.is_some();
         let Some(now) = &header.watermark else { return Ok(()) };
         if let Some(InboxWatermark { topic, next }) = &self.now {
@@ -31,25 +31,25 @@ impl Inbox {
         Ok(())
     }
 
-    pub(super) fn message_refused(&mut self, fact: &InboxMessageRefused) -> Check {
+    pub(super) fn message_refused(&mut self, fact: &InboxMessageRefused) -> RuleResult {
         let next = self.up_to(&fact.topic)?;
         self.answered(fact.offset, next)
     }
 
-    pub(super) fn skipped(&mut self, fact: &InboxSkipped) -> Check {
+    pub(super) fn skipped(&mut self, fact: &InboxSkipped) -> RuleResult {
         let topic = self.now.as_ref().map(|now| Arc::clone(&now.topic)).unwrap_or_default();
         let next = self.up_to(&topic)?;
         self.answered(fact.offset, next)
     }
 
-    fn answered(&mut self, offset: u64, next: u64) -> Check {
+    fn answered(&mut self, offset: u64, next: u64) -> RuleResult {
         demand!(10, offset >= self.from, "offset {offset} of the inbox is answered again");
         demand!(10, offset < next, "offset {offset} is answered, and the watermark is {next}");
         self.from = offset + 1;
         Ok(())
     }
 
-    pub(super) fn advanced(&self, fact: &InboxAdvanced) -> Check {
+    pub(super) fn advanced(&self, fact: &InboxAdvanced) -> RuleResult {
         let next = self.up_to(&fact.topic)?;
         // Messages that were answered before the commit was closed may be included.
         let within = fact.next > self.from && fact.next <= next;
@@ -57,10 +57,10 @@ impl Inbox {
         Ok(())
     }
 
-    fn up_to(&self, topic: &str) -> Result<u64, super::Violation> {
+    fn up_to(&self, topic: &str) -> Result<u64, super::InvariantViolation> {
         let known = self.now.as_ref().filter(|now| self.told && Arc::as_ref(&now.topic) == topic);
         known.map(|now| now.next).ok_or_else(|| {
-            super::Violation::new(
+            super::InvariantViolation::new(
                 10,
                 format!("a message of {topic} is answered, and no watermark is recorded"),
             )

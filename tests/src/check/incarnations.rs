@@ -11,11 +11,13 @@ use chancery_events::observation::{ObservedState, ProcessInfo, ProcessStatus};
 use chancery_events::spec::{OperationKind, UnreadyAction};
 use chancery_events::time::Time;
 
-use super::deployments::How;
-use super::obligations::Obligation;
+use super::deployments::OperationTrigger;
+use super::obligations::RecordObligation;
 use super::operations::{is_up, replaces};
-use super::state::{At, Incarnation, Life, Operation, Replica, Stage, World};
-use super::violation::{Check, Violation, demand};
+use super::state::{
+    CheckedFleet, FactLocation, Incarnation, IncarnationProgress, Operation, OperationProgress, Replica,
+};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
 impl Incarnation {
     /// Issues the next command. A previous command without an outcome is superseded.
@@ -26,36 +28,45 @@ impl Incarnation {
 
     /// Requests the end as wanted. An incarnation that is already stopping gets no further command.
     fn stop(&mut self) {
-        if !matches!(self.life, Life::Stopping(_)) {
+        if !matches!(self.life, IncarnationProgress::Stopping(_)) {
             self.command(CommandEffect::Stop);
         }
-        self.life = Life::Stopping(IncarnationEnd::Destroyed);
+        self.life = IncarnationProgress::Stopping(IncarnationEnd::Destroyed);
     }
 }
 
-impl World {
-    pub(super) fn incarnation(&self, id: IncarnationId) -> Result<&Incarnation, Violation> {
+impl CheckedFleet {
+    pub(super) fn incarnation(&self, id: IncarnationId) -> Result<&Incarnation, InvariantViolation> {
         self.incarnations
             .get(&id)
-            .ok_or_else(|| Violation::new(5, format!("incarnation {id} was never issued")))
+            .ok_or_else(|| InvariantViolation::new(5, format!("incarnation {id} was never issued")))
     }
 
     /// Returns an incarnation that has not ended.
-    pub(super) fn incarnation_mut(&mut self, id: IncarnationId) -> Result<&mut Incarnation, Violation> {
-        let unknown = || Violation::new(5, format!("incarnation {id} was never issued"));
+    pub(super) fn incarnation_mut(
+        &mut self,
+        id: IncarnationId,
+    ) -> Result<&mut Incarnation, InvariantViolation> {
+        let unknown = || InvariantViolation::new(5, format!("incarnation {id} was never issued"));
         let found = self.incarnations.get_mut(&id).ok_or_else(unknown)?;
         demand!(5, !found.life.is_over(), "incarnation {id} has ended, and changes");
         Ok(found)
     }
 
     /// Starts an approved operation, which first requests something of an incarnation.
-    pub(super) fn begin(&mut self, id: OperationId, asked: Option<IncarnationId>, how: How, at: At) -> Check {
+    pub(super) fn begin(
+        &mut self,
+        id: OperationId,
+        asked: Option<IncarnationId>,
+        how: OperationTrigger,
+        at: FactLocation,
+    ) -> RuleResult {
         let operation = self.operation(id)?.clone();
         let replica = self.replica(&operation.replica)?.clone();
         let beside = replica
             .open
             .iter()
-            .find(|other| self.operations.get(other).is_some_and(|o| o.stage == Stage::Running));
+            .find(|other| self.operations.get(other).is_some_and(|o| o.stage == OperationProgress::Running));
         demand!(
             6,
             beside.is_none(),
@@ -73,7 +84,7 @@ impl World {
         }
         let keeps_promise = operation.kind == OperationKind::Start && operation.requested_by.is_none();
         let begins = self.operation(id)?;
-        (begins.stage, begins.begun) = (Stage::Running, Some(at.time));
+        (begins.stage, begins.begun) = (OperationProgress::Running, Some(at.time));
         let replica = self.replica(&operation.replica)?;
         replica.recovers = false;
         if !keeps_promise {
@@ -83,7 +94,7 @@ impl World {
     }
 
     /// Checks that a stop or delete names its first incarnation; the second gets its own command.
-    fn asks_down(&mut self, id: OperationId, replica: &Replica, asked: Option<IncarnationId>) -> Check {
+    fn asks_down(&mut self, id: OperationId, replica: &Replica, asked: Option<IncarnationId>) -> RuleResult {
         let asked_for =
             |run: &IncarnationId| self.incarnations.get(run).is_some_and(|run| run.life.is_asked_for());
         let runs: Vec<_> =
@@ -96,19 +107,24 @@ impl World {
         if let Some(first) = asked {
             self.incarnation_mut(first)?.stop();
         }
-        self.obligations.extend(runs.iter().map(|run| Obligation::Stopping(*run)));
+        self.obligations.extend(runs.iter().map(|run| RecordObligation::Stopping(*run)));
         Ok(())
     }
 
     /// Requests the start, or first the end of the incarnation that it must wait for.
-    fn asks_up(&mut self, id: OperationId, operation: &Operation, asked: Option<IncarnationId>) -> Check {
+    fn asks_up(
+        &mut self,
+        id: OperationId,
+        operation: &Operation,
+        asked: Option<IncarnationId>,
+    ) -> RuleResult {
         let Some(own) = operation.incarnation else {
-            return Err(Violation::new(6, format!("operation {id} starts, and has no reservation")));
+            return Err(InvariantViolation::new(6, format!("operation {id} starts, and has no reservation")));
         };
         let run = self.incarnation(own)?;
         let followed =
             run.starts_after.filter(|old| self.incarnations.get(old).is_some_and(|old| !old.life.is_over()));
-        let first = followed.filter(|_| run.life == Life::Reserved).unwrap_or(own);
+        let first = followed.filter(|_| run.life == IncarnationProgress::Reserved).unwrap_or(own);
         demand!(
             6,
             asked == Some(first),
@@ -118,24 +134,31 @@ impl World {
             self.incarnation_mut(first)?.stop();
             return Ok(());
         }
-        if run.life == Life::Reserved && !run.mounts.is_empty() {
+        if run.life == IncarnationProgress::Reserved && !run.mounts.is_empty() {
             // The incarnation is started when its volumes are available.
             return Ok(());
         }
         let version = operation.version.clone();
         let run = self.incarnation_mut(own)?;
         run.life = match run.life {
-            Life::Reserved => Life::Creating,
-            Life::Running | Life::Updating(_) if operation.kind == OperationKind::Update => {
-                Life::Updating(version)
+            IncarnationProgress::Reserved => IncarnationProgress::Creating,
+            IncarnationProgress::Running | IncarnationProgress::Updating(_)
+                if operation.kind == OperationKind::Update =>
+            {
+                IncarnationProgress::Updating(version)
             }
-            _ => return Err(Violation::new(5, format!("incarnation {own} is started a second time"))),
+            _ => {
+                return Err(InvariantViolation::new(
+                    5,
+                    format!("incarnation {own} is started a second time"),
+                ));
+            }
         };
         run.command(CommandEffect::Ensure);
         Ok(())
     }
 
-    pub(super) fn stop_requested(&mut self, fact: &IncarnationStopRequested, at: At) -> Check {
+    pub(super) fn stop_requested(&mut self, fact: &IncarnationStopRequested, at: FactLocation) -> RuleResult {
         let id = fact.incarnation;
         let incarnation = self.incarnation_mut(id)?.clone();
         demand!(
@@ -145,13 +168,17 @@ impl World {
             incarnation.replica
         );
         let allowed = match (&incarnation.life, fact.effect) {
-            (Life::Stopping(then), CommandEffect::Kill) => {
+            (IncarnationProgress::Stopping(then), CommandEffect::Kill) => {
                 demand!(6, *then == fact.end, "incarnation {id} changes its recorded end");
                 true
             }
-            (Life::Creating | Life::Starting | Life::Running | Life::Updating(_), CommandEffect::Stop) => {
-                self.may_be_stopped(id, &incarnation, &fact.end, at)?
-            }
+            (
+                IncarnationProgress::Creating
+                | IncarnationProgress::Starting
+                | IncarnationProgress::Running
+                | IncarnationProgress::Updating(_),
+                CommandEffect::Stop,
+            ) => self.may_be_stopped(id, &incarnation, &fact.end, at)?,
             (_, CommandEffect::Ensure | CommandEffect::Stop | CommandEffect::Kill) => false,
         };
         demand!(
@@ -165,20 +192,20 @@ impl World {
             self.fails(&fact.replica)?;
         }
         let incarnation = self.incarnation_mut(id)?;
-        incarnation.life = Life::Stopping(fact.end.clone());
+        incarnation.life = IncarnationProgress::Stopping(fact.end.clone());
         incarnation.command(fact.effect);
         Ok(())
     }
 
     /// Closes operations that wait to replace or change an incarnation that must end because it failed.
-    fn fails(&mut self, name: &ReplicaName) -> Check {
+    fn fails(&mut self, name: &ReplicaName) -> RuleResult {
         let replica = self.replica(name)?.clone();
         let waits = |open: &&OperationId| {
             let found = self.operations.get(open);
-            found.is_some_and(|open| replaces(open.kind) && open.stage != Stage::Running)
+            found.is_some_and(|open| replaces(open.kind) && open.stage != OperationProgress::Running)
         };
         let waiting: Vec<_> = replica.open.iter().filter(waits).copied().collect();
-        self.obligations.extend(waiting.into_iter().map(Obligation::Closed));
+        self.obligations.extend(waiting.into_iter().map(RecordObligation::Closed));
         self.now.failing.insert(name.clone());
         Ok(())
     }
@@ -190,16 +217,17 @@ impl World {
         id: IncarnationId,
         run: &Incarnation,
         then: &IncarnationEnd,
-        at: At,
-    ) -> Result<bool, Violation> {
+        at: FactLocation,
+    ) -> Result<bool, InvariantViolation> {
         let replica = self.replica(&run.replica)?.clone();
         let mut open = replica.open.iter().filter_map(|open| self.operations.get(open));
-        if open.any(|open| open.stage == Stage::Running && !is_up(open.kind)) {
+        if open.any(|open| open.stage == OperationProgress::Running && !is_up(open.kind)) {
             return Ok(*then == IncarnationEnd::Destroyed);
         }
         if run.life.is_up() {
             let winner = replica.active.and_then(|active| self.incarnations.get(&active));
-            let lost = replica.secondary == Some(id) && winner.is_some_and(|new| new.life == Life::Running);
+            let lost = replica.secondary == Some(id)
+                && winner.is_some_and(|new| new.life == IncarnationProgress::Running);
             if matches!(then, IncarnationEnd::Failed { .. }) {
                 let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
                 let due = run.unready.and_then(|(_, due)| due);
@@ -208,11 +236,11 @@ impl World {
             }
             return Ok(lost && *then == IncarnationEnd::Destroyed);
         }
-        self.obligations.push(Obligation::Closed(run.operation));
+        self.obligations.push(RecordObligation::Closed(run.operation));
         Ok(true)
     }
 
-    pub(super) fn start_requested(&mut self, fact: &IncarnationStartRequested) -> Check {
+    pub(super) fn start_requested(&mut self, fact: &IncarnationStartRequested) -> RuleResult {
         let id = fact.incarnation;
         let run = self.incarnation_mut(id)?.clone();
         demand!(5, run.replica == fact.replica, "incarnation {id} is of replica {}", run.replica);
@@ -225,10 +253,11 @@ impl World {
         );
         let open = self.replica(&run.replica)?.open.clone();
         let mut open = open.iter().filter_map(|open| Some((*open, self.operations.get(open)?)));
-        let by = open.find(|(_, open)| open.stage == Stage::Running && open.incarnation == Some(id));
+        let by =
+            open.find(|(_, open)| open.stage == OperationProgress::Running && open.incarnation == Some(id));
         let by = by.map(|(by, _)| by);
         let life = match &run.life {
-            Life::Reserved => {
+            IncarnationProgress::Reserved => {
                 demand!(
                     6,
                     by.is_some(),
@@ -247,16 +276,16 @@ impl World {
                     "incarnation {id} is requested, and its predecessor did not end directly before"
                 );
                 self.take_volumes(id, &run, &fact.mounts)?;
-                Life::Creating
+                IncarnationProgress::Creating
             }
-            Life::Updating(to) if *to != run.deployment => {
+            IncarnationProgress::Updating(to) if *to != run.deployment => {
                 demand!(6, fact.deadline.is_none(), "the revert of incarnation {id} has a deadline");
-                self.obligations.extend(by.map(Obligation::Closed));
-                Life::Updating(run.deployment.clone())
+                self.obligations.extend(by.map(RecordObligation::Closed));
+                IncarnationProgress::Updating(run.deployment.clone())
             }
             life => {
                 let what = format!("the start of incarnation {id} is requested, and it was {}", life.word());
-                return Err(Violation::new(6, what));
+                return Err(InvariantViolation::new(6, what));
             }
         };
         let run = self.incarnation_mut(id)?;
@@ -265,7 +294,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn command_failed(&mut self, fact: &IncarnationCommandFailed, at: At) -> Check {
+    pub(super) fn command_failed(&mut self, fact: &IncarnationCommandFailed, at: FactLocation) -> RuleResult {
         let id = fact.incarnation;
         let report = self.report(id, at)?;
         let saw = report.is_some_and(|r| {
@@ -281,7 +310,7 @@ impl World {
             fact.revision
         );
         let Some((effect, attempt)) = incarnation.command else {
-            return Err(Violation::new(
+            return Err(InvariantViolation::new(
                 6,
                 format!("command {current} of incarnation {id} has a second outcome"),
             ));
@@ -293,14 +322,15 @@ impl World {
             fact.attempt
         );
         let is_tried_again = fact.not_before.is_some();
-        let goes_back = matches!(&incarnation.life, Life::Updating(to) if *to == incarnation.deployment);
+        let goes_back =
+            matches!(&incarnation.life, IncarnationProgress::Updating(to) if *to == incarnation.deployment);
         let may_be_given_up = effect == CommandEffect::Ensure && !goes_back;
         demand!(6, is_tried_again || may_be_given_up, "a {effect} of incarnation {id} is given up");
         incarnation.command = is_tried_again.then_some((effect, attempt + 1));
         Ok(())
     }
 
-    pub(super) fn started(&mut self, fact: &IncarnationStarted, at: At) -> Check {
+    pub(super) fn started(&mut self, fact: &IncarnationStarted, at: FactLocation) -> RuleResult {
         let (id, processes) = (fact.incarnation, &fact.processes);
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
@@ -311,20 +341,20 @@ impl World {
         demand!(5, saw, "incarnation {id} is called started without a report about its last command");
         let incarnation = self.incarnation_mut(id)?;
         match &incarnation.life {
-            Life::Creating => incarnation.life = Life::Starting,
-            Life::Updating(to) if incarnation.command.is_some() => {
+            IncarnationProgress::Creating => incarnation.life = IncarnationProgress::Starting,
+            IncarnationProgress::Updating(to) if incarnation.command.is_some() => {
                 if *to == incarnation.deployment {
-                    incarnation.life = Life::Running;
+                    incarnation.life = IncarnationProgress::Running;
                 }
             }
             life => {
                 let what = format!("incarnation {id} is started, and was {}", life.word());
-                return Err(Violation::new(5, what));
+                return Err(InvariantViolation::new(5, what));
             }
         }
         incarnation.command = None;
         incarnation.is_ready = all_online(processes);
-        let reverted = incarnation.life == Life::Running;
+        let reverted = incarnation.life == IncarnationProgress::Running;
         self.fill_volumes(id);
         if reverted {
             self.incarnation_mut(id)?.unready = None;
@@ -339,7 +369,7 @@ impl World {
         self.owes_stop(id, processes)
     }
 
-    pub(super) fn running(&mut self, fact: &IncarnationRunning, at: At) -> Check {
+    pub(super) fn running(&mut self, fact: &IncarnationRunning, at: FactLocation) -> RuleResult {
         let id = fact.incarnation;
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
@@ -348,16 +378,17 @@ impl World {
         demand!(5, saw, "incarnation {id} is called ready without a report about its last command");
         let run = self.incarnation_mut(id)?;
         match &run.life {
-            Life::Creating | Life::Starting => {}
-            Life::Updating(to) => run.deployment = to.clone(),
+            IncarnationProgress::Creating | IncarnationProgress::Starting => {}
+            IncarnationProgress::Updating(to) => run.deployment = to.clone(),
             life => {
-                return Err(Violation::new(
+                return Err(InvariantViolation::new(
                     5,
                     format!("incarnation {id} becomes ready, and was {}", life.word()),
                 ));
             }
         }
-        (run.life, run.command, run.is_ready) = (Life::Running, None, all_online(&fact.processes));
+        (run.life, run.command, run.is_ready) =
+            (IncarnationProgress::Running, None, all_online(&fact.processes));
         run.since = run.since.or(Some(at.time));
         run.unready = None;
         let (name, deployment) = (run.replica.clone(), run.deployment.clone());
@@ -378,10 +409,10 @@ impl World {
             "incarnation {id} replaces {replaced:?}, and {:?} is named",
             fact.replaces
         );
-        self.obligations.extend(replaced.map(Obligation::Stopping));
+        self.obligations.extend(replaced.map(RecordObligation::Stopping));
         let mut open = open.iter().filter_map(|open| Some((*open, self.operations.get(open)?)));
         let by = open.find(|(_, open)| {
-            open.stage == Stage::Running && is_up(open.kind) && open.incarnation == Some(id)
+            open.stage == OperationProgress::Running && is_up(open.kind) && open.incarnation == Some(id)
         });
         // An incarnation that replaces another has succeeded when the other ended.
         let by = by.map(|(by, _)| by);
@@ -414,8 +445,8 @@ impl World {
         id: IncarnationId,
         processes: &[ProcessInfo],
         deadline: Option<Time>,
-        at: At,
-    ) -> Check {
+        at: FactLocation,
+    ) -> RuleResult {
         let run = self.incarnation(id)?.clone();
         let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
         let name = self.replica(&run.replica)?.plan.clone();
@@ -439,15 +470,19 @@ impl World {
     }
 
     /// Requires the stop of an incarnation that was ready and fails its liveness probe.
-    fn owes_stop(&mut self, id: IncarnationId, processes: &[ProcessInfo]) -> Check {
+    fn owes_stop(&mut self, id: IncarnationId, processes: &[ProcessInfo]) -> RuleResult {
         if self.incarnation(id)?.life.is_up() && is_hung(processes) {
-            self.obligations.push(Obligation::Stopping(id));
+            self.obligations.push(RecordObligation::Stopping(id));
             self.now.hung.insert(id);
         }
         Ok(())
     }
 
-    pub(super) fn processes_changed(&mut self, fact: &IncarnationProcessesChanged, at: At) -> Check {
+    pub(super) fn processes_changed(
+        &mut self,
+        fact: &IncarnationProcessesChanged,
+        at: FactLocation,
+    ) -> RuleResult {
         let (id, processes) = (fact.incarnation, &fact.processes);
         if self.is_unwatched(id, fact, at)? {
             return Ok(());
@@ -462,10 +497,13 @@ impl World {
         });
         demand!(5, saw, "the processes of incarnation {id} change without a report");
         let incarnation = self.incarnation_mut(id)?;
-        let up = matches!(incarnation.life, Life::Starting | Life::Running | Life::Updating(_));
+        let up = matches!(
+            incarnation.life,
+            IncarnationProgress::Starting | IncarnationProgress::Running | IncarnationProgress::Updating(_)
+        );
         demand!(5, up, "the processes of incarnation {id} change, and it is {}", incarnation.life.word());
         incarnation.is_ready = all_online(processes);
-        if incarnation.life == Life::Running {
+        if incarnation.life == IncarnationProgress::Running {
             self.unready(id, processes, fact.deadline, at)?;
         }
         self.owes_stop(id, processes)
@@ -476,8 +514,8 @@ impl World {
         &mut self,
         id: IncarnationId,
         fact: &IncarnationProcessesChanged,
-        at: At,
-    ) -> Result<bool, Violation> {
+        at: FactLocation,
+    ) -> Result<bool, InvariantViolation> {
         let run = self.incarnation(id)?.clone();
         let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
         let Some((since, Some((due, of)))) = run.unready else { return Ok(false) };

@@ -52,41 +52,42 @@ use chancery_events::id::Position;
 use chancery_events::name::{CapabilityName, ReplicaName};
 use chancery_events::record::Record;
 
-use crate::history::History;
-use chain::Chain;
-use inbox::Inbox;
-use plans::Presence;
-use state::{At, Input, Said, World};
-use verdicts::Verdicts;
-use violation::{Check, demand};
+use crate::history::InvocationHistory;
+use chain::HeaderChain;
+use inbox::InboxAnswers;
+use plans::ReplicaPresence;
+use state::{CheckedFleet, FactLocation, InputVerdict, LastInput};
+use verdicts::RecordedVerdicts;
+use violation::{RuleResult, demand};
 
-pub use alive::Alive;
-pub use reads::{List, Reads, Shown};
-pub use violation::Violation;
+pub use alive::RunningProcesses;
+pub use reads::{ReadChecker, RowStamp, StampList};
+pub use violation::InvariantViolation;
 
 /// Reads a journal and checks the invariants.
 #[derive(Clone, Default, Debug)]
-pub struct Checker {
-    chain: Chain,
-    inbox: Inbox,
-    verdicts: Verdicts,
-    world: World,
-    reads: Reads,
+pub struct JournalChecker {
+    chain: HeaderChain,
+    inbox: InboxAnswers,
+    verdicts: RecordedVerdicts,
+    world: CheckedFleet,
+    reads: ReadChecker,
 }
 
-impl Checker {
+impl JournalChecker {
     /// Creates a checker.
-    pub fn new() -> Checker {
-        Checker::default()
+    pub fn new() -> JournalChecker {
+        JournalChecker::default()
     }
 
     /// Takes the next valid record of the journal. After a violation the checker is no longer usable.
-    pub fn take(&mut self, record: &Record) -> Result<(), Violation> {
+    pub fn take(&mut self, record: &Record) -> Result<(), InvariantViolation> {
         self.chain.take(record).map_err(|violation| violation.at(record.first()))?;
         self.inbox.take(record.header()).map_err(|violation| violation.at(record.first()))?;
         for (position, line) in record.events() {
-            let event = Event::read(line)
-                .map_err(|error| Violation::new(2, format!("cannot read event: {error}")).at(position))?;
+            let event = Event::read(line).map_err(|error| {
+                InvariantViolation::new(2, format!("cannot read event: {error}")).at(position)
+            })?;
             self.event(position, record, event).map_err(|violation| violation.at(position))?;
         }
         self.reads.take(record);
@@ -94,11 +95,11 @@ impl Checker {
         settled.map_err(|violation| violation.at(record.last()))
     }
 
-    fn event(&mut self, position: Position, record: &Record, event: Event) -> Check {
+    fn event(&mut self, position: Position, record: &Record, event: Event) -> RuleResult {
         let now = record.header().time;
         let Event::Fact { cause, fact } = event else {
             self.finish_input()?;
-            let input = Input { position, event, said: Said::Nothing, has_effect: false };
+            let input = LastInput { position, event, said: InputVerdict::Nothing, has_effect: false };
             self.world.input = Some(Arc::new(input));
             self.world.carried = None;
             return Ok(());
@@ -119,46 +120,56 @@ impl Checker {
         if !verdict {
             self.follows(cause)?;
         }
-        let at = At { position, cause, time: now, lineage };
+        let at = FactLocation { position, cause, time: now, lineage };
         self.fact(&fact, at)?;
         self.reads.fact(&fact, at);
         if let Some(replica) = about(&fact) {
-            self.world.recount(replica, Presence::Kept);
+            self.world.recount(replica, ReplicaPresence::Kept);
         }
         Ok(())
     }
 
     /// Checks whether a fact other than the verdict may follow from the input that is its cause.
-    fn follows(&mut self, cause: Position) -> Check {
+    fn follows(&mut self, cause: Position) -> RuleResult {
         let Some(input) = self.world.input.as_mut().filter(|input| input.position == cause) else {
             return Ok(());
         };
         if input.request().is_some() {
-            demand!(1, input.said != Said::Nothing, "it follows from an intent that has no verdict yet");
-            demand!(5, input.said == Said::Accepted, "it follows from an intent that changes nothing");
+            demand!(
+                1,
+                input.said != InputVerdict::Nothing,
+                "it follows from an intent that has no verdict yet"
+            );
+            demand!(
+                5,
+                input.said == InputVerdict::Accepted,
+                "it follows from an intent that changes nothing"
+            );
         }
         Arc::make_mut(input).has_effect = true;
         Ok(())
     }
 
     /// Checks, before the next input, that the last input had its required effect.
-    fn finish_input(&self) -> Check {
+    fn finish_input(&self) -> RuleResult {
         let Some(input) = &self.world.input else { return Ok(()) };
         match (&input.event, input.said, input.has_effect) {
-            (Event::Intent(_), Said::Nothing, _) => {
-                Err(Violation::new(1, "the intent has no verdict").at(input.position))
+            (Event::Intent(_), InputVerdict::Nothing, _) => {
+                Err(InvariantViolation::new(1, "the intent has no verdict").at(input.position))
             }
-            (Event::Intent(_), Said::Accepted, false) => {
-                Err(Violation::new(1, "the verdict reports a change, and there is none").at(input.position))
+            (Event::Intent(_), InputVerdict::Accepted, false) => {
+                Err(InvariantViolation::new(1, "the verdict reports a change, and there is none")
+                    .at(input.position))
             }
             (Event::Observation { .. }, _, false) => {
-                Err(Violation::new(5, "an observation is recorded, and changes nothing").at(input.position))
+                Err(InvariantViolation::new(5, "an observation is recorded, and changes nothing")
+                    .at(input.position))
             }
             _ => Ok(()),
         }
     }
 
-    fn fact(&mut self, fact: &Fact, at: At) -> Check {
+    fn fact(&mut self, fact: &Fact, at: FactLocation) -> RuleResult {
         let world = &mut self.world;
         world.time = Some(at.time);
         match fact {
@@ -256,26 +267,26 @@ impl Checker {
     }
 
     /// Checks the verdict of the intent directly before it.
-    fn verdict(&mut self, fact: &Fact, at: At) -> Check {
+    fn verdict(&mut self, fact: &Fact, at: FactLocation) -> RuleResult {
         let beside = self.world.input_of(at).filter(|input| at.position == input.position.plus(1));
         let Some((input, request)) = beside.as_deref().and_then(|input| Some((input, input.request()?)))
         else {
-            return Err(Violation::new(1, "a verdict does not follow its intent directly"));
+            return Err(InvariantViolation::new(1, "a verdict does not follow its intent directly"));
         };
         let said = match fact {
             Fact::IntentAccepted(x) => {
                 self.verdicts.accepted(request, x, at.position, at.time)?;
                 self.world.wanted(input);
                 match x.outcome {
-                    IntentOutcome::Changed => Said::Accepted,
-                    IntentOutcome::Unchanged => Said::Unchanged,
+                    IntentOutcome::Changed => InputVerdict::Accepted,
+                    IntentOutcome::Unchanged => InputVerdict::Unchanged,
                 }
             }
             Fact::IntentRefused(x) => {
                 self.verdicts.refused(request, x, at.position, at.time)?;
-                Said::Refused
+                InputVerdict::Refused
             }
-            _ => return Err(Violation::new(1, "a verdict is either accepted or refused")),
+            _ => return Err(InvariantViolation::new(1, "a verdict is either accepted or refused")),
         };
         drop(beside);
         if let Some(input) = &mut self.world.input {
@@ -284,14 +295,14 @@ impl Checker {
         Ok(())
     }
 
-    fn capability(&self, name: &CapabilityName) -> Check {
+    fn capability(&self, name: &CapabilityName) -> RuleResult {
         demand!(5, self.world.capabilities.contains(name), "there is no capability {name}");
         Ok(())
     }
 
     /// Checks invariant 1 for producers. Received verdicts are in the journal at their positions, one for
     /// each key; surely unrecorded intents are not.
-    pub fn history(&self, history: &History) -> Result<(), Violation> {
+    pub fn history(&self, history: &InvocationHistory) -> Result<(), InvariantViolation> {
         self.verdicts.history(history)
     }
 
@@ -301,7 +312,7 @@ impl Checker {
     }
 
     /// Returns the reads that answers are compared with.
-    pub fn reads(&self) -> &Reads {
+    pub fn reads(&self) -> &ReadChecker {
         &self.reads
     }
 
@@ -313,12 +324,12 @@ impl Checker {
     /// Checks invariants 3, 4 and 6 for real processes. One incarnation of a replica executes, or two during
     /// a replacement. Each was commanded by an approved operation, is reserved, and has at most its spec's
     /// processes. Processes on an expunged node are not the fleet's any more.
-    pub fn alive(&self, alive: &[Alive]) -> Result<(), Violation> {
+    pub fn alive(&self, alive: &[RunningProcesses]) -> Result<(), InvariantViolation> {
         self.world.alive(alive)
     }
 }
 
-fn lineage_started(fact: &LineageStarted, at: At) -> Check {
+fn lineage_started(fact: &LineageStarted, at: FactLocation) -> RuleResult {
     let (ends, starts) = (fact.at, at.position);
     demand!(1, ends < starts, "a lineage starts at {starts}, and its ancestor ends at {ends}");
     demand!(1, fact.previous != at.lineage, "lineage {} continues itself", at.lineage);

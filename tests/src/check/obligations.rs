@@ -6,12 +6,12 @@ use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::{DeploymentName, NodeName, PlanName, ReplicaName};
 use chancery_events::spec::OperationKind;
 
-use super::state::{DeploymentStage, Life, Now, Stage, World};
-use super::violation::{Check, demand};
+use super::state::{CheckedFleet, DeploymentStage, IncarnationProgress, OperationProgress, RecordEffects};
+use super::violation::{RuleResult, demand};
 
 /// Obligation that must be met by the end of the record.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Obligation {
+pub(super) enum RecordObligation {
     /// Existence of the operation that supersedes another one, on the same replica.
     Opened(OperationId, ReplicaName),
     /// Start of the operation that supersedes a started one: it stops the incarnation.
@@ -35,26 +35,26 @@ pub(super) enum Obligation {
 }
 
 /// Minimum time between two records that may be a clock jump.
-const LEAP: Duration = Duration::from_mins(1);
+const JUMP: Duration = Duration::from_mins(1);
 
-impl World {
+impl CheckedFleet {
     /// Checks all obligations at the end of a record.
-    pub(super) fn settle(&mut self) -> Check {
-        for debt in std::mem::take(&mut self.obligations) {
-            self.paid(debt)?;
+    pub(super) fn settle(&mut self) -> RuleResult {
+        for obligation in std::mem::take(&mut self.obligations) {
+            self.check_obligation(obligation)?;
         }
-        self.now = Now::default();
-        let leapt = self.time.zip(self.time_before).is_some_and(|(now, before)| now > before + LEAP);
-        if leapt {
+        self.now = RecordEffects::default();
+        let jumped = self.time.zip(self.time_before).is_some_and(|(now, before)| now > before + JUMP);
+        if jumped {
             self.steady_since = self.time;
         }
         self.time_before = self.time;
         Ok(())
     }
 
-    fn paid(&mut self, debt: Obligation) -> Check {
-        match debt {
-            Obligation::Opened(id, replica) => {
+    fn check_obligation(&mut self, obligation: RecordObligation) -> RuleResult {
+        match obligation {
+            RecordObligation::Opened(id, replica) => {
                 let there = self.operations.get(&id).is_some_and(|by| by.replica == replica);
                 demand!(
                     6,
@@ -62,21 +62,21 @@ impl World {
                     "operation {id} supersedes another one on {replica}, and was never opened there"
                 );
             }
-            Obligation::TakesOver(id) => {
+            RecordObligation::TakesOver(id) => {
                 let by = self.operations.get(&id);
                 let takes = by.is_some_and(|by| {
                     matches!(by.kind, OperationKind::Stop | OperationKind::Delete)
-                        && matches!(by.stage, Stage::Running | Stage::Over)
+                        && matches!(by.stage, OperationProgress::Running | OperationProgress::Over)
                 });
                 demand!(6, takes, "operation {id} supersedes a started operation without permission");
             }
-            Obligation::Created(plan, name) => {
+            RecordObligation::Created(plan, name) => {
                 let plan_of = self.plans.get(&plan);
                 // The new one may be superseded later in the same record, or deleted with its plan.
                 let there = plan_of.is_none_or(|of| of.deployments.contains_key(&name));
                 demand!(6, there, "deployment {name} of {plan} supersedes another one, and does not exist");
             }
-            Obligation::Freed(id) => {
+            RecordObligation::Freed(id) => {
                 let free = self.incarnation(id)?.life.is_over();
                 demand!(
                     4,
@@ -84,26 +84,26 @@ impl World {
                     "the operation of incarnation {id} has ended, and the incarnation keeps its reservation"
                 );
             }
-            Obligation::Stopping(id) => {
+            RecordObligation::Stopping(id) => {
                 let life = &self.incarnation(id)?.life;
-                let goes = life.is_over() || matches!(life, Life::Stopping(_));
+                let goes = life.is_over() || matches!(life, IncarnationProgress::Stopping(_));
                 demand!(3, goes, "incarnation {id} must be stopped, and no command is issued");
             }
-            Obligation::Begun(id) => {
+            RecordObligation::Begun(id) => {
                 let run = self.incarnation(id)?;
                 // An incarnation with volumes is started when its volumes are available.
-                let waits = run.life == Life::Reserved && run.mounts.is_empty();
+                let waits = run.life == IncarnationProgress::Reserved && run.mounts.is_empty();
                 demand!(
                     6,
                     !waits,
                     "the predecessor of incarnation {id} has ended, and it is neither started nor given up"
                 );
             }
-            Obligation::Closed(id) => {
-                let over = self.operation(id)?.stage == Stage::Over;
+            RecordObligation::Closed(id) => {
+                let over = self.operation(id)?.stage == OperationProgress::Over;
                 demand!(6, over, "the subject of operation {id} has ended, and the operation has not");
             }
-            Obligation::Fails(plan, name) => {
+            RecordObligation::Fails(plan, name) => {
                 let of = self.plans.get(&plan).and_then(|of| of.deployments.get(&name));
                 let ends = of.is_none_or(|deployment| {
                     matches!(deployment.stage, DeploymentStage::Ending(..) | DeploymentStage::Over(_))
@@ -114,7 +114,7 @@ impl World {
                     "an operation of deployment {name} of {plan} failed, and the deployment continues"
                 );
             }
-            Obligation::RolledBack(plan, name) => {
+            RecordObligation::RolledBack(plan, name) => {
                 let rule = format!("deployment/{plan}/{name}/auto_rollback");
                 let follows = |of: &super::state::Deployment| {
                     let by = of.rollback.as_ref().and_then(|rollback| rollback.rule.as_ref());
@@ -123,7 +123,7 @@ impl World {
                 let there = self.plans.get(&plan).is_none_or(|of| of.deployments.values().any(follows));
                 demand!(6, there, "deployment {name} of {plan} fails and should be rolled back, and is not");
             }
-            Obligation::Forgotten(name) => {
+            RecordObligation::Forgotten(name) => {
                 let gone = !self.nodes.contains_key(&name);
                 demand!(6, gone, "node {name} was emptied to be deleted, and exists");
             }

@@ -15,10 +15,13 @@ use chancery_events::spec::{OperationKind, RestartPolicy};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
-use super::deployments::How;
-use super::obligations::Obligation;
-use super::state::{At, DeploymentStage, Input, Life, Operation, Replica, Stage, Stop, World};
-use super::violation::{Check, Violation, demand};
+use super::deployments::OperationTrigger;
+use super::obligations::RecordObligation;
+use super::state::{
+    CheckedFleet, DeploymentStage, FactLocation, IncarnationProgress, LastInput, Operation,
+    OperationProgress, Replica, UserStop,
+};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
 /// Time from the end of a deployment to the abort of its started operations, however busy the decider is.
 const ABORTS_WITHIN: Duration = Duration::from_secs(5);
@@ -40,21 +43,21 @@ pub(super) const fn replaces(kind: OperationKind) -> bool {
     matches!(kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart)
 }
 
-impl World {
-    pub(super) fn quarantined(&mut self, subject: &Subject) -> Check {
+impl CheckedFleet {
+    pub(super) fn quarantined(&mut self, subject: &Subject) -> RuleResult {
         if let Subject::Operation(id) = subject {
             self.operation(*id)?.is_parked = true;
         }
         Ok(())
     }
 
-    pub(super) fn operation(&mut self, id: OperationId) -> Result<&mut Operation, Violation> {
+    pub(super) fn operation(&mut self, id: OperationId) -> Result<&mut Operation, InvariantViolation> {
         self.operations
             .get_mut(&id)
-            .ok_or_else(|| Violation::new(5, format!("operation {id} was never opened")))
+            .ok_or_else(|| InvariantViolation::new(5, format!("operation {id} was never opened")))
     }
 
-    pub(super) fn operation_opened(&mut self, fact: &OperationCreated, at: At) -> Check {
+    pub(super) fn operation_opened(&mut self, fact: &OperationCreated, at: FactLocation) -> RuleResult {
         let (name, kind) = (&fact.replica, fact.kind);
         let id = OperationId::issue(at.lineage, at.position);
         let replica = self.replica(name)?.clone();
@@ -83,7 +86,11 @@ impl World {
             version,
             wants: fact.node.clone(),
             purpose: fact.purpose,
-            stage: if fact.proposal.is_some() { Stage::Pending } else { Stage::Preparing },
+            stage: if fact.proposal.is_some() {
+                OperationProgress::Pending
+            } else {
+                OperationProgress::Preparing
+            },
             begun: None,
             failed: false,
             aborted: false,
@@ -120,9 +127,9 @@ impl World {
     }
 
     /// Checks that an operation of the kind may be opened alongside the open ones.
-    fn may_be_opened(&self, name: &ReplicaName, replica: &Replica, kind: OperationKind) -> Check {
+    fn may_be_opened(&self, name: &ReplicaName, replica: &Replica, kind: OperationKind) -> RuleResult {
         let stage = |id| self.operations.get(id).map(|of: &Operation| of.stage);
-        let waits = replica.open.iter().any(|id| stage(id) != Some(Stage::Running));
+        let waits = replica.open.iter().any(|id| stage(id) != Some(OperationProgress::Running));
         demand!(6, !waits, "a {kind} of {name} is opened, and its waiting operation is not superseded");
         demand!(6, !self.is_going(replica), "a {kind} of {name} is opened, which is being deleted");
         let alone = replica.open.is_empty() || !is_up(kind);
@@ -142,12 +149,16 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn operation_approved(&mut self, fact: &OperationApproved, at: At) -> Check {
+    pub(super) fn operation_approved(&mut self, fact: &OperationApproved, at: FactLocation) -> RuleResult {
         let id = fact.operation;
         let operation = self.operation(id)?.clone();
         let (name, kind) = (&operation.replica, operation.kind);
-        demand!(5, operation.stage != Stage::Over, "operation {id} has ended, and is approved");
-        demand!(6, operation.stage == Stage::Pending, "operation {id} is approved, and does not wait for it");
+        demand!(5, operation.stage != OperationProgress::Over, "operation {id} has ended, and is approved");
+        demand!(
+            6,
+            operation.stage == OperationProgress::Pending,
+            "operation {id} is approved, and does not wait for it"
+        );
         demand!(
             6,
             fact.replica == *name,
@@ -155,7 +166,10 @@ impl World {
             fact.replica
         );
         let Some(proposal) = operation.proposal else {
-            return Err(Violation::new(6, format!("operation {id} is approved, and nothing was proposed")));
+            return Err(InvariantViolation::new(
+                6,
+                format!("operation {id} is approved, and nothing was proposed"),
+            ));
         };
         demand!(
             6,
@@ -183,7 +197,7 @@ impl World {
             self.people_decided(&operation, at);
         }
         match fact.start {
-            ApprovalStart::Immediate => self.begin(id, fact.incarnation, How::Approved, at),
+            ApprovalStart::Immediate => self.begin(id, fact.incarnation, OperationTrigger::Approved, at),
             ApprovalStart::Queued => {
                 let turns = operation.deployment.as_ref().is_some_and(|deployment| {
                     let of = self.plans.get(&operation.plan).and_then(|of| of.deployments.get(deployment));
@@ -194,19 +208,19 @@ impl World {
                 demand!(6, turns, "operation {id} will start later, and no deployment dequeues it");
                 let asks = fact.incarnation.is_some() || fact.deadline.is_some();
                 demand!(6, !asks, "operation {id} will start later, and commands something");
-                self.operation(id)?.stage = Stage::Approved;
+                self.operation(id)?.stage = OperationProgress::Approved;
                 Ok(())
             }
         }
     }
 
-    pub(super) fn operation_begun(&mut self, fact: &OperationStarted, at: At) -> Check {
+    pub(super) fn operation_begun(&mut self, fact: &OperationStarted, at: FactLocation) -> RuleResult {
         let id = fact.operation;
         let operation = self.operation(id)?.clone();
-        demand!(5, operation.stage != Stage::Over, "operation {id} has ended, and starts");
+        demand!(5, operation.stage != OperationProgress::Over, "operation {id} has ended, and starts");
         demand!(
             6,
-            operation.stage == Stage::Approved,
+            operation.stage == OperationProgress::Approved,
             "operation {id} starts, and its approval did not queue it"
         );
         demand!(5, fact.replica == operation.replica, "operation {id} is on replica {}", operation.replica);
@@ -215,18 +229,18 @@ impl World {
             return Err(undone(&operation.replica, operation.kind, stop));
         }
         self.replica(&operation.replica)?.wants(operation.kind);
-        self.begin(id, fact.incarnation, How::Turn, at)
+        self.begin(id, fact.incarnation, OperationTrigger::Turn, at)
     }
 
-    pub(super) fn operation_ended(&mut self, fact: &OperationEnded, at: At) -> Check {
+    pub(super) fn operation_ended(&mut self, fact: &OperationEnded, at: FactLocation) -> RuleResult {
         let id = fact.operation;
         let operation = self.operation(id)?.clone();
         let stage = operation.stage;
-        demand!(5, stage != Stage::Over, "operation {id} ends a second time");
+        demand!(5, stage != OperationProgress::Over, "operation {id} ends a second time");
         demand!(5, fact.replica == operation.replica, "operation {id} is on replica {}", operation.replica);
         match &fact.end {
             OperationEnd::Succeeded => {
-                let done = stage == Stage::Running && self.is_done(&operation)?;
+                let done = stage == OperationProgress::Running && self.is_done(&operation)?;
                 demand!(
                     6,
                     done,
@@ -241,8 +255,8 @@ impl World {
                     "operation {id} fails, and its incarnation continues"
                 );
                 // An edit of the rule cancels what the rule promised, but not what an abort owes.
-                let by_edit =
-                    stage == Stage::Preparing && matches!(operation.requested_by, Some(Requester::Rule(_)));
+                let by_edit = stage == OperationProgress::Preparing
+                    && matches!(operation.requested_by, Some(Requester::Rule(_)));
                 let is_owed = self.replica(&operation.replica)?.recovers;
                 demand!(
                     6,
@@ -252,10 +266,10 @@ impl World {
                 self.was_aborted_in_time(id, &operation, at)?;
             }
             OperationEnd::Rejected { rejected_by: by, .. } => {
-                let waits = matches!(stage, Stage::Preparing | Stage::Pending);
+                let waits = matches!(stage, OperationProgress::Preparing | OperationProgress::Pending);
                 demand!(6, waits, "operation {id} is rejected, and does not wait for approval");
                 let input = self.input_of(at);
-                let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
+                let asked = input.as_deref().and_then(LastInput::request).is_some_and(|request| {
                     request.actor == *by
                         && matches!(&request.intent, Intent::OperationReject(ask) if ask.operations.contains(&id))
                 });
@@ -263,10 +277,14 @@ impl World {
             }
             OperationEnd::Expired => {
                 let due = operation.proposal.is_some_and(|proposal| proposal.expires <= at.time);
-                demand!(6, stage == Stage::Pending && due, "operation {id} expires before its time");
+                demand!(
+                    6,
+                    stage == OperationProgress::Pending && due,
+                    "operation {id} expires before its time"
+                );
             }
             OperationEnd::Cancelled { .. } => {
-                if stage == Stage::Running {
+                if stage == OperationProgress::Running {
                     self.may_be_aborted(id, &operation)?;
                 } else {
                     let unwanted = self.is_unwanted(&operation, at)?;
@@ -274,9 +292,9 @@ impl World {
                 }
             }
             OperationEnd::Superseded { successor: by } => {
-                self.obligations.push(Obligation::Opened(*by, operation.replica.clone()));
-                if stage == Stage::Running {
-                    self.obligations.push(Obligation::TakesOver(*by));
+                self.obligations.push(RecordObligation::Opened(*by, operation.replica.clone()));
+                if stage == OperationProgress::Running {
+                    self.obligations.push(RecordObligation::TakesOver(*by));
                 }
             }
         }
@@ -286,7 +304,7 @@ impl World {
         );
         if let Some(deployment) = operation.deployment.filter(|_| blamed) {
             self.now.failed.insert((operation.plan.clone(), deployment.clone()));
-            self.obligations.push(Obligation::Fails(operation.plan, deployment));
+            self.obligations.push(RecordObligation::Fails(operation.plan, deployment));
         }
         self.close(id, &fact.end, at)
     }
@@ -295,16 +313,19 @@ impl World {
     fn is_given_up(&self, operation: &Operation) -> bool {
         let left = operation.incarnation.and_then(|held| self.incarnations.get(&held));
         left.is_none_or(|run| match &run.life {
-            Life::Reserved | Life::Stopping(_) | Life::Over | Life::Expunged => true,
-            Life::Updating(to) => *to == run.deployment,
-            Life::Creating | Life::Starting => false,
-            Life::Running => operation.stage != Stage::Running,
+            IncarnationProgress::Reserved
+            | IncarnationProgress::Stopping(_)
+            | IncarnationProgress::Over
+            | IncarnationProgress::Expunged => true,
+            IncarnationProgress::Updating(to) => *to == run.deployment,
+            IncarnationProgress::Creating | IncarnationProgress::Starting => false,
+            IncarnationProgress::Running => operation.stage != OperationProgress::Running,
         })
     }
 
     /// Checks that a started operation may be cancelled. Either its deployment was cancelled or superseded,
     /// and the old incarnation keeps the role. Or a restart by rule is replaced by another version.
-    fn may_be_aborted(&self, id: OperationId, operation: &Operation) -> Check {
+    fn may_be_aborted(&self, id: OperationId, operation: &Operation) -> RuleResult {
         let kind = operation.kind;
         let aborts = self.aborts_since(operation).is_some();
         let may = aborts && matches!(kind, OperationKind::Start | OperationKind::Update)
@@ -332,7 +353,7 @@ impl World {
                 let busy = self.operations.values().any(|other| {
                     other.plan == operation.plan
                         && other.deployment.as_ref() == Some(name)
-                        && other.stage != Stage::Over
+                        && other.stage != OperationProgress::Over
                 });
                 plan.deployments.get(name).is_some_and(|of| {
                     of.stage == DeploymentStage::InProgress
@@ -357,10 +378,15 @@ impl World {
     }
 
     /// Checks, at the outcome of a started operation, that its deployment was not ended long before.
-    pub(super) fn was_aborted_in_time(&self, id: OperationId, operation: &Operation, at: At) -> Check {
+    pub(super) fn was_aborted_in_time(
+        &self,
+        id: OperationId,
+        operation: &Operation,
+        at: FactLocation,
+    ) -> RuleResult {
         let brings_up =
             matches!(operation.kind, OperationKind::Create | OperationKind::Start | OperationKind::Update);
-        let could = operation.stage == Stage::Running && brings_up && !operation.is_past_return;
+        let could = operation.stage == OperationProgress::Running && brings_up && !operation.is_past_return;
         let late = self.aborts_since(operation).is_some_and(|since| at.time > since + ABORTS_WITHIN);
         demand!(
             6,
@@ -371,7 +397,7 @@ impl World {
     }
 
     /// Whether an operation has reached its goal, where a fact of its own proves that.
-    fn is_done(&mut self, operation: &Operation) -> Result<bool, Violation> {
+    fn is_done(&mut self, operation: &Operation) -> Result<bool, InvariantViolation> {
         let replica = self.replica(&operation.replica)?;
         let (active, passive) = (replica.active, replica.secondary);
         if !is_up(operation.kind) {
@@ -380,18 +406,19 @@ impl World {
         // The new incarnation counts, and the old one, which was replaced, has ended.
         let own =
             active.filter(|id| operation.incarnation == Some(*id)).and_then(|id| self.incarnations.get(&id));
-        let beside = own.is_some_and(|own| own.life == Life::Running && own.starts_after.is_none());
+        let beside =
+            own.is_some_and(|own| own.life == IncarnationProgress::Running && own.starts_after.is_none());
         Ok(replaces(operation.kind) && passive.is_none() && beside)
     }
 
     /// Whether an operation that has not started is not wanted any more.
-    fn is_unwanted(&mut self, operation: &Operation, at: At) -> Result<bool, Violation> {
+    fn is_unwanted(&mut self, operation: &Operation, at: FactLocation) -> Result<bool, InvariantViolation> {
         let ending = operation.deployment.as_ref().is_some_and(|deployment| {
             let of = self.plans.get(&operation.plan).and_then(|of| of.deployments.get(deployment));
             of.is_some_and(|of| matches!(of.stage, DeploymentStage::Ending(..)))
         });
         let input = self.input_of(at);
-        let asked = match input.as_deref().and_then(Input::intent) {
+        let asked = match input.as_deref().and_then(LastInput::intent) {
             Some(Intent::ReplicaStart(ask)) => {
                 operation.kind == OperationKind::Stop && ask.name == operation.replica
             }
@@ -424,11 +451,11 @@ impl World {
     }
 
     /// Ends an operation.
-    pub(super) fn close(&mut self, id: OperationId, end: &OperationEnd, at: At) -> Check {
+    pub(super) fn close(&mut self, id: OperationId, end: &OperationEnd, at: FactLocation) -> RuleResult {
         let operation = self.operation(id)?;
-        let had_begun = operation.stage == Stage::Running;
-        let was_asked = operation.deployment.is_none() && operation.stage == Stage::Pending;
-        operation.stage = Stage::Over;
+        let had_begun = operation.stage == OperationProgress::Running;
+        let was_asked = operation.deployment.is_none() && operation.stage == OperationProgress::Pending;
+        operation.stage = OperationProgress::Over;
         operation.aborted = had_begun && matches!(end, OperationEnd::Cancelled { .. });
         operation.failed =
             had_begun && matches!(end, OperationEnd::Failed { .. } | OperationEnd::Cancelled { .. });
@@ -455,15 +482,17 @@ impl World {
         let evicted = self.evictions.remove(&id);
         self.landed(id);
         let held = operation.incarnation;
-        if let Some(held) =
-            held.filter(|held| self.incarnations.get(held).is_some_and(|i| i.life == Life::Reserved))
-        {
-            self.obligations.push(Obligation::Freed(held));
+        if let Some(held) = held.filter(|held| {
+            self.incarnations.get(held).is_some_and(|i| i.life == IncarnationProgress::Reserved)
+        }) {
+            self.obligations.push(RecordObligation::Freed(held));
         }
         let runs = self.replica(&name)?.active.and_then(|run| self.incarnations.get(&run));
-        let is_well = runs.is_some_and(|run| run.life == Life::Running && run.is_ready);
+        let is_well = runs.is_some_and(|run| run.life == IncarnationProgress::Running && run.is_ready);
         let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
-        let is_down = runs.is_none_or(|run| matches!(run.life, Life::Reserved | Life::Stopping(_)));
+        let is_down = runs.is_none_or(|run| {
+            matches!(run.life, IncarnationProgress::Reserved | IncarnationProgress::Stopping(_))
+        });
         let aborted = matches!(end, OperationEnd::Cancelled { .. });
         let undone = had_begun && replaces(kind) && (aborted || matches!(end, OperationEnd::Failed { .. }));
         let is_left = self.replica(&name)?.active.is_some();
@@ -520,6 +549,9 @@ impl Replica {
     }
 }
 
-fn undone(name: &ReplicaName, kind: OperationKind, stop: Stop) -> Violation {
-    Violation::new(7, format!("a {kind} undoes the stop of replica {name} that a user wanted at {}", stop.at))
+fn undone(name: &ReplicaName, kind: OperationKind, stop: UserStop) -> InvariantViolation {
+    InvariantViolation::new(
+        7,
+        format!("a {kind} undoes the stop of replica {name} that a user wanted at {}", stop.at),
+    )
 }

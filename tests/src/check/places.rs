@@ -14,22 +14,22 @@ use chancery_events::observation::{IncarnationReport, Observation, SessionEnd};
 use chancery_events::resources::Resources;
 use chancery_events::spec::{ClusterActivity, NodeState};
 
-use super::chain::Chain;
-use super::state::{At, Cluster, Incarnation, Input, Node, Session, World};
-use super::violation::{Check, Violation, demand};
+use super::chain::HeaderChain;
+use super::state::{CheckedFleet, Cluster, FactLocation, Incarnation, LastInput, Node, Session};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
-impl World {
-    pub(super) fn node(&self, name: &NodeName) -> Result<&Node, Violation> {
-        self.nodes.get(name).ok_or_else(|| Violation::new(5, format!("there is no node {name}")))
+impl CheckedFleet {
+    pub(super) fn node(&self, name: &NodeName) -> Result<&Node, InvariantViolation> {
+        self.nodes.get(name).ok_or_else(|| InvariantViolation::new(5, format!("there is no node {name}")))
     }
 
     /// Returns the input that the fact follows from, if any.
-    pub(super) fn input_of(&self, at: At) -> Option<Arc<Input>> {
+    pub(super) fn input_of(&self, at: FactLocation) -> Option<Arc<LastInput>> {
         let carried = self.carried.as_ref().map(|carried| Arc::clone(&carried.input));
         carried.or_else(|| self.input.clone()).filter(|input| input.position == at.cause)
     }
 
-    pub(super) fn node_applied(&mut self, fact: &NodeApplied) -> Check {
+    pub(super) fn node_applied(&mut self, fact: &NodeApplied) -> RuleResult {
         let Some(node) = self.nodes.get_mut(&fact.name) else {
             let node = Node {
                 spec: fact.spec.clone(),
@@ -47,7 +47,7 @@ impl World {
         node.has_room(&fact.name)
     }
 
-    pub(super) fn node_moved(&mut self, fact: &NodeStateChanged, at: At) -> Check {
+    pub(super) fn node_moved(&mut self, fact: &NodeStateChanged, at: FactLocation) -> RuleResult {
         use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
         let name = &fact.name;
         let node = self.node(name)?;
@@ -88,10 +88,10 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn node_deleted(&mut self, name: &NodeName, at: At) -> Check {
+    pub(super) fn node_deleted(&mut self, name: &NodeName, at: FactLocation) -> RuleResult {
         let input = self.input_of(at);
         let asked = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::NodeDelete(ask)) if ask.name == *name
         );
         let emptied = self.now.emptied.contains(name);
@@ -105,10 +105,12 @@ impl World {
     }
 
     /// Makes a reservation on a node.
-    pub(super) fn hold(&mut self, id: IncarnationId, incarnation: &Incarnation) -> Check {
+    pub(super) fn hold(&mut self, id: IncarnationId, incarnation: &Incarnation) -> RuleResult {
         let name = &incarnation.node;
-        let node =
-            self.nodes.get_mut(name).ok_or_else(|| Violation::new(4, format!("there is no node {name}")))?;
+        let node = self
+            .nodes
+            .get_mut(name)
+            .ok_or_else(|| InvariantViolation::new(4, format!("there is no node {name}")))?;
         let allocated =
             node.state == NodeState::Allocated && node.cluster.as_ref() == Some(&incarnation.cluster);
         demand!(4, allocated, "capacity is reserved on node {name}, which is {}", node.state);
@@ -127,23 +129,25 @@ impl World {
     }
 
     /// Reserves the rest of an incarnation's resources after the end of the one that it followed there.
-    pub(super) fn hold_all(&mut self, id: IncarnationId) -> Check {
+    pub(super) fn hold_all(&mut self, id: IncarnationId) -> RuleResult {
         let incarnation = self.incarnation_mut(id)?;
         let more = incarnation.resources.less(incarnation.holds);
         incarnation.holds = incarnation.resources;
         let name = incarnation.node.clone();
-        let gone = || Violation::new(4, format!("node {name} was deleted while it had a reservation"));
+        let gone =
+            || InvariantViolation::new(4, format!("node {name} was deleted while it had a reservation"));
         let node = self.nodes.get_mut(&name).ok_or_else(gone)?;
         node.take(&name, more)?;
         node.has_room(&name)
     }
 
     /// Releases exactly the reservation of an incarnation.
-    pub(super) fn release(&mut self, id: IncarnationId, incarnation: &Incarnation) -> Check {
+    pub(super) fn release(&mut self, id: IncarnationId, incarnation: &Incarnation) -> RuleResult {
         let name = &incarnation.node;
-        let gone = || Violation::new(4, format!("node {name} was deleted while it had a reservation"));
+        let gone =
+            || InvariantViolation::new(4, format!("node {name} was deleted while it had a reservation"));
         let node = self.nodes.get_mut(name).ok_or_else(gone)?;
-        let more = || Violation::new(4, format!("more is freed on node {name} than was held"));
+        let more = || InvariantViolation::new(4, format!("more is freed on node {name} than was held"));
         node.held = node.held.checked_sub(incarnation.holds).ok_or_else(more)?;
         for (class, bytes) in &incarnation.reserved_storage {
             let held = node.volumes.get_mut(class).ok_or_else(more)?;
@@ -153,12 +157,12 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn session_opened(&mut self, fact: &SessionOpened, at: At) -> Check {
+    pub(super) fn session_opened(&mut self, fact: &SessionOpened, at: FactLocation) -> RuleResult {
         let name = &fact.cluster;
         let cluster = self.clusters.get(name).ok_or_else(|| no_cluster(name))?;
         demand!(5, cluster.session.is_none(), "a session of cluster {name} opens while another one is open");
         let input = self.input_of(at);
-        let asked = input.as_deref().and_then(Input::saw).is_some_and(|(by, saw)| {
+        let asked = input.as_deref().and_then(LastInput::saw).is_some_and(|(by, saw)| {
             matches!(saw, Observation::SessionRequested(hello)
                 if hello.cluster == *name && hello.executor == fact.executor && hello.store == fact.store)
                 && *by == fact.executor
@@ -173,10 +177,10 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn session_closed(&mut self, fact: &SessionClosed, at: At) -> Check {
+    pub(super) fn session_closed(&mut self, fact: &SessionClosed, at: FactLocation) -> RuleResult {
         let id = fact.session;
         let input = self.input_of(at);
-        let saw = input.as_deref().and_then(Input::saw).map(|(_, saw)| saw);
+        let saw = input.as_deref().and_then(LastInput::saw).map(|(_, saw)| saw);
         let said = match fact.end {
             SessionEnd::Expired | SessionEnd::Left => {
                 matches!(saw, Some(Observation::SessionEnded(over)) if over.session == id && over.end == fact.end)
@@ -184,7 +188,7 @@ impl World {
             SessionEnd::ClusterDeleted => input.as_deref().is_some_and(|input| input.request().is_some()),
         };
         demand!(6, said, "session {id} closes as {} without a cause", fact.end);
-        let unknown = || Violation::new(5, format!("session {id} was never opened"));
+        let unknown = || InvariantViolation::new(5, format!("session {id} was never opened"));
         let session = self.sessions.get_mut(&id).ok_or_else(unknown)?;
         demand!(5, session.is_open, "session {id} closes a second time");
         demand!(5, session.cluster == fact.cluster, "session {id} is of cluster {}", session.cluster);
@@ -205,7 +209,7 @@ impl World {
         });
     }
 
-    pub(super) fn cluster_deleted(&mut self, name: &ClusterName) -> Check {
+    pub(super) fn cluster_deleted(&mut self, name: &ClusterName) -> RuleResult {
         let cluster = self.clusters.remove(name).ok_or_else(|| no_cluster(name))?;
         demand!(5, cluster.session.is_none(), "cluster {name} is deleted, and its session continues");
         let used = self.nodes.values().any(|node| node.cluster.as_ref() == Some(name));
@@ -214,7 +218,11 @@ impl World {
     }
 
     /// Returns the report behind a fact about an incarnation, from its cluster's session alone.
-    pub(super) fn report(&self, id: IncarnationId, at: At) -> Result<Option<IncarnationReport>, Violation> {
+    pub(super) fn report(
+        &self,
+        id: IncarnationId,
+        at: FactLocation,
+    ) -> Result<Option<IncarnationReport>, InvariantViolation> {
         let Some(input) = self.input_of(at) else { return Ok(None) };
         let Some((by, Observation::IncarnationReported(saw))) = input.saw() else { return Ok(None) };
         demand!(5, saw.report.incarnation == id, "a report about another incarnation changes {id}");
@@ -223,8 +231,8 @@ impl World {
         Ok(Some(saw.report.clone()))
     }
 
-    pub(super) fn speaks_for(&self, id: SessionId, by: &ExecutorName, cluster: &ClusterName) -> Check {
-        let unknown = || Violation::new(5, format!("session {id} was never opened"));
+    pub(super) fn speaks_for(&self, id: SessionId, by: &ExecutorName, cluster: &ClusterName) -> RuleResult {
+        let unknown = || InvariantViolation::new(5, format!("session {id} was never opened"));
         let session = self.sessions.get(&id).ok_or_else(unknown)?;
         demand!(5, session.is_open, "a report of session {id}, which has ended, changes something");
         demand!(
@@ -236,11 +244,16 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn resolved(&mut self, fact: &OrphanResolved, chain: &Chain, at: At) -> Check {
+    pub(super) fn resolved(
+        &mut self,
+        fact: &OrphanResolved,
+        chain: &HeaderChain,
+        at: FactLocation,
+    ) -> RuleResult {
         let id = fact.object;
         let input = self.input_of(at);
-        let Some((by, Observation::OrphanReported(saw))) = input.as_deref().and_then(Input::saw) else {
-            return Err(Violation::new(8, format!("object {id} is resolved without a report")));
+        let Some((by, Observation::OrphanReported(saw))) = input.as_deref().and_then(LastInput::saw) else {
+            return Err(InvariantViolation::new(8, format!("object {id} is resolved without a report")));
         };
         demand!(8, saw.object == id, "another object than {id} was reported");
         self.speaks_for(saw.session, by, &fact.cluster)?;
@@ -269,14 +282,15 @@ impl World {
 
 impl Node {
     /// Reserves additional resources.
-    fn take(&mut self, name: &NodeName, more: Resources) -> Check {
-        let many = || Violation::new(4, format!("node {name} has more reserved than can be counted"));
+    fn take(&mut self, name: &NodeName, more: Resources) -> RuleResult {
+        let many =
+            || InvariantViolation::new(4, format!("node {name} has more reserved than can be counted"));
         self.held = self.held.checked_add(more).ok_or_else(many)?;
         Ok(())
     }
 
     /// Checks that reservations are at most the resources for placements.
-    pub(super) fn has_room(&self, name: &NodeName) -> Check {
+    pub(super) fn has_room(&self, name: &NodeName) -> RuleResult {
         let room = self.spec.resources.checked_sub(self.spec.reserved).unwrap_or_default();
         demand!(4, self.held.fits(room), "node {name} has {room}, and {} are held", self.held);
         for (class, held) in &self.volumes {
@@ -287,6 +301,6 @@ impl Node {
     }
 }
 
-fn no_cluster(name: &ClusterName) -> Violation {
-    Violation::new(5, format!("there is no cluster {name}"))
+fn no_cluster(name: &ClusterName) -> InvariantViolation {
+    InvariantViolation::new(5, format!("there is no cluster {name}"))
 }

@@ -9,19 +9,24 @@ use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName, VolumeName};
 use chancery_events::spec::{BalancePolicy, ClusterActivity, OperationKind, PlanSpec};
 
-use super::state::{At, Count, Deployment, DeploymentStage, Input, Life, Plan, Replica, Stop, World};
-use super::violation::{Check, Violation, demand};
+use super::state::{
+    CheckedFleet, Deployment, DeploymentStage, FactLocation, IncarnationProgress, LastInput, Plan, Replica,
+    ReplicaCounts, UserStop,
+};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
-impl World {
-    pub(super) fn plan(&mut self, name: &PlanName) -> Result<&mut Plan, Violation> {
-        self.plans.get_mut(name).ok_or_else(|| Violation::new(5, format!("there is no plan {name}")))
+impl CheckedFleet {
+    pub(super) fn plan(&mut self, name: &PlanName) -> Result<&mut Plan, InvariantViolation> {
+        self.plans.get_mut(name).ok_or_else(|| InvariantViolation::new(5, format!("there is no plan {name}")))
     }
 
-    pub(super) fn replica(&mut self, name: &ReplicaName) -> Result<&mut Replica, Violation> {
-        self.replicas.get_mut(name).ok_or_else(|| Violation::new(5, format!("there is no replica {name}")))
+    pub(super) fn replica(&mut self, name: &ReplicaName) -> Result<&mut Replica, InvariantViolation> {
+        self.replicas
+            .get_mut(name)
+            .ok_or_else(|| InvariantViolation::new(5, format!("there is no replica {name}")))
     }
 
-    pub(super) fn plan_applied(&mut self, fact: &PlanApplied, at: At) -> Check {
+    pub(super) fn plan_applied(&mut self, fact: &PlanApplied, at: FactLocation) -> RuleResult {
         let (name, generation) = (&fact.name, fact.generation);
         self.plan_may_become(name, &fact.spec, at)?;
         let plan = self.plans.entry(name.clone()).or_insert_with(|| Plan {
@@ -49,10 +54,10 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn plan_removing(&mut self, fact: &PlanDeletionStarted, at: At) -> Check {
+    pub(super) fn plan_removing(&mut self, fact: &PlanDeletionStarted, at: FactLocation) -> RuleResult {
         let name = &fact.name;
         let input = self.input_of(at);
-        let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
+        let asked = input.as_deref().and_then(LastInput::request).is_some_and(|request| {
             request.actor == fact.requested_by
                 && matches!(&request.intent, Intent::PlanDelete(ask)
                     if ask.name == *name && ask.cascade == CascadePolicy::Yes)
@@ -70,10 +75,10 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn plan_deleted(&mut self, name: &PlanName, at: At) -> Check {
+    pub(super) fn plan_deleted(&mut self, name: &PlanName, at: FactLocation) -> RuleResult {
         let input = self.input_of(at);
         let asked = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::PlanDelete(ask)) if ask.name == *name
         );
         let plan = self.plan(name)?;
@@ -85,11 +90,11 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn replica_created(&mut self, fact: &ReplicaCreated, at: At) -> Check {
+    pub(super) fn replica_created(&mut self, fact: &ReplicaCreated, at: FactLocation) -> RuleResult {
         let (name, by) = (&fact.name, &fact.deployment);
         let input = self.input_of(at);
         let asked = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::ReplicaCreate(ask)) if ask.plan == fact.plan
         );
         let plan = self.plan(&fact.plan)?;
@@ -136,7 +141,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn replica_assigned(&mut self, fact: &ReplicaDeploymentChanged) -> Check {
+    pub(super) fn replica_assigned(&mut self, fact: &ReplicaDeploymentChanged) -> RuleResult {
         let (name, to) = (&fact.name, &fact.deployment);
         let replica = self.replica(name)?;
         demand!(5, replica.plan == fact.plan, "replica {name} is of plan {}", replica.plan);
@@ -155,7 +160,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn replica_deleted(&mut self, name: &ReplicaName, volumes: &[VolumeName]) -> Check {
+    pub(super) fn replica_deleted(&mut self, name: &ReplicaName, volumes: &[VolumeName]) -> RuleResult {
         self.leave_volumes(name, volumes)?;
         let replica = self.replica(name)?;
         let lives = replica.active.or(replica.secondary);
@@ -164,7 +169,7 @@ impl World {
         let may_go = replica.is_going || replica.desired == WillWord::Proposed;
         demand!(6, may_go, "replica {name} is deleted, and no delete of it was carried out");
         let (plan, by) = (replica.plan.clone(), replica.created_by.clone());
-        self.recount(name, Presence::Gone);
+        self.recount(name, ReplicaPresence::Gone);
         let plan = self.plan(&plan)?;
         plan.replicas -= 1;
         if let Some(deployment) = by.and_then(|by| plan.deployments.get_mut(&by)) {
@@ -181,9 +186,9 @@ impl World {
     }
 
     /// Counts a replica again in its plan, after a fact about it.
-    pub(super) fn recount(&mut self, name: &ReplicaName, presence: Presence) {
+    pub(super) fn recount(&mut self, name: &ReplicaName, presence: ReplicaPresence) {
         let Some(replica) = self.replicas.get(name) else { return };
-        let stays = presence == Presence::Kept && !self.is_going(replica);
+        let stays = presence == ReplicaPresence::Kept && !self.is_going(replica);
         let new = stays.then(|| (replica.deployment.clone(), self.count(replica)));
         if new == replica.counted {
             return;
@@ -206,13 +211,14 @@ impl World {
     }
 
     /// Returns the contribution of a replica that is not being deleted.
-    fn count(&self, replica: &Replica) -> Count {
+    fn count(&self, replica: &Replica) -> ReplicaCounts {
         let active = replica.active.and_then(|id| self.incarnations.get(&id));
-        let ready = active.is_some_and(|active| active.life == Life::Running && active.is_ready);
+        let ready =
+            active.is_some_and(|active| active.life == IncarnationProgress::Running && active.is_ready);
         let up = active.is_some_and(|active| active.life.is_up());
         let quiet = replica.open.is_empty();
         let down = replica.active.is_none() && replica.secondary.is_none();
-        Count {
+        ReplicaCounts {
             present: 1,
             ready: u64::from(ready),
             ailing: u64::from(up && !ready && quiet),
@@ -221,7 +227,7 @@ impl World {
     }
 
     /// Notes an accepted intent: a user's request for a replica is in force until a newer one of a user.
-    pub(super) fn wanted(&mut self, input: &Input) {
+    pub(super) fn wanted(&mut self, input: &LastInput) {
         let (name, stops) = match input.intent() {
             Some(Intent::ReplicaStop(ask)) => (&ask.name, true),
             Some(Intent::ReplicaStart(ask)) => (&ask.name, false),
@@ -230,20 +236,20 @@ impl World {
         };
         let Some(replica) = self.replicas.get_mut(name) else { return };
         let operation = replica.stop.and_then(|stop| stop.operation);
-        replica.stop = stops.then_some(Stop { at: input.position, operation });
+        replica.stop = stops.then_some(UserStop { at: input.position, operation });
     }
 }
 
 /// Whether a replica exists.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Presence {
+pub(super) enum ReplicaPresence {
     Kept,
     Gone,
 }
 
-impl Count {
-    fn and(self, other: Count) -> Count {
-        Count {
+impl ReplicaCounts {
+    fn and(self, other: ReplicaCounts) -> ReplicaCounts {
+        ReplicaCounts {
             present: self.present + other.present,
             ready: self.ready + other.ready,
             ailing: self.ailing + other.ailing,
@@ -251,8 +257,8 @@ impl Count {
         }
     }
 
-    fn less(self, other: Count) -> Count {
-        Count {
+    fn less(self, other: ReplicaCounts) -> ReplicaCounts {
+        ReplicaCounts {
             present: self.present - other.present,
             ready: self.ready - other.ready,
             ailing: self.ailing - other.ailing,
@@ -262,30 +268,36 @@ impl Count {
 }
 
 impl Plan {
-    pub(super) fn deployment(&mut self, name: &DeploymentName) -> Result<&mut Deployment, Violation> {
-        let unknown = || Violation::new(5, format!("there is no deployment {name}"));
+    pub(super) fn deployment(
+        &mut self,
+        name: &DeploymentName,
+    ) -> Result<&mut Deployment, InvariantViolation> {
+        let unknown = || InvariantViolation::new(5, format!("there is no deployment {name}"));
         self.deployments.get_mut(name).ok_or_else(unknown)
     }
 
-    pub(super) fn spec(&self, generation: u32) -> Result<&Arc<PlanSpec>, Violation> {
-        let unknown = || Violation::new(5, format!("there is no generation {generation}"));
+    pub(super) fn spec(&self, generation: u32) -> Result<&Arc<PlanSpec>, InvariantViolation> {
+        let unknown = || InvariantViolation::new(5, format!("there is no generation {generation}"));
         self.specs.get(&generation).ok_or_else(unknown)
     }
 
     /// Returns the spec of the deployment's replicas.
-    pub(super) fn spec_of(&mut self, deployment: &DeploymentName) -> Result<Arc<PlanSpec>, Violation> {
+    pub(super) fn spec_of(
+        &mut self,
+        deployment: &DeploymentName,
+    ) -> Result<Arc<PlanSpec>, InvariantViolation> {
         let generation = self.deployment(deployment)?.generation;
         self.spec(generation).map(Arc::clone)
     }
 
     /// Returns the latest spec.
-    pub(super) fn latest(&self) -> Result<&Arc<PlanSpec>, Violation> {
+    pub(super) fn latest(&self) -> Result<&Arc<PlanSpec>, InvariantViolation> {
         self.spec(self.generation)
     }
 
     /// Counts replicas that are not being deleted: those of the version, and all others.
-    pub(super) fn sets(&self, version: usize) -> (Count, Count) {
-        let (mut right, mut other) = (Count::default(), Count::default());
+    pub(super) fn sets(&self, version: usize) -> (ReplicaCounts, ReplicaCounts) {
+        let (mut right, mut other) = (ReplicaCounts::default(), ReplicaCounts::default());
         for (name, count) in &self.counts {
             let same = self.deployments.get(name).is_some_and(|of| of.version == version);
             let set = if same { &mut right } else { &mut other };
@@ -295,7 +307,7 @@ impl Plan {
     }
 
     /// Checks that the deployment is in progress, and neither paused nor ending.
-    pub(super) fn goes_on(&mut self, name: &DeploymentName, what: &str) -> Check {
+    pub(super) fn goes_on(&mut self, name: &DeploymentName, what: &str) -> RuleResult {
         let turn = self.current.as_ref() == Some(name);
         demand!(6, turn, "{what}, and deployment {name} is not in progress");
         let stage = &self.deployment(name)?.stage;

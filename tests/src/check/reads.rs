@@ -15,12 +15,12 @@ use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_events::subject::Subject;
 
-use super::state::At;
-use super::violation::{Check, Violation, demand};
+use super::state::FactLocation;
+use super::violation::{InvariantViolation, RuleResult, demand};
 
 /// History fields of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shown {
+pub struct RowStamp {
     /// Version of the entity.
     pub version: u64,
     /// Position of the fact that last changed the entity.
@@ -28,11 +28,11 @@ pub struct Shown {
 }
 
 /// Rows of a list, by their subject.
-pub type List = BTreeMap<Subject, Shown>;
+pub type StampList = BTreeMap<Subject, RowStamp>;
 
 /// Fact about an entity.
 #[derive(Clone, Copy, Debug)]
-struct Change {
+struct EntityChange {
     at: Position,
     /// Version after the fact; zero if the entity is deleted.
     version: u64,
@@ -40,16 +40,16 @@ struct Change {
 
 /// Verdicts that servers returned, and the changes of each entity.
 #[derive(Clone, Default, Debug)]
-pub struct Reads {
+pub struct ReadChecker {
     /// Highest verdict position of each server, by its number. A restarted server keeps its number.
     given: BTreeMap<usize, Position>,
-    changes: BTreeMap<Subject, Vec<Change>>,
+    changes: BTreeMap<Subject, Vec<EntityChange>>,
     head: Position,
 }
 
 /// Effect of a fact on its first subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Effect {
+enum SubjectEffect {
     /// Creates the entity, whatever had its name before.
     Begins,
     /// Creates the entity unless it exists.
@@ -60,23 +60,25 @@ enum Effect {
     Changes,
 }
 
-fn effect(fact: &Fact) -> Effect {
+fn effect(fact: &Fact) -> SubjectEffect {
     match fact {
-        Fact::DeploymentCreated(_) | Fact::ReplicaCreated(_) | Fact::VolumeCreated(_) => Effect::Begins,
+        Fact::DeploymentCreated(_) | Fact::ReplicaCreated(_) | Fact::VolumeCreated(_) => {
+            SubjectEffect::Begins
+        }
         Fact::ClusterApplied(_)
         | Fact::CapabilityApplied(_)
         | Fact::NodeApplied(_)
         | Fact::PolicyApplied(_)
-        | Fact::PlanApplied(_) => Effect::Applies,
+        | Fact::PlanApplied(_) => SubjectEffect::Applies,
         Fact::ClusterDeleted(_)
         | Fact::CapabilityDeleted(_)
         | Fact::NodeDeleted(_)
         | Fact::PolicyDeleted(_)
         | Fact::PlanDeleted(_)
         | Fact::ReplicaDeleted(_)
-        | Fact::VolumeDestroyed(_) => Effect::Ends,
+        | Fact::VolumeDestroyed(_) => SubjectEffect::Ends,
         // All others are about what exists.
-        _ => Effect::Changes,
+        _ => SubjectEffect::Changes,
     }
 }
 
@@ -104,10 +106,10 @@ fn is_of_itself(subject: &Subject) -> bool {
     !matches!(subject, Subject::Node(_) | Subject::Plan(_) | Subject::Deployment(..) | Subject::Replica(_))
 }
 
-impl Reads {
-    pub(super) fn fact(&mut self, fact: &Fact, at: At) {
+impl ReadChecker {
+    pub(super) fn fact(&mut self, fact: &Fact, at: FactLocation) {
         if let Some(issued) = fact.issues(at.lineage, at.position) {
-            self.changes.entry(issued).or_default().push(Change { at: at.position, version: 1 });
+            self.changes.entry(issued).or_default().push(EntityChange { at: at.position, version: 1 });
         }
         // Verdicts name what an intent was about, and change nothing of it.
         if matches!(fact, Fact::IntentAccepted(_) | Fact::IntentRefused(_)) {
@@ -118,13 +120,13 @@ impl Reads {
             let now = changes.last().map_or(0, |last| last.version);
             let version = match effect(fact) {
                 _ if number > 0 => now,
-                Effect::Begins => 1,
-                Effect::Applies => now + 1,
-                Effect::Ends => 0,
-                Effect::Changes => now + u64::from(now > 0),
+                SubjectEffect::Begins => 1,
+                SubjectEffect::Applies => now + 1,
+                SubjectEffect::Ends => 0,
+                SubjectEffect::Changes => now + u64::from(now > 0),
             };
             if now > 0 || version > 0 {
-                changes.push(Change { at: at.position, version });
+                changes.push(EntityChange { at: at.position, version });
             }
         }
     }
@@ -144,7 +146,7 @@ impl Reads {
         self.given.get(&server).copied().unwrap_or_default()
     }
 
-    fn reached(&self, least: Position, position: Position) -> Check {
+    fn reached(&self, least: Position, position: Position) -> RuleResult {
         demand!(
             13,
             position >= least,
@@ -155,22 +157,28 @@ impl Reads {
     }
 
     /// Returns the last change of an existing entity, up to a position.
-    fn told(changes: &[Change], position: Position) -> Option<Change> {
+    fn told(changes: &[EntityChange], position: Position) -> Option<EntityChange> {
         let before = changes.partition_point(|change| change.at <= position);
         changes[..before].last().copied().filter(|change| change.version > 0)
     }
 
     /// Checks invariant 13 for a read of one row that must have reached `least`; `None` if missing.
-    pub fn row(&self, least: Position, position: Position, subject: &Subject, row: Option<Shown>) -> Check {
+    pub fn row(
+        &self,
+        least: Position,
+        position: Position,
+        subject: &Subject,
+        row: Option<RowStamp>,
+    ) -> RuleResult {
         self.reached(least, position)
             .and_then(|()| self.same(position, subject, row))
             .map_err(|v| v.at(position))
     }
 
-    fn same(&self, position: Position, subject: &Subject, row: Option<Shown>) -> Check {
+    fn same(&self, position: Position, subject: &Subject, row: Option<RowStamp>) -> RuleResult {
         let changes = self.changes.get(subject).map_or(&[][..], Vec::as_slice);
-        match (Reads::told(changes, position), row) {
-            (Some(told), Some(Shown { version, changed })) => {
+        match (ReadChecker::told(changes, position), row) {
+            (Some(told), Some(RowStamp { version, changed })) => {
                 demand!(
                     13,
                     version == told.version,
@@ -186,14 +194,16 @@ impl Reads {
                 demand!(13, !lasts(subject), "{subject} is not shown, which has version {}", told.version);
                 Ok(())
             }
-            (None, Some(_)) => Err(Violation::new(13, format!("{subject} is shown, which is not there"))),
+            (None, Some(_)) => {
+                Err(InvariantViolation::new(13, format!("{subject} is shown, which is not there")))
+            }
             (None, None) => Ok(()),
         }
     }
 
     /// Checks invariant 13 for a read of a whole kind that must have reached `least`. `kind` is the name of a
     /// kind whose entities are deleted by their own facts.
-    pub fn list(&self, least: Position, position: Position, kind: &str, list: &List) -> Check {
+    pub fn list(&self, least: Position, position: Position, kind: &str, list: &StampList) -> RuleResult {
         let of_kind = self.changes.keys().filter(|subject| subject.kind() == kind);
         let unknown = list.keys().filter(|subject| !self.changes.contains_key(*subject));
         let same = |subject: &Subject| self.same(position, subject, list.get(subject).copied());
@@ -203,7 +213,7 @@ impl Reads {
     }
 
     /// Checks invariant 13 for a refused read that waited for `wanted`, with the rows at `rows`.
-    pub fn not_applied(&self, wanted: Position, rows: Position) -> Check {
+    pub fn not_applied(&self, wanted: Position, rows: Position) -> RuleResult {
         demand!(13, rows < wanted, "a read is refused at position {rows}, and wants no more than {wanted}");
         demand!(13, wanted <= self.head, "a read waits for position {wanted}, behind the end, {}", self.head);
         Ok(())

@@ -23,22 +23,22 @@ use chancery_events::spec::{
 use chancery_events::time::Time;
 
 use super::approvals::is_open;
-use super::state::{At, Carried, Input, Requested, Said, World};
-use super::violation::{Check, Violation, demand};
+use super::state::{ApprovedChange, CheckedFleet, FactLocation, InputVerdict, LastInput, OpenedRequest};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
 /// Microseconds in a minute.
 const MINUTE: i64 = 60_000_000;
 
 /// Number of people who must have approved.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum People {
+enum ApproverCount {
     Nobody,
     One,
     Two,
 }
 
 /// Rules by plan, and policies, for what one person can do alone.
-struct Rules<'a> {
+struct ApprovalRules<'a> {
     policies: Vec<&'a PolicySpec>,
     automatic: &'a dyn Fn(&PlanName, OperationKind) -> bool,
 }
@@ -54,7 +54,7 @@ fn is_about(
         && (spec.domains.is_empty() || domain.is_some_and(|domain| spec.domains.contains(domain)))
 }
 
-impl Rules<'_> {
+impl ApprovalRules<'_> {
     fn alone(
         &self,
         kind: OperationKind,
@@ -93,7 +93,7 @@ fn intent(change: &RequestedChange) -> Intent {
     }
 }
 
-impl World {
+impl CheckedFleet {
     fn four_eyes(&self, kind: PolicyKind, plan: Option<&PlanName>, domain: Option<&DomainName>) -> bool {
         let mut two = self.policies.values().filter(|policy| policy.rule == PolicyRule::FourEyes {});
         two.any(|policy| is_about(policy, kind, plan, domain))
@@ -159,9 +159,9 @@ impl World {
         on_it.map(|(name, _)| name.clone()).collect()
     }
 
-    pub(super) fn request_opened(&mut self, fact: &RequestOpened, at: At) -> Check {
+    pub(super) fn request_opened(&mut self, fact: &RequestOpened, at: FactLocation) -> RuleResult {
         let input = self.input_of(at);
-        let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
+        let asked = input.as_deref().and_then(LastInput::request).is_some_and(|request| {
             request.actor == fact.requested_by && request.intent == intent(&fact.change)
         });
         let what = fact.change.subject();
@@ -187,24 +187,24 @@ impl World {
         let (change, by, hash, expires) =
             (fact.change.clone(), fact.requested_by.clone(), fact.hash, fact.expires);
         self.requests
-            .insert(id, Requested { change, actor: by, hash, expires, members, volumes, is_over: false });
+            .insert(id, OpenedRequest { change, actor: by, hash, expires, members, volumes, is_over: false });
         self.now.requested.insert(id);
         Ok(())
     }
 
-    fn decided(&mut self, id: RequestId) -> Result<Requested, Violation> {
-        let unknown = || Violation::new(5, format!("there is no request {id}"));
+    fn decided(&mut self, id: RequestId) -> Result<OpenedRequest, InvariantViolation> {
+        let unknown = || InvariantViolation::new(5, format!("there is no request {id}"));
         let request = self.requests.get_mut(&id).ok_or_else(unknown)?;
         demand!(5, !request.is_over, "request {id} has ended, and is decided again");
         request.is_over = true;
         Ok(request.clone())
     }
 
-    pub(super) fn request_approved(&mut self, fact: &RequestApproved, at: At) -> Check {
+    pub(super) fn request_approved(&mut self, fact: &RequestApproved, at: FactLocation) -> RuleResult {
         let (id, by) = (fact.request, &fact.approved_by);
         let request = self.decided(id)?;
         let input = self.input_of(at);
-        let asked = input.as_deref().and_then(Input::request).is_some_and(|asked| {
+        let asked = input.as_deref().and_then(LastInput::request).is_some_and(|asked| {
             asked.actor == *by
                 && matches!(&asked.intent, Intent::RequestApprove(ask) if ask.request == id && ask.hash == fact.hash)
         });
@@ -219,19 +219,19 @@ impl World {
             let mut asked = approval.clone();
             (asked.actor, asked.intent) = (request.actor.clone(), intent(&request.change));
             let (position, event) = (at.cause, Event::Intent(asked));
-            let input = Input { position, event, said: Said::Accepted, has_effect: true };
-            self.carried = Some(Carried { input: Arc::new(input), approver: by.clone() });
+            let input = LastInput { position, event, said: InputVerdict::Accepted, has_effect: true };
+            self.carried = Some(ApprovedChange { input: Arc::new(input), approver: by.clone() });
         }
         Ok(())
     }
 
-    pub(super) fn request_ended(&mut self, fact: &RequestEnded, at: At) -> Check {
+    pub(super) fn request_ended(&mut self, fact: &RequestEnded, at: FactLocation) -> RuleResult {
         let id = fact.request;
         let request = self.decided(id)?;
         let input = self.input_of(at);
         match &fact.end {
             RequestEnd::Rejected { rejected_by: by, .. } => {
-                let asked = input.as_deref().and_then(Input::request).is_some_and(|asked| {
+                let asked = input.as_deref().and_then(LastInput::request).is_some_and(|asked| {
                     asked.actor == *by
                         && matches!(&asked.intent, Intent::RequestReject(ask) if ask.request == id)
                 });
@@ -249,9 +249,9 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn bypassed(&mut self, fact: &ApprovalBypassed, at: At) -> Check {
+    pub(super) fn bypassed(&mut self, fact: &ApprovalBypassed, at: FactLocation) -> RuleResult {
         let input = self.input_of(at);
-        let asked = input.as_deref().and_then(Input::request).is_some_and(|asked| {
+        let asked = input.as_deref().and_then(LastInput::request).is_some_and(|asked| {
             asked.actor == fact.requested_by
                 && matches!(&asked.intent, Intent::NodeSetState(ask)
                     if ask.name == fact.node && ask.break_glass.as_ref() == Some(&fact.reason))
@@ -268,22 +268,24 @@ impl World {
     }
 
     /// Checks that the required people have approved.
-    fn approved_by(&self, people: People, at: At, what: &str) -> Check {
+    fn approved_by(&self, people: ApproverCount, at: FactLocation, what: &str) -> RuleResult {
         let carried = self.carried.as_ref().filter(|carried| carried.input.position == at.cause);
         let asker: Option<&Actor> =
             carried.and_then(|carried| carried.input.request()).map(|request| &request.actor);
         match (people, carried) {
-            (People::Nobody, _) | (People::One, Some(_)) => Ok(()),
-            (People::Two, Some(carried)) => {
+            (ApproverCount::Nobody, _) | (ApproverCount::One, Some(_)) => Ok(()),
+            (ApproverCount::Two, Some(carried)) => {
                 let own = asker == Some(&carried.approver);
                 demand!(6, !own, "{what} takes two people, and {} did it alone", carried.approver);
                 Ok(())
             }
-            (People::One | People::Two, None) => Err(Violation::new(6, format!("{what}, without approval"))),
+            (ApproverCount::One | ApproverCount::Two, None) => {
+                Err(InvariantViolation::new(6, format!("{what}, without approval")))
+            }
         }
     }
 
-    pub(super) fn may_remove(&mut self, plan: &PlanName, at: At) -> Check {
+    pub(super) fn may_remove(&mut self, plan: &PlanName, at: FactLocation) -> RuleResult {
         let manual = self.plan(plan)?.latest()?.approval.delete == ApprovalMode::Manual;
         let members = self.of_plan(plan);
         let runs = members.iter().filter_map(|(_, name)| self.replicas.get(name));
@@ -292,9 +294,9 @@ impl World {
         let domains: BTreeSet<_> = nodes.map(|node| Some(&node.spec.domain)).chain([None]).collect();
         let two = domains.iter().any(|domain| self.four_eyes(PolicyKind::Delete, Some(plan), *domain));
         let people = match (members.is_empty(), manual, two) {
-            (true, ..) | (_, false, _) => People::Nobody,
-            (false, true, true) => People::Two,
-            (false, true, false) => People::One,
+            (true, ..) | (_, false, _) => ApproverCount::Nobody,
+            (false, true, true) => ApproverCount::Two,
+            (false, true, false) => ApproverCount::One,
         };
         self.approved_by(people, at, &format!("plan {plan} is deleted with its replicas"))
     }
@@ -305,14 +307,14 @@ impl World {
         node: &NodeName,
         name: &DisruptionName,
         is_deleted: bool,
-        at: At,
-    ) -> Check {
+        at: FactLocation,
+    ) -> RuleResult {
         let Some(of) = self.nodes.get(node) else { return Ok(()) };
         let evicts = of
             .disruptions
             .get(name)
             .is_some_and(|disruption| disruption.spec.action != DisruptionAction::None);
-        let mut people = People::Nobody;
+        let mut people = ApproverCount::Nobody;
         for (plan, _) in self.on_node(node).iter().filter(|_| evicts) {
             let spec = self.plans.get(plan).and_then(|plan| plan.latest().ok());
             if spec.is_some_and(|spec| spec.approval.relocate == ApprovalMode::Automatic) {
@@ -321,15 +323,15 @@ impl World {
             // A replica may be moved to any domain.
             let domains = self.policies.values().flat_map(|policy| policy.domains.iter().map(Some));
             if domains.chain([None]).any(|domain| self.four_eyes(PolicyKind::Relocate, Some(plan), domain)) {
-                people = People::Two;
-            } else if is_deleted && people == People::Nobody {
-                people = People::One;
+                people = ApproverCount::Two;
+            } else if is_deleted && people == ApproverCount::Nobody {
+                people = ApproverCount::One;
             }
         }
         self.approved_by(people, at, &format!("node {node} is emptied by disruption {name}"))
     }
 
-    pub(super) fn may_delete_volume(&self, name: &VolumeName, at: At) -> Check {
+    pub(super) fn may_delete_volume(&self, name: &VolumeName, at: FactLocation) -> RuleResult {
         let Some(volume) = self.volumes.get(name) else { return Ok(()) };
         let plan = volume.owner.as_ref().and_then(|owner| self.replicas.get(owner)).map(|owner| &owner.plan);
         let spec = plan.and_then(|plan| self.plans.get(plan)?.latest().ok());
@@ -343,11 +345,11 @@ impl World {
             named.map(Some).chain([None]).collect()
         };
         let two = plans.iter().any(|plan| self.four_eyes(PolicyKind::Delete, *plan, domain));
-        let people = if two && !alone { People::Two } else { People::Nobody };
+        let people = if two && !alone { ApproverCount::Two } else { ApproverCount::Nobody };
         self.approved_by(people, at, &format!("volume {name} is deleted"))
     }
 
-    pub(super) fn may_expunge(&self, node: &NodeName, at: At) -> Check {
+    pub(super) fn may_expunge(&self, node: &NodeName, at: FactLocation) -> RuleResult {
         let Some(of) = self.nodes.get(node) else { return Ok(()) };
         let mut plans: BTreeSet<_> = self.on_node(node).into_iter().map(|(plan, _)| Some(plan)).collect();
         for volume in self.volumes.values().filter(|volume| volume.node == *node) {
@@ -365,44 +367,50 @@ impl World {
                 .chain([None])
                 .any(|plan| self.four_eyes(PolicyKind::Expunge, plan, domain)),
         });
-        let people = if two && !self.now.bypassed.contains(node) { People::Two } else { People::Nobody };
+        let people =
+            if two && !self.now.bypassed.contains(node) { ApproverCount::Two } else { ApproverCount::Nobody };
         self.approved_by(people, at, &format!("node {node} is expunged"))
     }
 
-    pub(super) fn plan_may_become(&self, name: &PlanName, to: &PlanSpec, at: At) -> Check {
+    pub(super) fn plan_may_become(&self, name: &PlanName, to: &PlanSpec, at: FactLocation) -> RuleResult {
         let Some(from) = self.plans.get(name).and_then(|plan| plan.latest().ok()) else { return Ok(()) };
         let policies: Vec<_> = self.policies.values().collect();
         let (before, after) = (
             |_: &PlanName, kind| from.approval.of(kind) == ApprovalMode::Automatic,
             |_: &PlanName, kind| to.approval.of(kind) == ApprovalMode::Automatic,
         );
-        let before = Rules { policies: policies.clone(), automatic: &before };
-        let after = Rules { policies, automatic: &after };
-        let weaker = World::weaker(&before, &after, std::slice::from_ref(name));
-        let people = if weaker.is_some() { People::Two } else { People::Nobody };
+        let before = ApprovalRules { policies: policies.clone(), automatic: &before };
+        let after = ApprovalRules { policies, automatic: &after };
+        let weaker = CheckedFleet::weaker(&before, &after, std::slice::from_ref(name));
+        let people = if weaker.is_some() { ApproverCount::Two } else { ApproverCount::Nobody };
         let what = weaker.unwrap_or_default();
         self.approved_by(people, at, &format!("plan {name} lets one person do {what} alone"))
     }
 
-    pub(super) fn policy_may_become(&self, name: &PolicyName, to: Option<&PolicySpec>, at: At) -> Check {
+    pub(super) fn policy_may_become(
+        &self,
+        name: &PolicyName,
+        to: Option<&PolicySpec>,
+        at: FactLocation,
+    ) -> RuleResult {
         let others = || self.policies.iter().filter(|(other, _)| *other != name).map(|(_, spec)| spec);
         let automatic = |plan: &PlanName, kind| {
             let spec = self.plans.get(plan).and_then(|plan| plan.latest().ok());
             spec.is_some_and(|spec| spec.approval.of(kind) == ApprovalMode::Automatic)
         };
-        let before = Rules { policies: self.policies.values().collect(), automatic: &automatic };
-        let after = Rules { policies: others().chain(to).collect(), automatic: &automatic };
+        let before = ApprovalRules { policies: self.policies.values().collect(), automatic: &automatic };
+        let after = ApprovalRules { policies: others().chain(to).collect(), automatic: &automatic };
         let mut plans: BTreeSet<_> = self.plans.keys().cloned().collect();
         plans.extend(self.policies.values().chain(to).flat_map(|spec| spec.plans.iter().cloned()));
         let plans: Vec<_> = plans.into_iter().collect();
-        let weaker = World::weaker(&before, &after, &plans);
-        let people = if weaker.is_some() { People::Two } else { People::Nobody };
+        let weaker = CheckedFleet::weaker(&before, &after, &plans);
+        let people = if weaker.is_some() { ApproverCount::Two } else { ApproverCount::Nobody };
         let what = weaker.unwrap_or_default();
         self.approved_by(people, at, &format!("policy {name} lets one person do {what} alone"))
     }
 
     /// Returns an operation that one person can have carried out alone after a change, and could not before.
-    fn weaker(before: &Rules<'_>, after: &Rules<'_>, plans: &[PlanName]) -> Option<String> {
+    fn weaker(before: &ApprovalRules<'_>, after: &ApprovalRules<'_>, plans: &[PlanName]) -> Option<String> {
         let all = || before.policies.iter().chain(&after.policies);
         let mut domains: BTreeSet<_> = all().flat_map(|spec| spec.domains.iter().map(Some)).collect();
         domains.insert(None);

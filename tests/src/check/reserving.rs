@@ -12,17 +12,19 @@ use chancery_events::spec::{
 };
 
 use super::operations::replaces;
-use super::state::{At, Incarnation, Life, Operation, Replica, Stage, World};
-use super::violation::{Check, Violation, demand};
+use super::state::{
+    CheckedFleet, FactLocation, Incarnation, IncarnationProgress, Operation, OperationProgress, Replica,
+};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
-impl World {
-    pub(super) fn reserved(&mut self, fact: &IncarnationReserved, at: At) -> Check {
+impl CheckedFleet {
+    pub(super) fn reserved(&mut self, fact: &IncarnationReserved, at: FactLocation) -> RuleResult {
         let id = IncarnationId::issue(at.lineage, at.position);
         let name = &fact.replica;
         let operation = self.operation(fact.operation)?;
         demand!(
             6,
-            operation.stage == Stage::Preparing,
+            operation.stage == OperationProgress::Preparing,
             "operation {} gets a reservation, and needs none",
             fact.operation
         );
@@ -41,7 +43,7 @@ impl World {
             operation.version,
             fact.deployment
         );
-        operation.stage = Stage::Pending;
+        operation.stage = OperationProgress::Pending;
         operation.proposal = Some(fact.proposal);
         operation.incarnation = Some(id);
         let operation = operation.clone();
@@ -86,7 +88,7 @@ impl World {
         operation: &Operation,
         replica: &Replica,
         (policy, version): (&PlanSpec, &PlanSpec),
-    ) -> Check {
+    ) -> RuleResult {
         let (name, kind) = (&fact.replica, operation.kind);
         demand!(
             3,
@@ -100,7 +102,7 @@ impl World {
             OperationKind::Update => policy.update_order == UpdateOrder::StopFirst,
             OperationKind::Relocate | OperationKind::Create | OperationKind::Start => false,
             OperationKind::Stop | OperationKind::Delete => {
-                return Err(Violation::new(6, format!("a {kind} takes a place")));
+                return Err(InvariantViolation::new(6, format!("a {kind} takes a place")));
             }
         };
         // The data of a volume cannot be in two places.
@@ -125,7 +127,7 @@ impl World {
         operation: &Operation,
         replica: &Replica,
         policy: &PlanSpec,
-    ) -> Check {
+    ) -> RuleResult {
         let (name, on) = (&fact.replica, &fact.node);
         let wanted = operation.wants.as_ref().is_none_or(|wanted| wanted == on);
         demand!(4, wanted, "replica {name} is placed on {on}, and another node is required");
@@ -158,7 +160,7 @@ impl World {
         name: &ReplicaName,
         there: &BTreeSet<&GroupName>,
         spec: &PlanSpec,
-    ) -> Check {
+    ) -> RuleResult {
         let groups: Vec<_> = spec.affinity.iter().map(|affinity| affinity.group.clone()).collect();
         demand!(4, fact.groups == groups, "replica {name} is of groups {:?}, not {groups:?}", fact.groups);
         let allows = spec.affinity.iter().any(|affinity| affinity.policy == AffinityPolicy::Allow);
@@ -199,14 +201,17 @@ impl World {
     }
 
     /// Whether an incarnation is only reserved, and was placed by an earlier policy of its plan.
-    pub(super) fn is_held_by_earlier_policy(&mut self, id: IncarnationId) -> Result<bool, Violation> {
+    pub(super) fn is_held_by_earlier_policy(
+        &mut self,
+        id: IncarnationId,
+    ) -> Result<bool, InvariantViolation> {
         let held = self.incarnation_mut(id)?.clone();
         let plan = self.replica(&held.replica)?.plan.clone();
-        Ok(held.life == Life::Reserved && held.placed_by < self.plan(&plan)?.generation)
+        Ok(held.life == IncarnationProgress::Reserved && held.placed_by < self.plan(&plan)?.generation)
     }
 
     /// Checks that the newest policy allows a reservation of an earlier one when its operation starts.
-    pub(super) fn keeps_policy(&mut self, id: IncarnationId) -> Check {
+    pub(super) fn keeps_policy(&mut self, id: IncarnationId) -> RuleResult {
         if !self.is_held_by_earlier_policy(id)? {
             return Ok(());
         }
@@ -231,7 +236,11 @@ impl World {
     }
 
     /// Returns the incarnation with its reservation: its spec, less what the followed one reserves.
-    fn held_by(&self, fact: &IncarnationReserved, spec: &PlanSpec) -> Result<Incarnation, Violation> {
+    fn held_by(
+        &self,
+        fact: &IncarnationReserved,
+        spec: &PlanSpec,
+    ) -> Result<Incarnation, InvariantViolation> {
         let name = &fact.replica;
         demand!(
             4,
@@ -257,7 +266,7 @@ impl World {
             mounts: fact.mounts.clone(),
             placed_by: 0,
             processes: spec.payloads.iter().map(|payload| usize::from(payload.processes)).sum(),
-            life: Life::Reserved,
+            life: IncarnationProgress::Reserved,
             is_ready: false,
             unready: None,
             since: None,
@@ -266,9 +275,10 @@ impl World {
         })
     }
 
-    fn cluster_of(&self, name: &NodeName) -> Result<chancery_events::name::ClusterName, Violation> {
-        let homeless =
-            || Violation::new(4, format!("capacity is reserved on node {name}, which is in no cluster"));
+    fn cluster_of(&self, name: &NodeName) -> Result<chancery_events::name::ClusterName, InvariantViolation> {
+        let homeless = || {
+            InvariantViolation::new(4, format!("capacity is reserved on node {name}, which is in no cluster"))
+        };
         self.node(name)?.cluster.clone().ok_or_else(homeless)
     }
 }

@@ -17,11 +17,13 @@ use chancery_events::spec::{
     PlacementPolicy, PlanSpec, ProbePurpose,
 };
 
-use super::state::{At, Incarnation, Input, Life, Operation, Plan, Replica, World};
-use super::violation::{Check, demand};
+use super::state::{
+    CheckedFleet, FactLocation, Incarnation, IncarnationProgress, LastInput, Operation, Plan, Replica,
+};
+use super::violation::{RuleResult, demand};
 
 /// Moves of a plan that would make its spread more even.
-enum Improvement<'a> {
+enum SpreadImprovement<'a> {
     /// Not known, as the plan's placement rules are not modelled here.
     Unknown,
     /// No such move.
@@ -32,12 +34,12 @@ enum Improvement<'a> {
 
 /// Replicas that count, by domain and by node.
 #[derive(Default)]
-struct Counts<'a> {
+struct SpreadCounts<'a> {
     domains: BTreeMap<&'a DomainName, u32>,
     nodes: BTreeMap<&'a NodeName, u32>,
 }
 
-impl Counts<'_> {
+impl SpreadCounts<'_> {
     fn domain(&self, domain: &DomainName) -> u32 {
         self.domains.get(domain).copied().unwrap_or(0)
     }
@@ -59,17 +61,18 @@ impl Plan {
     }
 }
 
-impl World {
+impl CheckedFleet {
     /// Returns the replica's incarnation after success of all open operations.
     fn remaining(&self, replica: &Replica) -> Option<&Incarnation> {
         let runs = replica.secondary.iter().chain(&replica.active).filter_map(|id| self.incarnations.get(id));
-        let stays = |run: &&Incarnation| !run.life.is_over() && !matches!(run.life, Life::Stopping(_));
+        let stays =
+            |run: &&Incarnation| !run.life.is_over() && !matches!(run.life, IncarnationProgress::Stopping(_));
         runs.filter(|_| !self.is_going(replica)).find(stays)
     }
 
     /// Counts the plan's replicas, without one, that count alongside a replica of the version.
-    fn counts(&self, plan: &PlanName, version: usize, but: &ReplicaName) -> Counts<'_> {
-        let mut counts = Counts::default();
+    fn counts(&self, plan: &PlanName, version: usize, but: &ReplicaName) -> SpreadCounts<'_> {
+        let mut counts = SpreadCounts::default();
         let Some(of) = self.plans.get(plan) else { return counts };
         let current = of.current.as_ref().and_then(|current| of.deployments.get(current));
         let sets = current.filter(|current| {
@@ -130,7 +133,7 @@ impl World {
         operation: &Operation,
         replica: &Replica,
         (policy, version): (&PlanSpec, &PlanSpec),
-    ) -> Check {
+    ) -> RuleResult {
         let old = replica.active.and_then(|id| self.incarnations.get(&id)).map(|run| &run.node);
         let stays = fact.starts_after.is_some() && old == Some(&fact.node);
         let spreads = policy.placement == PlacementPolicy::Spread;
@@ -187,13 +190,13 @@ impl World {
     }
 
     /// Returns a move of the plan that would make the spread more even.
-    fn improvement(&self, plan: &PlanName) -> Improvement<'_> {
-        let Some(of) = self.plans.get(plan) else { return Improvement::Unknown };
+    fn improvement(&self, plan: &PlanName) -> SpreadImprovement<'_> {
+        let Some(of) = self.plans.get(plan) else { return SpreadImprovement::Unknown };
         if !of.is_plain() {
-            return Improvement::Unknown;
+            return SpreadImprovement::Unknown;
         }
         if of.latest().is_ok_and(|spec| spec.placement == PlacementPolicy::Pack) {
-            return Improvement::Nothing;
+            return SpreadImprovement::Nothing;
         }
         let movable = self.replicas.iter().filter(|(_, replica)| {
             let active = replica.active.and_then(|id| self.incarnations.get(&id));
@@ -201,7 +204,7 @@ impl World {
             replica.plan == *plan && free && active.is_some_and(|active| active.life.is_up())
         });
         let mut better = movable.filter_map(|(name, replica)| Some((name, self.better(name, replica)?)));
-        better.next().map_or(Improvement::Nothing, |(name, node)| Improvement::Move(name, node))
+        better.next().map_or(SpreadImprovement::Nothing, |(name, node)| SpreadImprovement::Move(name, node))
     }
 
     fn is_busy(&self, plan: &PlanName) -> bool {
@@ -210,7 +213,7 @@ impl World {
             || self.replicas.values().any(|replica| replica.plan == *plan && !replica.open.is_empty())
     }
 
-    pub(super) fn balance_changed(&mut self, fact: &PlanBalanceChanged) -> Check {
+    pub(super) fn balance_changed(&mut self, fact: &PlanBalanceChanged) -> RuleResult {
         let name = &fact.plan;
         demand!(
             12,
@@ -219,9 +222,11 @@ impl World {
             fact.balance
         );
         let found = match self.improvement(name) {
-            Improvement::Unknown => None,
-            Improvement::Nothing => Some((BalancePolicy::Even, String::new())),
-            Improvement::Move(replica, node) => Some((BalancePolicy::Uneven, format!("{replica} to {node}"))),
+            SpreadImprovement::Unknown => None,
+            SpreadImprovement::Nothing => Some((BalancePolicy::Even, String::new())),
+            SpreadImprovement::Move(replica, node) => {
+                Some((BalancePolicy::Uneven, format!("{replica} to {node}")))
+            }
         };
         let plan = self.plan(name)?;
         demand!(5, plan.balance != fact.balance, "plan {name} is marked {} a second time", fact.balance);
@@ -233,17 +238,17 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn rebalance_started(&mut self, fact: &PlanRebalanceStarted, at: At) -> Check {
+    pub(super) fn rebalance_started(&mut self, fact: &PlanRebalanceStarted, at: FactLocation) -> RuleResult {
         let name = &fact.plan;
         let input = self.input_of(at);
-        let asked = input.as_deref().and_then(Input::request).is_some_and(|request| {
+        let asked = input.as_deref().and_then(LastInput::request).is_some_and(|request| {
             let is_it = matches!(&request.intent, Intent::PlanRebalance(ask) if ask.name == *name);
             is_it && request.actor == fact.requested_by
         });
         demand!(6, asked, "a rebalance of plan {name} starts, and {} did not ask", fact.requested_by);
         demand!(
             6,
-            !matches!(self.improvement(name), Improvement::Nothing),
+            !matches!(self.improvement(name), SpreadImprovement::Nothing),
             "a rebalance of plan {name} starts, and no move is better"
         );
         let plan = self.plan(name)?;
@@ -252,7 +257,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn rebalance_ended(&mut self, fact: &PlanRebalanceEnded) -> Check {
+    pub(super) fn rebalance_ended(&mut self, fact: &PlanRebalanceEnded) -> RuleResult {
         let name = &fact.plan;
         let moves = self.moves(name);
         let plan = self.plan(name)?;
@@ -270,7 +275,7 @@ impl World {
     }
 
     /// Checks that a rebalance was requested, and that its move makes the spread more even.
-    pub(super) fn rebalance_asks(&self, fact: &OperationCreated, replica: &Replica) -> Check {
+    pub(super) fn rebalance_asks(&self, fact: &OperationCreated, replica: &Replica) -> RuleResult {
         let (name, kind) = (&fact.replica, fact.kind);
         let what = format!("a {kind} of {name} is opened for a rebalance");
         let Some(plan) = self.plans.get(&replica.plan) else { return Ok(()) };
@@ -300,7 +305,7 @@ impl World {
     /// Returns a plan at rest that a move would make more even and that is not marked uneven, if any.
     pub(super) fn unsaid(&self) -> Option<String> {
         self.plans.iter().find_map(|(name, plan)| {
-            let Improvement::Move(replica, node) = self.improvement(name) else { return None };
+            let SpreadImprovement::Move(replica, node) = self.improvement(name) else { return None };
             let is_said = plan.balance == BalancePolicy::Uneven || self.is_busy(name);
             (!is_said).then(|| {
                 format!("plan {name} is uneven and not marked so: {replica} would be better on {node}")

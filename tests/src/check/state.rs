@@ -24,12 +24,12 @@ use chancery_events::spec::{
 };
 use chancery_events::time::Time;
 
-use super::obligations::Obligation;
+use super::obligations::RecordObligation;
 use super::volumes::Volume;
 
 /// Location of a fact in the journal.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct At {
+pub(super) struct FactLocation {
     pub(super) position: Position,
     pub(super) cause: Position,
     pub(super) time: Time,
@@ -38,17 +38,17 @@ pub(super) struct At {
 
 /// Last intent or observation, and its results.
 #[derive(Clone, Debug)]
-pub(super) struct Input {
+pub(super) struct LastInput {
     pub(super) position: Position,
     pub(super) event: Event,
-    pub(super) said: Said,
+    pub(super) said: InputVerdict,
     /// Whether the input has an effect beyond its verdict.
     pub(super) has_effect: bool,
 }
 
 /// Verdict on an intent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Said {
+pub(super) enum InputVerdict {
     /// No verdict yet.
     Nothing,
     /// Accepted, and must have an effect.
@@ -57,7 +57,7 @@ pub(super) enum Said {
     Refused,
 }
 
-impl Input {
+impl LastInput {
     pub(super) fn request(&self) -> Option<&IntentRequest> {
         match &self.event {
             Event::Intent(request) => Some(request),
@@ -140,12 +140,12 @@ pub(super) struct Plan {
     /// Requester of the rebalance in progress.
     pub(super) rebalance: Option<Actor>,
     /// Counts of replicas that are not being deleted, by their deployment.
-    pub(super) counts: BTreeMap<DeploymentName, Count>,
+    pub(super) counts: BTreeMap<DeploymentName, ReplicaCounts>,
 }
 
 /// Numbers of a deployment's replicas that are not being deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Count {
+pub(super) struct ReplicaCounts {
     pub(super) present: u64,
     /// Running and healthy.
     pub(super) ready: u64,
@@ -212,7 +212,7 @@ pub(super) struct Replica {
     pub(super) secondary: Option<IncarnationId>,
     /// Whether a delete of the replica succeeded.
     pub(super) is_going: bool,
-    pub(super) stop: Option<Stop>,
+    pub(super) stop: Option<UserStop>,
     /// Whether a failed disruption move stopped the replica, and it does not run again yet.
     pub(super) downed: bool,
     /// Whether the replica was stopped for an aborted operation, and nothing was started on it since.
@@ -222,12 +222,12 @@ pub(super) struct Replica {
     /// Last of consecutive restarts by that rule: the time of its request, and its number.
     pub(super) last_restart: Option<RestartBackoff>,
     /// Replica's contribution to its plan's counts.
-    pub(super) counted: Option<(DeploymentName, Count)>,
+    pub(super) counted: Option<(DeploymentName, ReplicaCounts)>,
 }
 
 /// User's stop that is in force.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stop {
+pub(super) struct UserStop {
     pub(super) at: Position,
     /// Operation that carries the stop out, if one had to.
     pub(super) operation: Option<OperationId>,
@@ -247,7 +247,7 @@ pub(super) struct Operation {
     /// Only node that the operation accepts.
     pub(super) wants: Option<NodeName>,
     pub(super) purpose: Option<ProbePurpose>,
-    pub(super) stage: Stage,
+    pub(super) stage: OperationProgress,
     /// Time of the start.
     pub(super) begun: Option<Time>,
     /// Whether a started operation failed or was aborted.
@@ -267,7 +267,7 @@ pub(super) struct Operation {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stage {
+pub(super) enum OperationProgress {
     Preparing,
     Pending,
     /// Queued after its approval.
@@ -298,7 +298,7 @@ pub(super) struct Incarnation {
     pub(super) placed_by: u32,
     /// Number of processes in the spec.
     pub(super) processes: usize,
-    pub(super) life: Life,
+    pub(super) life: IncarnationProgress,
     /// Whether all processes were ready when last observed.
     pub(super) is_ready: bool,
     /// Time of first readiness.
@@ -312,7 +312,7 @@ pub(super) struct Incarnation {
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Life {
+pub(super) enum IncarnationProgress {
     /// Only reserved; no start was requested.
     Reserved,
     Creating,
@@ -327,48 +327,54 @@ pub(super) enum Life {
     Expunged,
 }
 
-impl Life {
+impl IncarnationProgress {
     pub(super) const fn is_over(&self) -> bool {
-        matches!(self, Life::Over | Life::Expunged)
+        matches!(self, IncarnationProgress::Over | IncarnationProgress::Expunged)
     }
 
     /// Whether a start was requested, and the incarnation has not ended.
     pub(super) const fn is_asked_for(&self) -> bool {
         match self {
-            Life::Creating | Life::Starting | Life::Running | Life::Updating(_) | Life::Stopping(_) => true,
-            Life::Reserved | Life::Over | Life::Expunged => false,
+            IncarnationProgress::Creating
+            | IncarnationProgress::Starting
+            | IncarnationProgress::Running
+            | IncarnationProgress::Updating(_)
+            | IncarnationProgress::Stopping(_) => true,
+            IncarnationProgress::Reserved | IncarnationProgress::Over | IncarnationProgress::Expunged => {
+                false
+            }
         }
     }
 
     /// Whether the incarnation became ready, and no end was requested.
     pub(super) const fn is_up(&self) -> bool {
-        matches!(self, Life::Running | Life::Updating(_))
+        matches!(self, IncarnationProgress::Running | IncarnationProgress::Updating(_))
     }
 
     /// Whether an incarnation that was ready is ending only because it failed.
     pub(super) const fn is_failing(&self) -> bool {
-        matches!(self, Life::Stopping(IncarnationEnd::Failed { .. }))
+        matches!(self, IncarnationProgress::Stopping(IncarnationEnd::Failed { .. }))
     }
 
     /// Name of the state, for messages.
     pub(super) const fn word(&self) -> &'static str {
         match self {
-            Life::Reserved => "reserved",
-            Life::Creating => "creating",
-            Life::Starting => "starting",
-            Life::Running => "running",
-            Life::Updating(_) => "updating",
-            Life::Stopping(_) => "stopping",
-            Life::Over | Life::Expunged => "over",
+            IncarnationProgress::Reserved => "reserved",
+            IncarnationProgress::Creating => "creating",
+            IncarnationProgress::Starting => "starting",
+            IncarnationProgress::Running => "running",
+            IncarnationProgress::Updating(_) => "updating",
+            IncarnationProgress::Stopping(_) => "stopping",
+            IncarnationProgress::Over | IncarnationProgress::Expunged => "over",
         }
     }
 }
 
 /// Effects of the record so far that its other facts may follow from.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Now {
+pub(super) struct RecordEffects {
     /// Incarnations that ended.
-    pub(super) ended: Vec<Ended>,
+    pub(super) ended: Vec<EndedIncarnation>,
     /// Incarnations that were ready and are reported as hung.
     pub(super) hung: BTreeSet<IncarnationId>,
     /// Replicas whose incarnation was ready and must end because it failed.
@@ -391,7 +397,7 @@ pub(super) struct Now {
 
 /// Incarnation that ended.
 #[derive(Clone, Debug)]
-pub(super) struct Ended {
+pub(super) struct EndedIncarnation {
     pub(super) incarnation: IncarnationId,
     pub(super) replica: ReplicaName,
     pub(super) plan: PlanName,
@@ -402,7 +408,7 @@ pub(super) struct Ended {
 
 /// All entities of the fleet.
 #[derive(Clone, Default, Debug)]
-pub(super) struct World {
+pub(super) struct CheckedFleet {
     pub(super) clusters: BTreeMap<ClusterName, Cluster>,
     pub(super) capabilities: BTreeSet<CapabilityName>,
     pub(super) nodes: BTreeMap<NodeName, Node>,
@@ -422,17 +428,17 @@ pub(super) struct World {
     pub(super) time_before: Option<Time>,
     /// Time when the last decider took over, or of a later clock jump.
     pub(super) steady_since: Option<Time>,
-    pub(super) obligations: Vec<Obligation>,
-    pub(super) now: Now,
-    pub(super) input: Option<Arc<Input>>,
-    pub(super) requests: BTreeMap<RequestId, Requested>,
+    pub(super) obligations: Vec<RecordObligation>,
+    pub(super) now: RecordEffects,
+    pub(super) input: Option<Arc<LastInput>>,
+    pub(super) requests: BTreeMap<RequestId, OpenedRequest>,
     /// Change of an approved request, as if its intent came then, and its approver.
-    pub(super) carried: Option<Carried>,
+    pub(super) carried: Option<ApprovedChange>,
 }
 
 /// Approval request.
 #[derive(Clone, Debug)]
-pub(super) struct Requested {
+pub(super) struct OpenedRequest {
     pub(super) change: RequestedChange,
     pub(super) actor: Actor,
     pub(super) hash: Digest,
@@ -446,8 +452,8 @@ pub(super) struct Requested {
 
 /// Change that is carried out because its request was approved.
 #[derive(Clone, Debug)]
-pub(super) struct Carried {
+pub(super) struct ApprovedChange {
     /// Position of the approval, with the intent that the request was opened for.
-    pub(super) input: Arc<Input>,
+    pub(super) input: Arc<LastInput>,
     pub(super) approver: Actor,
 }

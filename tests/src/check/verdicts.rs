@@ -11,15 +11,15 @@ use chancery_events::intent::IntentRequest;
 use chancery_events::refusal::RefusalCode;
 use chancery_events::time::Time;
 
-use super::violation::{Check, Violation, demand};
-use crate::history::{Ending, History, Verdict};
+use super::violation::{InvariantViolation, RuleResult, demand};
+use crate::history::{InvocationHistory, InvocationOutcome, Verdict};
 
 /// Minimum time that keys are kept, up to the maximum number of keys.
 const KEPT: Duration = Duration::from_hours(7 * 24);
 const KEYS: usize = 250_000;
 
 #[derive(Clone, Debug)]
-struct Told {
+struct RecordedVerdict {
     key: Digest,
     digest: Digest,
     type_name: &'static str,
@@ -28,7 +28,7 @@ struct Told {
 
 /// Decision on a key.
 #[derive(Clone, Copy, Debug)]
-struct Decided {
+struct KeyDecision {
     position: Position,
     digest: Digest,
     dated: Time,
@@ -36,21 +36,21 @@ struct Decided {
 
 /// Verdicts of the journal.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Verdicts {
-    told: BTreeMap<Position, Told>,
-    keys: BTreeMap<Digest, Decided>,
+pub(super) struct RecordedVerdicts {
+    told: BTreeMap<Position, RecordedVerdict>,
+    keys: BTreeMap<Digest, KeyDecision>,
     /// Keys of all intents that the journal contains.
     recorded: BTreeSet<Digest>,
 }
 
-impl Verdicts {
+impl RecordedVerdicts {
     pub(super) fn accepted(
         &mut self,
         request: &IntentRequest,
         fact: &IntentAccepted,
         at: Position,
         now: Time,
-    ) -> Check {
+    ) -> RuleResult {
         check(request, fact.key, fact.digest)?;
         self.decide(request, fact.at, at, now)?;
         self.tell(request, Verdict::Accepted, at);
@@ -63,7 +63,7 @@ impl Verdicts {
         fact: &IntentRefused,
         at: Position,
         now: Time,
-    ) -> Check {
+    ) -> RuleResult {
         check(request, fact.key, fact.digest)?;
         match fact.code {
             // These verdicts are about the key or its date, not about the intent: the first verdict stays.
@@ -79,7 +79,7 @@ impl Verdicts {
         Ok(())
     }
 
-    fn decide(&mut self, request: &IntentRequest, dated: Time, at: Position, now: Time) -> Check {
+    fn decide(&mut self, request: &IntentRequest, dated: Time, at: Position, now: Time) -> RuleResult {
         let (key, digest) = (request.key(), request.digest());
         if let Some(first) = self.keys.get(&key) {
             // Beyond these bounds a key may be deleted; then only the intent's date protects it.
@@ -93,7 +93,7 @@ impl Verdicts {
                 first.position
             );
         }
-        self.keys.insert(key, Decided { position: at, digest, dated });
+        self.keys.insert(key, KeyDecision { position: at, digest, dated });
         Ok(())
     }
 
@@ -101,21 +101,28 @@ impl Verdicts {
         let (key, digest) = (request.key(), request.digest());
         self.recorded.insert(key);
         let type_name = request.intent.type_name();
-        self.told.insert(at, Told { key, digest, type_name, verdict });
+        self.told.insert(at, RecordedVerdict { key, digest, type_name, verdict });
     }
 
     /// Checks that received verdicts are in the journal.
-    pub(super) fn history(&self, history: &History) -> Check {
+    pub(super) fn history(&self, history: &InvocationHistory) -> RuleResult {
         // A key that was sent several times may be recorded by any attempt that did not surely fail.
-        let open: BTreeSet<Digest> =
-            history.invocations().iter().filter(|op| op.ending != Ending::Fail).map(|op| op.key).collect();
+        let open: BTreeSet<Digest> = history
+            .invocations()
+            .iter()
+            .filter(|op| op.ending != InvocationOutcome::Fail)
+            .map(|op| op.key)
+            .collect();
         for (number, op) in history.invocations().iter().enumerate() {
             let what = format!("invocation {number}, {}", op.type_name);
             match op.ending {
-                Ending::Ok { position, verdict } => {
+                InvocationOutcome::Ok { position, verdict } => {
                     let lost = || {
-                        Violation::new(1, format!("{what}, received a verdict that is not in the journal"))
-                            .at(position)
+                        InvariantViolation::new(
+                            1,
+                            format!("{what}, received a verdict that is not in the journal"),
+                        )
+                        .at(position)
                     };
                     let found = self.told.get(&position).ok_or_else(lost)?;
                     let same =
@@ -132,19 +139,19 @@ impl Verdicts {
                         found.verdict
                     );
                 }
-                Ending::Fail => {
+                InvocationOutcome::Fail => {
                     let recorded = !open.contains(&op.key) && self.recorded.contains(&op.key);
                     demand!(1, !recorded, "{what}, received that nothing was recorded, and it was");
                 }
                 // The journal may contain it or not; that it occurs at most once is checked as it is read.
-                Ending::Unknown => {}
+                InvocationOutcome::Unknown => {}
             }
         }
         Ok(())
     }
 }
 
-fn check(request: &IntentRequest, key: Digest, digest: Digest) -> Check {
+fn check(request: &IntentRequest, key: Digest, digest: Digest) -> RuleResult {
     demand!(1, key == request.key(), "the verdict is of another key than the intent's");
     demand!(1, digest == request.digest(), "the verdict is of another body than the intent's");
     Ok(())

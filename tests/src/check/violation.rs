@@ -6,7 +6,7 @@ use chancery_events::id::Position;
 
 /// Broken invariant.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Violation {
+pub struct InvariantViolation {
     /// Number of the invariant.
     pub invariant: u8,
     /// Description of the violation, for people.
@@ -15,20 +15,20 @@ pub struct Violation {
     pub position: Option<Position>,
 }
 
-impl Violation {
+impl InvariantViolation {
     /// Returns a violation without a position.
-    pub(super) fn new(invariant: u8, what: impl Into<String>) -> Violation {
-        Violation { invariant, what: what.into(), position: None }
+    pub(super) fn new(invariant: u8, what: impl Into<String>) -> InvariantViolation {
+        InvariantViolation { invariant, what: what.into(), position: None }
     }
 
     /// Sets the position, unless one is set already.
-    pub(super) fn at(mut self, position: Position) -> Violation {
+    pub(super) fn at(mut self, position: Position) -> InvariantViolation {
         self.position.get_or_insert(position);
         self
     }
 }
 
-impl fmt::Display for Violation {
+impl fmt::Display for InvariantViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "invariant {} does not hold", self.invariant)?;
         if let Some(position) = self.position {
@@ -38,16 +38,16 @@ impl fmt::Display for Violation {
     }
 }
 
-impl std::error::Error for Violation {}
+impl std::error::Error for InvariantViolation {}
 
 /// Result of checking a rule.
-pub(super) type Check = Result<(), Violation>;
+pub(super) type RuleResult = Result<(), InvariantViolation>;
 
 /// Demands a condition, as part of the invariant with the number.
 macro_rules! demand {
     ($invariant:literal, $condition:expr, $($what:tt)+) => {
         if !$condition {
-            return Err($crate::check::Violation::new($invariant, format!($($what)+)));
+            return Err($crate::check::InvariantViolation::new($invariant, format!($($what)+)));
         }
     };
 }

@@ -13,8 +13,10 @@ use chancery_events::name::{ClusterName, NodeName, ReplicaName, StorageClass, Vo
 use chancery_events::observation::{ObjectReport, Observation, ObservedState};
 use chancery_events::spec::{NodeState, PlanSpec, VolumeDeletion};
 
-use super::state::{At, Incarnation, Input, Life, Node, Stage, World};
-use super::violation::{Check, Violation, demand};
+use super::state::{
+    CheckedFleet, FactLocation, Incarnation, IncarnationProgress, LastInput, Node, OperationProgress,
+};
+use super::violation::{InvariantViolation, RuleResult, demand};
 
 /// Storage with a name.
 #[derive(Clone, PartialEq, Debug)]
@@ -26,7 +28,7 @@ pub(super) struct Volume {
     capacity: u64,
     pub(super) owner: Option<ReplicaName>,
     on_delete: VolumeDeletion,
-    is: Is,
+    is: VolumeProgress,
     /// Whether a deletion was requested.
     goes: bool,
     pub(super) user: Option<IncarnationId>,
@@ -38,7 +40,7 @@ pub(super) struct Volume {
 
 /// State of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Is {
+enum VolumeProgress {
     Ensuring,
     Ready,
     Lost,
@@ -52,27 +54,28 @@ impl Node {
         *held = held.saturating_add(bytes);
     }
 
-    fn unstore(&mut self, name: &NodeName, class: &StorageClass, bytes: u64) -> Check {
-        let more = || Violation::new(4, format!("more storage is freed on node {name} than was reserved"));
+    fn unstore(&mut self, name: &NodeName, class: &StorageClass, bytes: u64) -> RuleResult {
+        let more =
+            || InvariantViolation::new(4, format!("more storage is freed on node {name} than was reserved"));
         let held = self.volumes.get_mut(class).ok_or_else(more)?;
         *held = held.checked_sub(bytes).ok_or_else(more)?;
         Ok(())
     }
 }
 
-impl World {
-    fn volume(&mut self, name: &VolumeName) -> Result<&mut Volume, Violation> {
-        let unknown = || Violation::new(5, format!("there is no volume {name}"));
+impl CheckedFleet {
+    fn volume(&mut self, name: &VolumeName) -> Result<&mut Volume, InvariantViolation> {
+        let unknown = || InvariantViolation::new(5, format!("there is no volume {name}"));
         self.volumes.get_mut(name).ok_or_else(unknown)
     }
 
-    fn storage_of(&mut self, name: &NodeName) -> Result<&mut Node, Violation> {
-        let gone = || Violation::new(4, format!("node {name} was deleted while a volume was on it"));
+    fn storage_of(&mut self, name: &NodeName) -> Result<&mut Node, InvariantViolation> {
+        let gone = || InvariantViolation::new(4, format!("node {name} was deleted while a volume was on it"));
         self.nodes.get_mut(name).ok_or_else(gone)
     }
 
     /// Checks the storage that a new incarnation reserves: as in its spec, less its existing volumes.
-    pub(super) fn stores(&self, fact: &IncarnationReserved, spec: &PlanSpec) -> Check {
+    pub(super) fn stores(&self, fact: &IncarnationReserved, spec: &PlanSpec) -> RuleResult {
         let mut mounts: Vec<_> = spec.claims(&fact.replica).map(|(name, _)| name).collect();
         mounts.sort();
         demand!(
@@ -89,7 +92,11 @@ impl World {
             if let Some(volume) = there {
                 let near = Some(&volume.cluster) == cluster.as_ref();
                 demand!(4, near, "an incarnation on {} will use volume {name} of another cluster", fact.node);
-                demand!(8, volume.is != Is::Lost, "an incarnation will use volume {name}, which is lost");
+                demand!(
+                    8,
+                    volume.is != VolumeProgress::Lost,
+                    "an incarnation will use volume {name}, which is lost"
+                );
             }
             let needs = match there {
                 Some(volume) if volume.node == fact.node => 0,
@@ -109,12 +116,12 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn volume_created(&mut self, fact: &VolumeCreated, at: At) -> Check {
+    pub(super) fn volume_created(&mut self, fact: &VolumeCreated, at: FactLocation) -> RuleResult {
         let name = &fact.name;
         demand!(5, !self.volumes.contains_key(name), "volume {name} is made a second time");
         let run = self.incarnation(fact.incarnation)?.clone();
-        let begun = self.operation(run.operation)?.stage == Stage::Running;
-        let due = run.life == Life::Reserved && begun && run.mounts.contains(name);
+        let begun = self.operation(run.operation)?.stage == OperationProgress::Running;
+        let due = run.life == IncarnationProgress::Reserved && begun && run.mounts.contains(name);
         demand!(6, due, "volume {name} is made for {}, which will not use it now", fact.incarnation);
         let waits =
             run.starts_after.is_some_and(|old| self.incarnation(old).is_ok_and(|old| !old.life.is_over()));
@@ -145,7 +152,7 @@ impl World {
             capacity: fact.capacity,
             owner: fact.owner.clone(),
             on_delete: fact.on_delete,
-            is: Is::Ensuring,
+            is: VolumeProgress::Ensuring,
             goes: false,
             user: None,
             used: false,
@@ -157,7 +164,11 @@ impl World {
     }
 
     /// Returns the report behind a fact about a volume, from its cluster's session alone.
-    fn report_of(&mut self, name: &VolumeName, at: At) -> Result<Option<ObjectReport<VolumeId>>, Violation> {
+    fn report_of(
+        &mut self,
+        name: &VolumeName,
+        at: FactLocation,
+    ) -> Result<Option<ObjectReport<VolumeId>>, InvariantViolation> {
         let volume = self.volume(name)?.clone();
         let Some(input) = self.input_of(at) else { return Ok(None) };
         let Some((by, Observation::VolumeReported(saw))) = input.saw() else { return Ok(None) };
@@ -167,18 +178,18 @@ impl World {
         Ok(Some(saw.report.clone()))
     }
 
-    pub(super) fn volume_ready(&mut self, fact: &VolumeReady, at: At) -> Check {
+    pub(super) fn volume_ready(&mut self, fact: &VolumeReady, at: FactLocation) -> RuleResult {
         let report = self.report_of(&fact.name, at)?;
         let seen = report.is_some_and(|report| matches!(report.observed, ObservedState::Ready { .. }));
         demand!(5, seen, "volume {} is called ready without a report", fact.name);
         let volume = self.volume(&fact.name)?;
-        let was = matches!(volume.is, Is::Ensuring | Is::Lost);
+        let was = matches!(volume.is, VolumeProgress::Ensuring | VolumeProgress::Lost);
         demand!(5, was, "volume {} is made a second time", fact.name);
-        (volume.is, volume.command) = (Is::Ready, None);
+        (volume.is, volume.command) = (VolumeProgress::Ready, None);
         Ok(())
     }
 
-    pub(super) fn volume_failed(&mut self, fact: &VolumeCommandFailed, at: At) -> Check {
+    pub(super) fn volume_failed(&mut self, fact: &VolumeCommandFailed, at: FactLocation) -> RuleResult {
         let name = &fact.name;
         let report = self.report_of(name, at)?;
         let seen = report.is_some_and(|report| matches!(report.observed, ObservedState::Failed { .. }));
@@ -191,7 +202,10 @@ impl World {
             fact.revision
         );
         let Some((effect, attempt)) = volume.command else {
-            return Err(Violation::new(6, format!("a command of volume {name} has a second outcome")));
+            return Err(InvariantViolation::new(
+                6,
+                format!("a command of volume {name} has a second outcome"),
+            ));
         };
         demand!(5, fact.attempt == attempt, "attempt {} of volume {name} is not the last", fact.attempt);
         let is_tried_again = fact.not_before.is_some();
@@ -204,7 +218,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn volume_lost(&mut self, fact: &VolumeLost, at: At) -> Check {
+    pub(super) fn volume_lost(&mut self, fact: &VolumeLost, at: FactLocation) -> RuleResult {
         let name = &fact.name;
         let report = self.report_of(name, at)?;
         let seen = report.is_some_and(|report| {
@@ -214,21 +228,21 @@ impl World {
         let expunged = self.node(&node)?.state == NodeState::Expunged;
         demand!(8, seen || expunged, "volume {name} is called lost, and nothing proves it");
         let volume = self.volume(name)?;
-        let was = matches!(volume.is, Is::Ensuring | Is::Ready);
+        let was = matches!(volume.is, VolumeProgress::Ensuring | VolumeProgress::Ready);
         demand!(5, was, "volume {name} is called lost, and was not there");
-        (volume.is, volume.command) = (Is::Lost, None);
+        (volume.is, volume.command) = (VolumeProgress::Lost, None);
         Ok(())
     }
 
-    pub(super) fn volume_removing(&mut self, fact: &VolumeDeletionStarted, at: At) -> Check {
+    pub(super) fn volume_removing(&mut self, fact: &VolumeDeletionStarted, at: FactLocation) -> RuleResult {
         let name = &fact.name;
         let input = self.input_of(at);
         let asked = matches!(
-            input.as_deref().and_then(Input::intent),
+            input.as_deref().and_then(LastInput::intent),
             Some(Intent::VolumeDelete(ask)) if ask.name == *name
         );
         let volume = self.volume(name)?;
-        let unmade = volume.is == Is::Ensuring && volume.command.is_none();
+        let unmade = volume.is == VolumeProgress::Ensuring && volume.command.is_none();
         let may = match &fact.requested_by {
             Requester::Actor(_) => asked,
             Requester::Rule(rule) => unmade && rule == "volume/unmade",
@@ -244,25 +258,25 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn volume_destroying(&mut self, fact: &VolumeDestroyRequested) -> Check {
+    pub(super) fn volume_destroying(&mut self, fact: &VolumeDestroyRequested) -> RuleResult {
         let name = &fact.name;
         let volume = self.volume(name)?;
         demand!(8, volume.goes, "volume {name} is destroyed without a request");
         demand!(8, volume.user.is_none(), "volume {name} is destroyed while {:?} uses it", volume.user);
-        demand!(5, volume.is != Is::Destroying, "volume {name} is being destroyed already");
-        volume.is = Is::Destroying;
+        demand!(5, volume.is != VolumeProgress::Destroying, "volume {name} is being destroyed already");
+        volume.is = VolumeProgress::Destroying;
         volume.revision += 1;
         volume.command = Some((CommandEffect::Kill, 1));
         Ok(())
     }
 
-    pub(super) fn volume_destroyed(&mut self, fact: &VolumeDestroyed, at: At) -> Check {
+    pub(super) fn volume_destroyed(&mut self, fact: &VolumeDestroyed, at: FactLocation) -> RuleResult {
         let name = &fact.name;
         let report = self.report_of(name, at)?;
         let seen = report.is_some_and(|report| report.observed == ObservedState::Gone);
         let volume = self.volume(name)?.clone();
         let expunged = self.node(&volume.node)?.state == NodeState::Expunged;
-        let proved = seen && volume.is == Is::Destroying;
+        let proved = seen && volume.is == VolumeProgress::Destroying;
         demand!(8, proved || (expunged && volume.goes), "volume {name} is called destroyed without proof");
         demand!(8, volume.user.is_none(), "volume {name} is destroyed while {:?} uses it", volume.user);
         self.storage_of(&volume.node)?.unstore(&volume.node, &volume.class, volume.capacity)?;
@@ -276,7 +290,7 @@ impl World {
         id: IncarnationId,
         run: &Incarnation,
         mounts: &[VolumeName],
-    ) -> Check {
+    ) -> RuleResult {
         demand!(6, *mounts == run.mounts, "incarnation {id} starts with {mounts:?}, not {:?}", run.mounts);
         for (class, bytes) in &run.reserved_storage {
             self.storage_of(&run.node)?.unstore(&run.node, class, *bytes)?;
@@ -289,7 +303,11 @@ impl World {
         for name in mounts {
             let volume = self.volume(name)?;
             volume.on_delete = says.get(name).copied().unwrap_or(volume.on_delete);
-            demand!(6, volume.is == Is::Ready, "incarnation {id} starts, and volume {name} does not exist");
+            demand!(
+                6,
+                volume.is == VolumeProgress::Ready,
+                "incarnation {id} starts, and volume {name} does not exist"
+            );
             demand!(8, !volume.goes, "incarnation {id} starts to use volume {name}, which is being deleted");
             let user = volume.user.replace(id);
             demand!(3, user.is_none(), "incarnation {id} starts to use volume {name}, which {user:?} uses");
@@ -320,7 +338,7 @@ impl World {
         id: IncarnationId,
         mounts: &[VolumeName],
         end: &IncarnationEnd,
-    ) -> Check {
+    ) -> RuleResult {
         let used: Vec<_> = self
             .volumes
             .iter()
@@ -338,7 +356,7 @@ impl World {
     }
 
     /// Deletes or keeps a deleted replica's volumes, as the last version defines; deletes empty ones.
-    pub(super) fn leave_volumes(&mut self, replica: &ReplicaName, volumes: &[VolumeName]) -> Check {
+    pub(super) fn leave_volumes(&mut self, replica: &ReplicaName, volumes: &[VolumeName]) -> RuleResult {
         let own = |volume: &Volume| volume.owner.as_ref() == Some(replica);
         let owned: Vec<_> =
             self.volumes.iter().filter(|(_, volume)| own(volume)).map(|(name, _)| name.clone()).collect();

@@ -8,15 +8,15 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::evidence::{Evidence, judge, wind_up};
-use super::faults::{Deck, Fault, signal};
+use super::evidence::{ServerEvidence, judge, wind_up};
+use super::faults::{FaultDeck, InjectedFault, signal};
 use super::fleet::{by_hand, deploy, set_up};
-use super::load::Load;
-use crate::host::{Findings, Host, Mount};
+use super::load::ProducerLoad;
+use crate::host::{HostFindings, HostState, TestMount};
 use crate::ledger::CountMap;
 use crate::server::supervisors;
-use crate::sim::Random;
-use crate::{Client, Launch, NotUp, Place, Site, until};
+use crate::sim::RandomSource;
+use crate::{FleetProcesses, JournalBackend, NotUp, StartConditions, TestClient, until};
 
 /// Number of replicas with a volume each.
 const VOLUME_USERS: usize = 2;
@@ -29,7 +29,7 @@ const ROOM: u64 = 512;
 
 /// Target of the faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Target {
+pub(super) enum CampaignTarget {
     /// Server with an embedded executor.
     Server,
     /// Executor outside the server.
@@ -37,14 +37,14 @@ pub(super) enum Target {
 }
 
 /// Running campaign. Fields drop in this order: no mount must be left when directories are removed.
-pub(super) struct Campaign {
+pub(super) struct RunningCampaign {
     /// In-memory file system of the data directory, if faults need one.
-    disk: Option<Mount>,
-    pub(super) host: Host,
-    pub(super) site: Site,
-    pub(super) target: Target,
-    load: Option<Load>,
-    pub(super) random: Random,
+    disk: Option<TestMount>,
+    pub(super) host: HostState,
+    pub(super) site: FleetProcesses,
+    pub(super) target: CampaignTarget,
+    load: Option<ProducerLoad>,
+    pub(super) random: RandomSource,
     /// Real path of the data directory.
     pub(super) data: PathBuf,
     /// Incarnations without mounts, whose directories must be removed.
@@ -52,30 +52,35 @@ pub(super) struct Campaign {
     deployments: u64,
 }
 
-impl Campaign {
-    pub(super) fn begin(mut site: Site, target: Target, seed: u64, faults: &[Fault]) -> Result<Campaign> {
-        let host = Host::new(site.server.home())?;
+impl RunningCampaign {
+    pub(super) fn begin(
+        mut site: FleetProcesses,
+        target: CampaignTarget,
+        seed: u64,
+        faults: &[InjectedFault],
+    ) -> Result<RunningCampaign> {
+        let host = HostState::new(site.server.home())?;
         let mut disk = None;
-        if target == Target::Server && site.executor.is_none() {
+        if target == CampaignTarget::Server && site.executor.is_none() {
             ensure!(!site.server.is_up(), "a server of a campaign is started by the campaign");
             let data = site.server.move_data("data");
-            if faults.contains(&Fault::FullLog) {
-                disk = Some(Mount::memory(&data, ROOM)?);
+            if faults.contains(&InjectedFault::FullLog) {
+                disk = Some(TestMount::memory(&data, ROOM)?);
             }
             // Small segments, so that the journal has many.
             site.server.set("CHANCERY_SEGMENT_BYTES", "64KiB");
             site.server.start_again();
         }
-        if let (Target::Executor, Some(executor)) = (target, &mut site.executor)
-            && faults.contains(&Fault::FullLog)
+        if let (CampaignTarget::Executor, Some(executor)) = (target, &mut site.executor)
+            && faults.contains(&InjectedFault::FullLog)
         {
             executor.kill();
             std::fs::create_dir_all(executor.data()).context("cannot create the data directory")?;
-            disk = Some(Mount::memory(executor.data(), ROOM)?);
+            disk = Some(TestMount::memory(executor.data(), ROOM)?);
             executor.start_again();
         }
         let data = match (target, &site.executor) {
-            (Target::Executor, Some(executor)) => executor.data().to_owned(),
+            (CampaignTarget::Executor, Some(executor)) => executor.data().to_owned(),
             _ => site.server.data().to_owned(),
         };
         let client = site.server.client();
@@ -84,14 +89,24 @@ impl Campaign {
         by_hand(&client, &payload);
         volume_users(&client, &host);
         let file = site.server.home().join("history.jsonl");
-        let load = Some(Load::begin(&site.server.url(), 4, seed, Duration::from_secs(30), &file)?);
-        let random = Random::new(seed);
-        Ok(Campaign { disk, host, site, target, load, random, data, purged: Vec::new(), deployments: 0 })
+        let load = Some(ProducerLoad::begin(&site.server.url(), 4, seed, Duration::from_secs(30), &file)?);
+        let random = RandomSource::new(seed);
+        Ok(RunningCampaign {
+            disk,
+            host,
+            site,
+            target,
+            load,
+            random,
+            data,
+            purged: Vec::new(),
+            deployments: 0,
+        })
     }
 
     /// Injects a fault in each round, and judges the outcome.
-    pub(super) fn run(mut self, rounds: u64, faults: &[Fault], tally: &mut CountMap) -> Result<()> {
-        let mut deck = Deck::new(faults);
+    pub(super) fn run(mut self, rounds: u64, faults: &[InjectedFault], tally: &mut CountMap) -> Result<()> {
+        let mut deck = FaultDeck::new(faults);
         for round in 0..rounds {
             let fault = deck.draw(&mut self.random);
             if let Some(how) = self.ended_by_itself() {
@@ -117,7 +132,7 @@ impl Campaign {
         });
         let history = self.load.take().context("producers are at work")?.end()?;
         let server = &self.site.server;
-        let mut evidence = vec![Evidence::gather(server)?];
+        let mut evidence = vec![ServerEvidence::gather(server)?];
         server
             .client()
             .must("deployment.create", &json!({"plan": "store", "name": "over", "spec": {"count": 0}}));
@@ -137,7 +152,7 @@ impl Campaign {
         Some(format!("the server failed, {status}:\n{}", last.join("\n")))
     }
 
-    pub(super) fn client(&self) -> Client {
+    pub(super) fn client(&self) -> TestClient {
         self.site.server.client()
     }
 
@@ -155,7 +170,7 @@ impl Campaign {
     /// Kills the target, if it is running.
     pub(super) fn kill(&mut self) {
         match (self.target, &mut self.site.executor) {
-            (Target::Executor, Some(executor)) => executor.kill(),
+            (CampaignTarget::Executor, Some(executor)) => executor.kill(),
             _ if self.site.server.is_up() => self.site.server.kill(),
             _ => {}
         }
@@ -163,14 +178,14 @@ impl Campaign {
 
     /// Starts the target with default settings, and panics if it ends.
     pub(super) fn start(&mut self) {
-        if let Err(NotUp { status, said }) = self.try_start(Launch::default()) {
+        if let Err(NotUp { status, said }) = self.try_start(StartConditions::default()) {
             panic!("the target ended: {status}\n{said}");
         }
     }
 
     /// Starts the target as `launch` describes. Readiness is known for a server only.
-    pub(super) fn try_start(&mut self, launch: Launch) -> Result<(), NotUp> {
-        if let (Target::Executor, Some(executor)) = (self.target, &mut self.site.executor) {
+    pub(super) fn try_start(&mut self, launch: StartConditions) -> Result<(), NotUp> {
+        if let (CampaignTarget::Executor, Some(executor)) = (self.target, &mut self.site.executor) {
             executor.set_launch(launch);
             executor.start_again();
             return Ok(());
@@ -185,8 +200,8 @@ impl Campaign {
     }
 
     /// Starts the target, which must refuse. Returns its log.
-    pub(super) fn must_refuse(&mut self, launch: Launch, why: &str) -> Result<String> {
-        if let (Target::Executor, Some(executor)) = (self.target, &mut self.site.executor) {
+    pub(super) fn must_refuse(&mut self, launch: StartConditions, why: &str) -> Result<String> {
+        if let (CampaignTarget::Executor, Some(executor)) = (self.target, &mut self.site.executor) {
             let before = executor.log().len();
             executor.set_launch(launch);
             executor.start_again();
@@ -207,7 +222,7 @@ impl Campaign {
     /// Changes the data directory's path for later starts.
     pub(super) fn set_data(&mut self, data: &Path) {
         match (self.target, &mut self.site.executor) {
-            (Target::Executor, Some(executor)) => executor.set_data(data.to_owned()),
+            (CampaignTarget::Executor, Some(executor)) => executor.set_data(data.to_owned()),
             _ => self.site.server.set_data(data.to_owned()),
         }
     }
@@ -247,7 +262,7 @@ impl Campaign {
 }
 
 /// A failed campaign must start nothing more during cleanup.
-impl Drop for Campaign {
+impl Drop for RunningCampaign {
     fn drop(&mut self) {
         if let Some(how) = self.ended_by_itself() {
             eprintln!("{how}");
@@ -275,15 +290,15 @@ fn has_directory(dir: &Path, name: &str) -> bool {
 }
 
 /// Adds findings on the host to the tally, and fails if there are any.
-fn judge_host(found: &Findings, tally: &mut CountMap) -> Result<()> {
+fn judge_host(found: &HostFindings, tally: &mut CountMap) -> Result<()> {
     tally.started_twice += found.started_twice.len() as u64;
     tally.volumes_with_two_users += found.volumes_with_two_users.len() as u64;
     tally.files_touched += found.files_touched.len() as u64;
-    Host::must_be_clean(found)
+    HostState::must_be_clean(found)
 }
 
 /// Creates a plan `store` whose replicas have a volume each, and its nodes.
-fn volume_users(client: &Client, host: &Host) {
+fn volume_users(client: &TestClient, host: &HostState) {
     for number in 1..=2 {
         let total = json!({"cpu": 8000, "memory": 16u64 << 30, "disk": 0});
         let storage = json!([{"class": "fast", "capacity": 16 << 20}]);
@@ -306,9 +321,9 @@ fn volume_users(client: &Client, host: &Host) {
 }
 
 /// Site of a campaign that targets the server.
-pub(super) fn servers(place: Place) -> Site {
+pub(super) fn servers(place: JournalBackend) -> FleetProcesses {
     match place {
-        Place::Embedded => Site { executor: None, server: crate::Server::new() },
-        Place::OneBroker | Place::ThreeBrokers => place.start(&[]),
+        JournalBackend::Embedded => FleetProcesses { executor: None, server: crate::ServerProcess::new() },
+        JournalBackend::OneBroker | JournalBackend::ThreeBrokers => place.start(&[]),
     }
 }

@@ -7,28 +7,28 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::evidence::{Evidence, judge};
+use super::evidence::{ServerEvidence, judge};
 use super::fleet::{by_hand, deploy, empty, fill, set_up, sleeper};
 use super::frames::{Frame, frames, segments};
-use super::load::Load;
-use crate::Server;
-use crate::history::History;
+use super::load::ProducerLoad;
+use crate::ServerProcess;
+use crate::history::InvocationHistory;
 use crate::ledger::CountMap;
-use crate::sim::Random;
+use crate::sim::RandomSource;
 
 pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
-    let mut random = Random::new(seed);
-    let mut server = Server::start();
+    let mut random = RandomSource::new(seed);
+    let mut server = ServerProcess::start();
     set_up(&server.client(), &sleeper());
     by_hand(&server.client(), &sleeper());
     let file = server.home().join("history.jsonl");
-    let load = Load::begin(&server.url(), 2, seed, Duration::from_secs(30), &file)?;
+    let load = ProducerLoad::begin(&server.url(), 2, seed, Duration::from_secs(30), &file)?;
     for round in 0..rounds {
         deploy(&server.client(), &format!("round-{round}"), random.below(4) as u32);
         std::thread::sleep(Duration::from_millis(random.between(50, 200)));
         server.kill();
         tally.rounds += 1;
-        let tail = Tail::of(&server)?;
+        let tail = SegmentTail::of(&server)?;
         if random.chance(500) {
             tear(&mut server, &tail, &mut random, tally)?;
         } else {
@@ -36,29 +36,29 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
         }
         load.moved(&server.url());
     }
-    let history: History = load.end()?;
+    let history: InvocationHistory = load.end()?;
     empty(&server, "end");
     fill(&server, "end", 3);
-    let evidence = [Evidence::gather(&server)?];
+    let evidence = [ServerEvidence::gather(&server)?];
     empty(&server, "over");
     ensure!(server.stop() == Some(0), "the server does not stop on request:\n{}", server.log());
     judge(server.data(), &history, &evidence, tally)
 }
 
 /// Last segment with a frame.
-struct Tail {
+struct SegmentTail {
     path: PathBuf,
     frames: Vec<Frame>,
 }
 
-impl Tail {
-    fn of(server: &Server) -> Result<Tail> {
+impl SegmentTail {
+    fn of(server: &ServerProcess) -> Result<SegmentTail> {
         let mut all = segments(&server.data().join("fleets/default/journal"))?;
         while let Some(path) = all.pop() {
             let bytes = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
             let frames = frames(&bytes);
             if !frames.is_empty() {
-                return Ok(Tail { path, frames });
+                return Ok(SegmentTail { path, frames });
             }
         }
         anyhow::bail!("the journal has no frame")
@@ -71,7 +71,12 @@ impl Tail {
 
 /// Tears a write: appends the start of a frame after the last complete one, as a power cut leaves an
 /// unacknowledged write. The server cuts it off and logs that.
-fn tear(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut CountMap) -> Result<()> {
+fn tear(
+    server: &mut ServerProcess,
+    tail: &SegmentTail,
+    random: &mut RandomSource,
+    tally: &mut CountMap,
+) -> Result<()> {
     tally.fault("torn tail");
     let bytes = std::fs::read(&tail.path)?;
     let copied = random.pick(&tail.frames).copied().context("a frame")?;
@@ -89,7 +94,12 @@ fn tear(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut Count
 }
 
 /// Flips a bit in synced data. No server starts until the bit is restored.
-fn flip(server: &mut Server, tail: &Tail, random: &mut Random, tally: &mut CountMap) -> Result<()> {
+fn flip(
+    server: &mut ServerProcess,
+    tail: &SegmentTail,
+    random: &mut RandomSource,
+    tally: &mut CountMap,
+) -> Result<()> {
     // Data that the newest frame records as synced ends before that frame.
     let last = tail.frames.last().context("a frame")?;
     let reaches = tail.frames.iter().rposition(|frame| frame.synced < last.synced);

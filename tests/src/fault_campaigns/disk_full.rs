@@ -10,31 +10,31 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::json;
 
-use super::evidence::{Evidence, judge};
+use super::evidence::{ServerEvidence, judge};
 use super::fleet::{by_hand, deploy, empty, fill, set_up, sleeper};
-use super::load::Load;
+use super::load::ProducerLoad;
 use crate::ledger::CountMap;
-use crate::sim::Random;
-use crate::{Client, Server, until};
+use crate::sim::RandomSource;
+use crate::{ServerProcess, TestClient, until};
 
 /// Size of the disk in mebibytes.
 const ROOM: u64 = 512;
 
 pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
-    let mut random = Random::new(seed);
-    let mut server = Server::new();
-    let disk = Disk::mount(server.move_data("disk"))?;
+    let mut random = RandomSource::new(seed);
+    let mut server = ServerProcess::new();
+    let disk = MountedDisk::mount(server.move_data("disk"))?;
     server.start_again();
     set_up(&server.client(), &sleeper());
     by_hand(&server.client(), &sleeper());
     let file = server.home().join("history.jsonl");
-    let load = Load::begin(&server.url(), 2, seed, Duration::from_secs(10), &file)?;
+    let load = ProducerLoad::begin(&server.url(), 2, seed, Duration::from_secs(10), &file)?;
     for round in 0..rounds {
         deploy(&server.client(), &format!("round-{round}"), random.below(4) as u32);
         let before = server.log().len();
         disk.fill(random.between(0, 3000))?;
         // Large intents fill the disk quickly.
-        let client = Client::patient(&server.url(), Duration::from_secs(2));
+        let client = TestClient::patient(&server.url(), Duration::from_secs(2));
         let status = until("the server ends because the disk is full", || {
             grow(&client, &mut random);
             server.ended()
@@ -61,14 +61,14 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let history = load.end()?;
     empty(&server, "end");
     fill(&server, "end", 3);
-    let evidence = [Evidence::gather(&server)?];
+    let evidence = [ServerEvidence::gather(&server)?];
     empty(&server, "over");
     ensure!(server.stop() == Some(0), "the server does not stop on request:\n{}", server.log());
     judge(server.data(), &history, &evidence, tally)
 }
 
 /// Sends an intent of about 128 KiB.
-fn grow(client: &Client, random: &mut Random) {
+fn grow(client: &TestClient, random: &mut RandomSource) {
     let text = format!("{:016x}", random.bits()).repeat(8 << 10);
     let run = json!({"argv": ["true", text]});
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": run});
@@ -79,12 +79,12 @@ fn grow(client: &Client, random: &mut Random) {
 }
 
 /// File system that is unmounted when this value is dropped.
-struct Disk(PathBuf);
+struct MountedDisk(PathBuf);
 
-impl Disk {
-    fn mount(at: PathBuf) -> Result<Disk> {
+impl MountedDisk {
+    fn mount(at: PathBuf) -> Result<MountedDisk> {
         mount(&["-t", "tmpfs", "-o", &format!("size={ROOM}m"), "tmpfs"], &at)?;
-        Ok(Disk(at))
+        Ok(MountedDisk(at))
     }
 
     /// Leaves `left` kibibytes or slightly more: the server writes meanwhile, and may take space first.
@@ -109,7 +109,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for MountedDisk {
     fn drop(&mut self) {
         // A lazy unmount: processes of the server, which is dropped later, still use the file system.
         if let Err(error) = run_command(Command::new("umount").arg("--lazy").arg(&self.0)) {

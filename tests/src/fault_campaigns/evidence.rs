@@ -16,32 +16,32 @@ use chancery_journal::{Journal as _, JournalDelivery};
 use chancery_projector::RowKind;
 
 use super::fleet::{empty, fill};
-use crate::check::{Alive, Checker};
-use crate::history::{Ending, History};
+use crate::check::{JournalChecker, RunningProcesses};
+use crate::history::{InvocationHistory, InvocationOutcome};
 use crate::ledger::CountMap;
-use crate::model::{Model, Rows, comparable, differences, key_of};
-use crate::{Server, payloads};
+use crate::model::{ModelRows, SecondModel, comparable, differences, key_of};
+use crate::{ServerProcess, payloads};
 
 /// Rows and processes at one position of a server's journal.
 #[derive(Debug)]
-pub struct Evidence {
+pub struct ServerEvidence {
     position: Position,
-    rows: Rows,
-    alive: Vec<Alive>,
+    rows: ModelRows,
+    alive: Vec<RunningProcesses>,
 }
 
 /// Verifies that everything still ends and starts, with evidence, and leaves nothing running.
-pub(super) fn wind_up(server: &Server, evidence: &mut Vec<Evidence>) -> Result<()> {
+pub(super) fn wind_up(server: &ServerProcess, evidence: &mut Vec<ServerEvidence>) -> Result<()> {
     empty(server, "end");
     fill(server, "end", 5);
-    evidence.push(Evidence::gather(server)?);
+    evidence.push(ServerEvidence::gather(server)?);
     empty(server, "over");
     Ok(())
 }
 
-impl Evidence {
+impl ServerEvidence {
     /// Collects rows and processes of an idle server, between reads at the same position.
-    pub fn gather(server: &Server) -> Result<Evidence> {
+    pub fn gather(server: &ServerProcess) -> Result<ServerEvidence> {
         for _ in 0..600 {
             let before = read(server)?;
             let alive = alive(server.data())?;
@@ -49,7 +49,7 @@ impl Evidence {
             if let (Some((position, rows)), Some((same, _))) = (before, after)
                 && position == same
             {
-                return Ok(Evidence { position, rows, alive });
+                return Ok(ServerEvidence { position, rows, alive });
             }
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
@@ -58,9 +58,9 @@ impl Evidence {
 }
 
 /// Returns all rows, if all reads have the same position.
-fn read(server: &Server) -> Result<Option<(Position, Rows)>> {
+fn read(server: &ServerProcess) -> Result<Option<(Position, ModelRows)>> {
     let client = server.client();
-    let (mut rows, mut at) = (Rows::new(), None);
+    let (mut rows, mut at) = (ModelRows::new(), None);
     for kind in RowKind::ALL {
         let mut token = String::new();
         loop {
@@ -87,13 +87,16 @@ fn read(server: &Server) -> Result<Option<(Position, Rows)>> {
 }
 
 /// Live processes of each incarnation.
-fn alive(data: &Path) -> Result<Vec<Alive>> {
+fn alive(data: &Path) -> Result<Vec<RunningProcesses>> {
     let mut found = BTreeMap::new();
     for payload in payloads(data) {
         let id = payload.incarnation.parse().map_err(|error| anyhow!("{payload:?}: {error}"))?;
         *found.entry(id).or_insert(0) += 1;
     }
-    Ok(found.into_iter().map(|(incarnation, processes)| Alive { incarnation, processes }).collect())
+    Ok(found
+        .into_iter()
+        .map(|(incarnation, processes)| RunningProcesses { incarnation, processes })
+        .collect())
 }
 
 /// Reads the records of a journal that no server has open.
@@ -109,24 +112,34 @@ pub fn records(data: &Path) -> Result<Vec<Arc<Record>>> {
 }
 
 /// Judges the evidence: adds findings to the tally, and fails with the first violation.
-pub fn judge(data: &Path, history: &History, evidence: &[Evidence], tally: &mut CountMap) -> Result<()> {
+pub fn judge(
+    data: &Path,
+    history: &InvocationHistory,
+    evidence: &[ServerEvidence],
+    tally: &mut CountMap,
+) -> Result<()> {
     let records = records(data)?;
     tally.events += records.last().map_or(0, |record| record.last().get());
     tally.acknowledged += history.acknowledged();
-    let unanswered = history.invocations().iter().filter(|op| op.ending == Ending::Unknown).count();
+    let unanswered =
+        history.invocations().iter().filter(|op| op.ending == InvocationOutcome::Unknown).count();
     tally.unanswered += unanswered as u64;
     let verdicts = verdicts(&records)?;
     let told = history.invocations().iter().filter_map(|op| match op.ending {
-        Ending::Ok { position, .. } => Some(position),
-        Ending::Fail | Ending::Unknown => None,
+        InvocationOutcome::Ok { position, .. } => Some(position),
+        InvocationOutcome::Fail | InvocationOutcome::Unknown => None,
     });
     tally.lost += told.filter(|position| !verdicts.contains_key(position)).count() as u64;
     tally.decided_twice += decided_twice(&verdicts);
     violation(&records, history, evidence)
 }
 
-fn violation(records: &[Arc<Record>], history: &History, evidence: &[Evidence]) -> Result<()> {
-    let (mut checker, mut model) = (Checker::new(), Model::new());
+fn violation(
+    records: &[Arc<Record>],
+    history: &InvocationHistory,
+    evidence: &[ServerEvidence],
+) -> Result<()> {
+    let (mut checker, mut model) = (JournalChecker::new(), SecondModel::new());
     let mut evidence = evidence.iter().peekable();
     for record in records {
         checker.take(record)?;
@@ -147,11 +160,11 @@ fn violation(records: &[Arc<Record>], history: &History, evidence: &[Evidence]) 
     Ok(())
 }
 
-type Key = chancery_events::digest::Digest;
+type KeyDigest = chancery_events::digest::Digest;
 
 /// Key of each verdict, and whether the verdict decides the key, or only concerns it (reused, expired, in the
 /// future).
-fn verdicts(records: &[Arc<Record>]) -> Result<BTreeMap<Position, (Key, bool)>> {
+fn verdicts(records: &[Arc<Record>]) -> Result<BTreeMap<Position, (KeyDigest, bool)>> {
     let mut found = BTreeMap::new();
     for (position, line) in records.iter().flat_map(|record| record.events()) {
         match Event::read(line)? {
@@ -173,8 +186,8 @@ fn verdicts(records: &[Arc<Record>]) -> Result<BTreeMap<Position, (Key, bool)>> 
     Ok(found)
 }
 
-fn decided_twice(verdicts: &BTreeMap<Position, (Key, bool)>) -> u64 {
-    let mut counts: BTreeMap<Key, u64> = BTreeMap::new();
+fn decided_twice(verdicts: &BTreeMap<Position, (KeyDigest, bool)>) -> u64 {
+    let mut counts: BTreeMap<KeyDigest, u64> = BTreeMap::new();
     for (key, decides) in verdicts.values() {
         *counts.entry(*key).or_default() += u64::from(*decides);
     }

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::{Client, Server, payloads, until};
+use crate::{ServerProcess, TestClient, payloads, until};
 
 /// Creates a cluster with four nodes, and a plan `web` of the payload with automatically approved operations.
-pub fn set_up(client: &Client, payload: &Value) {
+pub fn set_up(client: &TestClient, payload: &Value) {
     client.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     for i in 1..=4 {
         let total = json!({"cpu": 8000, "memory": 16u64 << 30, "disk": 0});
@@ -23,7 +23,7 @@ pub fn set_up(client: &Client, payload: &Value) {
 }
 
 /// Creates a plan `hand` of the payload with manually approved operations.
-pub fn by_hand(client: &Client, payload: &Value) {
+pub fn by_hand(client: &TestClient, payload: &Value) {
     let spec = json!({"namespace": "tests", "service": "hand", "payloads": [payload], "sharing": "allowed"});
     client.must("plan.apply", &json!({"name": "hand", "spec": spec}));
 }
@@ -34,12 +34,12 @@ pub fn sleeper() -> Value {
 }
 
 /// Requests `count` replicas of `web`.
-pub fn deploy(client: &Client, name: &str, count: u32) -> u64 {
+pub fn deploy(client: &TestClient, name: &str, count: u32) -> u64 {
     client.must("deployment.create", &json!({"plan": "web", "name": name, "spec": {"count": count}}))
 }
 
 /// Stops every payload, which shows that everything can still be ended.
-pub fn empty(server: &Server, name: &str) {
+pub fn empty(server: &ServerProcess, name: &str) {
     let client = server.client();
     deploy(&client, &format!("{name}-none"), 0);
     client.must(
@@ -54,7 +54,7 @@ pub fn empty(server: &Server, name: &str) {
 }
 
 /// Runs exactly `count` replicas of `web`, and nothing else.
-pub fn fill(server: &Server, name: &str, count: u32) {
+pub fn fill(server: &ServerProcess, name: &str, count: u32) {
     let client = server.client();
     deploy(&client, &format!("{name}-last"), count);
     client.wait_for("web", "running", count as usize);

@@ -1,20 +1,20 @@
-//! Faults of the server under load, including `kill -9` at a random moment ([`Fault`]). On Kafka, the next
+//! Faults of the server under load, including `kill -9` at a random moment ([`InjectedFault`]). On Kafka, the next
 //! server becomes leader when the group has removed the previous one; the executor is outside and keeps
 //! running.
 
 use anyhow::Result;
 
-use super::campaign::{Campaign, Target, servers};
-use super::faults::Fault;
-use crate::Place;
+use super::campaign::{CampaignTarget, RunningCampaign, servers};
+use super::faults::InjectedFault;
+use crate::JournalBackend;
 use crate::ledger::CountMap;
 
 pub(super) fn run(
-    place: Place,
+    place: JournalBackend,
     rounds: u64,
     seed: u64,
-    faults: &[Fault],
+    faults: &[InjectedFault],
     tally: &mut CountMap,
 ) -> Result<()> {
-    Campaign::begin(servers(place), Target::Server, seed, faults)?.run(rounds, faults, tally)
+    RunningCampaign::begin(servers(place), CampaignTarget::Server, seed, faults)?.run(rounds, faults, tally)
 }

@@ -14,9 +14,9 @@ use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::refusal::RefusalCode;
 use serde_json::{Value, json};
 
-use crate::history::{Ending, History, OpId, Recorder, Verdict};
-use crate::sim::Random;
-use crate::{Answer, Client};
+use crate::history::{HistoryRecorder, InvocationHistory, InvocationOutcome, OpId, Verdict};
+use crate::sim::RandomSource;
+use crate::{ServerAnswer, TestClient};
 
 /// Maximum number of attempts without an answer; then the outcome is unknown.
 const TRIES: usize = 4;
@@ -24,36 +24,36 @@ const TRIES: usize = 4;
 const READS: u64 = 4;
 
 /// Running producers.
-pub struct Load {
-    shared: Arc<Shared>,
+pub struct ProducerLoad {
+    shared: Arc<LoadShared>,
     producers: Vec<JoinHandle<Result<()>>>,
 }
 
-struct Shared {
+struct LoadShared {
     stop: AtomicBool,
     url: Mutex<String>,
     /// Time that a producer waits for an answer.
     patience: Duration,
-    recorder: Recorder<File>,
+    recorder: HistoryRecorder<File>,
 }
 
-impl Load {
+impl ProducerLoad {
     /// Starts `count` producers. Their history is also written to `file`.
-    pub fn begin(url: &str, count: u64, seed: u64, patience: Duration, file: &Path) -> Result<Load> {
+    pub fn begin(url: &str, count: u64, seed: u64, patience: Duration, file: &Path) -> Result<ProducerLoad> {
         let file = File::create(file).with_context(|| format!("make {}", file.display()))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LoadShared {
             stop: AtomicBool::new(false),
             url: Mutex::new(url.to_owned()),
             patience,
-            recorder: Recorder::new(file),
+            recorder: HistoryRecorder::new(file),
         });
         let producers = (0..count).map(|number| {
             let shared = Arc::clone(&shared);
-            let random = Random::new(seed.wrapping_mul(31).wrapping_add(number));
+            let random = RandomSource::new(seed.wrapping_mul(31).wrapping_add(number));
             std::thread::spawn(move || shared.produce(number, random))
         });
         let producers = producers.collect();
-        Ok(Load { shared, producers })
+        Ok(ProducerLoad { shared, producers })
     }
 
     /// Directs producers to another server URL.
@@ -67,7 +67,7 @@ impl Load {
     }
 
     /// Stops all producers and returns their history.
-    pub fn end(self) -> Result<History> {
+    pub fn end(self) -> Result<InvocationHistory> {
         self.shared.stop.store(true, Ordering::Relaxed);
         for producer in self.producers {
             producer.join().map_err(|_| anyhow!("a producer panicked"))??;
@@ -77,13 +77,13 @@ impl Load {
     }
 }
 
-impl Shared {
-    fn client(&self) -> Client {
+impl LoadShared {
+    fn client(&self) -> TestClient {
         let url = self.url.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Client::patient(&url, self.patience)
+        TestClient::patient(&url, self.patience)
     }
 
-    fn produce(&self, number: u64, mut random: Random) -> Result<()> {
+    fn produce(&self, number: u64, mut random: RandomSource) -> Result<()> {
         for i in 0.. {
             if self.stop.load(Ordering::Relaxed) {
                 break;
@@ -95,7 +95,7 @@ impl Shared {
                 let (op, answer) = self.ask(&client, &key, type_name, &data)?;
                 let ending = ending(&answer);
                 self.recorder.end(op, ending)?;
-                if let Ending::Ok { position, .. } = ending {
+                if let InvocationOutcome::Ok { position, .. } = ending {
                     if i % READS == 0 {
                         follows(position, &client.get("/v1/fleets/default/clusters?limit=1"))?;
                     }
@@ -109,14 +109,20 @@ impl Shared {
         Ok(())
     }
 
-    fn ask(&self, client: &Client, key: &str, type_name: &str, data: &Value) -> Result<(OpId, Answer)> {
+    fn ask(
+        &self,
+        client: &TestClient,
+        key: &str,
+        type_name: &str,
+        data: &Value,
+    ) -> Result<(OpId, ServerAnswer)> {
         let (hash, digest) = identity(key, type_name, data)?;
         let op = self.recorder.invoke(hash, digest, &format!("{type_name}.v1"))?;
         Ok((op, client.intent(key, type_name, data)))
     }
 
     /// Draws the next intent: mostly small, sometimes one that causes operations.
-    fn draw(&self, number: u64, i: u64, random: &mut Random) -> (&'static str, Value) {
+    fn draw(&self, number: u64, i: u64, random: &mut RandomSource) -> (&'static str, Value) {
         let small = || {
             let name = format!("cap-{number}-{}", i % 50);
             ("capability.apply", json!({"name": name, "spec": {"type": "T", "score": i}}))
@@ -154,7 +160,7 @@ impl Shared {
         }
     }
 
-    fn one_of(&self, path: &str, random: &mut Random) -> Option<Value> {
+    fn one_of(&self, path: &str, random: &mut RandomSource) -> Option<Value> {
         let answer = self.client().get(&format!("/v1/fleets/default/{path}"));
         random.pick(answer.json()["items"].as_array()?).cloned()
     }
@@ -179,7 +185,7 @@ fn identity(key: &str, type_name: &str, data: &Value) -> Result<(Digest, Digest)
 
 /// Checks that a read of the server that gave a verdict is not older, also after a restart or a takeover. A
 /// read without an answer passes.
-fn follows(verdict: Position, read: &Answer) -> Result<()> {
+fn follows(verdict: Position, read: &ServerAnswer) -> Result<()> {
     match (read.status, read.position) {
         (200, Some(position)) if position >= verdict.get() => Ok(()),
         (200, position) => {
@@ -190,19 +196,21 @@ fn follows(verdict: Position, read: &Answer) -> Result<()> {
 }
 
 /// Outcome of the intent according to an answer.
-fn ending(answer: &Answer) -> Ending {
+fn ending(answer: &ServerAnswer) -> InvocationOutcome {
     let body = answer.json();
     let position = body["position"].as_u64().map(Position::new);
     let code = body["code"].as_str();
     let refusal = code.and_then(|code| RefusalCode::ALL.iter().find(|known| known.word() == code));
     match (answer.status, position, refusal) {
-        (200..300, Some(position), _) => Ending::Ok { position, verdict: Verdict::Accepted },
-        (400..600, Some(position), Some(code)) => Ending::Ok { position, verdict: Verdict::Refused(*code) },
+        (200..300, Some(position), _) => InvocationOutcome::Ok { position, verdict: Verdict::Accepted },
+        (400..600, Some(position), Some(code)) => {
+            InvocationOutcome::Ok { position, verdict: Verdict::Refused(*code) }
+        }
         // Nothing was recorded.
-        (503, None, _) if matches!(code, Some("busy" | "timeout" | "no_leader")) => Ending::Fail,
+        (503, None, _) if matches!(code, Some("busy" | "timeout" | "no_leader")) => InvocationOutcome::Fail,
         // No server received the request.
-        (0, ..) if answer.text.contains("Connection refused") => Ending::Fail,
-        _ => Ending::Unknown,
+        (0, ..) if answer.text.contains("Connection refused") => InvocationOutcome::Fail,
+        _ => InvocationOutcome::Unknown,
     }
 }
 
@@ -212,8 +220,12 @@ mod tests {
 
     #[test]
     fn a_read_that_is_older_than_the_verdict_before_it_is_found() {
-        let read =
-            |status, position| Answer { status, content_type: String::new(), text: String::new(), position };
+        let read = |status, position| ServerAnswer {
+            status,
+            content_type: String::new(),
+            text: String::new(),
+            position,
+        };
         let verdict = Position::new(7);
         for (read, is_fine) in [
             (read(200, Some(7)), true),
@@ -230,16 +242,16 @@ mod tests {
     #[test]
     fn an_answer_says_what_is_known_and_no_more() {
         let told = |status, text: &str| {
-            ending(&Answer { status, content_type: String::new(), text: text.into(), position: None })
+            ending(&ServerAnswer { status, content_type: String::new(), text: text.into(), position: None })
         };
-        let ok = |verdict| Ending::Ok { position: Position::new(7), verdict };
+        let ok = |verdict| InvocationOutcome::Ok { position: Position::new(7), verdict };
         assert_eq!(told(202, r#"{"position": 7}"#), ok(Verdict::Accepted));
         assert_eq!(
             told(409, r#"{"position": 7, "code": "in_use"}"#),
             ok(Verdict::Refused(RefusalCode::InUse))
         );
         for (status, text) in [(503, r#"{"code": "busy"}"#), (0, "io: Connection refused (os error 111)")] {
-            assert_eq!(told(status, text), Ending::Fail, "{text}");
+            assert_eq!(told(status, text), InvocationOutcome::Fail, "{text}");
         }
         for (status, text) in [
             (0, "timeout: global"),
@@ -248,7 +260,7 @@ mod tests {
             (202, "cut sho"),
             (500, r#"{"code": "internal"}"#),
         ] {
-            assert_eq!(told(status, text), Ending::Unknown, "{text}");
+            assert_eq!(told(status, text), InvocationOutcome::Unknown, "{text}");
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! | campaign | fault | one round |
 //! |---|---|---|
-//! | `kills` | `kill -9` of the server, and the other faults of [`Fault`] | a deployment, a random delay, the fault, a restart, a check of the host |
+//! | `kills` | `kill -9` of the server, and the other faults of [`InjectedFault`] | a deployment, a random delay, the fault, a restart, a check of the host |
 //! | `executors` | the same for an executor outside the server, which keeps running | the same |
 //! | `pauses` | SIGSTOP and SIGCONT of the server and its embedded executors | a pause longer than the lease and every request timeout |
 //! | `relocates` | every third start of a replacement replica fails | a relocate, observed by a watcher |
@@ -13,7 +13,7 @@
 //! | `takeovers` | faults of a real Kafka with three brokers: see the module | the next fault of the module's list |
 //! | `damage` | a torn tail, or flipped bits in the journal's files, while the server is down | the damage is found and named before anything is served |
 //!
-//! The first four run with the journal in the server's directory, or on a real Kafka ([`Place`]).
+//! The first four run with the journal in the server's directory, or on a real Kafka ([`JournalBackend`]).
 //!
 //! Reading order: the fleet, producers, the evidence, the campaign with its faults, then the others.
 
@@ -40,14 +40,14 @@ use std::str::FromStr;
 
 use anyhow::{Result, anyhow};
 
-pub use faults::Fault;
+pub use faults::InjectedFault;
 
-use crate::Place;
+use crate::JournalBackend;
 use crate::ledger::CountMap;
 
 /// Kind of fault campaign.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lane {
+pub enum CampaignKind {
     /// `kill -9` of the server.
     Kills,
     /// `kill -9` of an executor outside the server.
@@ -68,68 +68,77 @@ pub enum Lane {
     Takeovers,
 }
 
-impl Lane {
+impl CampaignKind {
     /// All campaigns.
-    pub const ALL: &[Lane] = &[
-        Lane::Kills,
-        Lane::Executors,
-        Lane::Pauses,
-        Lane::Relocates,
-        Lane::Rollouts,
-        Lane::Clock,
-        Lane::DiskFull,
-        Lane::Damage,
-        Lane::Takeovers,
+    pub const ALL: &[CampaignKind] = &[
+        CampaignKind::Kills,
+        CampaignKind::Executors,
+        CampaignKind::Pauses,
+        CampaignKind::Relocates,
+        CampaignKind::Rollouts,
+        CampaignKind::Clock,
+        CampaignKind::DiskFull,
+        CampaignKind::Damage,
+        CampaignKind::Takeovers,
     ];
 
     /// Campaign name.
     pub const fn word(self) -> &'static str {
         match self {
-            Lane::Kills => "kills",
-            Lane::Executors => "executors",
-            Lane::Pauses => "pauses",
-            Lane::Relocates => "relocates",
-            Lane::Rollouts => "rollouts",
-            Lane::Clock => "clock",
-            Lane::DiskFull => "disk-full",
-            Lane::Damage => "damage",
-            Lane::Takeovers => "takeovers",
+            CampaignKind::Kills => "kills",
+            CampaignKind::Executors => "executors",
+            CampaignKind::Pauses => "pauses",
+            CampaignKind::Relocates => "relocates",
+            CampaignKind::Rollouts => "rollouts",
+            CampaignKind::Clock => "clock",
+            CampaignKind::DiskFull => "disk-full",
+            CampaignKind::Damage => "damage",
+            CampaignKind::Takeovers => "takeovers",
         }
     }
 
     /// Maximum number of rounds per seed; the next seed starts with an empty directory.
     const fn rounds(self) -> u64 {
         match self {
-            Lane::Kills | Lane::Executors => 50,
-            Lane::Relocates => 100,
-            Lane::Pauses | Lane::DiskFull => 5,
-            Lane::Clock | Lane::Damage => 20,
-            Lane::Takeovers | Lane::Rollouts => 25,
+            CampaignKind::Kills | CampaignKind::Executors => 50,
+            CampaignKind::Relocates => 100,
+            CampaignKind::Pauses | CampaignKind::DiskFull => 5,
+            CampaignKind::Clock | CampaignKind::Damage => 20,
+            CampaignKind::Takeovers | CampaignKind::Rollouts => 25,
         }
     }
 
     /// Supported journal locations.
-    pub const fn places(self) -> &'static [Place] {
+    pub const fn places(self) -> &'static [JournalBackend] {
         match self {
-            Lane::Kills | Lane::Executors | Lane::Pauses | Lane::Relocates => Place::ALL,
+            CampaignKind::Kills
+            | CampaignKind::Executors
+            | CampaignKind::Pauses
+            | CampaignKind::Relocates => JournalBackend::ALL,
             // On Kafka, `takeovers` includes clock jumps.
-            Lane::Clock => &[Place::Embedded],
+            CampaignKind::Clock => &[JournalBackend::Embedded],
             // Faults of the journal's own files; on Kafka, the local files are a copy.
-            Lane::DiskFull | Lane::Damage => &[Place::Embedded],
+            CampaignKind::DiskFull | CampaignKind::Damage => &[JournalBackend::Embedded],
             // Only processes are sampled: the journal's location makes no difference.
-            Lane::Rollouts => &[Place::Embedded],
-            Lane::Takeovers => &[Place::ThreeBrokers],
+            CampaignKind::Rollouts => &[JournalBackend::Embedded],
+            CampaignKind::Takeovers => &[JournalBackend::ThreeBrokers],
         }
     }
 
     /// Runs `rounds` rounds with seeds from `seed` on, and the journal at `place`. Returns the tally and the
     /// first violation, if any.
-    pub fn run(self, place: Place, rounds: u64, seed: u64) -> (CountMap, Result<()>) {
-        self.run_with(place, rounds, seed, &Fault::of(self, place))
+    pub fn run(self, place: JournalBackend, rounds: u64, seed: u64) -> (CountMap, Result<()>) {
+        self.run_with(place, rounds, seed, &InjectedFault::of(self, place))
     }
 
-    /// Runs rounds like [`Lane::run`], with the given faults only, if the campaign has any ([`Fault::of`]).
-    pub fn run_with(self, place: Place, rounds: u64, seed: u64, faults: &[Fault]) -> (CountMap, Result<()>) {
+    /// Runs rounds like [`CampaignKind::run`], with the given faults only, if the campaign has any ([`InjectedFault::of`]).
+    pub fn run_with(
+        self,
+        place: JournalBackend,
+        rounds: u64,
+        seed: u64,
+        faults: &[InjectedFault],
+    ) -> (CountMap, Result<()>) {
         let mut tally = CountMap::default();
         let mut left = rounds;
         for seed in seed.. {
@@ -140,15 +149,15 @@ impl Lane {
             left -= now;
             tally.seeds += 1;
             let mut run = || match self {
-                Lane::Kills => kills::run(place, now, seed, faults, &mut tally),
-                Lane::Executors => executors::run(place, now, seed, faults, &mut tally),
-                Lane::Pauses => pauses::run(place, now, seed, &mut tally),
-                Lane::Relocates => relocates::run(place, now, seed, &mut tally),
-                Lane::Rollouts => rollouts::run(now, seed, &mut tally),
-                Lane::Clock => clock::run(now, seed, &mut tally),
-                Lane::DiskFull => disk_full::run(now, seed, &mut tally),
-                Lane::Damage => damage::run(now, seed, &mut tally),
-                Lane::Takeovers => takeovers::run(now, seed, &mut tally),
+                CampaignKind::Kills => kills::run(place, now, seed, faults, &mut tally),
+                CampaignKind::Executors => executors::run(place, now, seed, faults, &mut tally),
+                CampaignKind::Pauses => pauses::run(place, now, seed, &mut tally),
+                CampaignKind::Relocates => relocates::run(place, now, seed, &mut tally),
+                CampaignKind::Rollouts => rollouts::run(now, seed, &mut tally),
+                CampaignKind::Clock => clock::run(now, seed, &mut tally),
+                CampaignKind::DiskFull => disk_full::run(now, seed, &mut tally),
+                CampaignKind::Damage => damage::run(now, seed, &mut tally),
+                CampaignKind::Takeovers => takeovers::run(now, seed, &mut tally),
             };
             // A condition not fulfilled within a minute panics: a finding like any other.
             let ran = catch_unwind(AssertUnwindSafe(&mut run))
@@ -167,17 +176,17 @@ fn told(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
 }
 
-impl fmt::Display for Lane {
+impl fmt::Display for CampaignKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.word())
     }
 }
 
-impl FromStr for Lane {
+impl FromStr for CampaignKind {
     type Err = String;
-    fn from_str(text: &str) -> Result<Lane, String> {
-        let words: Vec<_> = Lane::ALL.iter().map(|lane| lane.word()).collect();
-        let found = Lane::ALL.iter().copied().find(|lane| lane.word() == text);
+    fn from_str(text: &str) -> Result<CampaignKind, String> {
+        let words: Vec<_> = CampaignKind::ALL.iter().map(|lane| lane.word()).collect();
+        let found = CampaignKind::ALL.iter().copied().find(|lane| lane.word() == text);
         found.ok_or_else(|| format!("invalid lane {text:?}: must be one of {}", words.join(", ")))
     }
 }

@@ -6,20 +6,20 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 
-use super::evidence::{Evidence, judge, wind_up};
+use super::evidence::{ServerEvidence, judge, wind_up};
 use super::fleet::{by_hand, fill, set_up, sleeper};
-use super::load::Load;
+use super::load::ProducerLoad;
 use crate::ledger::CountMap;
-use crate::sim::Random;
-use crate::{Place, payloads, until};
+use crate::sim::RandomSource;
+use crate::{JournalBackend, payloads, until};
 
-pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
-    let mut random = Random::new(seed);
+pub(super) fn run(place: JournalBackend, rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
+    let mut random = RandomSource::new(seed);
     let mut site =
         place.start(&[("CHANCERY_SESSION_LEASE", "1s"), ("CHANCERY_LIMITS_REQUEST_TIMEOUT", "1s")]);
     // On Kafka, some pauses exceed the group session: then the group has removed the server, which joins
     // again.
-    let longest = if place == Place::Embedded { 3500 } else { 9000 };
+    let longest = if place == JournalBackend::Embedded { 3500 } else { 9000 };
     let server = &mut site.server;
     set_up(&server.client(), &sleeper());
     by_hand(&server.client(), &sleeper());
@@ -27,7 +27,7 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) ->
     let file = server.home().join("history.jsonl");
     fill(server, "first", 4);
     let before = payloads(server.data());
-    let load = Load::begin(&server.url(), 4, seed, Duration::from_millis(500), &file)?;
+    let load = ProducerLoad::begin(&server.url(), 4, seed, Duration::from_millis(500), &file)?;
     for _ in 0..rounds {
         std::thread::sleep(Duration::from_millis(random.below(400)));
         server.signal(Signal::STOP);
@@ -43,7 +43,7 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) ->
         (load.acknowledged() > paused + rounds).then_some(())
     });
     let history = load.end()?;
-    evidence.push(Evidence::gather(server)?);
+    evidence.push(ServerEvidence::gather(server)?);
     // Incarnations that were not asked to end still have the same processes.
     let client = server.client();
     let after = payloads(server.data());

@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::evidence::{Evidence, judge, wind_up};
+use super::evidence::{ServerEvidence, judge, wind_up};
 use super::fleet::{by_hand, set_up, sleeper};
-use super::load::Load;
+use super::load::ProducerLoad;
 use crate::ledger::CountMap;
-use crate::{Client, Place, Server, payloads, until};
+use crate::{JournalBackend, ServerProcess, TestClient, payloads, until};
 
 /// Payload whose server ends before it listens, in one of three starts.
 fn flaky() -> Value {
@@ -25,7 +25,7 @@ fn flaky() -> Value {
     })
 }
 
-pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
+pub(super) fn run(place: JournalBackend, rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut site = place.start(&[]);
     let server = &mut site.server;
     let client = server.client();
@@ -33,8 +33,8 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) ->
     by_hand(&client, &sleeper());
     let replica = bring_up(&client);
     let file = server.home().join("history.jsonl");
-    let load = Load::begin(&server.url(), 4, seed, Duration::from_secs(30), &file)?;
-    let watch = Watch::begin(&server.url(), &replica);
+    let load = ProducerLoad::begin(&server.url(), 4, seed, Duration::from_secs(30), &file)?;
+    let watch = ReplicaWatch::begin(&server.url(), &replica);
     let mut failed = 0;
     for _ in 0..rounds {
         if relocate(&client, &replica) == "failed" {
@@ -49,14 +49,14 @@ pub(super) fn run(place: Place, rounds: u64, seed: u64, tally: &mut CountMap) ->
     let history = load.end()?;
     nothing_is_left(server, &replica)?;
     client.must("deployment.create", &json!({"plan": "moving", "name": "none", "spec": {"count": 0}}));
-    let mut evidence = vec![Evidence::gather(server)?];
+    let mut evidence = vec![ServerEvidence::gather(server)?];
     wind_up(server, &mut evidence)?;
     site.stop()?;
     judge(site.server.data(), &history, &evidence, tally)
 }
 
 /// Starts one replica of the plan `moving`, in as many attempts as needed.
-fn bring_up(client: &Client) -> String {
+fn bring_up(client: &TestClient) -> String {
     let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
     let automatic: serde_json::Map<_, _> =
         kinds.iter().map(|kind| ((*kind).to_owned(), "automatic".into())).collect();
@@ -81,7 +81,7 @@ fn bring_up(client: &Client) -> String {
 }
 
 /// Relocates the replica. Returns the operation's state.
-fn relocate(client: &Client, replica: &str) -> String {
+fn relocate(client: &TestClient, replica: &str) -> String {
     client.must("replica.relocate", &json!({"name": replica}));
     until("the relocate has ended", || {
         let operations = client.items(&format!("operations?replica={replica}&limit=1000"));
@@ -93,7 +93,7 @@ fn relocate(client: &Client, replica: &str) -> String {
 }
 
 /// Checks that the replica has one reservation and runs once.
-fn nothing_is_left(server: &Server, replica: &str) -> Result<()> {
+fn nothing_is_left(server: &ServerProcess, replica: &str) -> Result<()> {
     let client = server.client();
     let incarnations = client.items(&format!("incarnations?replica={replica}&limit=1000"));
     let live = |row: &&Value| !matches!(row["state"].as_str(), Some("destroyed" | "failed" | "unwound"));
@@ -106,17 +106,17 @@ fn nothing_is_left(server: &Server, replica: &str) -> Result<()> {
 }
 
 /// Watcher that reads the replica continuously.
-struct Watch {
+struct ReplicaWatch {
     stop: Arc<AtomicBool>,
     seen: Arc<AtomicU64>,
     looks: std::thread::JoinHandle<Result<()>>,
 }
 
-impl Watch {
-    fn begin(url: &str, replica: &str) -> Watch {
+impl ReplicaWatch {
+    fn begin(url: &str, replica: &str) -> ReplicaWatch {
         let (stop, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&seen));
-        let (client, path) = (Client::new(url), format!("replicas/{replica}"));
+        let (client, path) = (TestClient::new(url), format!("replicas/{replica}"));
         let looks = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 let row = client.read(&path);
@@ -129,7 +129,7 @@ impl Watch {
             }
             Ok(())
         });
-        Watch { stop, seen, looks }
+        ReplicaWatch { stop, seen, looks }
     }
 
     fn end(self) -> Result<u64> {

@@ -34,15 +34,15 @@ use anyhow::{Context as _, Result, ensure};
 use chancery_events::spec::DeploymentStrategy;
 use serde_json::{Value, json};
 
-use self::deployments::{Deployment, Deployments};
-use self::observer::{Observer, look};
+use self::deployments::{Deployment, RoundDeployments};
+use self::observer::{ServingObserver, look};
 use self::rest::{better, by_node, check_set, check_spread, comes, give_room, is_at_rest, says};
-use self::script::{Policy, Script, Way, payload};
-use super::evidence::{Evidence, judge};
+use self::script::{EndAction, PlanSettings, RoundScript, payload};
+use super::evidence::{ServerEvidence, judge};
 use super::fleet::set_up;
-use crate::history::History;
+use crate::history::InvocationHistory;
 use crate::ledger::CountMap;
-use crate::{Server, payloads, until};
+use crate::{ServerProcess, payloads, until};
 
 /// Number of replicas of the plan.
 const REPLICAS: usize = 4;
@@ -50,13 +50,13 @@ const REPLICAS: usize = 4;
 const LEASE: &str = "3s";
 
 pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
-    let mut server = Server::start_with(&[("CHANCERY_SESSION_LEASE", LEASE)]);
+    let mut server = ServerProcess::start_with(&[("CHANCERY_SESSION_LEASE", LEASE)]);
     server.stay_at_this_address();
     set_up(&server.client(), &payload());
     give_room(&server.client());
-    let mut rollouts = Rollouts::begin(server)?;
+    let mut rollouts = RolloutsRound::begin(server)?;
     for round in 0..rounds {
-        let script = Script::draw(seed, round);
+        let script = RoundScript::draw(seed, round);
         let played = rollouts.play(&script, tally);
         played
             .map_err(|error| rollouts.explained(error, &script))
@@ -65,43 +65,43 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     }
     let (mut server, samples) = rollouts.finish()?;
     ensure!(samples > rounds, "{samples} samples in {rounds} rounds");
-    let mut evidence = vec![Evidence::gather(&server)?];
+    let mut evidence = vec![ServerEvidence::gather(&server)?];
     let client = server.client();
     client.must("deployment.create", &json!({"plan": "web", "name": "none", "spec": {"count": 0}}));
     until("no replica is left", || client.items("replicas?limit=1").is_empty().then_some(()));
     until("nothing runs", || payloads(server.data()).is_empty().then_some(()));
-    evidence.push(Evidence::gather(&server)?);
+    evidence.push(ServerEvidence::gather(&server)?);
     let code = server.stop();
     ensure!(code == Some(0), "the server ends with {code:?}:\n{}", server.log());
-    judge(server.data(), &History::default(), &evidence, tally)
+    judge(server.data(), &InvocationHistory::default(), &evidence, tally)
 }
 
 /// The plan, and its requested deployments.
-struct Rollouts {
-    server: Server,
-    observer: Observer,
-    deployments: Deployments,
+struct RolloutsRound {
+    server: ServerProcess,
+    observer: ServingObserver,
+    deployments: RoundDeployments,
     /// Number of names issued.
     names: u64,
     drained: Option<String>,
 }
 
-impl Rollouts {
+impl RolloutsRound {
     /// Deploys the first version to all replicas.
-    fn begin(server: Server) -> Result<Rollouts> {
+    fn begin(server: ServerProcess) -> Result<RolloutsRound> {
         let client = server.client();
         let (name, strategy) = ("good-1", DeploymentStrategy::default());
         let spec = json!({"count": REPLICAS, "coordinates": {"app": {"version": name}}});
         client.must("deployment.create", &json!({"plan": "web", "name": name, "spec": spec}));
         comes("the first version runs", || Ok(is_at_rest(&client.read("plans/web")).then_some(())))?;
-        let deployments = Deployments::new(Deployment::new(name, name, strategy));
+        let deployments = RoundDeployments::new(Deployment::new(name, name, strategy));
         check_set(&client, server.data(), &deployments.wanted())?;
-        let observer = Observer::begin(server.data(), deployments.promise());
-        Ok(Rollouts { server, observer, deployments, names: 1, drained: None })
+        let observer = ServingObserver::begin(server.data(), deployments.promise());
+        Ok(RolloutsRound { server, observer, deployments, names: 1, drained: None })
     }
 
     /// Plays a round. Finally each replica has the version that completed last.
-    fn play(&mut self, script: &Script, tally: &mut CountMap) -> Result<()> {
+    fn play(&mut self, script: &RoundScript, tally: &mut CountMap) -> Result<()> {
         self.set_policy(script.policy);
         for (step, pause) in &script.steps {
             tally.fault(&self.carry_out(*step)?);
@@ -135,7 +135,7 @@ impl Rollouts {
     }
 
     /// Sets the plan's policy for updates, restarts and drains, but no version.
-    fn set_policy(&mut self, policy: Policy) {
+    fn set_policy(&mut self, policy: PlanSettings) {
         let client = self.server.client();
         let mut spec = client.read("plans/web")["spec"].clone();
         spec["update_order"] = json!(if policy.stop_first { "stop_first" } else { "start_first" });
@@ -162,7 +162,7 @@ impl Rollouts {
 
     /// Waits until the plan is at rest and a drained node is empty. The script ends deployments that do not
     /// end automatically.
-    fn settle(&mut self, script: &Script) -> Result<()> {
+    fn settle(&mut self, script: &RoundScript) -> Result<()> {
         let (mut began, mut way) = (Instant::now(), script.way);
         comes("the plan has nothing in progress", || {
             let plan = self.look()?;
@@ -175,7 +175,7 @@ impl Rollouts {
             {
                 self.end(current, way, script.promotes)?;
                 // Other ways may be refused.
-                (began, way) = (Instant::now(), Way::Cancel);
+                (began, way) = (Instant::now(), EndAction::Cancel);
             }
             Ok(None)
         })
@@ -199,7 +199,7 @@ impl Rollouts {
     }
 
     /// Checks the reported spread. Returns the server and the number of samples.
-    fn finish(self) -> Result<(Server, u64)> {
+    fn finish(self) -> Result<(ServerProcess, u64)> {
         let serving = look(self.server.data());
         let is_uneven = better(&by_node(&serving), self.drained.as_deref()).is_some();
         says(&self.server.client(), if is_uneven { "uneven" } else { "even" })?;
@@ -207,7 +207,7 @@ impl Rollouts {
     }
 
     /// Adds script and deployments to an error. All events are written to a file that the error names.
-    fn explained(&self, error: anyhow::Error, script: &Script) -> anyhow::Error {
+    fn explained(&self, error: anyhow::Error, script: &RoundScript) -> anyhow::Error {
         let error = self.observer.check().err().unwrap_or(error);
         let events = self.server.client().get("/v1/fleets/default/events?follow=false").text;
         let file = std::env::temp_dir().join(format!("rollouts-{}.events", std::process::id()));

@@ -11,7 +11,7 @@ const NAMES: [&str; 4] = ["plain", "bound", "nested", "linked"];
 
 /// Properties of a file or directory that must not change.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Look {
+struct FileProperties {
     inode: (u64, u64),
     mode: u32,
     owner: (u32, u32),
@@ -22,13 +22,13 @@ struct Look {
 
 /// Canaries with their original properties.
 #[derive(Debug)]
-pub(super) struct Canaries {
+pub(super) struct HostCanaries {
     root: PathBuf,
-    planted: BTreeMap<PathBuf, Look>,
+    planted: BTreeMap<PathBuf, FileProperties>,
 }
 
-impl Canaries {
-    pub(super) fn plant(root: &Path) -> Result<Canaries> {
+impl HostCanaries {
+    pub(super) fn plant(root: &Path) -> Result<HostCanaries> {
         for name in NAMES {
             let dir = root.join(name);
             let doing = || format!("cannot plant {}", dir.display());
@@ -37,7 +37,7 @@ impl Canaries {
                 std::fs::write(dir.join(file), format!("canary {name}/{file}\n")).with_context(doing)?;
             }
         }
-        Ok(Canaries { root: root.to_owned(), planted: look(root)? })
+        Ok(HostCanaries { root: root.to_owned(), planted: look(root)? })
     }
 
     /// Descriptions of changed canaries.
@@ -57,7 +57,7 @@ impl Canaries {
     }
 }
 
-fn look(root: &Path) -> Result<BTreeMap<PathBuf, Look>> {
+fn look(root: &Path) -> Result<BTreeMap<PathBuf, FileProperties>> {
     let mut found = BTreeMap::new();
     let mut open = vec![root.to_owned()];
     while let Some(path) = open.pop() {
@@ -74,7 +74,7 @@ fn look(root: &Path) -> Result<BTreeMap<PathBuf, Look>> {
         } else {
             Some(std::fs::read(&path).with_context(doing)?)
         };
-        let look = Look {
+        let look = FileProperties {
             inode: (metadata.dev(), metadata.ino()),
             mode: metadata.mode(),
             owner: (metadata.uid(), metadata.gid()),

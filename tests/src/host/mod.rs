@@ -27,10 +27,10 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use canaries::Canaries;
+use canaries::HostCanaries;
 pub use cgroups::is_writable as has_cgroups;
-pub use mounts::{Mount, mounts_under};
-use payload_log::{PayloadLog, Word};
+pub use mounts::{TestMount, mounts_under};
+use payload_log::{LineKind, PayloadLog};
 pub use processes::HostProcess;
 
 /// Time that leftovers have to end.
@@ -40,12 +40,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const SHARED_CGROUP: &str = "chancery";
 
 /// State of the host as the checker sees it.
-pub struct Host {
+pub struct HostState {
     /// Directory of the payload log and the canaries, outside every data directory.
     dir: PathBuf,
     /// Directory of everything in the campaign: data directories, their copies, and `dir`.
     home: PathBuf,
-    canaries: Canaries,
+    canaries: HostCanaries,
     /// Cgroups in which the campaign's processes were seen, except cgroups that existed before.
     cgroups: BTreeSet<PathBuf>,
     cgroups_before: BTreeSet<PathBuf>,
@@ -54,7 +54,7 @@ pub struct Host {
 
 /// Findings so far.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Findings {
+pub struct HostFindings {
     /// Processes of incarnations that were started more than once.
     pub started_twice: Vec<String>,
     /// Incarnations that got a volume while another one used it.
@@ -65,10 +65,10 @@ pub struct Findings {
     pub left: Vec<String>,
 }
 
-impl Findings {
+impl HostFindings {
     /// Whether there are no findings.
     pub fn is_empty(&self) -> bool {
-        *self == Findings::default()
+        *self == HostFindings::default()
     }
 
     fn lines(&self) -> String {
@@ -84,16 +84,16 @@ impl Findings {
     }
 }
 
-impl Host {
+impl HostState {
     /// Creates the log and the canaries in a separate directory under the campaign's home.
-    pub fn new(home: &Path) -> Result<Host> {
+    pub fn new(home: &Path) -> Result<HostState> {
         let home = home.canonicalize().with_context(|| format!("cannot find {}", home.display()))?;
         let dir = home.join("outside");
         std::fs::create_dir_all(dir.join("instances")).context("cannot create the checker's directory")?;
         std::fs::write(dir.join("log"), "").context("cannot create the log of payloads")?;
-        let canaries = Canaries::plant(&dir.join("canaries"))?;
+        let canaries = HostCanaries::plant(&dir.join("canaries"))?;
         let cgroups_before = cgroups::all()?;
-        Ok(Host { dir, home, canaries, cgroups: BTreeSet::new(), cgroups_before, patience: PATIENCE })
+        Ok(HostState { dir, home, canaries, cgroups: BTreeSet::new(), cgroups_before, patience: PATIENCE })
     }
 
     /// Payload that the checker can follow; with a volume of 1 MiB if `volume` is set. Without writable
@@ -125,7 +125,7 @@ impl Host {
         std::fs::write(self.dir.join("mount-next"), "").context("cannot ask a payload for a mount")
     }
 
-    /// Withdraws the request of [`Host::ask_for_mount`] that no payload has fulfilled.
+    /// Withdraws the request of [`HostState::ask_for_mount`] that no payload has fulfilled.
     pub fn unmount_volume(&self) {
         for name in ["mount-next", "mount-made"] {
             let _ = std::fs::remove_file(self.dir.join(name));
@@ -174,36 +174,36 @@ impl Host {
 
     /// Number of mounts that payloads have made.
     pub fn mounted(&self) -> Result<usize> {
-        Ok(self.log()?.lines().filter(|line| line.word == Word::Mounted).count())
+        Ok(self.log()?.lines().filter(|line| line.word == LineKind::Mounted).count())
     }
 
     fn log(&self) -> Result<PayloadLog> {
         PayloadLog::read(&self.dir.join("log"))
     }
 
-    /// Current findings. Processes and cgroups may be about to end: see [`Host::settle`].
-    pub fn look(&mut self) -> Result<Findings> {
+    /// Current findings. Processes and cgroups may be about to end: see [`HostState::settle`].
+    pub fn look(&mut self) -> Result<HostFindings> {
         let log = self.log()?;
         let all = HostProcess::all()?;
         self.note_cgroups(&log, &all);
         let mut left = outliving(&log, &all);
         left.extend(self.unknown(&log, &all));
-        Ok(Findings {
+        Ok(HostFindings {
             started_twice: log.started_twice(),
-            volumes_with_two_users: log.word(Word::TwoUsers),
+            volumes_with_two_users: log.word(LineKind::TwoUsers),
             files_touched: self.canaries.touched()?,
             left,
         })
     }
 
     /// Findings that remain after everything has had time to settle.
-    pub fn settle(&mut self) -> Result<Findings> {
-        self.wait(Host::look)
+    pub fn settle(&mut self) -> Result<HostFindings> {
+        self.wait(HostState::look)
     }
 
     /// Findings after everything was asked to end: no process, mount or cgroup of the campaign may be left.
     /// The campaign's servers and executors must have been stopped.
-    pub fn settle_ended(&mut self) -> Result<Findings> {
+    pub fn settle_ended(&mut self) -> Result<HostFindings> {
         self.wait(|host| {
             let mut found = host.look()?;
             found.left.extend(host.left_at_the_end()?);
@@ -212,7 +212,7 @@ impl Host {
     }
 
     /// Fails with all findings, if there are any.
-    pub fn must_be_clean(found: &Findings) -> Result<()> {
+    pub fn must_be_clean(found: &HostFindings) -> Result<()> {
         if found.is_empty() {
             return Ok(());
         }
@@ -221,7 +221,7 @@ impl Host {
 
     /// Repeats the check while there are leftovers: these may take a while to end, and count only if two
     /// checks in a row find them. All other findings are final.
-    fn wait(&mut self, look: impl Fn(&mut Host) -> Result<Findings>) -> Result<Findings> {
+    fn wait(&mut self, look: impl Fn(&mut HostState) -> Result<HostFindings>) -> Result<HostFindings> {
         let began = Instant::now();
         let mut before = None;
         loop {
@@ -307,7 +307,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for HostState {
     fn drop(&mut self) {
         if let Err(error) = self.clear() {
             eprintln!("cannot clear the host: {error:#}");

@@ -7,37 +7,37 @@ use anyhow::{Context as _, Result, bail};
 
 /// Mount that is removed when this value is dropped.
 #[derive(Debug)]
-pub struct Mount(PathBuf);
+pub struct TestMount(PathBuf);
 
-impl Mount {
+impl TestMount {
     /// Mounts a directory at a second path.
-    pub fn bind(what: &Path, at: &Path) -> Result<Mount> {
+    pub fn bind(what: &Path, at: &Path) -> Result<TestMount> {
         run(Command::new("mount").arg("--bind").arg(what).arg(at))?;
-        Ok(Mount(at.to_owned()))
+        Ok(TestMount(at.to_owned()))
     }
 
     /// Mounts an in-memory file system of this size in mebibytes.
-    pub fn memory(at: &Path, mebibytes: u64) -> Result<Mount> {
+    pub fn memory(at: &Path, mebibytes: u64) -> Result<TestMount> {
         run(Command::new("mount")
             .args(["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "tmpfs"])
             .arg(at))?;
-        Ok(Mount(at.to_owned()))
+        Ok(TestMount(at.to_owned()))
     }
 
     /// Mounts a directory read-only over itself; files that are open stay writable. The staging directory
     /// must be unused: a mount with a file open for writing cannot become read-only.
-    pub fn read_only(at: &Path, staging: &Path) -> Result<Mount> {
+    pub fn read_only(at: &Path, staging: &Path) -> Result<TestMount> {
         std::fs::create_dir_all(staging).with_context(|| format!("cannot create {}", staging.display()))?;
-        let staged = Mount::bind(at, staging)?;
+        let staged = TestMount::bind(at, staging)?;
         run(Command::new("mount").args(["-o", "remount,bind,ro"]).arg(staging))?;
-        let mount = Mount::bind(staging, at)?;
+        let mount = TestMount::bind(staging, at)?;
         drop(staged);
         Ok(mount)
     }
 
     /// Takes over a mount that another process has made.
-    pub fn taken_over(at: PathBuf) -> Mount {
-        Mount(at)
+    pub fn taken_over(at: PathBuf) -> TestMount {
+        TestMount(at)
     }
 
     /// Leaves the mount for the checker to find.
@@ -46,7 +46,7 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
+impl Drop for TestMount {
     fn drop(&mut self) {
         if let Err(error) = unmount(&self.0) {
             eprintln!("{error:#}");

@@ -9,7 +9,7 @@ use super::HostProcess;
 
 /// Kind of a log line.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Word {
+pub(super) enum LineKind {
     Start,
     End,
     Twice,
@@ -19,8 +19,8 @@ pub(super) enum Word {
 
 /// Line of the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Line {
-    pub(super) word: Word,
+pub(super) struct LogLine {
+    pub(super) word: LineKind,
     pub(super) incarnation: String,
     pub(super) role: String,
     /// Process id in the process's own PID namespace.
@@ -31,7 +31,7 @@ pub(super) struct Line {
 /// Parsed log.
 #[derive(Debug)]
 pub(super) struct PayloadLog {
-    lines: Vec<Line>,
+    lines: Vec<LogLine>,
     /// Incarnation and role of each process that has started, by pid and start time.
     started: BTreeMap<(u32, u64), (String, String)>,
 }
@@ -41,14 +41,14 @@ impl PayloadLog {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let lines = text.lines().map(line).collect::<Result<Vec<_>>>()?;
-        let starts = lines.iter().filter(|line| line.word == Word::Start);
+        let starts = lines.iter().filter(|line| line.word == LineKind::Start);
         let started = starts
             .map(|line| ((line.pid, line.start_time), (line.incarnation.clone(), line.role.clone())))
             .collect();
         Ok(PayloadLog { lines, started })
     }
 
-    pub(super) fn lines(&self) -> impl Iterator<Item = &Line> {
+    pub(super) fn lines(&self) -> impl Iterator<Item = &LogLine> {
         self.lines.iter()
     }
 
@@ -64,16 +64,16 @@ impl PayloadLog {
     }
 
     /// Lines of this kind as text.
-    pub(super) fn word(&self, word: Word) -> Vec<String> {
+    pub(super) fn word(&self, word: LineKind) -> Vec<String> {
         let lines = self.lines.iter().filter(|line| line.word == word);
         lines.map(|line| format!("incarnation {}, {} {}", line.incarnation, line.role, line.pid)).collect()
     }
 
     /// Main processes that were started although their incarnation already had one, alive or ended.
     pub(super) fn started_twice(&self) -> Vec<String> {
-        let mut found = self.word(Word::Twice);
+        let mut found = self.word(LineKind::Twice);
         let mut first = BTreeMap::new();
-        for line in self.lines.iter().filter(|line| line.word == Word::Start && line.role == "main") {
+        for line in self.lines.iter().filter(|line| line.word == LineKind::Start && line.role == "main") {
             let before = *first.entry(&line.incarnation).or_insert(line.pid);
             if before != line.pid {
                 found.push(format!("incarnation {}: processes {before} and {}", line.incarnation, line.pid));
@@ -83,21 +83,21 @@ impl PayloadLog {
     }
 }
 
-fn line(text: &str) -> Result<Line> {
+fn line(text: &str) -> Result<LogLine> {
     let words: Vec<&str> = text.split(' ').collect();
     let [word, incarnation, role, pid, start_time] = words[..] else {
         bail!("invalid line of a payload {text:?}: must have five words");
     };
     let word = match word {
-        "start" => Word::Start,
-        "end" => Word::End,
-        "twice" => Word::Twice,
-        "two-users" => Word::TwoUsers,
-        "mounted" => Word::Mounted,
+        "start" => LineKind::Start,
+        "end" => LineKind::End,
+        "twice" => LineKind::Twice,
+        "two-users" => LineKind::TwoUsers,
+        "mounted" => LineKind::Mounted,
         _ => bail!("invalid line of a payload {text:?}: unknown word"),
     };
     let number = || format!("invalid line of a payload {text:?}: must have numbers");
-    Ok(Line {
+    Ok(LogLine {
         word,
         incarnation: incarnation.to_owned(),
         role: role.to_owned(),

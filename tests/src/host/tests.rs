@@ -8,15 +8,15 @@ use super::*;
 use crate::until;
 
 /// Host without processes, whose checker does not wait for leftovers.
-fn host() -> (Host, TempDir) {
+fn host() -> (HostState, TempDir) {
     let home = tempfile::Builder::new().prefix("chancery-host-").tempdir().expect("a temporary directory");
-    let mut host = Host::new(home.path()).expect("a host");
+    let mut host = HostState::new(home.path()).expect("a host");
     host.patience = Duration::ZERO;
     (host, home)
 }
 
 /// Starts a payload as a supervisor would, in its own working directory.
-fn payload(host: &Host, incarnation: &str, shapes: &str, volume: Option<&Path>) -> Child {
+fn payload(host: &HostState, incarnation: &str, shapes: &str, volume: Option<&Path>) -> Child {
     let work = host.home.join("nodes").join(incarnation).join("work");
     std::fs::create_dir_all(&work).expect("a working directory");
     let before = host.log().expect("a log").lines().count();
@@ -53,14 +53,14 @@ fn payloads_that_run_and_end_as_they_should_are_no_finding() {
     let volume = host.home.join("volume");
     std::fs::create_dir(&volume).expect("a volume");
     let [a, b] = ["a", "b"].map(|incarnation| payload(&host, incarnation, "plain", None));
-    assert_eq!(host.settle().expect("a check"), Findings::default());
+    assert_eq!(host.settle().expect("a check"), HostFindings::default());
     assert!(host.lives("a").expect("a check") && host.lives("b").expect("a check"));
     end(a);
     end(b);
     for incarnation in ["c", "d"] {
         end(payload(&host, incarnation, "plain", Some(&volume)));
     }
-    assert_eq!(host.settle_ended().expect("a check"), Findings::default());
+    assert_eq!(host.settle_ended().expect("a check"), HostFindings::default());
 }
 
 #[test]
@@ -90,11 +90,11 @@ fn a_second_user_of_a_volume_is_found() {
     end(second);
 }
 
-type Change = fn(&Path) -> std::io::Result<()>;
+type CanaryChange = fn(&Path) -> std::io::Result<()>;
 
 #[test]
 fn each_change_of_a_canary_is_found() {
-    let changes: [(&str, Change, usize); 5] = [
+    let changes: [(&str, CanaryChange, usize); 5] = [
         // The directory changes as well.
         ("new", |dir| std::fs::write(dir.join("new"), ""), 2),
         ("removed", |dir| std::fs::remove_file(dir.join("deep/file")), 2),
@@ -126,7 +126,7 @@ fn what_lives_after_its_main_process_is_found_and_what_no_payload_has_logged() {
     let (mut host, _home) = host();
     let main = payload(&host, "a", "daemon", None);
     until("the daemon runs", || (host.alive().ok()?.len() == 2).then_some(()));
-    assert_eq!(host.settle().expect("a check"), Findings::default());
+    assert_eq!(host.settle().expect("a check"), HostFindings::default());
     end(main);
     let found = host.settle().expect("a check");
     assert!(found.left.len() == 1 && found.left[0].contains("whose main process is dead"), "{found:?}");
@@ -147,14 +147,14 @@ fn what_lives_after_its_main_process_is_found_and_what_no_payload_has_logged() {
 #[test]
 fn processes_mounts_and_cgroups_that_are_left_at_the_end_are_found() {
     let (mut host, _home) = host();
-    assert_eq!(host.settle_ended().expect("a check"), Findings::default());
+    assert_eq!(host.settle_ended().expect("a check"), HostFindings::default());
     let idle = Command::new("sleep").arg("100000").current_dir(&host.home).spawn().expect("it starts");
     until("it is found", || (host.settle_ended().ok()?.left.len() == 1).then_some(()));
     end(idle);
     // Id of an ended incarnation, as part of a cgroup's name.
     let incarnation = uuid::Uuid::new_v4().to_string();
     end(payload(&host, &incarnation, "plain", None));
-    assert_eq!(host.settle_ended().expect("a check"), Findings::default());
+    assert_eq!(host.settle_ended().expect("a check"), HostFindings::default());
     if !has_cgroups() || !rustix::process::geteuid().is_root() {
         println!("not shown here: cgroups and mounts need the right to make them");
         return;
@@ -165,8 +165,8 @@ fn processes_mounts_and_cgroups_that_are_left_at_the_end_are_found() {
     std::fs::remove_dir(&cgroup).expect("it is empty");
     assert_eq!(found.left, [format!("cgroup {}", cgroup.display())]);
     let at = host.home.join("nodes");
-    let mount = Mount::bind(&host.canary("bound"), &at).expect("a mount");
+    let mount = TestMount::bind(&host.canary("bound"), &at).expect("a mount");
     assert_eq!(host.settle_ended().expect("a check").left, [format!("mount {}", at.display())]);
     drop(mount);
-    assert_eq!(host.settle_ended().expect("a check"), Findings::default());
+    assert_eq!(host.settle_ended().expect("a check"), HostFindings::default());
 }

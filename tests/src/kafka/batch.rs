@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
-use super::Cluster;
+use super::KafkaCluster;
 
 /// Batch that contains a text, on one broker's disk. The text must be stored uncompressed and once.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct StoredBatch {
 
 impl StoredBatch {
     /// Returns the batch with the text in partition 0 of the topic, if the broker has the batch already.
-    pub fn find(cluster: &Cluster, broker: u32, topic: &str, text: &str) -> Option<StoredBatch> {
+    pub fn find(cluster: &KafkaCluster, broker: u32, topic: &str, text: &str) -> Option<StoredBatch> {
         let directory = cluster.dir().join(format!("node-{broker}/data/{topic}-0"));
         let files = std::fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path());
         let mut found =

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::sim::Random;
+use crate::sim::RandomSource;
 
 /// API key of a fetch request.
 const FETCH: i16 = 1;
@@ -42,13 +42,13 @@ pub struct ProxyFaults {
 
 /// Proxy in front of one broker; stops when it is dropped.
 #[derive(Debug)]
-pub struct Proxy {
-    shared: Arc<Shared>,
+pub struct BrokerProxy {
+    shared: Arc<ProxyShared>,
     port: u16,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ProxyShared {
     faults: Mutex<ProxyFaults>,
     /// Instant at which a slow network will have passed on everything accepted so far.
     is_free: Mutex<Instant>,
@@ -57,19 +57,19 @@ struct Shared {
     ends: AtomicBool,
 }
 
-impl Proxy {
+impl BrokerProxy {
     /// Creates a proxy on a free port; [`ProxyListener::lead_to`] sets its broker.
-    pub fn listen() -> (Proxy, ProxyListener) {
+    pub fn listen() -> (BrokerProxy, ProxyListener) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("it is bound").port();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyShared {
             faults: Mutex::default(),
             is_free: Mutex::new(Instant::now()),
             changed: Condvar::new(),
             connections: Mutex::default(),
             ends: AtomicBool::new(false),
         });
-        (Proxy { shared: Arc::clone(&shared), port }, ProxyListener { listener, shared })
+        (BrokerProxy { shared: Arc::clone(&shared), port }, ProxyListener { listener, shared })
     }
 
     /// Port where clients reach the broker.
@@ -88,7 +88,7 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
+impl Drop for BrokerProxy {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Release);
         self.set(ProxyFaults::default());
@@ -102,7 +102,7 @@ impl Drop for Proxy {
 #[derive(Debug)]
 pub struct ProxyListener {
     listener: TcpListener,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
 }
 
 impl ProxyListener {
@@ -126,7 +126,7 @@ impl ProxyListener {
     }
 }
 
-impl Shared {
+impl ProxyShared {
     fn faults(&self) -> MutexGuard<'_, ProxyFaults> {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -158,7 +158,7 @@ impl Shared {
         });
         let (from, to, shared) = (clone(broker), clone(client), Arc::clone(self));
         // The client's port is a sufficient seed: timing differs between test executions anyway.
-        let mut random = Random::new(client.peer_addr().map_or(0, |peer| peer.port().into()));
+        let mut random = RandomSource::new(client.peer_addr().map_or(0, |peer| peer.port().into()));
         thread::spawn(move || {
             let look = |frame: &[u8]| {
                 let correlation = frame.first_chunk().map_or(0, |bytes| i32::from_be_bytes(*bytes));
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn a_slow_network_passes_every_byte_on_and_none_at_once() {
         const BYTES: u32 = 100_000;
-        let (proxy, listener) = Proxy::listen();
+        let (proxy, listener) = BrokerProxy::listen();
         listener.lead_to(broker(BYTES));
         // One write takes hours.
         proxy.set(ProxyFaults { bytes_per_second: 1, ..ProxyFaults::default() });

@@ -23,7 +23,7 @@ use super::volumes::Volume;
 
 /// Location of a fact in the journal.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct At {
+pub(super) struct FactLocation {
     pub(super) position: Position,
     pub(super) time: Time,
     pub(super) lineage: Lineage,
@@ -31,7 +31,7 @@ pub(super) struct At {
 
 /// Version of an entity, with its creation and last change.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stamps {
+pub(super) struct EntityStamps {
     pub(super) version: u64,
     pub(super) created: Time,
     pub(super) changed: Time,
@@ -40,8 +40,8 @@ pub(super) struct Stamps {
 
 /// Entity with its stamps.
 #[derive(Clone, Debug)]
-pub(super) struct Kept<T> {
-    pub(super) stamps: Stamps,
+pub(super) struct StampedEntity<T> {
+    pub(super) stamps: EntityStamps,
     pub(super) is: T,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Node {
 
 /// Approval request: its opening, its approver, and its end.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct FoldedRequest {
     pub(super) fact: chancery_events::fact::RequestOpened,
     pub(super) approved: Option<Actor>,
     pub(super) end: Option<chancery_events::fact::RequestEnd>,
@@ -142,7 +142,7 @@ pub(super) struct Incarnation {
     pub(super) deployment: DeploymentName,
     pub(super) plan: PlanName,
     pub(super) cluster: Option<ClusterName>,
-    pub(super) life: Life,
+    pub(super) life: IncarnationProgress,
     /// Bytes of storage reserved for volumes not on the node yet.
     pub(super) stores: BTreeMap<StorageClass, u64>,
     pub(super) processes: Vec<ProcessInfo>,
@@ -154,7 +154,7 @@ pub(super) struct Incarnation {
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Life {
+pub(super) enum IncarnationProgress {
     Reserved,
     Creating,
     Starting,
@@ -190,19 +190,19 @@ pub(super) struct Session {
 
 /// All entities that readers can see.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Entities {
-    pub(super) clusters: BTreeMap<ClusterName, Kept<Cluster>>,
-    pub(super) capabilities: BTreeMap<CapabilityName, Kept<Capability>>,
-    pub(super) nodes: BTreeMap<NodeName, Kept<Node>>,
-    pub(super) plans: BTreeMap<PlanName, Kept<Plan>>,
-    pub(super) deployments: BTreeMap<(PlanName, DeploymentName), Kept<Deployment>>,
-    pub(super) replicas: BTreeMap<ReplicaName, Kept<Replica>>,
-    pub(super) incarnations: BTreeMap<IncarnationId, Kept<Incarnation>>,
-    pub(super) operations: BTreeMap<OperationId, Kept<Operation>>,
-    pub(super) sessions: BTreeMap<SessionId, Kept<Session>>,
-    pub(super) policies: BTreeMap<PolicyName, Kept<PolicySpec>>,
-    pub(super) volumes: BTreeMap<VolumeName, Kept<Volume>>,
-    pub(super) requests: BTreeMap<chancery_events::id::RequestId, Kept<Asked>>,
+pub(super) struct VisibleEntities {
+    pub(super) clusters: BTreeMap<ClusterName, StampedEntity<Cluster>>,
+    pub(super) capabilities: BTreeMap<CapabilityName, StampedEntity<Capability>>,
+    pub(super) nodes: BTreeMap<NodeName, StampedEntity<Node>>,
+    pub(super) plans: BTreeMap<PlanName, StampedEntity<Plan>>,
+    pub(super) deployments: BTreeMap<(PlanName, DeploymentName), StampedEntity<Deployment>>,
+    pub(super) replicas: BTreeMap<ReplicaName, StampedEntity<Replica>>,
+    pub(super) incarnations: BTreeMap<IncarnationId, StampedEntity<Incarnation>>,
+    pub(super) operations: BTreeMap<OperationId, StampedEntity<Operation>>,
+    pub(super) sessions: BTreeMap<SessionId, StampedEntity<Session>>,
+    pub(super) policies: BTreeMap<PolicyName, StampedEntity<PolicySpec>>,
+    pub(super) volumes: BTreeMap<VolumeName, StampedEntity<Volume>>,
+    pub(super) requests: BTreeMap<chancery_events::id::RequestId, StampedEntity<FoldedRequest>>,
 }
 
 impl Operation {
@@ -237,13 +237,13 @@ pub(super) const fn brings_up(kind: OperationKind) -> bool {
 
 impl Incarnation {
     pub(super) const fn is_over(&self) -> bool {
-        matches!(self.life, Life::Over(_))
+        matches!(self.life, IncarnationProgress::Over(_))
     }
 }
 
-impl Entities {
+impl VisibleEntities {
     /// Returns the replica's incarnation that counts.
-    pub(super) fn active(&self, replica: &Replica) -> Option<(IncarnationId, &Kept<Incarnation>)> {
+    pub(super) fn active(&self, replica: &Replica) -> Option<(IncarnationId, &StampedEntity<Incarnation>)> {
         replica.active.and_then(|id| Some((id, self.incarnations.get(&id)?)))
     }
 

@@ -14,8 +14,8 @@ use chancery_events::spec::{BalancePolicy, ClusterActivity, DisruptionState, Nod
 use chancery_events::subject::Subject;
 
 use super::entities::{
-    Asked, At, Capability, Cluster, Deployment, Disruption, Entities, Incarnation, Kept, Life, Node,
-    Operation, Plan, Replica, Session, Stamps, brings_up,
+    Capability, Cluster, Deployment, Disruption, EntityStamps, FactLocation, FoldedRequest, Incarnation,
+    IncarnationProgress, Node, Operation, Plan, Replica, Session, StampedEntity, VisibleEntities, brings_up,
 };
 use super::volumes;
 
@@ -27,10 +27,11 @@ const KEPT_REQUESTS: usize = 100;
 /// Number of completed deployments that are kept in addition.
 const COMPLETED: usize = 10;
 
-impl At {
-    pub(super) fn stamp<T>(self, is: T) -> Kept<T> {
-        let stamps = Stamps { version: 1, created: self.time, changed: self.time, position: self.position };
-        Kept { stamps, is }
+impl FactLocation {
+    pub(super) fn stamp<T>(self, is: T) -> StampedEntity<T> {
+        let stamps =
+            EntityStamps { version: 1, created: self.time, changed: self.time, position: self.position };
+        StampedEntity { stamps, is }
     }
 }
 
@@ -52,8 +53,8 @@ macro_rules! apply {
     };
 }
 
-impl Entities {
-    pub(super) fn fold(&mut self, fact: &Fact, at: At) {
+impl VisibleEntities {
+    pub(super) fn fold(&mut self, fact: &Fact, at: FactLocation) {
         self.change(fact, at);
         // Verdicts name what an intent was about, and change nothing of it.
         if !matches!(fact, Fact::IntentAccepted(_) | Fact::IntentRefused(_)) {
@@ -67,7 +68,7 @@ impl Entities {
         self.forget(fact);
     }
 
-    fn stamps(&mut self, subject: &Subject) -> Option<&mut Stamps> {
+    fn stamps(&mut self, subject: &Subject) -> Option<&mut EntityStamps> {
         Some(match subject {
             Subject::Fleet => return None,
             Subject::Cluster(name) => &mut self.clusters.get_mut(name)?.stamps,
@@ -87,7 +88,7 @@ impl Entities {
         })
     }
 
-    fn change(&mut self, fact: &Fact, at: At) {
+    fn change(&mut self, fact: &Fact, at: FactLocation) {
         self.stored(fact, at);
         match fact {
             Fact::TermStarted(_)
@@ -127,7 +128,8 @@ impl Entities {
             | Fact::SessionClosed(_) => self.place(fact, at),
             Fact::RequestOpened(x) => {
                 let id = RequestId::issue(at.lineage, at.position);
-                self.requests.insert(id, at.stamp(Asked { fact: x.clone(), approved: None, end: None }));
+                self.requests
+                    .insert(id, at.stamp(FoldedRequest { fact: x.clone(), approved: None, end: None }));
             }
             Fact::RequestApproved(x) => {
                 if let Some(request) = self.requests.get_mut(&x.request) {
@@ -173,7 +175,7 @@ impl Entities {
         }
     }
 
-    fn place(&mut self, fact: &Fact, at: At) {
+    fn place(&mut self, fact: &Fact, at: FactLocation) {
         match fact {
             Fact::ClusterApplied(x) => {
                 let new = Cluster { spec: x.spec.clone(), activity: ClusterActivity::Active };
@@ -263,7 +265,7 @@ impl Entities {
         node: &NodeName,
         name: &DisruptionName,
         state: DisruptionState,
-        at: At,
+        at: FactLocation,
         how: impl FnOnce(&mut Disruption),
     ) {
         let found = self.nodes.get_mut(node).and_then(|node| node.is.disruptions.get_mut(name));
@@ -279,7 +281,7 @@ impl Entities {
         }
     }
 
-    fn desired(&mut self, fact: &Fact, at: At) {
+    fn desired(&mut self, fact: &Fact, at: FactLocation) {
         match fact {
             Fact::PlanApplied(x) => {
                 let new = Plan {
@@ -358,7 +360,7 @@ impl Entities {
         }
     }
 
-    fn deployed(&mut self, fact: &Fact, at: At) {
+    fn deployed(&mut self, fact: &Fact, at: FactLocation) {
         match fact {
             Fact::DeploymentCreated(DeploymentCreated {
                 plan,
@@ -418,7 +420,7 @@ impl Entities {
         }
     }
 
-    fn operation_created(&mut self, fact: &OperationCreated, at: At) {
+    fn operation_created(&mut self, fact: &OperationCreated, at: FactLocation) {
         let Some(replica) = self.replicas.get_mut(&fact.replica) else { return };
         // An update without placement is about the existing incarnation.
         let in_place = fact.kind == OperationKind::Update && fact.proposal.is_some();
@@ -441,7 +443,7 @@ impl Entities {
     }
 
     /// Notes progress of the operation's deployment, unless it is ending.
-    fn progresses(&mut self, id: OperationId, at: At) {
+    fn progresses(&mut self, id: OperationId, at: FactLocation) {
         let Some(operation) = self.operations.get(&id) else { return };
         if let Some(name) = operation.is.deployment.clone() {
             let plan = operation.is.plan.clone();
@@ -450,7 +452,7 @@ impl Entities {
     }
 
     /// Notes a decision by people: without a deployment of the operation, the current one waited for it.
-    fn decided(&mut self, id: OperationId, at: At) {
+    fn decided(&mut self, id: OperationId, at: FactLocation) {
         let Some(operation) = self.operations.get(&id).map(|kept| &kept.is) else { return };
         if operation.deployment.is_some() {
             return self.progresses(id, at);
@@ -463,7 +465,7 @@ impl Entities {
         }
     }
 
-    fn approved(&mut self, fact: &OperationApproved, at: At) {
+    fn approved(&mut self, fact: &OperationApproved, at: FactLocation) {
         // An approval by the plan itself is no progress.
         if matches!(&fact.approved_by, ApprovalActor::Actor(_))
             || matches!(&fact.approved_by, ApprovalActor::Rule(rule) if rule.starts_with("policy/"))
@@ -507,18 +509,19 @@ impl Entities {
             return;
         }
         if comes_up {
-            let new = incarnation.life == Life::Reserved;
-            incarnation.life = if new { Life::Creating } else { Life::Updating(version) };
+            let new = incarnation.life == IncarnationProgress::Reserved;
+            incarnation.life =
+                if new { IncarnationProgress::Creating } else { IncarnationProgress::Updating(version) };
             incarnation.command(CommandEffect::Ensure);
         } else {
-            if incarnation.life != Life::Stopping {
+            if incarnation.life != IncarnationProgress::Stopping {
                 incarnation.command(CommandEffect::Stop);
             }
-            incarnation.life = Life::Stopping;
+            incarnation.life = IncarnationProgress::Stopping;
         }
     }
 
-    fn close(&mut self, id: OperationId, end: &OperationEnd, at: At) {
+    fn close(&mut self, id: OperationId, end: &OperationEnd, at: FactLocation) {
         let asked = self.operations.get(&id).map(|kept| &kept.is).filter(|is| is.deployment.is_none());
         if *end == OperationEnd::Succeeded {
             self.progresses(id, at);
@@ -540,7 +543,7 @@ impl Entities {
         }
     }
 
-    fn reserved(&mut self, fact: &IncarnationReserved, at: At) {
+    fn reserved(&mut self, fact: &IncarnationReserved, at: FactLocation) {
         let id = IncarnationId::issue(at.lineage, at.position);
         let Some(replica) = self.replicas.get_mut(&fact.replica) else { return };
         match replica.is.active {
@@ -558,7 +561,7 @@ impl Entities {
             deployment: fact.deployment.clone(),
             plan: plan.clone(),
             cluster,
-            life: Life::Reserved,
+            life: IncarnationProgress::Reserved,
             stores: fact.reserved_storage.clone(),
             processes: Vec::new(),
             unready: None,
@@ -566,7 +569,7 @@ impl Entities {
             command: None,
         };
         self.incarnations.insert(id, at.stamp(incarnation));
-        let waits = |kept: &Kept<Operation>| kept.is.plan == plan && kept.is.word() == "preparing";
+        let waits = |kept: &StampedEntity<Operation>| kept.is.plan == plan && kept.is.word() == "preparing";
         if !self.operations.values().any(waits)
             && let Some(plan) = self.plans.get_mut(&plan)
         {
@@ -574,18 +577,22 @@ impl Entities {
         }
     }
 
-    fn running(&mut self, fact: &Fact, at: At) {
+    fn running(&mut self, fact: &Fact, at: FactLocation) {
         match fact {
             Fact::IncarnationStopRequested(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
-                    kept.is.life = Life::Stopping;
+                    kept.is.life = IncarnationProgress::Stopping;
                     kept.is.command(x.effect);
                 }
             }
             Fact::IncarnationStartRequested(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
-                    let new = kept.is.life == Life::Reserved;
-                    kept.is.life = if new { Life::Creating } else { Life::Updating(x.deployment.clone()) };
+                    let new = kept.is.life == IncarnationProgress::Reserved;
+                    kept.is.life = if new {
+                        IncarnationProgress::Creating
+                    } else {
+                        IncarnationProgress::Updating(x.deployment.clone())
+                    };
                     kept.is.command(CommandEffect::Ensure);
                 }
             }
@@ -598,9 +605,9 @@ impl Entities {
             Fact::IncarnationStarted(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     match &kept.is.life {
-                        Life::Creating => kept.is.life = Life::Starting,
-                        Life::Updating(to) if *to == kept.is.deployment => {
-                            (kept.is.life, kept.is.unready) = (Life::Running, Some(at.time));
+                        IncarnationProgress::Creating => kept.is.life = IncarnationProgress::Starting,
+                        IncarnationProgress::Updating(to) if *to == kept.is.deployment => {
+                            (kept.is.life, kept.is.unready) = (IncarnationProgress::Running, Some(at.time));
                         }
                         // The command continues.
                         _ => {}
@@ -614,7 +621,7 @@ impl Entities {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     kept.is.processes.clone_from(&x.processes);
                     let ready = x.processes.iter().all(|process| process.status == ProcessStatus::Ready);
-                    if kept.is.life == Life::Running {
+                    if kept.is.life == IncarnationProgress::Running {
                         kept.is.unready = kept.is.unready.or(Some(at.time)).filter(|_| !ready);
                     }
                 }
@@ -626,12 +633,12 @@ impl Entities {
     }
 
     /// Makes a ready incarnation the one that counts; its replica now has its version.
-    fn runs(&mut self, fact: &IncarnationRunning, at: At) {
+    fn runs(&mut self, fact: &IncarnationRunning, at: FactLocation) {
         let Some(kept) = self.incarnations.get_mut(&fact.incarnation) else { return };
-        if let Life::Updating(to) = &kept.is.life {
+        if let IncarnationProgress::Updating(to) = &kept.is.life {
             kept.is.deployment = to.clone();
         }
-        (kept.is.life, kept.is.command, kept.is.unready) = (Life::Running, None, None);
+        (kept.is.life, kept.is.command, kept.is.unready) = (IncarnationProgress::Running, None, None);
         kept.is.processes.clone_from(&fact.processes);
         let deployment = kept.is.deployment.clone();
         if let Some(replica) = self.replicas.get_mut(&fact.replica).map(|kept| &mut kept.is) {
@@ -655,8 +662,8 @@ impl Entities {
         let mut was_held = false;
         if let Some(kept) = self.incarnations.get_mut(&fact.incarnation) {
             let by = self.operations.get(&kept.is.fact.operation);
-            was_held = kept.is.life == Life::Reserved && by.is_none_or(|by| !by.is.has_begun);
-            (kept.is.life, kept.is.command) = (Life::Over(fact.end.clone()), None);
+            was_held = kept.is.life == IncarnationProgress::Reserved && by.is_none_or(|by| !by.is.has_begun);
+            (kept.is.life, kept.is.command) = (IncarnationProgress::Over(fact.end.clone()), None);
             if !fact.processes.is_empty() {
                 kept.is.processes.clone_from(&fact.processes);
             }
@@ -690,7 +697,8 @@ impl Entities {
             Fact::DeploymentCreated(x) => self.forget_deployments(&x.plan),
             Fact::SessionClosed(x) => self.forget_sessions(&x.cluster),
             Fact::RequestApproved(_) | Fact::RequestEnded(_) => {
-                let over = |kept: &Kept<Asked>| kept.is.approved.is_some() || kept.is.end.is_some();
+                let over =
+                    |kept: &StampedEntity<FoldedRequest>| kept.is.approved.is_some() || kept.is.end.is_some();
                 let over = self.requests.iter().filter(|(_, kept)| over(kept)).map(|(id, _)| *id);
                 let mut over: Vec<_> = over.collect();
                 over.truncate(over.len().saturating_sub(KEPT_REQUESTS));
@@ -704,14 +712,14 @@ impl Entities {
     }
 
     fn forget_of_replica(&mut self, replica: &ReplicaName) {
-        let over = |kept: &Kept<Incarnation>| {
-            kept.is.fact.replica == *replica && matches!(kept.is.life, Life::Over(_))
+        let over = |kept: &StampedEntity<Incarnation>| {
+            kept.is.fact.replica == *replica && matches!(kept.is.life, IncarnationProgress::Over(_))
         };
         let ids = self.incarnations.iter().filter(|(_, kept)| over(kept)).map(|(id, _)| *id).collect();
         for id in beyond(ids) {
             self.incarnations.remove(&id);
         }
-        let over = |kept: &Kept<Operation>| kept.is.replica == *replica && kept.is.end.is_some();
+        let over = |kept: &StampedEntity<Operation>| kept.is.replica == *replica && kept.is.end.is_some();
         let ids = self.operations.iter().filter(|(_, kept)| over(kept)).map(|(id, _)| *id).collect();
         for id in beyond(ids) {
             self.operations.remove(&id);
@@ -730,8 +738,9 @@ impl Entities {
             .collect();
         over.sort();
         // The plan can be rolled back to deployments that completed last.
-        let good =
-            |kept: &Kept<Deployment>| kept.is.end == Some(DeploymentEnd::Completed) && kept.is.spec.count > 0;
+        let good = |kept: &StampedEntity<Deployment>| {
+            kept.is.end == Some(DeploymentEnd::Completed) && kept.is.spec.count > 0
+        };
         let mut completed: Vec<_> = self
             .deployments
             .iter()
@@ -748,7 +757,7 @@ impl Entities {
     }
 
     fn forget_sessions(&mut self, cluster: &ClusterName) {
-        let over = |kept: &Kept<Session>| kept.is.fact.cluster == *cluster && kept.is.end.is_some();
+        let over = |kept: &StampedEntity<Session>| kept.is.fact.cluster == *cluster && kept.is.end.is_some();
         let ids = self.sessions.iter().filter(|(_, kept)| over(kept)).map(|(id, _)| *id).collect();
         for id in beyond(ids) {
             self.sessions.remove(&id);
@@ -763,7 +772,7 @@ fn beyond<T>(mut oldest_first: Vec<T>) -> Vec<T> {
 }
 
 impl Deployment {
-    fn progresses(&mut self, at: At) {
+    fn progresses(&mut self, at: FactLocation) {
         if self.has_started && !self.is_ending && self.end.is_none() {
             (self.progressed, self.stalled) = (Some(at.time), None);
         }

@@ -9,7 +9,7 @@
 /// Builds a row of an entity from its stamps and fields.
 macro_rules! row {
     ($name:ident, $kept:expr, { $($field:ident: $value:expr),* $(,)? }) => {{
-        let $crate::model::entities::Stamps { version, created, changed, position } = $kept.stamps;
+        let $crate::model::entities::EntityStamps { version, created, changed, position } = $kept.stamps;
         $name { $($field: $value,)* version, created_at: created, updated_at: changed, position }
     }};
 }
@@ -29,21 +29,21 @@ use chancery_events::record::Record;
 use chancery_projector::RowKind;
 use serde_json::Value;
 
-use entities::{At, Entities};
+use entities::{FactLocation, VisibleEntities};
 
 /// Rows of all entities, by kind and key.
-pub type Rows = BTreeMap<(RowKind, String), Value>;
+pub type ModelRows = BTreeMap<(RowKind, String), Value>;
 
 /// Folds facts and returns rows.
 #[derive(Clone, Default, Debug)]
-pub struct Model {
-    entities: Entities,
+pub struct SecondModel {
+    entities: VisibleEntities,
 }
 
-impl Model {
+impl SecondModel {
     /// Returns an empty model.
-    pub fn new() -> Model {
-        Model::default()
+    pub fn new() -> SecondModel {
+        SecondModel::default()
     }
 
     /// Takes the next valid record of the journal.
@@ -51,14 +51,15 @@ impl Model {
         let header = record.header();
         for (position, line) in record.events() {
             if let Event::Fact { fact, .. } = Event::read(line)? {
-                self.entities.fold(&fact, At { position, time: header.time, lineage: header.lineage });
+                self.entities
+                    .fold(&fact, FactLocation { position, time: header.time, lineage: header.lineage });
             }
         }
         Ok(())
     }
 
     /// Returns the rows as [`comparable`] returns them.
-    pub fn rows(&self) -> Rows {
+    pub fn rows(&self) -> ModelRows {
         rows::of(&self.entities)
             .into_iter()
             .map(|(key, row)| {
@@ -104,7 +105,7 @@ pub fn comparable(kind: RowKind, mut row: Value) -> Value {
 }
 
 /// Describes up to ten differences between the model's and the served rows, made [`comparable`].
-pub fn differences(model: &Rows, served: &Rows) -> Vec<String> {
+pub fn differences(model: &ModelRows, served: &ModelRows) -> Vec<String> {
     let keys: std::collections::BTreeSet<_> = model.keys().chain(served.keys()).collect();
     let mut found = Vec::new();
     for key in keys {

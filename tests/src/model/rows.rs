@@ -17,12 +17,14 @@ use chancery_projector::rows::{
 use serde::Serialize;
 use serde_json::Value;
 
-use super::entities::{Asked, Deployment, Entities, Kept, Life, Node, Plan, Session};
+use super::entities::{
+    Deployment, FoldedRequest, IncarnationProgress, Node, Plan, Session, StampedEntity, VisibleEntities,
+};
 use super::running::{command, incarnation, operation, phase, replica};
 use super::volumes;
 
 /// Returns every row, by kind and key.
-pub(super) fn of(all: &Entities) -> BTreeMap<(RowKind, String), Value> {
+pub(super) fn of(all: &VisibleEntities) -> BTreeMap<(RowKind, String), Value> {
     let mut rows = BTreeMap::new();
     let mut put = |kind, key: String, row: Value| {
         rows.insert((kind, key), row);
@@ -92,8 +94,8 @@ fn json(row: &impl Serialize) -> Value {
     serde_json::to_value(row).expect("rows have string keys and no failing parts")
 }
 
-fn request(id: RequestId, kept: &Kept<Asked>) -> RequestRow {
-    let Asked { fact, approved, end } = &kept.is;
+fn request(id: RequestId, kept: &StampedEntity<FoldedRequest>) -> RequestRow {
+    let FoldedRequest { fact, approved, end } = &kept.is;
     let kind = serde_json::to_value(&fact.change).expect("a change");
     let kind = kind.as_object().and_then(|change| change.keys().next()).cloned();
     let kind = RequestedKind::ALL.iter().copied().find(|it| Some(it.word()) == kind.as_deref());
@@ -122,7 +124,7 @@ fn request(id: RequestId, kept: &Kept<Asked>) -> RequestRow {
     })
 }
 
-fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
+fn node(all: &VisibleEntities, name: &NodeName, kept: &StampedEntity<Node>) -> NodeRow {
     let spec = &kept.is.spec;
     let on_it: Vec<_> = all
         .incarnations
@@ -169,7 +171,7 @@ fn node(all: &Entities, name: &NodeName, kept: &Kept<Node>) -> NodeRow {
     })
 }
 
-fn plan(all: &Entities, name: &PlanName, kept: &Kept<Plan>) -> PlanRow {
+fn plan(all: &VisibleEntities, name: &PlanName, kept: &StampedEntity<Plan>) -> PlanRow {
     let mine = |started| {
         let mut of = all.deployments.iter().filter(|((plan, _), _)| plan == name);
         let found = of.find(|(_, kept)| kept.is.end.is_none() && kept.is.has_started == started);
@@ -209,7 +211,7 @@ fn plan(all: &Entities, name: &PlanName, kept: &Kept<Plan>) -> PlanRow {
 }
 
 /// Counts replicas by the update domain where they are when all open operations succeed.
-fn remaining(all: &Entities, plan: &PlanName) -> BTreeMap<DomainName, u32> {
+fn remaining(all: &VisibleEntities, plan: &PlanName) -> BTreeMap<DomainName, u32> {
     let mut domains = BTreeMap::new();
     for (name, kept) in all.replicas.iter().filter(|(_, kept)| kept.is.plan == *plan) {
         let deletes = all.open(name).iter().any(|(_, it)| it.kind == OperationKind::Delete);
@@ -217,7 +219,9 @@ fn remaining(all: &Entities, plan: &PlanName) -> BTreeMap<DomainName, u32> {
             continue;
         }
         let runs = kept.is.secondary.iter().chain(&kept.is.active).filter_map(|id| all.incarnations.get(id));
-        let mut stays = runs.filter(|run| !matches!(run.is.life, Life::Stopping | Life::Over(_)));
+        let mut stays = runs.filter(|run| {
+            !matches!(run.is.life, IncarnationProgress::Stopping | IncarnationProgress::Over(_))
+        });
         let node = stays.next().and_then(|run| all.nodes.get(&run.is.fact.node));
         if let Some(node) = node {
             *domains.entry(node.is.spec.domain.clone()).or_default() += 1;
@@ -226,7 +230,7 @@ fn remaining(all: &Entities, plan: &PlanName) -> BTreeMap<DomainName, u32> {
     domains
 }
 
-fn deployment(plan: &PlanName, name: &DeploymentName, kept: &Kept<Deployment>) -> DeploymentRow {
+fn deployment(plan: &PlanName, name: &DeploymentName, kept: &StampedEntity<Deployment>) -> DeploymentRow {
     row!(DeploymentRow, kept, {
         plan: plan.clone(),
         name: name.clone(),
@@ -254,7 +258,7 @@ fn deployment(plan: &PlanName, name: &DeploymentName, kept: &Kept<Deployment>) -
     })
 }
 
-fn session(id: SessionId, kept: &Kept<Session>) -> SessionRow {
+fn session(id: SessionId, kept: &StampedEntity<Session>) -> SessionRow {
     row!(SessionRow, kept, {
         id: id,
         cluster: kept.is.fact.cluster.clone(),

@@ -11,9 +11,11 @@ use chancery_projector::rows::{
     ReplicaRow, SecondaryRow, WillWord,
 };
 
-use super::entities::{Entities, Incarnation, Kept, Life, Operation, Replica, brings_up};
+use super::entities::{
+    Incarnation, IncarnationProgress, Operation, Replica, StampedEntity, VisibleEntities, brings_up,
+};
 
-const fn will(kept: &Kept<Replica>) -> WillWord {
+const fn will(kept: &StampedEntity<Replica>) -> WillWord {
     match kept.is.approved {
         None => WillWord::Proposed,
         Some(OperationKind::Stop) => WillWord::Stopped,
@@ -24,7 +26,7 @@ const fn will(kept: &Kept<Replica>) -> WillWord {
 }
 
 /// Returns the phase of a replica, as people see it.
-pub(super) fn phase(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> PhaseStatus {
+pub(super) fn phase(all: &VisibleEntities, name: &ReplicaName, kept: &StampedEntity<Replica>) -> PhaseStatus {
     let open = all.open(name);
     let active = all.active(&kept.is).map(|(_, active)| &active.is.life);
     let does = |kind| open.iter().any(|(_, operation)| operation.has_begun && operation.kind == kind);
@@ -33,12 +35,12 @@ pub(super) fn phase(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) ->
         // Whatever its incarnations do meanwhile.
         (_, Some(_)) if does(OperationKind::Update) => PhaseStatus::Updating,
         (_, Some(_)) if does(OperationKind::Restart) => PhaseStatus::Restarting,
-        (_, Some(Life::Reserved)) => PhaseStatus::Pending,
-        (_, Some(Life::Creating | Life::Starting)) => PhaseStatus::Starting,
-        (_, Some(Life::Running)) => PhaseStatus::Running,
-        (_, Some(Life::Updating(_))) => PhaseStatus::Updating,
-        (_, Some(Life::Stopping)) => PhaseStatus::Stopping,
-        (_, None | Some(Life::Over(_))) if open.iter().any(|(_, it)| brings_up(it.kind)) => {
+        (_, Some(IncarnationProgress::Reserved)) => PhaseStatus::Pending,
+        (_, Some(IncarnationProgress::Creating | IncarnationProgress::Starting)) => PhaseStatus::Starting,
+        (_, Some(IncarnationProgress::Running)) => PhaseStatus::Running,
+        (_, Some(IncarnationProgress::Updating(_))) => PhaseStatus::Updating,
+        (_, Some(IncarnationProgress::Stopping)) => PhaseStatus::Stopping,
+        (_, None | Some(IncarnationProgress::Over(_))) if open.iter().any(|(_, it)| brings_up(it.kind)) => {
             PhaseStatus::Pending
         }
         (WillWord::Running, _) => match &kept.is.last {
@@ -49,7 +51,11 @@ pub(super) fn phase(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) ->
     }
 }
 
-pub(super) fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) -> ReplicaRow {
+pub(super) fn replica(
+    all: &VisibleEntities,
+    name: &ReplicaName,
+    kept: &StampedEntity<Replica>,
+) -> ReplicaRow {
     let live = all.active(&kept.is);
     let phase = phase(all, name, kept);
     let secondary = kept.is.secondary.and_then(|id| Some((id, all.incarnations.get(&id)?)));
@@ -64,7 +70,7 @@ pub(super) fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) 
         deployment: kept.is.deployment.clone(),
         desired: will(kept),
         phase: phase,
-        ready: live.is_some_and(|(_, live)| live.is.life == Life::Running && all_online(&live.is)),
+        ready: live.is_some_and(|(_, live)| live.is.life == IncarnationProgress::Running && all_online(&live.is)),
         reachability: live.map_or(Reachability::Known, |(_, live)| reachability(all, &live.is)),
         node: live.map(|(_, live)| live.is.fact.node.clone()),
         incarnation: live.map(|(id, _)| id),
@@ -78,8 +84,8 @@ pub(super) fn replica(all: &Entities, name: &ReplicaName, kept: &Kept<Replica>) 
 }
 
 /// Returns the reachability: unknown at an executor while its cluster has no session.
-fn reachability(all: &Entities, incarnation: &Incarnation) -> Reachability {
-    let concerns = !matches!(incarnation.life, Life::Reserved | Life::Over(_));
+fn reachability(all: &VisibleEntities, incarnation: &Incarnation) -> Reachability {
+    let concerns = !matches!(incarnation.life, IncarnationProgress::Reserved | IncarnationProgress::Over(_));
     let mut sessions = all.sessions.values();
     let heard =
         sessions.any(|s| Some(&s.is.fact.cluster) == incarnation.cluster.as_ref() && s.is.end.is_none());
@@ -94,24 +100,28 @@ fn all_online(incarnation: &Incarnation) -> bool {
 
 /// Returns the start of a running incarnation's unreadiness.
 fn unready_at(incarnation: &Incarnation) -> Option<Time> {
-    incarnation.unready.filter(|_| incarnation.life == Life::Running)
+    incarnation.unready.filter(|_| incarnation.life == IncarnationProgress::Running)
 }
 
-const fn life_word(life: &Life) -> IncarnationStatus {
+const fn life_word(life: &IncarnationProgress) -> IncarnationStatus {
     match life {
-        Life::Reserved => IncarnationStatus::Reserved,
-        Life::Creating => IncarnationStatus::Creating,
-        Life::Starting => IncarnationStatus::Starting,
-        Life::Running => IncarnationStatus::Running,
-        Life::Updating(_) => IncarnationStatus::Updating,
-        Life::Stopping => IncarnationStatus::Stopping,
-        Life::Over(IncarnationEnd::Destroyed) => IncarnationStatus::Destroyed,
-        Life::Over(IncarnationEnd::Failed { .. }) => IncarnationStatus::Failed,
-        Life::Over(IncarnationEnd::Unwound { .. }) => IncarnationStatus::Unwound,
+        IncarnationProgress::Reserved => IncarnationStatus::Reserved,
+        IncarnationProgress::Creating => IncarnationStatus::Creating,
+        IncarnationProgress::Starting => IncarnationStatus::Starting,
+        IncarnationProgress::Running => IncarnationStatus::Running,
+        IncarnationProgress::Updating(_) => IncarnationStatus::Updating,
+        IncarnationProgress::Stopping => IncarnationStatus::Stopping,
+        IncarnationProgress::Over(IncarnationEnd::Destroyed) => IncarnationStatus::Destroyed,
+        IncarnationProgress::Over(IncarnationEnd::Failed { .. }) => IncarnationStatus::Failed,
+        IncarnationProgress::Over(IncarnationEnd::Unwound { .. }) => IncarnationStatus::Unwound,
     }
 }
 
-pub(super) fn incarnation(all: &Entities, id: IncarnationId, kept: &Kept<Incarnation>) -> IncarnationRow {
+pub(super) fn incarnation(
+    all: &VisibleEntities,
+    id: IncarnationId,
+    kept: &StampedEntity<Incarnation>,
+) -> IncarnationRow {
     let fact = &kept.is.fact;
     row!(IncarnationRow, kept, {
         id: id,
@@ -136,7 +146,7 @@ pub(super) fn incarnation(all: &Entities, id: IncarnationId, kept: &Kept<Incarna
     })
 }
 
-pub(super) fn command(id: IncarnationId, kept: &Kept<Incarnation>) -> Option<CommandRow> {
+pub(super) fn command(id: IncarnationId, kept: &StampedEntity<Incarnation>) -> Option<CommandRow> {
     let (effect, attempt) = kept.is.command?;
     Some(row!(CommandRow, kept, {
         incarnation: id,
@@ -149,7 +159,7 @@ pub(super) fn command(id: IncarnationId, kept: &Kept<Incarnation>) -> Option<Com
     }))
 }
 
-pub(super) fn operation(id: OperationId, kept: &Kept<Operation>) -> OperationRow {
+pub(super) fn operation(id: OperationId, kept: &StampedEntity<Operation>) -> OperationRow {
     let word = kept.is.word();
     let state = OperationStatus::ALL.iter().find(|state| state.word() == word);
     row!(OperationRow, kept, {

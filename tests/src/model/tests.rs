@@ -7,13 +7,13 @@ use chancery_journal::{ChainCursor, JournalReader, ReadError, RecordIter};
 use chancery_projector::{ListQuery, Projector, RowKind, StoreTuning};
 use serde_json::{Value, json};
 
-use super::{Model, Rows, comparable, differences};
-use crate::trace::{Stage, Trace, trace};
+use super::{ModelRows, SecondModel, comparable, differences};
+use crate::trace::{JournalTrace, TraceStage, trace};
 
 /// Journal that does not grow.
-struct Whole(Vec<Arc<Record>>);
+struct FixedJournal(Vec<Arc<Record>>);
 
-impl JournalReader for Whole {
+impl JournalReader for FixedJournal {
     fn head(&self) -> Option<ChainCursor> {
         self.0.last().map(|record| ChainCursor::after(record))
     }
@@ -25,14 +25,14 @@ impl JournalReader for Whole {
 }
 
 /// Returns the rows that the projector builds.
-fn projected(records: &[Record]) -> Rows {
+fn projected(records: &[Record]) -> ModelRows {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let source = Arc::new(Whole(records.iter().cloned().map(Arc::new).collect()));
+    let source = Arc::new(FixedJournal(records.iter().cloned().map(Arc::new).collect()));
     let mut projector =
         Projector::open(dir.path(), "default", source, None, StoreTuning::default()).expect("a projector");
     projector.catch_up().expect("a journal that can be folded");
     let reader = projector.reader();
-    let mut rows = Rows::new();
+    let mut rows = ModelRows::new();
     for kind in RowKind::ALL {
         let page = reader
             .list_json(*kind, &ListQuery { limit: Some(1000), ..ListQuery::default() })
@@ -49,15 +49,15 @@ fn key(kind: RowKind, row: &Value) -> String {
     super::key_of(kind, row).expect("a row names itself")
 }
 
-fn modelled(records: &[Record]) -> Rows {
-    let mut model = Model::new();
+fn modelled(records: &[Record]) -> ModelRows {
+    let mut model = SecondModel::new();
     for record in records {
         model.take(record).expect("a record that can be read");
     }
     model.rows()
 }
 
-fn compare(what: &str, trace: &Trace) {
+fn compare(what: &str, trace: &JournalTrace) {
     let records = trace.records();
     let found = differences(&modelled(&records), &projected(&records));
     assert!(found.is_empty(), "{what}:\n{}", found.join("\n"));
@@ -65,14 +65,14 @@ fn compare(what: &str, trace: &Trace) {
 
 #[test]
 fn model_and_projector_agree_at_every_stage() {
-    for stage in Stage::ALL {
+    for stage in TraceStage::ALL {
         compare(&format!("{stage:?}"), &trace(*stage));
     }
 }
 
 #[test]
 fn what_differs_is_named() {
-    let mut rows = modelled(&trace(Stage::Running).records());
+    let mut rows = modelled(&trace(TraceStage::Running).records());
     let right = rows.clone();
     assert_eq!(differences(&right, &rows), [""; 0]);
     let node = rows.get_mut(&(RowKind::Nodes, "n1".to_owned())).expect("a node");

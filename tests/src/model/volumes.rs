@@ -10,7 +10,7 @@ use chancery_events::name::{ClusterName, NodeName, StorageClass, VolumeName};
 use chancery_events::spec::VolumeDeletion;
 use chancery_projector::rows::{VolumeRow, VolumeStatus};
 
-use super::entities::{At, Entities, Incarnation, Kept, Life};
+use super::entities::{FactLocation, Incarnation, IncarnationProgress, StampedEntity, VisibleEntities};
 
 #[derive(Clone, Debug)]
 pub(super) struct Volume {
@@ -26,9 +26,9 @@ pub(super) struct Volume {
     goes: Option<Requester>,
 }
 
-impl Entities {
+impl VisibleEntities {
     /// Takes a fact about volumes, or one that affects them.
-    pub(super) fn stored(&mut self, fact: &Fact, at: At) {
+    pub(super) fn stored(&mut self, fact: &Fact, at: FactLocation) {
         match fact {
             Fact::VolumeCreated(x) => {
                 let cluster = self.nodes.get(&x.node).and_then(|node| node.is.cluster.clone());
@@ -135,7 +135,7 @@ impl Entities {
     }
 }
 
-pub(super) fn row(all: &Entities, name: &VolumeName, kept: &Kept<Volume>) -> VolumeRow {
+pub(super) fn row(all: &VisibleEntities, name: &VolumeName, kept: &StampedEntity<Volume>) -> VolumeRow {
     let is = &kept.is;
     let user = is.user.and_then(|user| all.incarnations.get(&user));
     row!(VolumeRow, kept, {
@@ -157,5 +157,5 @@ pub(super) fn row(all: &Entities, name: &VolumeName, kept: &Kept<Volume>) -> Vol
 
 /// Whether the incarnation waits for its volumes; then nothing is requested of it at first.
 pub(super) fn waits(run: &Incarnation) -> bool {
-    run.life == Life::Reserved && !run.fact.mounts.is_empty()
+    run.life == IncarnationProgress::Reserved && !run.fact.mounts.is_empty()
 }

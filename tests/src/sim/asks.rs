@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use chancery_events::spec::{ClusterRuntime, FieldClass, PlanSpec};
 use serde_json::{Value, json};
 
-use super::fault::Fault;
-use super::random::Random;
-use super::script::Input;
+use super::fault::SimulatedFault;
+use super::random::RandomSource;
+use super::script::ScriptInput;
 use super::server::EPOCH;
 
 const RULES: [&str; 2] = ["automatic", "manual"];
@@ -15,17 +15,17 @@ const RULES: [&str; 2] = ["automatic", "manual"];
 const BEGINS: u64 = 22 * 60 + 13;
 
 /// Parts of a world that its people act on.
-struct World<'a> {
+struct WorldParts<'a> {
     clusters: &'a [ClusterRuntime],
     plans: u64,
     /// Number of plans in a thousand whose payload has a volume.
     claims: u64,
-    habit: Option<Habit>,
+    habit: Option<MainActivity>,
 }
 
 /// Main activity of people in a world, with capacity for it, and with likely faults of its dependencies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Habit {
+pub(super) enum MainActivity {
     /// Rolling out one version after another.
     Rollouts,
     /// Trying small versions, about half of which fail, and rolling them back.
@@ -37,66 +37,70 @@ pub(super) enum Habit {
     /// Having policies, and searching for ways around them.
     Rules,
     /// Sending inbox messages while no leader reads them.
-    Letters,
+    InboxMessages,
 }
 
-impl Habit {
+impl MainActivity {
     /// Draws the habit of a world, if it has one.
-    pub(super) fn draw(random: &mut Random) -> Option<Habit> {
+    pub(super) fn draw(random: &mut RandomSource) -> Option<MainActivity> {
         match random.below(20) {
-            0..=3 => Some(Habit::Rollouts),
-            4..=6 => Some(Habit::Sets),
-            7..=9 => Some(Habit::Drains),
-            10..=11 => Some(Habit::Letters),
-            12..=14 => Some(Habit::Rules),
-            15..=16 => Some(Habit::Trials),
+            0..=3 => Some(MainActivity::Rollouts),
+            4..=6 => Some(MainActivity::Sets),
+            7..=9 => Some(MainActivity::Drains),
+            10..=11 => Some(MainActivity::InboxMessages),
+            12..=14 => Some(MainActivity::Rules),
+            15..=16 => Some(MainActivity::Trials),
             _ => None,
         }
     }
 
     /// Returns faults that are likely, in addition to all others.
-    pub(super) const fn faults(self) -> &'static [Fault] {
+    pub(super) const fn faults(self) -> &'static [SimulatedFault] {
         match self {
-            Habit::Rollouts => &[Fault::Unwell, Fault::Strike, Fault::BadBehaviour],
-            Habit::Trials => &[Fault::Strike, Fault::BadBehaviour],
-            Habit::Sets => &[Fault::Unwell, Fault::Strike],
-            Habit::Drains => &[Fault::Strike, Fault::ExecutorPause],
-            Habit::Rules => &[Fault::ServerCrash],
-            Habit::Letters => &[Fault::ServerCrash, Fault::WorkFails, Fault::LetterAgain],
+            MainActivity::Rollouts => {
+                &[SimulatedFault::Unwell, SimulatedFault::Strike, SimulatedFault::BadBehaviour]
+            }
+            MainActivity::Trials => &[SimulatedFault::Strike, SimulatedFault::BadBehaviour],
+            MainActivity::Sets => &[SimulatedFault::Unwell, SimulatedFault::Strike],
+            MainActivity::Drains => &[SimulatedFault::Strike, SimulatedFault::ExecutorPause],
+            MainActivity::Rules => &[SimulatedFault::ServerCrash],
+            MainActivity::InboxMessages => {
+                &[SimulatedFault::ServerCrash, SimulatedFault::WorkFails, SimulatedFault::MessageAgain]
+            }
         }
     }
 }
 
 /// Returns the setup, the plans, and the requests that follow.
 pub(super) fn all(
-    random: &mut Random,
+    random: &mut RandomSource,
     clusters: &[ClusterRuntime],
     plans: u64,
-    habit: Option<Habit>,
-) -> Vec<Input> {
+    habit: Option<MainActivity>,
+) -> Vec<ScriptInput> {
     let claims = match habit {
         // Sets must not have any.
-        Some(Habit::Sets) => 0,
+        Some(MainActivity::Sets) => 0,
         _ if random.chance(250) => 800,
         _ => 50,
     };
-    let world = World { clusters, plans, claims, habit };
+    let world = WorldParts { clusters, plans, claims, habit };
     let mut inputs = setting(random, &world);
     for plan in 0..plans {
         inputs.push(plan_apply(random, plan, &world));
     }
     let (least, most) = match habit {
-        Some(Habit::Letters) => (24, 48),
+        Some(MainActivity::InboxMessages) => (24, 48),
         Some(_) => (10, 32),
         None => (4, 32),
     };
     let asked = random.between(least, most);
-    if matches!(habit, Some(Habit::Drains | Habit::Sets | Habit::Rules)) {
+    if matches!(habit, Some(MainActivity::Drains | MainActivity::Sets | MainActivity::Rules)) {
         // Replicas to be moved away, or to be replaced.
         for plan in 0..plans {
             inputs.push(update(random, plan, 0));
         }
-        inputs.push(Input::Approve { which: None });
+        inputs.push(ScriptInput::Approve { which: None });
     }
     for number in 0..asked {
         let ask = match habit {
@@ -104,11 +108,11 @@ pub(super) fn all(
                 let plan = random.below(plans);
                 plan_apply(random, plan, &world)
             }
-            Some(Habit::Rollouts) if random.chance(800) => rollout(random, plans, number),
-            Some(Habit::Trials) if random.chance(800) => trial(random, plans, number),
-            Some(Habit::Sets) if random.chance(600) => set(random, plans, number),
-            Some(Habit::Drains) if random.chance(600) => drain(random, number),
-            Some(Habit::Rules) if random.chance(800) => way_round(random, plans, number),
+            Some(MainActivity::Rollouts) if random.chance(800) => rollout(random, plans, number),
+            Some(MainActivity::Trials) if random.chance(800) => trial(random, plans, number),
+            Some(MainActivity::Sets) if random.chance(600) => set(random, plans, number),
+            Some(MainActivity::Drains) if random.chance(600) => drain(random, number),
+            Some(MainActivity::Rules) if random.chance(800) => way_round(random, plans, number),
             _ => ask(random, &world, number),
         };
         inputs.push(ask);
@@ -118,10 +122,10 @@ pub(super) fn all(
 }
 
 /// Makes most edits of plans edits of policy alone: incarnations stay unchanged.
-fn keep_versions(random: &mut Random, inputs: &mut [Input]) {
+fn keep_versions(random: &mut RandomSource, inputs: &mut [ScriptInput]) {
     let mut last = BTreeMap::<String, Value>::new();
     for input in inputs {
-        let Input::Ask { type_name: "plan.apply", data } = input else { continue };
+        let ScriptInput::Ask { type_name: "plan.apply", data } = input else { continue };
         let plan = data["name"].as_str().unwrap_or_default().to_owned();
         if let Some(before) = last.get(&plan).filter(|_| random.chance(700)) {
             for (field, _) in PlanSpec::FIELDS.iter().filter(|(_, class)| *class == FieldClass::Version) {
@@ -132,19 +136,19 @@ fn keep_versions(random: &mut Random, inputs: &mut [Input]) {
     }
 }
 
-fn rollout(random: &mut Random, plans: u64, number: u64) -> Input {
+fn rollout(random: &mut RandomSource, plans: u64, number: u64) -> ScriptInput {
     if random.chance(550) {
-        return Input::Approve { which: None };
+        return ScriptInput::Approve { which: None };
     }
     let plan = random.below(plans);
     match random.below(10) {
-        0 => Input::OfDeployment { verb: "cancel", which: random.below(4) },
+        0 => ScriptInput::OfDeployment { verb: "cancel", which: random.below(4) },
         1..=2 => rollback(random, plan, number),
         _ => update(random, plan, number),
     }
 }
 
-fn trial(random: &mut Random, plans: u64, number: u64) -> Input {
+fn trial(random: &mut RandomSource, plans: u64, number: u64) -> ScriptInput {
     let plan = random.below(plans);
     if random.chance(400) {
         return rollback(random, plan, number);
@@ -162,13 +166,13 @@ fn trial(random: &mut Random, plans: u64, number: u64) -> Input {
     )
 }
 
-fn rollback(random: &mut Random, plan: u64, number: u64) -> Input {
+fn rollback(random: &mut RandomSource, plan: u64, number: u64) -> ScriptInput {
     let which = random.chance(400).then(|| random.below(8));
-    Input::Rollback { plan: format!("p{plan}"), name: format!("r{number}"), which }
+    ScriptInput::Rollback { plan: format!("p{plan}"), name: format!("r{number}"), which }
 }
 
 /// Gives some specs a progress deadline and an automatic rollback.
-fn patience(random: &mut Random, spec: &mut Value) {
+fn patience(random: &mut RandomSource, spec: &mut Value) {
     if random.chance(500) {
         spec["progress_deadline"] = json!(random.between(1, 40) * 1000);
     }
@@ -177,7 +181,7 @@ fn patience(random: &mut Random, spec: &mut Value) {
     }
 }
 
-fn update(random: &mut Random, plan: u64, number: u64) -> Input {
+fn update(random: &mut RandomSource, plan: u64, number: u64) -> ScriptInput {
     let rolling = json!({"max_parallel": random.between(1, 2), "delay": random.below(3) * 20_000});
     let coordinates = json!({"app": {"version": format!("v{number}")}});
     let mut spec =
@@ -188,9 +192,9 @@ fn update(random: &mut Random, plan: u64, number: u64) -> Input {
     input("deployment.create", json!({"plan": plan, "name": name, "spec": spec, "overlap": overlap}))
 }
 
-fn set(random: &mut Random, plans: u64, number: u64) -> Input {
+fn set(random: &mut RandomSource, plans: u64, number: u64) -> ScriptInput {
     if random.chance(500) {
-        return Input::Approve { which: None };
+        return ScriptInput::Approve { which: None };
     }
     let strategy = if random.chance(850) {
         let on_timeout = pick(random, &["rollback", "cut_over"]);
@@ -204,12 +208,12 @@ fn set(random: &mut Random, plans: u64, number: u64) -> Input {
     input("deployment.create", json!({"plan": plan, "name": name, "spec": spec}))
 }
 
-fn drain(random: &mut Random, number: u64) -> Input {
+fn drain(random: &mut RandomSource, number: u64) -> ScriptInput {
     match random.below(5) {
-        0 => Input::Approve { which: None },
+        0 => ScriptInput::Approve { which: None },
         // A node that was drained, or is back, leaves others fuller than it.
         1 => input("plan.rebalance", json!({"name": format!("p{}", random.below(2))})),
-        2 => Input::OfDisruption { verb: "approve", which: random.below(8) },
+        2 => ScriptInput::OfDisruption { verb: "approve", which: random.below(8) },
         _ => {
             let node = format!("n{}", random.below(3));
             disruption_schedule(random, &node, number)
@@ -218,18 +222,18 @@ fn drain(random: &mut Random, number: u64) -> Input {
 }
 
 /// Ways to end or move replicas around policies, and people who approve or reject such requests.
-fn way_round(random: &mut Random, plans: u64, number: u64) -> Input {
+fn way_round(random: &mut RandomSource, plans: u64, number: u64) -> ScriptInput {
     let (plan, node) = (format!("p{}", random.below(plans)), format!("n{}", random.below(3)));
     match random.below(20) {
-        0..=2 => Input::OfRequest { verb: "approve", which: random.below(4) },
-        3 => Input::OfRequest { verb: "reject", which: random.below(4) },
-        4..=5 => Input::Approve { which: None },
+        0..=2 => ScriptInput::OfRequest { verb: "approve", which: random.below(4) },
+        3 => ScriptInput::OfRequest { verb: "reject", which: random.below(4) },
+        4..=5 => ScriptInput::Approve { which: None },
         6 => input("plan.delete", json!({"name": plan, "cascade": "yes"})),
         7 => input("node.delete", json!({"name": node, "cascade": "yes"})),
         8 => disruption_schedule(random, &node, number),
-        9..=10 => Input::OfDisruption { verb: "approve", which: random.below(8) },
+        9..=10 => ScriptInput::OfDisruption { verb: "approve", which: random.below(8) },
         11 => expunge(random, &node),
-        12..=13 => Input::Automatic { which: random.below(4) },
+        12..=13 => ScriptInput::Automatic { which: random.below(4) },
         14 => {
             let spec =
                 json!({"kinds": four_eyes(random), "plans": [], "domains": [], "rule": {"four_eyes": {}}});
@@ -250,12 +254,12 @@ fn way_round(random: &mut Random, plans: u64, number: u64) -> Input {
 }
 
 /// Draws kinds of operations that require two people.
-fn four_eyes(random: &mut Random) -> Vec<&'static str> {
+fn four_eyes(random: &mut RandomSource) -> Vec<&'static str> {
     let kinds = ["delete", "relocate", "expunge", "stop"];
     kinds.into_iter().filter(|_| random.chance(600)).collect()
 }
 
-fn expunge(random: &mut Random, node: &str) -> Input {
+fn expunge(random: &mut RandomSource, node: &str) -> ScriptInput {
     let mut data = json!({"name": node, "state": "expunged"});
     if random.chance(300) {
         data["break_glass"] = json!("the machine burns");
@@ -263,19 +267,19 @@ fn expunge(random: &mut Random, node: &str) -> Input {
     input("node.set_state", data)
 }
 
-fn input(type_name: &'static str, data: Value) -> Input {
-    Input::Ask { type_name, data }
+fn input(type_name: &'static str, data: Value) -> ScriptInput {
+    ScriptInput::Ask { type_name, data }
 }
 
-fn cluster(random: &mut Random, clusters: &[ClusterRuntime]) -> String {
+fn cluster(random: &mut RandomSource, clusters: &[ClusterRuntime]) -> String {
     format!("c{}", random.below(clusters.len() as u64))
 }
 
-fn pick(random: &mut Random, words: &[&'static str]) -> &'static str {
+fn pick(random: &mut RandomSource, words: &[&'static str]) -> &'static str {
     random.pick(words).copied().unwrap_or_default()
 }
 
-fn setting(random: &mut Random, world: &World) -> Vec<Input> {
+fn setting(random: &mut RandomSource, world: &WorldParts) -> Vec<ScriptInput> {
     let clusters = world.clusters;
     let mut inputs = Vec::new();
     for (number, runtime) in clusters.iter().enumerate() {
@@ -293,7 +297,7 @@ fn setting(random: &mut Random, world: &World) -> Vec<Input> {
     for number in 0..random.between(least, 5) {
         inputs.push(node_apply(random, number, clusters));
     }
-    if world.habit == Some(Habit::Rules) {
+    if world.habit == Some(MainActivity::Rules) {
         let spec = json!({"kinds": four_eyes(random), "plans": [], "domains": [], "rule": {"four_eyes": {}}});
         inputs.push(input("policy.apply", json!({"name": "y0", "spec": spec})));
     }
@@ -303,7 +307,7 @@ fn setting(random: &mut Random, world: &World) -> Vec<Input> {
     inputs
 }
 
-fn node_apply(random: &mut Random, number: u64, clusters: &[ClusterRuntime]) -> Input {
+fn node_apply(random: &mut RandomSource, number: u64, clusters: &[ClusterRuntime]) -> ScriptInput {
     let domain = format!("d{}", random.below(3));
     let total = json!({"cpu": random.between(1, 4) * 1000, "memory": random.between(1, 4) << 30, "disk": 0});
     let cluster = cluster(random, clusters);
@@ -312,13 +316,13 @@ fn node_apply(random: &mut Random, number: u64, clusters: &[ClusterRuntime]) -> 
     input("node.apply", json!({"name": format!("n{number}"), "cluster": cluster, "spec": spec}))
 }
 
-fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
-    let drains = matches!(world.habit, Some(Habit::Drains | Habit::Rules));
+fn plan_apply(random: &mut RandomSource, plan: u64, world: &WorldParts) -> ScriptInput {
+    let drains = matches!(world.habit, Some(MainActivity::Drains | MainActivity::Rules));
     let asks = match world.habit {
-        Some(Habit::Trials) => 0,
-        Some(Habit::Drains) => 50,
-        Some(Habit::Sets) => 200,
-        Some(Habit::Rules) => 700,
+        Some(MainActivity::Trials) => 0,
+        Some(MainActivity::Drains) => 50,
+        Some(MainActivity::Sets) => 200,
+        Some(MainActivity::Rules) => 700,
         _ => 400,
     };
     let mut approval = || RULES[usize::from(random.chance(asks))];
@@ -369,7 +373,7 @@ fn plan_apply(random: &mut Random, plan: u64, world: &World) -> Input {
 }
 
 /// Draws a claim of a replica's own volume, or of one that plans hand over to each other.
-fn claims(random: &mut Random) -> Value {
+fn claims(random: &mut RandomSource) -> Value {
     let claim = if random.chance(400) {
         json!({"volume": pick(random, &["v", "w"]), "class": "s", "capacity": random.between(1, 2), "mount": "/data"})
     } else {
@@ -379,7 +383,7 @@ fn claims(random: &mut Random) -> Value {
     json!([claim])
 }
 
-fn deployment_create(random: &mut Random, plan: &str, number: u64) -> Input {
+fn deployment_create(random: &mut RandomSource, plan: &str, number: u64) -> ScriptInput {
     let count = random.below(6);
     let strategy = match random.below(10) {
         0..=3 => json!({"rolling": {}}),
@@ -404,8 +408,8 @@ fn deployment_create(random: &mut Random, plan: &str, number: u64) -> Input {
     input("deployment.create", json!({"plan": plan, "name": name, "spec": spec, "overlap": overlap}))
 }
 
-fn policy_apply(random: &mut Random) -> Input {
-    let some = |random: &mut Random, of: &[&'static str]| match random.below(3) {
+fn policy_apply(random: &mut RandomSource) -> ScriptInput {
+    let some = |random: &mut RandomSource, of: &[&'static str]| match random.below(3) {
         0 => vec![pick(random, of)],
         _ => vec![],
     };
@@ -413,7 +417,7 @@ fn policy_apply(random: &mut Random) -> Input {
     let rule = if random.chance(350) {
         json!({"four_eyes": {}})
     } else {
-        let window = |random: &mut Random| {
+        let window = |random: &mut RandomSource| {
             let from = (BEGINS + random.below(30)) % (24 * 60);
             json!({"days": some(random, &["tue", "wed", "mon"]), "start": from, "duration": random.between(1, 120)})
         };
@@ -426,33 +430,33 @@ fn policy_apply(random: &mut Random) -> Input {
     input("policy.apply", json!({"name": format!("y{}", random.below(2)), "spec": spec}))
 }
 
-fn disruption_schedule(random: &mut Random, node: &str, number: u64) -> Input {
+fn disruption_schedule(random: &mut RandomSource, node: &str, number: u64) -> ScriptInput {
     let start = random.chance(400).then(|| EPOCH + i64::try_from(random.below(600)).unwrap_or(0) * 1_000_000);
     let action = pick(random, &["none", "drain", "drain", "drain_and_delete"]);
     let spec = json!({"start": start, "action": action, "reason": "for people"});
     input("disruption.schedule", json!({"node": node, "name": format!("x{number}"), "spec": spec}))
 }
 
-fn ask(random: &mut Random, world: &World, number: u64) -> Input {
-    let World { clusters, plans, .. } = *world;
+fn ask(random: &mut RandomSource, world: &WorldParts, number: u64) -> ScriptInput {
+    let WorldParts { clusters, plans, .. } = *world;
     let plan = format!("p{}", random.below(plans));
     let node = format!("n{}", random.below(5));
     match random.below(157) {
         0..=29 => deployment_create(random, &plan, number),
-        30..=31 => Input::OfDeployment { verb: "cancel", which: random.below(4) },
-        32..=34 => Input::OfDeployment { verb: "pause", which: random.below(4) },
-        35..=37 => Input::OfDeployment { verb: "resume", which: random.below(4) },
-        38..=39 => Input::OfDeployment { verb: "promote", which: random.below(4) },
-        40 => Input::OfDeployment { verb: "rollback", which: random.below(4) },
+        30..=31 => ScriptInput::OfDeployment { verb: "cancel", which: random.below(4) },
+        32..=34 => ScriptInput::OfDeployment { verb: "pause", which: random.below(4) },
+        35..=37 => ScriptInput::OfDeployment { verb: "resume", which: random.below(4) },
+        38..=39 => ScriptInput::OfDeployment { verb: "promote", which: random.below(4) },
+        40 => ScriptInput::OfDeployment { verb: "rollback", which: random.below(4) },
         41..=44 => input("replica.create", json!({"plan": plan})),
-        45..=64 => Input::Approve { which: random.chance(600).then(|| random.below(16)) },
-        65..=67 => Input::Reject { which: random.below(16) },
+        45..=64 => ScriptInput::Approve { which: random.chance(600).then(|| random.below(16)) },
+        65..=67 => ScriptInput::Reject { which: random.below(16) },
         68..=74 => of_replica(random, "stop"),
         75..=80 => of_replica(random, "start"),
         81..=85 => of_replica(random, "delete"),
         86..=90 => {
             let node = random.chance(400).then_some(node);
-            Input::OfReplica { verb: "relocate", which: random.below(16), node }
+            ScriptInput::OfReplica { verb: "relocate", which: random.below(16), node }
         }
         91..=94 => of_replica(random, "restart"),
         95..=98 => {
@@ -486,26 +490,26 @@ fn ask(random: &mut Random, world: &World, number: u64) -> Input {
         113 => input("plan.delete", json!({"name": plan, "cascade": pick(random, &["no", "yes"])})),
         114 => input("node.delete", json!({"name": node, "cascade": pick(random, &["no", "yes"])})),
         115..=119 => disruption_schedule(random, &node, number),
-        120..=124 => Input::OfDisruption { verb: "approve", which: random.below(8) },
-        125 => Input::OfDisruption { verb: "complete", which: random.below(8) },
-        126 => Input::OfDisruption { verb: "delete", which: random.below(8) },
+        120..=124 => ScriptInput::OfDisruption { verb: "approve", which: random.below(8) },
+        125 => ScriptInput::OfDisruption { verb: "complete", which: random.below(8) },
+        126 => ScriptInput::OfDisruption { verb: "delete", which: random.below(8) },
         127..=129 => policy_apply(random),
         130 => input("policy.delete", json!({"name": format!("y{}", random.below(2))})),
-        131..=134 => Input::OfVolume { which: random.below(8) },
+        131..=134 => ScriptInput::OfVolume { which: random.below(8) },
         143..=146 => {
             let plan = random.below(plans);
             rollback(random, plan, number)
         }
         147..=151 => input("plan.rebalance", json!({"name": plan})),
         // An approval of what was not shown.
-        135..=137 => Input::Bad { which: 4 },
-        138..=140 => Input::OfRequest { verb: "approve", which: random.below(4) },
-        141 => Input::OfRequest { verb: "reject", which: random.below(4) },
-        142 => Input::Automatic { which: random.below(4) },
-        _ => Input::Bad { which: random.below(8) },
+        135..=137 => ScriptInput::Bad { which: 4 },
+        138..=140 => ScriptInput::OfRequest { verb: "approve", which: random.below(4) },
+        141 => ScriptInput::OfRequest { verb: "reject", which: random.below(4) },
+        142 => ScriptInput::Automatic { which: random.below(4) },
+        _ => ScriptInput::Bad { which: random.below(8) },
     }
 }
 
-fn of_replica(random: &mut Random, verb: &'static str) -> Input {
-    Input::OfReplica { verb, which: random.below(16), node: None }
+fn of_replica(random: &mut RandomSource, verb: &'static str) -> ScriptInput {
+    ScriptInput::OfReplica { verb, which: random.below(16), node: None }
 }

@@ -11,61 +11,61 @@ use chancery_executor::session::SessionInput;
 use chancery_journal::memory::AppendFate;
 use chancery_projector::FoldedState;
 
-use super::executor::{Folder, Linked};
-use super::fault::Fault;
-use super::producer::State;
-use super::universe::{Universe, tell};
-use crate::check::Violation;
+use super::executor::{ChannelProgress, ExecutorDirectory};
+use super::fault::SimulatedFault;
+use super::producer::ProducerRequestState;
+use super::universe::{ScriptedWorld, tell};
+use crate::check::InvariantViolation;
 
 /// Maximum number of states that are kept.
 const SNAPSHOTS: usize = 8;
 
-impl Universe {
+impl ScriptedWorld {
     /// Injects one of the faults that this world allows.
-    pub fn break_something(&mut self) -> Result<(), Violation> {
-        let may: Vec<Fault> = self.script.faults.iter().copied().collect();
+    pub fn break_something(&mut self) -> Result<(), InvariantViolation> {
+        let may: Vec<SimulatedFault> = self.script.faults.iter().copied().collect();
         let Some(fault) = self.random.pick(&may).copied() else { return Ok(()) };
         let machine = usize::try_from(self.random.below(self.machines.len() as u64)).unwrap_or(0);
         let seat = usize::try_from(self.random.below(self.seats.len() as u64)).unwrap_or(0);
         let happened = match fault {
-            Fault::ServerCrash => self.crash_server(seat),
-            Fault::ServerPause => self.pause_server(seat),
-            Fault::ClockLeap => self.leap(seat),
-            Fault::AmbiguousAppend => self.blur(seat),
-            Fault::LateAppend => self.log.land_late(),
-            Fault::DuplicateRecord => self.repeat_record(),
-            Fault::Noise => self.noise(),
-            Fault::LinkBreak => return self.break_channel(),
-            Fault::HalfOpen => return self.half_open(),
-            Fault::ExecutorCrash => self.stop_executor(machine),
-            Fault::ExecutorPause => self.pause_executor(machine),
-            Fault::ExecutorLeave => {
+            SimulatedFault::ServerCrash => self.crash_server(seat),
+            SimulatedFault::ServerPause => self.pause_server(seat),
+            SimulatedFault::ClockJump => self.jump(seat),
+            SimulatedFault::AmbiguousAppend => self.blur(seat),
+            SimulatedFault::LateAppend => self.log.land_late(),
+            SimulatedFault::DuplicateRecord => self.repeat_record(),
+            SimulatedFault::Noise => self.noise(),
+            SimulatedFault::ChannelBreak => return self.break_channel(),
+            SimulatedFault::HalfOpen => return self.half_open(),
+            SimulatedFault::ExecutorCrash => self.stop_executor(machine),
+            SimulatedFault::ExecutorPause => self.pause_executor(machine),
+            SimulatedFault::ExecutorLeave => {
                 self.counts.add(fault.word());
                 return self.executor(machine, SessionInput::Leave);
             }
-            Fault::Strike => self.strike(machine),
-            Fault::Unwell => self.ail(machine),
-            Fault::ForeignObject => self.foreign(machine),
-            Fault::Wipe => self.wipe(machine),
-            Fault::RepeatedRequest => self.repeat_request(),
-            Fault::LongSilence => self.silence(),
+            SimulatedFault::Strike => self.strike(machine),
+            SimulatedFault::Unwell => self.ail(machine),
+            SimulatedFault::ForeignObject => self.foreign(machine),
+            SimulatedFault::Wipe => self.wipe(machine),
+            SimulatedFault::RepeatedRequest => self.repeat_request(),
+            SimulatedFault::LongSilence => self.silence(),
             // Other faults are injected where they apply.
-            Fault::SecondDecider
-            | Fault::OldSnapshot
-            | Fault::FullJournal
-            | Fault::DuplicateMessage
-            | Fault::ExecutorReplaced
-            | Fault::OtherFolder
-            | Fault::WorkTwice
-            | Fault::WorkFails
-            | Fault::BadBehaviour
-            | Fault::StaleList
-            | Fault::MissedChange
-            | Fault::LostRequest
-            | Fault::LostAnswer
-            | Fault::BadRequest
-            | Fault::BadLetter
-            | Fault::LetterAgain => false,
+            SimulatedFault::SecondDecider
+            | SimulatedFault::OldSnapshot
+            | SimulatedFault::FullJournal
+            | SimulatedFault::DuplicateMessage
+            | SimulatedFault::ExecutorReplaced
+            | SimulatedFault::OtherDirectory
+            | SimulatedFault::WorkTwice
+            | SimulatedFault::WorkFails
+            | SimulatedFault::BadBehaviour
+            | SimulatedFault::StaleList
+            | SimulatedFault::MissedChange
+            | SimulatedFault::LostRequest
+            | SimulatedFault::LostAnswer
+            | SimulatedFault::BadRequest
+            | SimulatedFault::BadMessage
+            | SimulatedFault::MessageAgain => false,
         };
         if happened {
             tell!(self, "FAULT {}", fault.word());
@@ -111,8 +111,8 @@ impl Universe {
         if server.journal().waiting() > 0 {
             self.ghosts.push(std::sync::Arc::clone(server.journal()));
         }
-        for call in self.calls.iter_mut().filter(|call| call.state == State::Sent(seat)) {
-            call.state = State::Unknown;
+        for call in self.calls.iter_mut().filter(|call| call.state == ProducerRequestState::Sent(seat)) {
+            call.state = ProducerRequestState::Unknown;
         }
         for channel in self.channels.values_mut().filter(|executor_channel| executor_channel.seat == seat) {
             channel.served = false;
@@ -129,7 +129,7 @@ impl Universe {
         true
     }
 
-    fn leap(&mut self, seat: usize) -> bool {
+    fn jump(&mut self, seat: usize) -> bool {
         let far = *self.random.pick(&[2_000_000, 120_000_000, 7_200_000_000]).unwrap_or(&0);
         let by = i64::try_from(self.random.below(2 * far)).unwrap_or(0) - i64::try_from(far).unwrap_or(0);
         self.seats[seat].wall = by;
@@ -175,7 +175,7 @@ impl Universe {
         true
     }
 
-    fn break_channel(&mut self) -> Result<(), Violation> {
+    fn break_channel(&mut self) -> Result<(), InvariantViolation> {
         let numbers: Vec<u64> = self.channels.keys().copied().collect();
         let Some(number) = self.random.pick(&numbers).copied() else { return Ok(()) };
         let keep = usize::try_from(self.random.below(4)).unwrap_or(0);
@@ -183,7 +183,7 @@ impl Universe {
         let machine = channel.machine;
         let (held, seat) = (channel.held, channel.seat);
         channel.up.truncate(keep.max(1));
-        self.counts.add(Fault::LinkBreak.word());
+        self.counts.add(SimulatedFault::ChannelBreak.word());
         tell!(self, "FAULT link break of executor {machine}");
         if !held || self.random.chance(300) {
             // The server is the first to notice.
@@ -194,7 +194,7 @@ impl Universe {
         self.executor(machine, SessionInput::Disconnected)
     }
 
-    fn half_open(&mut self) -> Result<(), Violation> {
+    fn half_open(&mut self) -> Result<(), InvariantViolation> {
         let numbers: Vec<u64> = self.channels.keys().copied().collect();
         let Some(number) = self.random.pick(&numbers).copied() else { return Ok(()) };
         let Some(channel) = self.channels.get_mut(&number).filter(|executor_channel| executor_channel.held)
@@ -205,11 +205,11 @@ impl Universe {
         channel.held = false;
         channel.silent = true;
         channel.down.clear();
-        self.counts.add(Fault::HalfOpen.word());
+        self.counts.add(SimulatedFault::HalfOpen.word());
         tell!(self, "FAULT executor {machine} loses its channel, and the server is not notified");
         if let Some(process) = &mut self.machines[machine].process {
-            process.link = Linked::No;
-            process.listing = super::executor::Listing::No;
+            process.link = ChannelProgress::No;
+            process.listing = super::executor::ListProgress::No;
         }
         self.sweep_links();
         self.executor(machine, SessionInput::Disconnected)
@@ -338,9 +338,10 @@ impl Universe {
         }
         self.oracle.strangers.retain(|_, on| *on != machine);
         if disk_too {
-            self.machines[machine].directory = Folder::new(ExecutorStoreId::from_random(self.random.bits()));
+            self.machines[machine].directory =
+                ExecutorDirectory::new(ExecutorStoreId::from_random(self.random.bits()));
             self.elsewhere[machine].incarnation_directory =
-                Folder::new(ExecutorStoreId::from_random(self.random.bits()));
+                ExecutorDirectory::new(ExecutorStoreId::from_random(self.random.bits()));
         }
         true
     }

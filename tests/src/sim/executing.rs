@@ -5,19 +5,19 @@ use chancery_events::observation::{ObjectReport, ObservedState, RetryClass};
 use chancery_events::protocol::CommandStatus;
 use chancery_executor::session::{ExecutorStop, ObjectWork, SessionAction, SessionInput};
 
-use super::executor::{Linked, Listing};
-use super::fault::Fault;
-use super::universe::{Link, Universe, Up, tell};
+use super::executor::{ChannelProgress, ListProgress};
+use super::fault::SimulatedFault;
+use super::universe::{ChannelInput, ScriptedWorld, SimulatedChannel, tell};
 use super::words;
-use crate::check::Violation;
+use crate::check::InvariantViolation;
 
-impl Universe {
+impl ScriptedWorld {
     pub(super) fn start_executor(&mut self, machine: usize) {
-        if self.strikes(Fault::ExecutorReplaced, 300) {
+        if self.strikes(SimulatedFault::ExecutorReplaced, 300) {
             let name = format!("ex{machine}-{}", self.random.below(3));
             self.machines[machine].name = name;
         }
-        if self.strikes(Fault::OtherFolder, 100) {
+        if self.strikes(SimulatedFault::OtherDirectory, 100) {
             self.change_directory(machine);
         }
         let (name, scope) = (&self.machines[machine].name, self.machines[machine].directory.store);
@@ -35,8 +35,8 @@ impl Universe {
         std::mem::swap(&mut self.worlds[machine], &mut self.elsewhere[machine].world);
     }
 
-    pub(super) fn told(&mut self, number: u64) -> Result<(), Violation> {
-        let twice = self.strikes(Fault::DuplicateMessage, 50);
+    pub(super) fn told(&mut self, number: u64) -> Result<(), InvariantViolation> {
+        let twice = self.strikes(SimulatedFault::DuplicateMessage, 50);
         let Some(channel) = self.channels.get_mut(&number) else { return Ok(()) };
         let machine = channel.machine;
         let Some(message) = channel.down.pop_front() else {
@@ -60,55 +60,56 @@ impl Universe {
     /// Makes an executor drop its channel.
     pub fn let_go(&mut self, machine: usize) {
         let Some(process) = &mut self.machines[machine].process else { return };
-        process.listing = Listing::No;
-        if let Linked::By(number) = std::mem::replace(&mut process.link, Linked::No)
+        process.listing = ListProgress::No;
+        if let ChannelProgress::By(number) = std::mem::replace(&mut process.link, ChannelProgress::No)
             && let Some(channel) = self.channels.get_mut(&number)
         {
             channel.held = false;
             channel.down.clear();
-            channel.up.push_back(Up::Gone);
+            channel.up.push_back(ChannelInput::Gone);
             self.sweep_links();
         }
     }
 
-    pub(super) fn connect(&mut self, machine: usize) -> Result<(), Violation> {
+    pub(super) fn connect(&mut self, machine: usize) -> Result<(), InvariantViolation> {
         let up: Vec<usize> =
             (0..self.seats.len()).filter(|seat| self.seats[*seat].server.is_some()).collect();
         let seat = self.random.pick(&up).copied();
         let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
         let Some(seat) = seat else {
-            process.link = Linked::No;
+            process.link = ChannelProgress::No;
             return self.executor(machine, SessionInput::Disconnected);
         };
         self.linked += 1;
-        process.link = Linked::By(self.linked);
-        let up = [Up::Connected].into();
-        let channel = Link { machine, seat, up, down: [].into(), held: true, served: true, silent: false };
+        process.link = ChannelProgress::By(self.linked);
+        let up = [ChannelInput::Connected].into();
+        let channel =
+            SimulatedChannel { machine, seat, up, down: [].into(), held: true, served: true, silent: false };
         self.channels.insert(self.linked, channel);
         tell!(self, "executor {machine} connects to server {seat}");
         self.executor(machine, SessionInput::Connected)
     }
 
-    pub(super) fn list(&mut self, machine: usize) -> Result<(), Violation> {
-        let stale = self.strikes(Fault::StaleList, 300);
+    pub(super) fn list(&mut self, machine: usize) -> Result<(), InvariantViolation> {
+        let stale = self.strikes(SimulatedFault::StaleList, 300);
         let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
-        match std::mem::replace(&mut process.listing, Listing::No) {
-            Listing::No => Ok(()),
-            Listing::Asked => {
+        match std::mem::replace(&mut process.listing, ListProgress::No) {
+            ListProgress::No => Ok(()),
+            ListProgress::Asked => {
                 process.board.list();
                 let reports = self.worlds[machine].list();
                 if stale {
-                    process.listing = Listing::Taken(reports);
+                    process.listing = ListProgress::Taken(reports);
                     return Ok(());
                 }
                 self.executor(machine, SessionInput::Listed(reports))
             }
-            Listing::Taken(reports) => self.executor(machine, SessionInput::Listed(reports)),
+            ListProgress::Taken(reports) => self.executor(machine, SessionInput::Listed(reports)),
         }
     }
 
-    pub(super) fn work(&mut self, machine: usize) -> Result<(), Violation> {
-        let twice = self.strikes(Fault::WorkTwice, 100);
+    pub(super) fn work(&mut self, machine: usize) -> Result<(), InvariantViolation> {
+        let twice = self.strikes(SimulatedFault::WorkTwice, 100);
         let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
         let next = self.random.below(process.works.len() as u64);
         let work = process.works.remove(usize::try_from(next).unwrap_or(0));
@@ -121,10 +122,10 @@ impl Universe {
     }
 
     /// Carries out work as an orchestrator does, whether the executor still waits for it or not.
-    pub fn carry_out(&mut self, machine: usize, work: &ObjectWork) -> Result<(), Violation> {
+    pub fn carry_out(&mut self, machine: usize, work: &ObjectWork) -> Result<(), InvariantViolation> {
         if let ObjectWork::CarryOut(command) = work
             && self.machines[machine].process.is_some()
-            && self.strikes(Fault::WorkFails, self.script.work_fails)
+            && self.strikes(SimulatedFault::WorkFails, self.script.work_fails)
         {
             tell!(self, "… which fails");
             let saw = ObservedState::Failed { message: "no answer".into(), retry: RetryClass::Retryable };
@@ -160,25 +161,25 @@ impl Universe {
     }
 
     /// Handles an input of an executor, and its outputs.
-    pub fn executor(&mut self, machine: usize, input: SessionInput) -> Result<(), Violation> {
+    pub fn executor(&mut self, machine: usize, input: SessionInput) -> Result<(), InvariantViolation> {
         let clock = self.machines[machine].clock(self.now);
         let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
         for output in process.core.handle(clock, input) {
-            if self.strikes(Fault::ExecutorCrash, 5) {
+            if self.strikes(SimulatedFault::ExecutorCrash, 5) {
                 self.stop_executor(machine);
             }
             let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
             match output {
-                SessionAction::Connect => process.link = Linked::Coming,
+                SessionAction::Connect => process.link = ChannelProgress::Coming,
                 SessionAction::HangUp => self.let_go(machine),
                 SessionAction::Say(message) => {
-                    if let Linked::By(channel) = process.link
+                    if let ChannelProgress::By(channel) = process.link
                         && let Some(executor_channel) = self.channels.get_mut(&channel)
                     {
-                        executor_channel.up.push_back(Up::Said(message));
+                        executor_channel.up.push_back(ChannelInput::Said(message));
                     }
                 }
-                SessionAction::List => process.listing = Listing::Asked,
+                SessionAction::List => process.listing = ListProgress::Asked,
                 SessionAction::Persist(seen) => self.machines[machine].directory.seen = Some(seen),
                 SessionAction::Begin(work) => {
                     process.works.push(work);

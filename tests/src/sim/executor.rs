@@ -15,7 +15,7 @@ use chancery_executor::status_cache::StatusCache;
 const AT_ONCE: usize = 3;
 
 /// Directory of an executor, which survives each executor epoch.
-pub struct Folder {
+pub struct ExecutorDirectory {
     /// Id of the executor store.
     pub store: ExecutorStoreId,
     /// Executor epochs of the directory.
@@ -25,13 +25,13 @@ pub struct Folder {
 }
 
 /// Machine with a directory.
-pub struct Machine {
+pub struct ExecutorMachine {
     /// Executor's name, while one runs.
     pub name: String,
     /// Directory that the executor is started with.
-    pub directory: Folder,
+    pub directory: ExecutorDirectory,
     /// Executor, if it runs.
-    pub process: Option<Process>,
+    pub process: Option<SimulatedExecutor>,
     /// Earliest time of the next start.
     pub down: Duration,
     /// Drift of the clock, in millionths: positive if too fast.
@@ -42,7 +42,7 @@ pub struct Machine {
 
 /// State of an executor's channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Linked {
+pub enum ChannelProgress {
     /// Not wanted.
     No,
     /// Being opened.
@@ -53,7 +53,7 @@ pub enum Linked {
 
 /// Progress of a list.
 #[derive(Debug)]
-pub enum Listing {
+pub enum ListProgress {
     /// Not requested.
     No,
     /// Request sent.
@@ -63,13 +63,13 @@ pub enum Listing {
 }
 
 /// Running executor.
-pub struct Process {
+pub struct SimulatedExecutor {
     /// Executor's session.
     pub core: SessionCore,
     /// Executor's channel.
-    pub link: Linked,
+    pub link: ChannelProgress,
     /// Executor's list.
-    pub listing: Listing,
+    pub listing: ListProgress,
     /// Work that was started and not done.
     pub works: Vec<ObjectWork>,
     /// Work that was done, and not yet reported to the session.
@@ -82,17 +82,22 @@ pub struct Process {
     pub under: Option<(SessionId, Term)>,
 }
 
-impl Folder {
+impl ExecutorDirectory {
     /// Returns an empty directory.
-    pub fn new(executor_store: ExecutorStoreId) -> Folder {
-        Folder { store: executor_store, epochs: 0, seen: None }
+    pub fn new(executor_store: ExecutorStoreId) -> ExecutorDirectory {
+        ExecutorDirectory { store: executor_store, epochs: 0, seen: None }
     }
 }
 
-impl Machine {
+impl ExecutorMachine {
     /// Creates a machine without executor.
-    pub fn new(name: String, drift: i64, runtime: ClusterRuntime, directory: Folder) -> Machine {
-        Machine { name, directory, process: None, down: Duration::ZERO, drift, runtime }
+    pub fn new(
+        name: String,
+        drift: i64,
+        runtime: ClusterRuntime,
+        directory: ExecutorDirectory,
+    ) -> ExecutorMachine {
+        ExecutorMachine { name, directory, process: None, down: Duration::ZERO, drift, runtime }
     }
 
     /// Returns the machine's clock.
@@ -120,10 +125,10 @@ impl Machine {
             store: self.directory.store,
             epoch: ExecutorEpoch { number: self.directory.epochs, instance },
         };
-        self.process = Some(Process {
+        self.process = Some(SimulatedExecutor {
             core: SessionCore::new(identity, self.directory.seen, AT_ONCE),
-            link: Linked::No,
-            listing: Listing::No,
+            link: ChannelProgress::No,
+            listing: ListProgress::No,
             works: Vec::new(),
             done: Vec::new(),
             board: StatusCache::default(),
@@ -133,7 +138,7 @@ impl Machine {
     }
 }
 
-impl Process {
+impl SimulatedExecutor {
     /// Shows a report of the orchestrator.
     pub fn show(&self, told: StatusUpdate) {
         match told {

@@ -6,17 +6,17 @@ macro_rules! faults {
     ($($(#[$doc:meta])* $name:ident = $word:literal),* $(,)?) => {
         /// Possible fault. The seed of a world draws the allowed ones.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-        pub enum Fault {
+        pub enum SimulatedFault {
             $($(#[$doc])* $name),*
         }
 
-        impl Fault {
+        impl SimulatedFault {
             /// All faults.
-            pub const ALL: &[Fault] = &[$(Fault::$name),*];
+            pub const ALL: &[SimulatedFault] = &[$(SimulatedFault::$name),*];
 
             /// Name of the fault in traces and ledgers.
             pub const fn word(self) -> &'static str {
-                match self { $(Fault::$name => $word),* }
+                match self { $(SimulatedFault::$name => $word),* }
             }
         }
     };
@@ -32,7 +32,7 @@ faults! {
     /// A server starts from a snapshot of any age.
     OldSnapshot = "old snapshot",
     /// A server's wall clock jumps, forward or back.
-    ClockLeap = "clock leap",
+    ClockJump = "clock jump",
     /// An append whose outcome its writer does not learn.
     AmbiguousAppend = "ambiguous append",
     /// An append of a dead or fenced writer lands unexpectedly late.
@@ -45,9 +45,9 @@ faults! {
     /// The journal takes nothing more for a while.
     FullJournal = "full journal",
     /// A channel between an executor and a server breaks, with some messages in flight.
-    LinkBreak = "link break",
+    ChannelBreak = "channel break",
     /// A channel is closed for the executor, and the server is not notified.
-    HalfOpen = "half-open link",
+    HalfOpen = "half-open channel",
     /// A message arrives twice.
     DuplicateMessage = "duplicate message",
     /// An executor dies between any two steps.
@@ -59,8 +59,7 @@ faults! {
     /// Another executor takes over the executor store of one that ended.
     ExecutorReplaced = "executor replaced",
     /// An executor is started with another directory, while its processes keep running.
-    // tidy: allow(folder)
-    OtherFolder = "other folder",
+    OtherDirectory = "other directory",
     /// A work item is done twice.
     WorkTwice = "work done twice",
     /// A work item is not done: the orchestrator does not answer.
@@ -90,25 +89,23 @@ faults! {
     /// Nothing happens until deadlines pass.
     LongSilence = "long silence",
     /// An inbox message cannot be read, requests what it must not, or comes a second time.
-    // tidy: allow(letter)
-    BadLetter = "bad letter",
+    BadMessage = "bad inbox message",
     /// Inbox messages are read again.
-    // tidy: allow(letter)
-    LetterAgain = "letter read again",
+    MessageAgain = "inbox message read again",
 }
 
-impl Fault {
+impl SimulatedFault {
     /// Whether the fault needs an inbox.
     pub const fn is_of_inbox(self) -> bool {
-        matches!(self, Fault::BadLetter | Fault::LetterAgain)
+        matches!(self, SimulatedFault::BadMessage | SimulatedFault::MessageAgain)
     }
 }
 
 /// Counts of occurrences, by name.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Counts(BTreeMap<&'static str, u64>);
+pub struct OccurrenceCounts(BTreeMap<&'static str, u64>);
 
-impl Counts {
+impl OccurrenceCounts {
     /// Adds one occurrence.
     pub fn add(&mut self, what: &'static str) {
         self.add_many(what, 1);
@@ -120,7 +117,7 @@ impl Counts {
     }
 
     /// Adds all counts of `other`.
-    pub fn merge(&mut self, other: &Counts) {
+    pub fn merge(&mut self, other: &OccurrenceCounts) {
         for (what, count) in &other.0 {
             self.add_many(what, *count);
         }

@@ -15,11 +15,11 @@ use chancery_events::observation::SessionEnd;
 use chancery_events::record::{InboxWatermark, Record, RecordHash};
 use chancery_events::refusal::RefusalCode;
 
-use super::fault::Fault;
+use super::fault::SimulatedFault;
 use super::oracle::violation;
 use super::script::APPROVALS;
-use super::universe::{Universe, tell};
-use crate::check::Violation;
+use super::universe::{ScriptedWorld, tell};
+use crate::check::InvariantViolation;
 
 /// Name of the topic of every simulated world.
 const TOPIC: &str = "sim.inbox/1/0";
@@ -30,7 +30,7 @@ const SCOPE: &str = "plan.*,deployment.*,replica.*,node.*,capability.*,disruptio
 
 /// Expected effect of an inbox message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Means {
+pub enum ExpectedEffect {
     /// Intent with this key and digest.
     Asks(Digest, Digest),
     /// Unreadable, with the hash of its value.
@@ -39,14 +39,14 @@ pub enum Means {
 
 /// Topic, with the meanings of its messages.
 #[derive(Default, Debug)]
-pub struct Topic {
-    messages: Vec<(InboxMessage, Means)>,
+pub struct SimulatedTopic {
+    messages: Vec<(InboxMessage, ExpectedEffect)>,
     /// Offset of the next message.
     pub end: u64,
 }
 
-impl Topic {
-    fn put(&mut self, mut message: InboxMessage, means: Means, hole: u64) {
+impl SimulatedTopic {
+    fn put(&mut self, mut message: InboxMessage, means: ExpectedEffect, hole: u64) {
         message.offset = self.end;
         self.end += 1 + hole;
         self.messages.push((message, means));
@@ -95,20 +95,20 @@ fn written(request: &IntentRequest, structured: bool) -> InboxMessage {
     InboxMessage { headers, value: Some(value), ..InboxMessage::default() }
 }
 
-impl Universe {
+impl ScriptedWorld {
     /// Puts a request into the topic; no producer waits for its answer.
     pub fn put_into_topic(&mut self, request: IntentRequest) {
         let request = IntentRequest { actor: actor(), ..request };
-        let means = Means::Asks(request.key(), request.digest());
+        let means = ExpectedEffect::Asks(request.key(), request.digest());
         let message = written(&request, self.random.chance(500));
         tell!(self, "inbox message {}: {} ({})", self.topic.end, request.intent.type_name(), request.id);
         self.put(message, means);
-        if self.strikes(Fault::BadLetter, 300) {
+        if self.strikes(SimulatedFault::BadMessage, 300) {
             self.put_a_bad_one(&request);
         }
     }
 
-    fn put(&mut self, message: InboxMessage, means: Means) {
+    fn put(&mut self, message: InboxMessage, means: ExpectedEffect) {
         let hole = if self.random.chance(100) { self.random.between(1, 3) } else { 0 };
         self.topic.put(message, means, hole);
         self.counts.add("inbox message");
@@ -118,23 +118,23 @@ impl Universe {
         let good = written(like, false);
         let (message, means) = match self.random.below(4) {
             // A repeat, as of a producer without acknowledgement by the topic.
-            0 => (good, Means::Asks(like.key(), like.digest())),
+            0 => (good, ExpectedEffect::Asks(like.key(), like.digest())),
             // Cut.
             1 => {
                 let value = good.value.as_deref().map(|value| value[..value.len() / 2].to_vec());
                 let inbox_message = InboxMessage { value, ..good };
                 let digest = inbox_message.digest();
-                (inbox_message, Means::Nonsense(digest))
+                (inbox_message, ExpectedEffect::Nonsense(digest))
             }
             // Empty.
-            2 => (InboxMessage { value: None, ..good }, Means::Nonsense(None)),
+            2 => (InboxMessage { value: None, ..good }, ExpectedEffect::Nonsense(None)),
             // An intent that a topic must not request.
             _ => {
                 let intent = chancery_events::intent::Intent::read(APPROVALS[0], r#"{"operations":[]}"#);
                 let id = format!("no{}", self.topic.end).parse().expect("an id");
                 let intent = intent.expect("a type").expect("its data");
                 let request = IntentRequest { id, expect: None, intent, ..like.clone() };
-                (written(&request, true), Means::Asks(request.key(), request.digest()))
+                (written(&request, true), ExpectedEffect::Asks(request.key(), request.digest()))
             }
         };
         tell!(self, "inbox message {}: a bad one", self.topic.end);
@@ -144,7 +144,7 @@ impl Universe {
     /// Makes a server take the next message, or notice that none is left up to the end.
     pub fn read_message(&mut self, seat: usize) {
         let now = self.now;
-        let again = self.strikes(Fault::LetterAgain, 50);
+        let again = self.strikes(SimulatedFault::MessageAgain, 50);
         let back = if again { self.random.between(1, 3) } else { 0 };
         let Some(server) = &mut self.seats[seat].server else { return };
         let next = self.topic.at(server.reads);
@@ -157,7 +157,7 @@ impl Universe {
 
 /// Checks the answers to inbox messages.
 #[derive(Default, Debug)]
-pub struct Answers {
+pub struct AnswerChecker {
     /// Watermark of the last record.
     next: u64,
     /// Decided keys, with the digest of their intent.
@@ -166,7 +166,7 @@ pub struct Answers {
     tails: BTreeMap<WriterId, u64>,
 }
 
-impl Answers {
+impl AnswerChecker {
     /// Returns the offset of the first message that is not answered.
     pub fn next(&self) -> u64 {
         self.next
@@ -178,7 +178,7 @@ impl Answers {
     }
 
     /// Takes the next record, which answers the messages since the last watermark, once and in order.
-    pub fn take(&mut self, record: &Record, topic: &Topic) -> Result<(), Violation> {
+    pub fn take(&mut self, record: &Record, topic: &SimulatedTopic) -> Result<(), InvariantViolation> {
         let Some(InboxWatermark { next, .. }) = &record.header().watermark else { return Ok(()) };
         let mut inbox_messages = topic.messages[topic.at(self.next)..topic.at(*next)].iter();
         let early = self.tails.get(&record.header().writer).is_some_and(|tail| next < tail);
@@ -191,10 +191,10 @@ impl Answers {
                 continue;
             }
             let found = match line.event().map_err(|error| wrong(error.to_string()))? {
-                Event::Intent(request) => Means::Asks(request.key(), request.digest()),
+                Event::Intent(request) => ExpectedEffect::Asks(request.key(), request.digest()),
                 Event::Fact {
                     fact: Fact::InboxMessageRefused(InboxMessageRefused { digest, .. }), ..
-                } => Means::Nonsense(digest),
+                } => ExpectedEffect::Nonsense(digest),
                 Event::Fact { fact, .. } => {
                     if early && waits_for_messages(&fact) {
                         return Err(wrong(format!("{} before the pending inbox messages", fact.type_name())));
@@ -225,8 +225,8 @@ impl Answers {
     }
 
     /// Whether a message requests what was decided already, and so has no effect.
-    fn repeats(&self, means: Means) -> bool {
-        matches!(means, Means::Asks(key, digest) if self.known.get(&key) == Some(&digest))
+    fn repeats(&self, means: ExpectedEffect) -> bool {
+        matches!(means, ExpectedEffect::Asks(key, digest) if self.known.get(&key) == Some(&digest))
     }
 
     fn remember(&mut self, fact: &Fact) {

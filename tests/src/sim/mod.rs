@@ -30,18 +30,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-pub use fault::{Counts, Fault};
-pub use random::Random;
-pub use script::Script;
+pub use fault::{OccurrenceCounts, SimulatedFault};
+pub use random::RandomSource;
+pub use script::WorldScript;
 
-use crate::check::Violation;
-use universe::Universe;
+use crate::check::InvariantViolation;
+use universe::ScriptedWorld;
 
 /// Result of a world.
 #[derive(Debug)]
-pub struct Played {
+pub struct WorldResult {
     /// Counts of events, by name.
-    pub counts: Counts,
+    pub counts: OccurrenceCounts,
     /// World's time at the end, in seconds.
     pub seconds: f64,
     /// Events in the log.
@@ -49,7 +49,7 @@ pub struct Played {
     /// Hash of the last record, which identifies the world.
     pub hash: String,
     /// Violation, if one was found.
-    pub violation: Option<Violation>,
+    pub violation: Option<InvariantViolation>,
     /// Trace of the world; empty if it was not recorded.
     pub trace: Vec<String>,
 }
@@ -64,8 +64,8 @@ pub enum TraceOption {
 }
 
 /// Plays a script to its end, or to the first violation.
-pub fn play(script: Script, trace: TraceOption) -> Played {
-    let mut world = Universe::new(script, trace == TraceOption::Told);
+pub fn play(script: WorldScript, trace: TraceOption) -> WorldResult {
+    let mut world = ScriptedWorld::new(script, trace == TraceOption::Told);
     let ended = catch_unwind(AssertUnwindSafe(|| world.play()));
     let violation = match ended {
         Ok(ended) => ended.err(),
@@ -78,7 +78,7 @@ pub fn play(script: Script, trace: TraceOption) -> Played {
     if violation.is_some() {
         world.tell_the_log();
     }
-    Played {
+    WorldResult {
         seconds: world.now.as_secs_f64(),
         events: world.oracle.position().get(),
         hash: world.oracle.state().map(|state| state.at.hash.to_string()).unwrap_or_default(),
@@ -90,28 +90,28 @@ pub fn play(script: Script, trace: TraceOption) -> Played {
 
 /// Seed of a world with a violation.
 #[derive(Debug)]
-pub struct Failed {
+pub struct FailedWorld {
     /// Seed of the world.
     pub seed: u64,
     /// Violation in the world.
-    pub violation: Violation,
+    pub violation: InvariantViolation,
 }
 
 /// Result of many worlds.
 #[derive(Debug, Default)]
-pub struct Many {
+pub struct WorldsResult {
     /// Counts of events, by name.
-    pub counts: Counts,
+    pub counts: OccurrenceCounts,
     /// Simulated time, in hours.
     pub hours: f64,
     /// Events in all logs.
     pub events: u64,
     /// Worlds with a violation, in the order of their seeds.
-    pub failed: Vec<Failed>,
+    pub failed: Vec<FailedWorld>,
 }
 
 /// Returns the first failed world of the seeds from 1 to `seeds`.
-pub fn first_failed(seeds: u64) -> Option<Failed> {
+pub fn first_failed(seeds: u64) -> Option<FailedWorld> {
     const AT_ONCE: u64 = 16;
     (1..=seeds)
         .step_by(AT_ONCE as usize)
@@ -119,9 +119,9 @@ pub fn first_failed(seeds: u64) -> Option<Failed> {
 }
 
 /// Plays this number of seeds from `from` on, on every processor.
-pub fn play_many(from: u64, seeds: u64) -> Many {
+pub fn play_many(from: u64, seeds: u64) -> WorldsResult {
     let next = AtomicU64::new(from);
-    let all: Mutex<Many> = Mutex::default();
+    let all: Mutex<WorldsResult> = Mutex::default();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -131,12 +131,12 @@ pub fn play_many(from: u64, seeds: u64) -> Many {
                     if seed >= from + seeds {
                         break;
                     }
-                    let played = play(Script::draw(seed), TraceOption::Untold);
+                    let played = play(WorldScript::draw(seed), TraceOption::Untold);
                     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
                     all.counts.merge(&played.counts);
                     all.hours += played.seconds / 3600.0;
                     all.events += played.events;
-                    all.failed.extend(played.violation.map(|violation| Failed { seed, violation }));
+                    all.failed.extend(played.violation.map(|violation| FailedWorld { seed, violation }));
                 }
             });
         }

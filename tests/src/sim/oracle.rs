@@ -18,19 +18,19 @@ use chancery_projector::kind::RowKind;
 use chancery_projector::{FoldedState, JournalFold, ListQuery, Projector, StoreTuning, build_row};
 use rustc_hash::FxHashMap;
 
-use super::fault::Counts;
-use super::messages::{Answers, Topic};
+use super::fault::OccurrenceCounts;
+use super::messages::{AnswerChecker, SimulatedTopic};
 use super::server::FLEET;
 use super::words;
-use crate::check::{Alive, Checker, Reads, Violation};
-use crate::history::History;
-use crate::model::{self, Model};
+use crate::check::{InvariantViolation, JournalChecker, ReadChecker, RunningProcesses};
+use crate::history::InvocationHistory;
+use crate::model::{self, SecondModel};
 
 /// Oracle of a world: see the module.
-pub struct Oracle {
+pub struct WorldOracle {
     records: RecordIter,
-    checker: Checker,
-    model: Model,
+    checker: JournalChecker,
+    model: SecondModel,
     /// State by the real state machine, folded separately.
     fold: JournalFold,
     /// Last position of each record, with its hash.
@@ -41,7 +41,7 @@ pub struct Oracle {
     /// Sessions that were lost, with the term that reported the loss.
     lost: BTreeMap<SessionId, Term>,
     /// Answers to inbox messages.
-    pub answers: Answers,
+    pub answers: AnswerChecker,
 }
 
 /// Whether a reason in a fact is empty, or ends where text should follow. Compact JSON has spaces only in its
@@ -53,23 +53,27 @@ fn is_unfinished(data: &str) -> bool {
 }
 
 /// Returns a violation of an invariant, by its number in the rules.
-pub(super) fn violation(invariant: u8, what: impl Into<String>, position: Option<Position>) -> Violation {
-    Violation { invariant, what: what.into(), position }
+pub(super) fn violation(
+    invariant: u8,
+    what: impl Into<String>,
+    position: Option<Position>,
+) -> InvariantViolation {
+    InvariantViolation { invariant, what: what.into(), position }
 }
 
-impl Oracle {
+impl WorldOracle {
     /// Creates an oracle.
-    pub fn new(log: &MemoryLog) -> Oracle {
-        Oracle {
+    pub fn new(log: &MemoryLog) -> WorldOracle {
+        WorldOracle {
             records: log.source().records(Position::FIRST).expect("a log in memory can be read"),
-            checker: Checker::new(),
-            model: Model::new(),
+            checker: JournalChecker::new(),
+            model: SecondModel::new(),
             fold: JournalFold::default(),
             ends: FxHashMap::default(),
             head: Position::ZERO,
             strangers: BTreeMap::new(),
             lost: BTreeMap::new(),
-            answers: Answers::default(),
+            answers: AnswerChecker::default(),
         }
     }
 
@@ -84,7 +88,11 @@ impl Oracle {
     }
 
     /// Reads records that have become durable.
-    pub fn look(&mut self, topic: &Topic, counts: &mut Counts) -> Result<(), Violation> {
+    pub fn look(
+        &mut self,
+        topic: &SimulatedTopic,
+        counts: &mut OccurrenceCounts,
+    ) -> Result<(), InvariantViolation> {
         while let Some(record) = self.records.next() {
             let record =
                 record.map_err(|error| violation(1, format!("the log cannot be read: {error}"), None))?;
@@ -93,7 +101,12 @@ impl Oracle {
         Ok(())
     }
 
-    fn take(&mut self, record: &Arc<Record>, topic: &Topic, counts: &mut Counts) -> Result<(), Violation> {
+    fn take(
+        &mut self,
+        record: &Arc<Record>,
+        topic: &SimulatedTopic,
+        counts: &mut OccurrenceCounts,
+    ) -> Result<(), InvariantViolation> {
         self.head = record.last();
         self.ends.insert(record.last(), record.hash());
         self.checker.take(record)?;
@@ -139,7 +152,7 @@ impl Oracle {
     }
 
     /// Checks that only allowed incarnations run.
-    pub fn alive(&self, worlds: &[&SimulatedWorld]) -> Result<(), Violation> {
+    pub fn alive(&self, worlds: &[&SimulatedWorld]) -> Result<(), InvariantViolation> {
         for stranger in self.strangers.keys() {
             let is_it = |report: &ObjectReport| report.object == ObjectId::from(*stranger);
             if !worlds.iter().any(|world| world.list().iter().any(is_it)) {
@@ -150,13 +163,13 @@ impl Oracle {
             .iter()
             .flat_map(|world| world.alive())
             .filter(|(incarnation, _)| !self.strangers.contains_key(incarnation))
-            .map(|(incarnation, processes)| Alive { incarnation, processes })
+            .map(|(incarnation, processes)| RunningProcesses { incarnation, processes })
             .collect();
         self.checker.alive(&alive)
     }
 
     /// Checks that a decider's message was based on durable records alone.
-    pub fn said(&self, message: &DeciderMessage) -> Result<(), Violation> {
+    pub fn said(&self, message: &DeciderMessage) -> Result<(), InvariantViolation> {
         let Some(DeciderEnvelope { head, .. }) = words::envelope(message) else { return Ok(()) };
         let known = head.position == Position::ZERO || self.ends.get(&head.position) == Some(&head.hash);
         if !known {
@@ -173,7 +186,7 @@ impl Oracle {
     }
 
     /// Checks that work does not start under a session that the executor's term has reported as lost.
-    pub fn begun(&self, session: SessionId, term: Term) -> Result<(), Violation> {
+    pub fn begun(&self, session: SessionId, term: Term) -> Result<(), InvariantViolation> {
         if self.lost.get(&session) == Some(&term) {
             let what = format!("an executor starts work under session {session}, which its decider has lost");
             return Err(violation(3, what, None));
@@ -182,7 +195,7 @@ impl Oracle {
     }
 
     /// Checks that a position in an answer is durable.
-    pub fn told(&self, position: Position) -> Result<(), Violation> {
+    pub fn told(&self, position: Position) -> Result<(), InvariantViolation> {
         if position <= self.head {
             return Ok(());
         }
@@ -199,7 +212,7 @@ impl Oracle {
     }
 
     /// Returns the reads that answers are compared with.
-    pub fn reads(&self) -> &Reads {
+    pub fn reads(&self) -> &ReadChecker {
         self.checker.reads()
     }
 
@@ -209,12 +222,12 @@ impl Oracle {
     }
 
     /// Checks that received verdicts are in the log.
-    pub fn history(&self, history: &History) -> Result<(), Violation> {
+    pub fn history(&self, history: &InvocationHistory) -> Result<(), InvariantViolation> {
         self.checker.history(history)
     }
 
     /// Checks that the second model has the projector's rows.
-    pub fn rows(&self) -> Result<(), Violation> {
+    pub fn rows(&self) -> Result<(), InvariantViolation> {
         let Some(state) = self.fold.state() else { return Ok(()) };
         let shown = build_row::shown(&state.fleet);
         for (key, row) in &shown {
@@ -232,11 +245,11 @@ impl Oracle {
     }
 
     /// Checks that a real store of rows, filled from the log and reopened, has the same rows.
-    pub fn through_the_store(&self, log: &MemoryLog) -> Result<(), Violation> {
+    pub fn through_the_store(&self, log: &MemoryLog) -> Result<(), InvariantViolation> {
         let bad = |error: &dyn std::error::Error| violation(2, format!("the store of rows: {error}"), None);
         let dir = tempfile::tempdir().map_err(|error| bad(&error))?;
         let tuning = StoreTuning { batch: 7, ..StoreTuning::default() };
-        let mut shown = model::Rows::new();
+        let mut shown = model::ModelRows::new();
         for _ in 0..2 {
             let mut projector = Projector::open(&dir.path().join("rows"), FLEET, log.source(), None, tuning)
                 .map_err(|error| bad(&error))?;
@@ -265,7 +278,7 @@ impl Oracle {
     }
 
     /// Checks that a state is that of the log at its position.
-    pub fn same_state(&self, state: &FoldedState) -> Result<(), Violation> {
+    pub fn same_state(&self, state: &FoldedState) -> Result<(), InvariantViolation> {
         let at = Some(state.at.position);
         if self.ends.get(&state.at.position) != Some(&state.at.hash) {
             return Err(violation(2, "a state follows a record that is not in the log", at));

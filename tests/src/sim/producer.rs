@@ -16,13 +16,13 @@ use chancery_machine::state::{
 use chancery_projector::FoldedState;
 use serde_json::{Value, json};
 
-use super::fault::Fault;
+use super::fault::SimulatedFault;
 use super::oracle::violation;
-use super::readers::Via;
-use super::script::Input;
-use super::server::{Ask, wall_at};
-use super::universe::{Universe, tell};
-use crate::check::Violation;
+use super::readers::ForwardingServer;
+use super::script::ScriptInput;
+use super::server::{QueuedRequest, wall_at};
+use super::universe::{ScriptedWorld, tell};
+use crate::check::InvariantViolation;
 use crate::history::{self, OpId};
 
 /// Actors who request and approve.
@@ -30,7 +30,7 @@ const ACTORS: [&str; 2] = ["ann", "bob"];
 
 /// State of a request, as far as its producer knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum ProducerRequestState {
     /// Sent to the server at this seat.
     Sent(usize),
     /// Outcome unknown.
@@ -40,34 +40,34 @@ pub enum State {
 }
 
 /// Request that is repeated until it is answered.
-pub struct Call {
+pub struct ProducerRequest {
     /// Intent with its attributes.
     pub request: IntentRequest,
     /// State of the request.
-    pub state: State,
+    pub state: ProducerRequestState,
     /// Server that forwards the request to the leader, and returns its answer.
-    pub via: Option<Via>,
+    pub via: Option<ForwardingServer>,
     /// Invocation in progress.
     op: Option<OpId>,
     /// First answer: every other must be equal.
     answer: Option<Verdict>,
 }
 
-impl Universe {
+impl ScriptedWorld {
     /// Sends the next request of the script.
     pub fn post(&mut self) {
         let Some(input) = self.script.inputs.get(self.asked).cloned() else { return };
         self.asked += 1;
-        if matches!(input, Input::Bad { .. }) {
-            if !self.script.faults.contains(&Fault::BadRequest) {
+        if matches!(input, ScriptInput::Bad { .. }) {
+            if !self.script.faults.contains(&SimulatedFault::BadRequest) {
                 return;
             }
-            self.counts.add(Fault::BadRequest.word());
+            self.counts.add(SimulatedFault::BadRequest.word());
         }
         let Some((type_name, data, expect)) = self.words(&input) else { return };
         let mut id = format!("i{}", self.asked);
         let mut time = None;
-        if let Input::Bad { which } = input {
+        if let ScriptInput::Bad { which } = input {
             match which {
                 1 => id = "i1".into(),
                 2 => time = Some(Time::from_micros(wall_at(self.now, 0).micros() + 86_400_000_000)),
@@ -158,12 +158,18 @@ impl Universe {
             traceparent: None,
             intent,
         };
-        let by_letter = self.script.inbox && self.faulty && self.random.chance(self.script.messages);
-        if by_letter && !matches!(type_name.split_once('.'), Some(("cluster" | "operation" | "request", _))) {
+        let by_inbox = self.script.inbox && self.faulty && self.random.chance(self.script.messages);
+        if by_inbox && !matches!(type_name.split_once('.'), Some(("cluster" | "operation" | "request", _))) {
             self.put_into_topic(request);
             return;
         }
-        self.calls.push(Call { request, state: State::Unknown, via: None, op: None, answer: None });
+        self.calls.push(ProducerRequest {
+            request,
+            state: ProducerRequestState::Unknown,
+            via: None,
+            op: None,
+            answer: None,
+        });
         self.send(self.calls.len() - 1);
     }
 
@@ -173,11 +179,11 @@ impl Universe {
             (0..self.seats.len()).filter(|seat| self.seats[*seat].server.is_some()).collect();
         let Some(seat) = self.random.pick(&up).copied() else { return };
         let through = self.draw_via();
-        let Call { request, op, state, via, .. } = &mut self.calls[call];
+        let ProducerRequest { request, op, state, via, .. } = &mut self.calls[call];
         *via = through;
         let request = request.clone();
         *op = Some(self.history.invoke(request.key(), request.digest(), request.intent.type_name()));
-        *state = State::Sent(seat);
+        *state = ProducerRequestState::Sent(seat);
         tell!(
             self,
             "{} sends to server {seat}: {} {} ({})",
@@ -186,20 +192,20 @@ impl Universe {
             request.intent.data_json(),
             request.id
         );
-        if self.strikes(Fault::LostRequest, 100) {
+        if self.strikes(SimulatedFault::LostRequest, 100) {
             tell!(self, "… and the request is lost");
-            self.calls[call].state = State::Unknown;
+            self.calls[call].state = ProducerRequestState::Unknown;
             return;
         }
         if let Some(server) = &mut self.seats[seat].server {
-            server.asks.push_back(Ask { call, request });
+            server.asks.push_back(QueuedRequest { call, request });
         }
     }
 
     /// Takes the answer of a server.
-    pub fn answered(&mut self, call: usize, verdict: &Verdict) -> Result<(), Violation> {
+    pub fn answered(&mut self, call: usize, verdict: &Verdict) -> Result<(), InvariantViolation> {
         self.oracle.told(verdict.position)?;
-        let lost = self.strikes(Fault::LostAnswer, 100);
+        let lost = self.strikes(SimulatedFault::LostAnswer, 100);
         let told = match &*verdict.result {
             Ok(_) => history::Verdict::Accepted,
             Err(refusal) => history::Verdict::Refused(refusal.code),
@@ -211,7 +217,7 @@ impl Universe {
             verdict.position,
             if lost { ", and is lost" } else { "" }
         );
-        let Call { state, op, answer, request, .. } = &mut self.calls[call];
+        let ProducerRequest { state, op, answer, request, .. } = &mut self.calls[call];
         // These codes are about the key and its time, not the verdict on the intent.
         let passing = matches!(
             told,
@@ -231,10 +237,10 @@ impl Universe {
             None => *answer = Some(verdict.clone()),
         }
         if lost {
-            *state = State::Unknown;
+            *state = ProducerRequestState::Unknown;
             return Ok(());
         }
-        *state = State::Answered;
+        *state = ProducerRequestState::Answered;
         if let Some(op) = op.take() {
             self.history.ok(op, verdict.position, told);
         }
@@ -314,37 +320,37 @@ impl Universe {
         one(&fit, which)
     }
 
-    fn words(&mut self, input: &Input) -> Option<(String, Value, Option<u64>)> {
+    fn words(&mut self, input: &ScriptInput) -> Option<(String, Value, Option<u64>)> {
         Some(match input {
-            Input::Ask { type_name, data } => ((*type_name).into(), data.clone(), None),
-            Input::OfReplica { verb, which, node } => {
+            ScriptInput::Ask { type_name, data } => ((*type_name).into(), data.clone(), None),
+            ScriptInput::OfReplica { verb, which, node } => {
                 let mut data = json!({"name": self.replica(verb, *which)?});
                 if let Some(node) = node {
                     data["node"] = json!(node);
                 }
                 (format!("replica.{verb}"), data, None)
             }
-            Input::OfDeployment { verb, which } => {
+            ScriptInput::OfDeployment { verb, which } => {
                 let (plan, name) = self.deployment(verb, *which)?;
                 (format!("deployment.{verb}"), json!({"plan": plan, "name": name}), None)
             }
-            Input::OfDisruption { verb, which } => {
+            ScriptInput::OfDisruption { verb, which } => {
                 let (node, name) = self.disruption(verb, *which)?;
                 (format!("disruption.{verb}"), json!({"node": node, "name": name}), None)
             }
-            Input::Rollback { plan, name, which } => {
+            ScriptInput::Rollback { plan, name, which } => {
                 let mut data = json!({"plan": plan, "name": name});
                 if let Some(which) = which {
                     data["to"] = json!(self.ended(plan, *which)?);
                 }
                 ("plan.rollback".into(), data, None)
             }
-            Input::OfVolume { which } => {
+            ScriptInput::OfVolume { which } => {
                 let names: Vec<_> =
                     self.read()?.fleet.volumes().sorted().iter().map(|it| it.name.clone()).collect();
                 ("volume.delete".into(), json!({"name": one(&names, *which)?}), None)
             }
-            Input::Approve { which } => {
+            ScriptInput::Approve { which } => {
                 let mut pending = self.pending();
                 if let Some(which) = which {
                     pending = vec![one(&pending, *which)?];
@@ -352,11 +358,11 @@ impl Universe {
                 pending.truncate(100);
                 ("operation.approve".into(), json!({"operations": asked(&pending)}), None)
             }
-            Input::Reject { which } => {
+            ScriptInput::Reject { which } => {
                 let (operation, _) = one(&self.pending(), *which)?;
                 ("operation.reject".into(), json!({"operations": [operation], "reason": "no"}), None)
             }
-            Input::OfRequest { verb, which } => {
+            ScriptInput::OfRequest { verb, which } => {
                 let all = self.read()?.fleet.approval_requests().sorted();
                 let waits: Vec<_> = all.into_iter().filter_map(waits).collect();
                 let (request, hash) = one(&waits, *which)?;
@@ -366,7 +372,7 @@ impl Universe {
                 };
                 (format!("request.{verb}"), data, None)
             }
-            Input::Automatic { which } => {
+            ScriptInput::Automatic { which } => {
                 let plans = self.read()?.fleet.plans().sorted();
                 let plans: Vec<_> = plans
                     .into_iter()
@@ -376,7 +382,7 @@ impl Universe {
                 spec.approval = ApprovalPolicy::all(ApprovalMode::Automatic);
                 ("plan.apply".into(), json!({"name": name, "spec": spec}), None)
             }
-            Input::Bad { which } => match which {
+            ScriptInput::Bad { which } => match which {
                 0 => ("replica.stop".into(), json!({"name": "nobody-1"}), None),
                 3 => ("replica.start".into(), json!({"name": self.replica("start", 3)?}), Some(9999)),
                 4 => {

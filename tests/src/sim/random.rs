@@ -2,12 +2,12 @@
 
 /// Source of random choices.
 #[derive(Clone, Debug)]
-pub struct Random(fastrand::Rng);
+pub struct RandomSource(fastrand::Rng);
 
-impl Random {
+impl RandomSource {
     /// Creates a source from a seed.
-    pub fn new(seed: u64) -> Random {
-        Random(fastrand::Rng::with_seed(seed))
+    pub fn new(seed: u64) -> RandomSource {
+        RandomSource(fastrand::Rng::with_seed(seed))
     }
 
     /// Returns a number below `end`, which must not be zero.

@@ -13,11 +13,13 @@ use chancery_projector::{JournalFold, ReadConsistency};
 use serde_json::Value;
 
 use super::oracle::violation;
-use super::random::Random;
-use super::rows::{Answer, Done, Found, Listed, Parts, Read, Rows, Wanted, row};
-use super::script::Script;
-use super::universe::{Universe, tell};
-use crate::check::Violation;
+use super::random::RandomSource;
+use super::rows::{
+    EndedRead, FoundRow, ListedKind, ReadAnswer, ReadTarget, RowDetail, ServerRead, ServerRows, row,
+};
+use super::script::WorldScript;
+use super::universe::{ScriptedWorld, tell};
+use crate::check::InvariantViolation;
 
 /// One in this number of worlds compares whole rows with the log, which is folded again for that.
 const WHOLE: u64 = 16;
@@ -25,35 +27,35 @@ const WHOLE: u64 = 16;
 const RECENT: usize = 16;
 
 /// Row that was shown: the position, its subject, and the whole row.
-type Seen = (Position, Subject, Option<Value>);
+type ShownRow = (Position, Subject, Option<Value>);
 
 /// Readers of a world, with their random source.
-pub struct Readers {
-    random: Random,
+pub struct WorldReaders {
+    random: RandomSource,
     /// Whether requests go through standbys.
     forwards: bool,
     /// Entities of the last verdicts.
     recent: Vec<Subject>,
     /// Reads that will be sent after the oracle has read the log.
-    sent: Vec<(usize, Wanted, Option<Position>)>,
+    sent: Vec<(usize, ReadTarget, Option<Position>)>,
     /// Rows that were shown whole; kept in some worlds.
-    whole: Option<Vec<Seen>>,
+    whole: Option<Vec<ShownRow>>,
     /// Number of server processes so far.
     processes: u64,
 }
 
 /// Server that forwards a request to the leader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Via {
+pub struct ForwardingServer {
     seat: usize,
     process: u64,
 }
 
-impl Readers {
+impl WorldReaders {
     /// Returns the readers of a world.
-    pub fn new(script: &Script) -> Readers {
-        let mut random = Random::new(script.seed ^ 0x7ead);
-        Readers {
+    pub fn new(script: &WorldScript) -> WorldReaders {
+        let mut random = RandomSource::new(script.seed ^ 0x7ead);
+        WorldReaders {
             forwards: random.chance(250),
             random,
             recent: Vec::new(),
@@ -89,13 +91,13 @@ impl Readers {
     }
 
     /// Draws an entity of a recent verdict, or a list.
-    fn anything(&mut self) -> Wanted {
+    fn anything(&mut self) -> ReadTarget {
         let recent = if self.is_so_often(700) { self.random.pick(&self.recent).cloned() } else { None };
-        recent.map_or_else(|| Wanted::List(self.list()), Wanted::Row)
+        recent.map_or_else(|| ReadTarget::List(self.list()), ReadTarget::Row)
     }
 
-    fn list(&mut self) -> Listed {
-        self.random.pick(&Listed::ALL).copied().unwrap_or(Listed::Plans)
+    fn list(&mut self) -> ListedKind {
+        self.random.pick(&ListedKind::ALL).copied().unwrap_or(ListedKind::Plans)
     }
 
     fn remember(&mut self, subject: &Subject) {
@@ -108,10 +110,10 @@ impl Readers {
     }
 }
 
-impl Universe {
+impl ScriptedWorld {
     /// Draws whether a request is sent through a standby, and chooses it; a standby without process is
     /// started.
-    pub(super) fn draw_via(&mut self) -> Option<Via> {
+    pub(super) fn draw_via(&mut self) -> Option<ForwardingServer> {
         if !self.readers.forwards || !self.readers.is_so_often(400) {
             return None;
         }
@@ -126,7 +128,7 @@ impl Universe {
             self.start_standby(seat)?;
         }
         let process = self.seats[seat].rows.as_ref()?.process;
-        Some(Via { seat, process })
+        Some(ForwardingServer { seat, process })
     }
 
     /// Starts a server as a standby. `None` if it cannot fold the log: the oracle finds that too.
@@ -136,7 +138,7 @@ impl Universe {
             fold.take(&*record.ok()?).ok()?;
         }
         let head = fold.position();
-        let mut rows = Rows::new(self.readers.process(), fold, head);
+        let mut rows = ServerRows::new(self.readers.process(), fold, head);
         rows.stand_by(&self.log);
         self.seats[seat].rows = Some(rows);
         self.counts.add("server starts as standby");
@@ -172,18 +174,18 @@ impl Universe {
             self.readers.remember(subject);
         }
         if self.readers.is_so_often(600) {
-            let of = subject.clone().map_or_else(|| self.readers.anything(), Wanted::Row);
+            let of = subject.clone().map_or_else(|| self.readers.anything(), ReadTarget::Row);
             self.readers.sent.push((answering, of, None));
         }
         if self.readers.is_so_often(150) {
             let list = self.readers.list();
-            self.readers.sent.push((answering, Wanted::List(list), None));
+            self.readers.sent.push((answering, ReadTarget::List(list), None));
         }
         if let Some(subject) = subject.filter(|_| self.readers.is_so_often(100)) {
             // Reads of another server name the position.
             let other = self.readers.random.below(self.seats.len() as u64);
             let other = usize::try_from(other).unwrap_or(0);
-            self.readers.sent.push((other, Wanted::Row(subject), Some(position)));
+            self.readers.sent.push((other, ReadTarget::Row(subject), Some(position)));
         }
     }
 
@@ -196,8 +198,8 @@ impl Universe {
     }
 
     /// Lets rows catch up at the end, so that no reader waits any more.
-    pub(super) fn hear_all(&mut self) -> Result<(), Violation> {
-        let is_waited_for = |rows: &Option<Rows>| rows.as_ref().is_some_and(Rows::is_waited_for);
+    pub(super) fn hear_all(&mut self) -> Result<(), InvariantViolation> {
+        let is_waited_for = |rows: &Option<ServerRows>| rows.as_ref().is_some_and(ServerRows::is_waited_for);
         for seat in 0..self.seats.len() {
             if !is_waited_for(&self.seats[seat].rows) {
                 continue;
@@ -215,7 +217,7 @@ impl Universe {
     }
 
     /// Sends the pending reads, and takes the answers to waiting ones.
-    pub(super) fn read_rows(&mut self) -> Result<(), Violation> {
+    pub(super) fn read_rows(&mut self) -> Result<(), InvariantViolation> {
         if self.readers.is_so_often(12) {
             let seat = usize::try_from(self.readers.random.below(self.seats.len() as u64)).unwrap_or(0);
             let of = self.readers.anything();
@@ -225,19 +227,24 @@ impl Universe {
             self.ask_rows(seat, of, named)?;
         }
         for seat in 0..self.seats.len() {
-            if self.seats[seat].rows.as_ref().is_some_and(Rows::is_waited_for) {
+            if self.seats[seat].rows.as_ref().is_some_and(ServerRows::is_waited_for) {
                 self.go_on(seat)?;
             }
         }
         Ok(())
     }
 
-    fn ask_rows(&mut self, seat: usize, of: Wanted, named: Option<Position>) -> Result<(), Violation> {
+    fn ask_rows(
+        &mut self,
+        seat: usize,
+        of: ReadTarget,
+        named: Option<Position>,
+    ) -> Result<(), InvariantViolation> {
         let eventual = self.readers.is_so_often(100);
         let consistency = if eventual { ReadConsistency::Eventual } else { ReadConsistency::Verdicts };
         // Everything due before the request has happened.
         self.go_on(seat)?;
-        let parts = if self.readers.whole.is_some() { Parts::All } else { Parts::Stamps };
+        let parts = if self.readers.whole.is_some() { RowDetail::All } else { RowDetail::Stamps };
         let given = if eventual { Position::ZERO } else { self.oracle.reads().least(seat) };
         let least = named.map_or(given, |named| named.max(given));
         let now = self.now;
@@ -245,12 +252,12 @@ impl Universe {
         if rows.position() < least {
             self.counts.add("read before its rows");
         }
-        rows.ask(Read { of, parts, consistency, named, least }, now);
+        rows.ask(ServerRead { of, parts, consistency, named, least }, now);
         self.go_on(seat)
     }
 
     /// Advances a server's rows until now, unless the server is suspended, and takes answers to reads.
-    pub(super) fn go_on(&mut self, seat: usize) -> Result<(), Violation> {
+    pub(super) fn go_on(&mut self, seat: usize) -> Result<(), InvariantViolation> {
         let now = self.now;
         let of = &mut self.seats[seat];
         if of.server.as_ref().is_some_and(|server| server.paused.is_some()) {
@@ -266,35 +273,37 @@ impl Universe {
         Ok(())
     }
 
-    fn read_is_over(&mut self, seat: usize, done: Done) -> Result<(), Violation> {
-        let Done { asked, position, answer } = done;
-        let Read { of, least, .. } = asked.read;
+    fn read_is_over(&mut self, seat: usize, done: EndedRead) -> Result<(), InvariantViolation> {
+        let EndedRead { asked, position, answer } = done;
+        let ServerRead { of, least, .. } = asked.read;
         tell!(
             self,
             "server {seat} answers a read of {of:?} that came at {:?} and must have reached {least}, at {position}: {}",
             asked.since,
             match &answer {
-                Answer::Row(None) => "there is none".to_owned(),
-                Answer::Row(Some(Found { shown, .. })) => format!("{shown:?}"),
-                Answer::List(list) => format!("{} rows", list.len()),
-                Answer::NotApplied => format!("position {} is not applied", asked.wanted),
+                ReadAnswer::Row(None) => "there is none".to_owned(),
+                ReadAnswer::Row(Some(FoundRow { shown, .. })) => format!("{shown:?}"),
+                ReadAnswer::List(list) => format!("{} rows", list.len()),
+                ReadAnswer::NotApplied => format!("position {} is not applied", asked.wanted),
             }
         );
         let reads = self.oracle.reads();
         match (of, answer) {
-            (_, Answer::NotApplied) => {
+            (_, ReadAnswer::NotApplied) => {
                 reads.not_applied(asked.wanted, position)?;
                 self.counts.add("read refused");
                 return Ok(());
             }
-            (Wanted::Row(subject), Answer::Row(row)) => {
+            (ReadTarget::Row(subject), ReadAnswer::Row(row)) => {
                 let shown = row.as_ref().map(|row| row.shown);
                 reads.row(least, position, &subject, shown)?;
                 if let Some(whole) = &mut self.readers.whole {
                     whole.push((position, subject, row.and_then(|row| row.whole)));
                 }
             }
-            (Wanted::List(kind), Answer::List(list)) => reads.list(least, position, kind.word(), &list)?,
+            (ReadTarget::List(kind), ReadAnswer::List(list)) => {
+                reads.list(least, position, kind.word(), &list)?
+            }
             (of, answer) => return Err(violation(13, format!("{of:?} is answered by {answer:?}"), None)),
         }
         let is_by_standby = self.seats[seat].server.is_none();
@@ -303,7 +312,7 @@ impl Universe {
     }
 
     /// Checks that whole rows were those of the log, folded again, at the positions that the answers named.
-    pub(super) fn read_again(&mut self) -> Result<(), Violation> {
+    pub(super) fn read_again(&mut self) -> Result<(), InvariantViolation> {
         let mut seen = self.readers.whole.take().unwrap_or_default();
         seen.sort_by_key(|(position, ..)| *position);
         let mut seen = seen.into_iter().skip_while(|(position, ..)| *position == Position::ZERO).peekable();
@@ -320,7 +329,7 @@ impl Universe {
                     let what = "an answer names a position at which no record ends";
                     return Err(violation(13, what, Some(position)));
                 };
-                let own = row(&state.fleet, &subject, Parts::All).and_then(|found| found.whole);
+                let own = row(&state.fleet, &subject, RowDetail::All).and_then(|found| found.whole);
                 if own != shown {
                     let what = format!("{subject} was shown as {shown:?}, and is {own:?}");
                     return Err(violation(13, what, Some(position)));
@@ -362,7 +371,7 @@ mod tests {
 
     #[test]
     fn stories_tell_of_reads() {
-        let trace_option = play(Script::draw(1), TraceOption::Told).trace;
+        let trace_option = play(WorldScript::draw(1), TraceOption::Told).trace;
         assert!(trace_option.iter().any(|line| line.contains("answers a read")), "{trace_option:#?}");
     }
 }

@@ -24,14 +24,14 @@ use chancery_projector::{
 };
 use serde_json::Value;
 
-use crate::check::{List, Shown};
+use crate::check::{RowStamp, StampList};
 
 /// Time for which a read waits, like the limit for `min_position` in the API.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Kinds with lists that are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Listed {
+pub enum ListedKind {
     /// List of clusters.
     Clusters,
     /// List of nodes.
@@ -44,29 +44,34 @@ pub enum Listed {
     Replicas,
 }
 
-impl Listed {
+impl ListedKind {
     /// All kinds.
-    pub const ALL: [Listed; 5] =
-        [Listed::Clusters, Listed::Nodes, Listed::Plans, Listed::Policies, Listed::Replicas];
+    pub const ALL: [ListedKind; 5] = [
+        ListedKind::Clusters,
+        ListedKind::Nodes,
+        ListedKind::Plans,
+        ListedKind::Policies,
+        ListedKind::Replicas,
+    ];
 
     /// Name of the kind.
     pub const fn word(self) -> &'static str {
         match self {
-            Listed::Clusters => "cluster",
-            Listed::Nodes => "node",
-            Listed::Plans => "plan",
-            Listed::Policies => "policy",
-            Listed::Replicas => "replica",
+            ListedKind::Clusters => "cluster",
+            ListedKind::Nodes => "node",
+            ListedKind::Plans => "plan",
+            ListedKind::Policies => "policy",
+            ListedKind::Replicas => "replica",
         }
     }
 
     fn subjects(self, fleet: &FleetState) -> Vec<Subject> {
         match self {
-            Listed::Clusters => named(fleet.clusters().sorted(), |of| Subject::Cluster(of.name.clone())),
-            Listed::Nodes => named(fleet.nodes().sorted(), |of| Subject::Node(of.name.clone())),
-            Listed::Plans => named(fleet.plans().sorted(), |of| Subject::Plan(of.name.clone())),
-            Listed::Policies => named(fleet.policies().sorted(), |of| Subject::Policy(of.name.clone())),
-            Listed::Replicas => named(fleet.replicas().sorted(), |of| Subject::Replica(of.name.clone())),
+            ListedKind::Clusters => named(fleet.clusters().sorted(), |of| Subject::Cluster(of.name.clone())),
+            ListedKind::Nodes => named(fleet.nodes().sorted(), |of| Subject::Node(of.name.clone())),
+            ListedKind::Plans => named(fleet.plans().sorted(), |of| Subject::Plan(of.name.clone())),
+            ListedKind::Policies => named(fleet.policies().sorted(), |of| Subject::Policy(of.name.clone())),
+            ListedKind::Replicas => named(fleet.replicas().sorted(), |of| Subject::Replica(of.name.clone())),
         }
     }
 }
@@ -77,16 +82,16 @@ fn named<T>(all: Vec<&T>, name: impl Fn(&T) -> Subject) -> Vec<Subject> {
 
 /// Target of a read.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Wanted {
+pub enum ReadTarget {
     /// Row of an entity.
     Row(Subject),
     /// All rows of a kind.
-    List(Listed),
+    List(ListedKind),
 }
 
 /// Whether rows are shown whole, or only their history fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Parts {
+pub enum RowDetail {
     /// All fields.
     All,
     /// Version and position, which costs less.
@@ -95,31 +100,31 @@ pub enum Parts {
 
 /// Row that was found.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Found {
+pub struct FoundRow {
     /// History fields of the row.
-    pub shown: Shown,
+    pub shown: RowStamp,
     /// Whole row, if requested.
     pub whole: Option<Value>,
 }
 
 /// Answer to a read.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Answer {
+pub enum ReadAnswer {
     /// Row, or `None` if there is none.
-    Row(Option<Found>),
+    Row(Option<FoundRow>),
     /// Rows of a list.
-    List(List),
+    List(StampList),
     /// The rows are behind the position.
     NotApplied,
 }
 
 /// Read that came to a server.
 #[derive(Clone, Debug)]
-pub struct Read {
+pub struct ServerRead {
     /// Target of the read.
-    pub of: Wanted,
+    pub of: ReadTarget,
     /// Requested parts of a row.
-    pub parts: Parts,
+    pub parts: RowDetail,
     /// Consistency in addition to `named`.
     pub consistency: ReadConsistency,
     /// Position that the reader named.
@@ -130,9 +135,9 @@ pub struct Read {
 
 /// Read that waits or has ended.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct WaitingRead {
     /// Requested read.
-    pub read: Read,
+    pub read: ServerRead,
     /// Position that the server waits for.
     pub wanted: Position,
     /// Arrival time.
@@ -141,17 +146,17 @@ pub struct Asked {
 
 /// Read that has ended.
 #[derive(Debug)]
-pub struct Done {
+pub struct EndedRead {
     /// Read with its wait.
-    pub asked: Asked,
+    pub asked: WaitingRead,
     /// Position of the rows at the end of the read.
     pub position: Position,
     /// Answer of the server.
-    pub answer: Answer,
+    pub answer: ReadAnswer,
 }
 
 /// Rows of a server's process: see the module.
-pub struct Rows {
+pub struct ServerRows {
     /// Number of the process.
     pub process: u64,
     /// Last verdict that the process returned.
@@ -161,11 +166,11 @@ pub struct Rows {
     waiting: VecDeque<(Duration, Arc<Record>)>,
     /// Source of records for a standby. A leader gets records with its deliveries.
     follows: Option<RecordIter>,
-    asked: VecDeque<Asked>,
+    asked: VecDeque<WaitingRead>,
 }
 
 /// Folded log for a starting server.
-pub struct Started {
+pub struct FoldedLog {
     /// State at the end of the log.
     pub head: Option<FoldedState>,
     /// Rows, which may be behind the end.
@@ -174,7 +179,7 @@ pub struct Started {
     pub behind: Vec<Arc<Record>>,
 }
 
-impl Started {
+impl FoldedLog {
     /// Folds the log, from a snapshot if there is one. Rows are behind by this number of records, but not
     /// before `least`, the position that the process had already.
     pub fn fold(
@@ -182,7 +187,7 @@ impl Started {
         snapshot: Option<FoldedState>,
         behind: usize,
         least: Position,
-    ) -> Result<Started, FoldError> {
+    ) -> Result<FoldedLog, FoldError> {
         let mut rows = JournalFold::from(snapshot);
         let records = log.source().records(rows.position().plus(1)).expect("a log in memory can be read");
         let mut records: Vec<_> = records.map(|record| record.expect("the chain is unbroken")).collect();
@@ -195,15 +200,15 @@ impl Started {
         for record in &behind {
             head.take(record)?;
         }
-        Ok(Started { head: head.into_state(), rows, behind })
+        Ok(FoldedLog { head: head.into_state(), rows, behind })
     }
 }
 
-impl Rows {
+impl ServerRows {
     /// Returns the rows of a starting process: its verdicts start at the head of the journal.
-    pub fn new(process: u64, fold: JournalFold, head: Position) -> Rows {
+    pub fn new(process: u64, fold: JournalFold, head: Position) -> ServerRows {
         let (last, waiting, asked) = (LastVerdict::at(head), VecDeque::new(), VecDeque::new());
-        Rows { process, last, fold, waiting, follows: None, asked }
+        ServerRows { process, last, fold, waiting, follows: None, asked }
     }
 
     /// Makes the process a leader, which stops following, with newly folded rows.
@@ -262,13 +267,13 @@ impl Rows {
     }
 
     /// Adds a read.
-    pub fn ask(&mut self, read: Read, now: Duration) {
+    pub fn ask(&mut self, read: ServerRead, now: Duration) {
         let wanted = self.last.wanted(read.consistency, read.named);
-        self.asked.push_back(Asked { read, wanted, since: now });
+        self.asked.push_back(WaitingRead { read, wanted, since: now });
     }
 
     /// Advances until now: applies what is due, and answers or refuses reads, each at its time.
-    pub fn go_on(&mut self, now: Duration) -> Vec<Done> {
+    pub fn go_on(&mut self, now: Duration) -> Vec<EndedRead> {
         let mut done = Vec::new();
         loop {
             self.answer(&mut done);
@@ -283,7 +288,7 @@ impl Rows {
                 }
                 (_, Some(_)) => {
                     let position = self.position();
-                    let refused = |asked| Done { asked, position, answer: Answer::NotApplied };
+                    let refused = |asked| EndedRead { asked, position, answer: ReadAnswer::NotApplied };
                     done.extend(self.asked.pop_front().map(refused));
                 }
                 (_, None) => return done,
@@ -292,7 +297,7 @@ impl Rows {
     }
 
     /// Answers the reads whose position the rows have reached.
-    fn answer(&mut self, done: &mut Vec<Done>) {
+    fn answer(&mut self, done: &mut Vec<EndedRead>) {
         if self.asked.is_empty() {
             return;
         }
@@ -302,7 +307,7 @@ impl Rows {
             if applied.reaches(asked.wanted) == Ok(true) {
                 let fleet = self.fold.state().map(|state| &state.fleet);
                 let answer = shown(fleet, &asked.read);
-                done.push(Done { asked, position, answer });
+                done.push(EndedRead { asked, position, answer });
             } else {
                 self.asked.push_back(asked);
             }
@@ -311,21 +316,21 @@ impl Rows {
 }
 
 /// Returns the answer of a state to a read.
-fn shown(fleet: Option<&FleetState>, read: &Read) -> Answer {
+fn shown(fleet: Option<&FleetState>, read: &ServerRead) -> ReadAnswer {
     match &read.of {
-        Wanted::Row(subject) => Answer::Row(fleet.and_then(|fleet| row(fleet, subject, read.parts))),
-        Wanted::List(kind) => {
+        ReadTarget::Row(subject) => ReadAnswer::Row(fleet.and_then(|fleet| row(fleet, subject, read.parts))),
+        ReadTarget::List(kind) => {
             let all = fleet.into_iter().flat_map(|fleet| {
-                let row = |of: Subject| row(fleet, &of, Parts::Stamps).map(|found| (of, found.shown));
+                let row = |of: Subject| row(fleet, &of, RowDetail::Stamps).map(|found| (of, found.shown));
                 kind.subjects(fleet).into_iter().filter_map(row)
             });
-            Answer::List(all.collect())
+            ReadAnswer::List(all.collect())
         }
     }
 }
 
 /// Returns the row of an entity, as the projector builds it from the state.
-pub fn row(fleet: &FleetState, subject: &Subject, parts: Parts) -> Option<Found> {
+pub fn row(fleet: &FleetState, subject: &Subject, parts: RowDetail) -> Option<FoundRow> {
     match subject {
         Subject::Fleet => None,
         Subject::Cluster(name) => found::<ClusterRow>(fleet, name, parts),
@@ -345,11 +350,11 @@ pub fn row(fleet: &FleetState, subject: &Subject, parts: Parts) -> Option<Found>
     }
 }
 
-fn found<R: ReadModelRow>(fleet: &FleetState, key: &R::Key, parts: Parts) -> Option<Found> {
+fn found<R: ReadModelRow>(fleet: &FleetState, key: &R::Key, parts: RowDetail) -> Option<FoundRow> {
     // Counts are no part of a row's history.
-    let counts = if parts == Parts::All { RowCounts::of(fleet) } else { RowCounts::default() };
+    let counts = if parts == RowDetail::All { RowCounts::of(fleet) } else { RowCounts::default() };
     let row = R::of(fleet, &counts, key)?;
     let json = || serde_json::to_value(&row).expect("rows have string keys and no failing parts");
-    let shown = Shown { version: row.version(), changed: row.position() };
-    Some(Found { shown, whole: (parts == Parts::All).then(json) })
+    let shown = RowStamp { version: row.version(), changed: row.position() };
+    Some(FoundRow { shown, whole: (parts == RowDetail::All).then(json) })
 }

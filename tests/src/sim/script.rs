@@ -9,13 +9,13 @@ use std::time::Duration;
 use chancery_events::spec::ClusterRuntime;
 use serde_json::Value;
 
-use super::asks::{self, Habit};
-use super::fault::Fault;
-use super::random::Random;
+use super::asks::{self, MainActivity};
+use super::fault::SimulatedFault;
+use super::random::RandomSource;
 
 /// Future request. Details are chosen when it is sent, from what is read then.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Input {
+pub enum ScriptInput {
     /// Exactly this intent.
     Ask {
         /// Type of the intent, without its version.
@@ -91,13 +91,13 @@ pub enum Input {
 
 /// Drawn world.
 #[derive(Clone, Debug)]
-pub struct Script {
+pub struct WorldScript {
     /// Seed of all draws.
     pub seed: u64,
     /// Possible faults.
-    pub faults: BTreeSet<Fault>,
+    pub faults: BTreeSet<SimulatedFault>,
     /// Requests, in this order.
-    pub inputs: Vec<Input>,
+    pub inputs: Vec<ScriptInput>,
     /// Steps while faults may happen.
     pub steps: u64,
     /// Clusters, each with one orchestrator of this runtime and one executor.
@@ -120,18 +120,18 @@ pub struct Script {
 pub(super) const APPROVALS: [&str; 4] =
     ["operation.approve.v1", "operation.reject.v1", "request.approve.v1", "request.reject.v1"];
 
-impl Script {
+impl WorldScript {
     /// Draws the world of a seed.
-    pub fn draw(seed: u64) -> Script {
-        let mut random = Random::new(seed);
+    pub fn draw(seed: u64) -> WorldScript {
+        let mut random = RandomSource::new(seed);
         // Swarm: most faults are off in most worlds, so that any two meet in some world without others.
         let share = *random.pick(&[0, 150, 300, 500]).unwrap_or(&0);
-        let usual = Fault::ALL.iter().copied().filter(|fault| !fault.is_of_inbox());
+        let usual = SimulatedFault::ALL.iter().copied().filter(|fault| !fault.is_of_inbox());
         let mut faults: BTreeSet<_> = usual.filter(|_| random.chance(share)).collect();
         let clusters: Vec<_> = (0..random.between(1, 2)).map(|_| runtime(&mut random)).collect();
         let plans = random.between(1, 2);
-        let habit = Habit::draw(&mut random);
-        let likely = habit.map_or(&[][..], Habit::faults);
+        let habit = MainActivity::draw(&mut random);
+        let likely = habit.map_or(&[][..], MainActivity::faults);
         faults.extend(likely.iter().filter(|_| random.chance(700)));
         let inputs = asks::all(&mut random, &clusters, plans, habit);
         let steps = random.between(300, 1200);
@@ -139,14 +139,14 @@ impl Script {
         let lease = Duration::from_secs(random.between(3, 15));
         let misbehave = *random.pick(&[50, 200, 500]).unwrap_or(&200);
         let work_fails = *random.pick(&[200, 600, 950]).unwrap_or(&600);
-        let writes = habit == Some(Habit::Letters);
+        let writes = habit == Some(MainActivity::InboxMessages);
         let inbox = writes || random.chance(300);
         let inbox_messages = if writes { 900 } else { 400 };
         if inbox {
-            let its_own = Fault::ALL.iter().copied().filter(|fault| fault.is_of_inbox());
+            let its_own = SimulatedFault::ALL.iter().copied().filter(|fault| fault.is_of_inbox());
             faults.extend(its_own.filter(|_| random.chance(share)));
         }
-        Script {
+        WorldScript {
             seed,
             faults,
             inputs,
@@ -163,6 +163,6 @@ impl Script {
 }
 
 /// Draws the runtime that a cluster reports: its orchestrator is simulated in any case.
-fn runtime(random: &mut Random) -> ClusterRuntime {
+fn runtime(random: &mut RandomSource) -> ClusterRuntime {
     if random.chance(500) { ClusterRuntime::Simulated } else { ClusterRuntime::Process }
 }

@@ -19,14 +19,14 @@ use chancery_journal::{Journal, JournalDelivery};
 use chancery_machine::fleet::FleetState;
 use chancery_projector::{FoldError, FoldedState};
 
-use super::messages::Topic;
+use super::messages::SimulatedTopic;
 
 /// Fleet of every simulated world.
 pub const FLEET: &str = "sim";
 
 /// Queued request.
 #[derive(Debug)]
-pub struct Ask {
+pub struct QueuedRequest {
     /// Number of the call.
     pub call: usize,
     /// Request of the call.
@@ -45,14 +45,14 @@ pub enum BadStart {
 }
 
 /// Running server.
-pub struct Server {
+pub struct SimulatedServer {
     driver: DeciderDriver,
     journal: Arc<MemoryJournal>,
     deliveries: Arc<Mutex<VecDeque<JournalDelivery>>>,
     /// Delivered records for the projector.
     pub published: Vec<Arc<Record>>,
     /// Queued requests.
-    pub asks: VecDeque<Ask>,
+    pub asks: VecDeque<QueuedRequest>,
     /// Call of each ticket.
     pub calls: BTreeMap<RequestTicket, usize>,
     tickets: u64,
@@ -75,7 +75,7 @@ pub fn wall_at(now: Duration, error: i64) -> Time {
     Time::from_micros(EPOCH + i64::try_from(now.as_micros()).unwrap_or(i64::MAX / 4) + error)
 }
 
-impl Server {
+impl SimulatedServer {
     /// Starts a server with the state at the end of the log.
     pub fn start(
         log: &MemoryLog,
@@ -84,8 +84,8 @@ impl Server {
         lease: Duration,
         now: Duration,
         wall: i64,
-        topic: Option<&Topic>,
-    ) -> Result<Server, BadStart> {
+        topic: Option<&SimulatedTopic>,
+    ) -> Result<SimulatedServer, BadStart> {
         let deliveries: Arc<Mutex<VecDeque<JournalDelivery>>> = Arc::default();
         let sink = Arc::clone(&deliveries);
         let take = move |delivery| sink.lock().unwrap_or_else(PoisonError::into_inner).push_back(delivery);
@@ -109,7 +109,7 @@ impl Server {
         let head = journal.head();
         let writes = Arc::clone(&journal) as Arc<dyn Journal>;
         let driver = DeciderDriver::begin(settings, fleet, head.as_ref(), writes, reading);
-        Ok(Server {
+        Ok(SimulatedServer {
             driver,
             journal,
             deliveries,
@@ -159,7 +159,7 @@ impl Server {
     /// Decides the next queued request, if any.
     pub fn ask(&mut self, now: Duration) {
         let reading = self.reading(now);
-        if let Some(Ask { call, request }) = self.asks.pop_front() {
+        if let Some(QueuedRequest { call, request }) = self.asks.pop_front() {
             self.tickets += 1;
             self.calls.insert(RequestTicket(self.tickets), call);
             self.driver.handle(CoreInput::Intent(RequestTicket(self.tickets), Box::new(request)), reading);

@@ -8,33 +8,34 @@ use chancery_decider::driver::{DeciderEnd, TurnOutcome};
 use chancery_events::id::{ConnectionToken, WriterId};
 use chancery_journal::Journal;
 
-use super::fault::Fault;
-use super::rows::{Rows, Started};
-use super::server::{BadStart, Server};
-use super::universe::{Seat, Universe, Up, tell};
+use super::fault::SimulatedFault;
+use super::rows::{FoldedLog, ServerRows};
+use super::server::{BadStart, SimulatedServer};
+use super::universe::{ChannelInput, ScriptedWorld, ServerSeat, tell};
 use super::words;
-use crate::check::Violation;
+use crate::check::InvariantViolation;
 
 /// Number of appends that a full journal still takes.
 const FULL: usize = 1;
 
-impl Universe {
-    pub(super) fn start_server(&mut self, seat: usize) -> Result<(), Violation> {
+impl ScriptedWorld {
+    pub(super) fn start_server(&mut self, seat: usize) -> Result<(), InvariantViolation> {
         let wall = self.seats[seat].wall;
         let mut snapshot = None;
         if !self.snapshots.is_empty() {
             let newest = self.snapshots.len() - 1;
-            let old = self.strikes(Fault::OldSnapshot, 700);
+            let old = self.strikes(SimulatedFault::OldSnapshot, 700);
             let age = if old { self.random.below(newest as u64 + 1) } else { 0 };
             snapshot = Some(self.snapshots[newest - usize::try_from(age).unwrap_or(0)].clone());
         }
         let bits = self.random.bits();
         let topic = self.script.inbox.then_some(&self.topic);
         // The process of a former standby is the same, and its rows do not go back.
-        let least = self.seats[seat].rows.as_ref().map(Rows::position).unwrap_or_default();
-        let started = Started::fold(&self.log, snapshot, self.readers.behind(), least);
-        let begun = started.map_err(BadStart::from).and_then(|Started { head, rows, behind }| {
-            let server = Server::start(&self.log, head, bits, self.script.lease, self.now, wall, topic)?;
+        let least = self.seats[seat].rows.as_ref().map(ServerRows::position).unwrap_or_default();
+        let started = FoldedLog::fold(&self.log, snapshot, self.readers.behind(), least);
+        let begun = started.map_err(BadStart::from).and_then(|FoldedLog { head, rows, behind }| {
+            let server =
+                SimulatedServer::start(&self.log, head, bits, self.script.lease, self.now, wall, topic)?;
             Ok((server, rows, behind))
         });
         let (server, fold, behind) = begun
@@ -46,7 +47,7 @@ impl Universe {
                 rows.decide(fold);
                 self.seats[seat].rows.insert(rows)
             }
-            None => self.seats[seat].rows.insert(Rows::new(self.readers.process(), fold, head)),
+            None => self.seats[seat].rows.insert(ServerRows::new(self.readers.process(), fold, head)),
         };
         rows.publish(behind, due);
         self.may_read(seat);
@@ -54,7 +55,7 @@ impl Universe {
         tell!(self, "server {seat} starts, at {:?}", server.journal().head().map(|head| head.position));
         self.counts.add("server started");
         if self.seats.iter().any(|other| other.server.is_some()) {
-            self.counts.add(Fault::SecondDecider.word());
+            self.counts.add(SimulatedFault::SecondDecider.word());
         }
         self.seats[seat].server = Some(server);
         Ok(())
@@ -64,10 +65,10 @@ impl Universe {
     pub(super) fn with(
         &mut self,
         seat: usize,
-        act: impl FnOnce(&mut Server, Duration) -> Result<Vec<DeciderEffect>, DeciderEnd>,
-    ) -> Result<(), Violation> {
-        let full = self.strikes(Fault::FullJournal, 50);
-        let Seat { server: Some(server), rows: Some(rows), .. } = &mut self.seats[seat] else {
+        act: impl FnOnce(&mut SimulatedServer, Duration) -> Result<Vec<DeciderEffect>, DeciderEnd>,
+    ) -> Result<(), InvariantViolation> {
+        let full = self.strikes(SimulatedFault::FullJournal, 50);
+        let ServerSeat { server: Some(server), rows: Some(rows), .. } = &mut self.seats[seat] else {
             return Ok(());
         };
         server.journal().bound(if full { FULL } else { usize::MAX });
@@ -96,7 +97,7 @@ impl Universe {
         }
     }
 
-    fn effects(&mut self, seat: usize, effects: Vec<DeciderEffect>) -> Result<(), Violation> {
+    fn effects(&mut self, seat: usize, effects: Vec<DeciderEffect>) -> Result<(), InvariantViolation> {
         for effect in effects {
             match effect {
                 DeciderEffect::Answer(ticket, verdict) => {
@@ -144,18 +145,18 @@ impl Universe {
     pub(super) fn hear(&mut self, number: u64) {
         let now = self.now;
         let bits = self.random.bits();
-        let twice = self.strikes(Fault::DuplicateMessage, 50);
+        let twice = self.strikes(SimulatedFault::DuplicateMessage, 50);
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let seat = channel.seat;
         let Some(server) = &mut self.seats[seat].server else { return };
         let Some(up) = channel.up.pop_front() else { return };
         let reading = server.reading(now);
         match up {
-            Up::Connected => {
+            ChannelInput::Connected => {
                 let token = ConnectionToken::from_random(bits);
                 server.driver().handle(CoreInput::Connected(ChannelNumber(number), token), reading);
             }
-            Up::Said(message) => {
+            ChannelInput::Said(message) => {
                 tell!(self, "server {seat} hears {}", words::to_decider(&message));
                 let Some(server) = &mut self.seats[seat].server else { return };
                 if twice {
@@ -163,7 +164,7 @@ impl Universe {
                 }
                 server.driver().handle(CoreInput::Said(ChannelNumber(number), message), reading);
             }
-            Up::Gone => {
+            ChannelInput::Gone => {
                 channel.served = false;
                 server.driver().handle(CoreInput::Disconnected(ChannelNumber(number)), reading);
                 self.sweep_links();

@@ -16,11 +16,11 @@ use chancery_machine::state::{
 use chancery_projector::FoldedState;
 use serde_json::{Value, json};
 
-use super::fault::Fault;
+use super::fault::SimulatedFault;
 use super::oracle::violation;
-use super::producer::State;
-use super::universe::{Universe, tell};
-use crate::check::Violation;
+use super::producer::ProducerRequestState;
+use super::universe::{ScriptedWorld, tell};
+use crate::check::InvariantViolation;
 
 /// One in this number of worlds is checked with a real store of rows, which costs more than the world.
 const STORED: u64 = 64;
@@ -33,14 +33,14 @@ const ROUND: Duration = Duration::from_secs(20);
 /// Number of rounds for canaries to prove themselves, and for nodes to be drained.
 const PATIENCE: u32 = 6;
 
-impl Universe {
+impl ScriptedWorld {
     /// Settles the world without faults: all resumes or is started again, and people approve what is pending.
-    pub fn settle(&mut self) -> Result<(), Violation> {
+    pub fn settle(&mut self) -> Result<(), InvariantViolation> {
         // A returning server has only the journal, and no later takeover fixes its omissions.
-        if self.script.faults.contains(&Fault::ServerCrash) && self.random.chance(500) {
+        if self.script.faults.contains(&SimulatedFault::ServerCrash) && self.random.chance(500) {
             for seat in 0..self.seats.len() {
                 if self.crash_server(seat) {
-                    self.counts.add(Fault::ServerCrash.word());
+                    self.counts.add(SimulatedFault::ServerCrash.word());
                 }
             }
         }
@@ -77,7 +77,8 @@ impl Universe {
             if self.now >= round {
                 round = self.now + ROUND;
                 let faults = &self.script.faults;
-                if faults.contains(&Fault::MissedChange) || faults.contains(&Fault::Unwell) {
+                if faults.contains(&SimulatedFault::MissedChange) || faults.contains(&SimulatedFault::Unwell)
+                {
                     self.look_around();
                 }
                 rounds += 1;
@@ -176,7 +177,7 @@ impl Universe {
 
     /// Returns why the world has not settled, if it has not.
     fn stuck(&mut self) -> Option<String> {
-        if let Some(call) = self.calls.iter().find(|call| call.state != State::Answered) {
+        if let Some(call) = self.calls.iter().find(|call| call.state != ProducerRequestState::Answered) {
             return Some(format!("intent {} has no answer", call.request.id));
         }
         if self.script.inbox && self.oracle.answers.next() < self.topic.end {
@@ -227,7 +228,7 @@ impl Universe {
     }
 
     /// Checks that all states and rows agree.
-    fn agree(&mut self) -> Result<(), Violation> {
+    fn agree(&mut self) -> Result<(), InvariantViolation> {
         self.hear_all()?;
         self.oracle.rows()?;
         self.oracle.history(&self.history)?;
@@ -248,7 +249,7 @@ impl Universe {
         }
         self.read_again()?;
         let misbehaving = self.everything().map(SimulatedWorld::misbehaving).sum();
-        self.counts.add_many(Fault::BadBehaviour.word(), misbehaving);
+        self.counts.add_many(SimulatedFault::BadBehaviour.word(), misbehaving);
         self.counts.add("settled");
         self.counts
             .add_many("alive in the end", self.worlds.iter().map(|world| world.alive().count() as u64).sum());
@@ -256,7 +257,7 @@ impl Universe {
     }
 
     /// Returns the state by a snapshot of any age and the records after it.
-    fn replay(&mut self) -> Result<FoldedState, Violation> {
+    fn replay(&mut self) -> Result<FoldedState, InvariantViolation> {
         let snapshot = self.random.pick(&self.snapshots).cloned();
         let mut fold = chancery_projector::JournalFold::from(snapshot);
         let records =

@@ -1,22 +1,25 @@
 //! Reduction of a failing world: leaves out faults, inputs and steps while the same invariant fails.
 
-use super::{Played, Script, TraceOption, play};
+use super::{TraceOption, WorldResult, WorldScript, play};
 
 /// Maximum number of worlds that are tried.
 const TRIES: usize = 400;
 
 /// Returns the smallest script found that fails as `script` does, and its result with a trace.
-pub fn shrink(script: &Script) -> (Script, Played) {
+pub fn shrink(script: &WorldScript) -> (WorldScript, WorldResult) {
     shrink_by(script, |played| played.violation.as_ref().map(|violation| violation.invariant))
 }
 
 /// Reduces as [`shrink`]; `failure` returns the number of the broken invariant of a world, if any.
-fn shrink_by(script: &Script, failure: impl Fn(&Played) -> Option<u8>) -> (Script, Played) {
-    let fails = |script: &Script| failure(&play(script.clone(), TraceOption::Untold));
+fn shrink_by(
+    script: &WorldScript,
+    failure: impl Fn(&WorldResult) -> Option<u8>,
+) -> (WorldScript, WorldResult) {
+    let fails = |script: &WorldScript| failure(&play(script.clone(), TraceOption::Untold));
     let mut best = script.clone();
     let mut tries = 0;
     let Some(invariant) = fails(&best) else { return (best.clone(), play(best, TraceOption::Told)) };
-    let mut keeps_failing = |candidate: &Script| {
+    let mut keeps_failing = |candidate: &WorldScript| {
         tries += 1;
         tries <= TRIES && fails(candidate) == Some(invariant)
     };
@@ -44,7 +47,7 @@ fn shrink_by(script: &Script, failure: impl Fn(&Played) -> Option<u8>) -> (Scrip
             chunk /= 2;
         }
         for steps in [best.steps / 2, best.steps * 9 / 10] {
-            let candidate = Script { steps, ..best.clone() };
+            let candidate = WorldScript { steps, ..best.clone() };
             if keeps_failing(&candidate) {
                 best = candidate;
             }
@@ -55,7 +58,7 @@ fn shrink_by(script: &Script, failure: impl Fn(&Played) -> Option<u8>) -> (Scrip
     }
 }
 
-fn size(script: &Script) -> (usize, usize, u64) {
+fn size(script: &WorldScript) -> (usize, usize, u64) {
     (script.faults.len(), script.inputs.len(), script.steps)
 }
 
@@ -66,8 +69,8 @@ mod tests {
     #[test]
     fn a_failing_world_is_made_smaller_and_told() {
         // No invariant fails in these worlds: here one that stops a server counts as failed.
-        let failure = |played: &Played| (played.counts.get("server failed") > 0).then_some(0);
-        let mut scripts = (1..=100).map(Script::draw);
+        let failure = |played: &WorldResult| (played.counts.get("server failed") > 0).then_some(0);
+        let mut scripts = (1..=100).map(WorldScript::draw);
         let script = scripts
             .find(|script| failure(&play(script.clone(), TraceOption::Untold)).is_some())
             .expect("a server fails in one of a hundred worlds");

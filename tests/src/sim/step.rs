@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use chancery_executor::session::SessionInput;
 
-use super::executor::{Linked, Listing};
-use super::fault::Fault;
-use super::producer::State;
-use super::server::Server;
-use super::universe::{Universe, tell};
+use super::executor::{ChannelProgress, ListProgress};
+use super::fault::SimulatedFault;
+use super::producer::ProducerRequestState;
+use super::server::SimulatedServer;
+use super::universe::{ScriptedWorld, tell};
 use super::words;
-use crate::check::Violation;
+use crate::check::InvariantViolation;
 
 /// Possible action.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Action {
+pub enum WorldAction {
     /// A server is started.
     StartServer(usize),
     /// A server takes a delivery of its journal.
@@ -61,57 +61,57 @@ pub enum Action {
     Break,
 }
 
-impl Universe {
+impl ScriptedWorld {
     /// Returns all actions that are possible now without the passing of time and without a fault.
-    pub fn possible(&mut self) -> Vec<Action> {
+    pub fn possible(&mut self) -> Vec<WorldAction> {
         let now = self.now;
         let mut all = Vec::with_capacity(32);
         let running = self.seats.iter().filter(|seat| seat.server.is_some()).count();
         let inbox = self.script.inbox;
-        let second = self.faulty && self.script.faults.contains(&Fault::SecondDecider);
+        let second = self.faulty && self.script.faults.contains(&SimulatedFault::SecondDecider);
         for (index, seat) in self.seats.iter_mut().enumerate() {
             let Some(server) = &mut seat.server else {
                 if seat.down <= now && (running == 0 || (second && running < 2)) {
-                    all.push(Action::StartServer(index));
+                    all.push(WorldAction::StartServer(index));
                 }
                 continue;
             };
             let waiting = server.journal().waiting() > 0;
             if waiting {
-                all.push(Action::Sync(index));
+                all.push(WorldAction::Sync(index));
             }
             if server.paused.is_some() {
                 continue;
             }
             if server.delivered() > 0 {
-                all.extend([Action::Take(index); 2]);
+                all.extend([WorldAction::Take(index); 2]);
             }
             if !server.asks.is_empty() && server.driver().is_open() {
-                all.extend([Action::Ask(index); 2]);
+                all.extend([WorldAction::Ask(index); 2]);
             }
             if inbox && server.reads < self.topic.end && server.driver().is_open() {
-                all.push(Action::Read(index));
+                all.push(WorldAction::Read(index));
             }
             if server.is_due(now) {
-                all.push(Action::Turn(index));
+                all.push(WorldAction::Turn(index));
             }
         }
         for (number, channel) in &self.channels {
             let heard = channel.served
                 && self.seats[channel.seat].server.as_ref().is_some_and(|server| server.paused.is_none());
             if heard && !channel.up.is_empty() {
-                all.push(Action::Hear(*number));
+                all.push(WorldAction::Hear(*number));
             }
             let process = self.machines[channel.machine].process.as_ref();
             let listens = process.is_some_and(|process| process.paused.is_none());
             if channel.held && listens && (!channel.down.is_empty() || !channel.served) {
-                all.push(Action::Told(*number));
+                all.push(WorldAction::Told(*number));
             }
         }
         for (index, machine) in self.machines.iter().enumerate() {
             let Some(process) = &machine.process else {
                 if machine.down <= now {
-                    all.push(Action::StartExecutor(index));
+                    all.push(WorldAction::StartExecutor(index));
                 }
                 continue;
             };
@@ -119,54 +119,55 @@ impl Universe {
                 continue;
             }
             if process.core.due().is_some_and(|due| due <= machine.clock(now)) {
-                all.extend([Action::Tick(index); 2]);
+                all.extend([WorldAction::Tick(index); 2]);
             }
-            if process.link == Linked::Coming {
-                all.push(Action::Connect(index));
+            if process.link == ChannelProgress::Coming {
+                all.push(WorldAction::Connect(index));
             }
-            if !matches!(process.listing, Listing::No) {
-                all.push(Action::List(index));
+            if !matches!(process.listing, ListProgress::No) {
+                all.push(WorldAction::List(index));
             }
             if !process.works.is_empty() {
-                all.push(Action::Work(index));
+                all.push(WorldAction::Work(index));
             }
             if !process.done.is_empty() {
-                all.push(Action::Done(index));
+                all.push(WorldAction::Done(index));
             }
             if process.core.takes_changes() && process.board.has_unread() {
-                all.push(Action::Changes(index));
+                all.push(WorldAction::Changes(index));
             }
         }
-        all.extend((0..self.ghosts.len()).map(Action::Late));
-        let unknown = self.calls.iter().enumerate().filter(|(_, call)| call.state == State::Unknown);
+        all.extend((0..self.ghosts.len()).map(WorldAction::Late));
+        let unknown =
+            self.calls.iter().enumerate().filter(|(_, call)| call.state == ProducerRequestState::Unknown);
         if running > 0 {
-            all.extend(unknown.take(3).map(|(index, _)| Action::Repeat(index)));
+            all.extend(unknown.take(3).map(|(index, _)| WorldAction::Repeat(index)));
         }
         all
     }
 
     /// Does an action.
-    pub fn act(&mut self, action: Action) -> Result<(), Violation> {
+    pub fn act(&mut self, action: WorldAction) -> Result<(), InvariantViolation> {
         match action {
-            Action::StartServer(seat) => self.start_server(seat),
-            Action::Take(seat) => self.with(seat, |server, _| server.take()),
-            Action::Turn(seat) => self.with(seat, Server::turn),
-            Action::Ask(seat) => {
+            WorldAction::StartServer(seat) => self.start_server(seat),
+            WorldAction::Take(seat) => self.with(seat, |server, _| server.take()),
+            WorldAction::Turn(seat) => self.with(seat, SimulatedServer::turn),
+            WorldAction::Ask(seat) => {
                 let now = self.now;
                 if let Some(server) = &mut self.seats[seat].server {
                     server.ask(now);
                 }
                 Ok(())
             }
-            Action::Read(seat) => {
+            WorldAction::Read(seat) => {
                 self.read_message(seat);
                 Ok(())
             }
-            Action::Hear(channel) => {
+            WorldAction::Hear(channel) => {
                 self.hear(channel);
                 Ok(())
             }
-            Action::Sync(seat) => {
+            WorldAction::Sync(seat) => {
                 let Some(server) = &self.seats[seat].server else { return Ok(()) };
                 let journal = std::sync::Arc::clone(server.journal());
                 let count = 1 + usize::try_from(self.random.below(3)).unwrap_or(0);
@@ -174,60 +175,60 @@ impl Universe {
                 tell!(self, "server {seat}: {landed} commits reach the log");
                 Ok(())
             }
-            Action::Late(ghost) => {
+            WorldAction::Late(ghost) => {
                 let journal = self.ghosts[ghost].clone();
                 journal.step(1);
                 tell!(self, "a commit of a dead server reaches the log");
-                self.counts.add(Fault::LateAppend.word());
+                self.counts.add(SimulatedFault::LateAppend.word());
                 if journal.waiting() == 0 {
                     self.ghosts.remove(ghost);
                 }
                 Ok(())
             }
-            Action::Stray => {
+            WorldAction::Stray => {
                 if self.log.land_late() {
                     tell!(self, "an append that was given up reaches the log");
-                    self.counts.add(Fault::LateAppend.word());
+                    self.counts.add(SimulatedFault::LateAppend.word());
                 }
                 Ok(())
             }
-            Action::StartExecutor(machine) => {
+            WorldAction::StartExecutor(machine) => {
                 self.start_executor(machine);
                 Ok(())
             }
-            Action::Told(executor_channel) => self.told(executor_channel),
-            Action::Tick(machine) => self.executor(machine, SessionInput::Tick),
-            Action::Connect(machine) => self.connect(machine),
-            Action::List(machine) => self.list(machine),
-            Action::Work(machine) => self.work(machine),
-            Action::Done(machine) => {
+            WorldAction::Told(executor_channel) => self.told(executor_channel),
+            WorldAction::Tick(machine) => self.executor(machine, SessionInput::Tick),
+            WorldAction::Connect(machine) => self.connect(machine),
+            WorldAction::List(machine) => self.list(machine),
+            WorldAction::Work(machine) => self.work(machine),
+            WorldAction::Done(machine) => {
                 let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
                 let done = process.done.remove(0);
                 self.executor(machine, SessionInput::Done(done))
             }
-            Action::Changes(machine) => {
+            WorldAction::Changes(machine) => {
                 let Some(process) = &self.machines[machine].process else { return Ok(()) };
                 let changes = process.board.unread(4);
                 tell!(self, "executor {machine} sees {}", words::reports(&changes));
                 self.executor(machine, SessionInput::Changed(changes))
             }
-            Action::Post => {
+            WorldAction::Post => {
                 self.post();
                 Ok(())
             }
-            Action::Repeat(call) => {
+            WorldAction::Repeat(call) => {
                 self.send(call);
                 Ok(())
             }
-            Action::Snapshot(seat) => {
+            WorldAction::Snapshot(seat) => {
                 self.keep_state(seat);
                 Ok(())
             }
-            Action::Pass => {
+            WorldAction::Pass => {
                 self.wait();
                 Ok(())
             }
-            Action::Break => self.break_something(),
+            WorldAction::Break => self.break_something(),
         }
     }
 

@@ -12,33 +12,33 @@ use chancery_executor::simulated::{FaultRules, SimulatedWorld};
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_projector::FoldedState;
 
-use super::executor::{Folder, Machine};
-use super::fault::{Counts, Fault};
-use super::messages::Topic;
-use super::oracle::Oracle;
-use super::producer::Call;
-use super::random::Random;
-use super::readers::Readers;
-use super::rows::Rows;
-use super::script::Script;
-use super::server::{FLEET, Server};
-use super::step::Action;
-use crate::check::Violation;
-use crate::history::History;
+use super::executor::{ExecutorDirectory, ExecutorMachine};
+use super::fault::{OccurrenceCounts, SimulatedFault};
+use super::messages::SimulatedTopic;
+use super::oracle::WorldOracle;
+use super::producer::ProducerRequest;
+use super::random::RandomSource;
+use super::readers::WorldReaders;
+use super::rows::ServerRows;
+use super::script::WorldScript;
+use super::server::{FLEET, SimulatedServer};
+use super::step::WorldAction;
+use crate::check::InvariantViolation;
+use crate::history::InvocationHistory;
 
 /// Location at which a server may run.
-pub struct Seat {
+pub struct ServerSeat {
     /// Server, if one runs and is the leader.
-    pub server: Option<Server>,
+    pub server: Option<SimulatedServer>,
     /// Rows of the process, leader or standby. A leader always has rows.
-    pub rows: Option<Rows>,
+    pub rows: Option<ServerRows>,
     /// Earliest time of the next start.
     pub down: Duration,
     /// Wall clock minus world time, in microseconds.
     pub wall: i64,
 }
 
-impl Seat {
+impl ServerSeat {
     /// Returns the projector's state of a leader, which catches up first.
     pub fn state(&mut self) -> Option<&FoldedState> {
         self.server.as_ref()?;
@@ -49,13 +49,13 @@ impl Seat {
 }
 
 /// Channel between an executor and a server.
-pub struct Link {
+pub struct SimulatedChannel {
     /// Executor's machine.
     pub machine: usize,
     /// Server's seat.
     pub seat: usize,
     /// Messages in flight to the server.
-    pub up: VecDeque<Up>,
+    pub up: VecDeque<ChannelInput>,
     /// Messages in flight to the executor.
     pub down: VecDeque<DeciderMessage>,
     /// Whether the executor's end is open.
@@ -67,15 +67,15 @@ pub struct Link {
 }
 
 /// Directory without executor, with its processes.
-pub struct Elsewhere {
+pub struct OtherDirectory {
     /// Executor directory.
-    pub incarnation_directory: Folder,
+    pub incarnation_directory: ExecutorDirectory,
     /// Real processes.
     pub world: SimulatedWorld,
 }
 
 /// Input of a server from a channel.
-pub enum Up {
+pub enum ChannelInput {
     /// The channel is open.
     Connected,
     /// The executor sent a message.
@@ -85,45 +85,45 @@ pub enum Up {
 }
 
 /// World of a script: see the module.
-pub struct Universe {
+pub struct ScriptedWorld {
     /// Drawn script.
-    pub script: Script,
+    pub script: WorldScript,
     /// Random source for the order of actions.
-    pub random: Random,
+    pub random: RandomSource,
     /// World's time, from zero.
     pub now: Duration,
     /// Log, which outlives every server.
     pub log: MemoryLog,
     /// Seats of servers.
-    pub seats: Vec<Seat>,
+    pub seats: Vec<ServerSeat>,
     /// Writers whose servers are dead, and whose appends are still in flight.
     pub ghosts: Vec<Arc<MemoryJournal>>,
     /// States that were kept, oldest first.
     pub snapshots: Vec<FoldedState>,
     /// Machines of executors: one for each cluster.
-    pub machines: Vec<Machine>,
+    pub machines: Vec<ExecutorMachine>,
     /// Real processes on each machine, by the directory that its executor is started with.
     pub worlds: Vec<SimulatedWorld>,
     /// Other directory on each machine, with its real processes.
-    pub elsewhere: Vec<Elsewhere>,
+    pub elsewhere: Vec<OtherDirectory>,
     /// Channels by their numbers.
-    pub channels: BTreeMap<u64, Link>,
+    pub channels: BTreeMap<u64, SimulatedChannel>,
     /// Channels ever opened.
     pub linked: u64,
     /// Requests of producers.
-    pub calls: Vec<Call>,
+    pub calls: Vec<ProducerRequest>,
     /// Inbox of the world.
-    pub topic: Topic,
+    pub topic: SimulatedTopic,
     /// Index of the script's next input.
     pub asked: usize,
     /// Verdicts that producers received.
-    pub history: History,
+    pub history: InvocationHistory,
     /// Readers of the world.
-    pub readers: Readers,
+    pub readers: WorldReaders,
     /// Oracle that decides whether the world is valid.
-    pub oracle: Oracle,
+    pub oracle: WorldOracle,
     /// Counts of events, by name.
-    pub counts: Counts,
+    pub counts: OccurrenceCounts,
     /// Whether faults may happen.
     pub faulty: bool,
     /// Trace for people, if one is recorded.
@@ -143,34 +143,35 @@ macro_rules! tell {
 }
 pub(super) use tell;
 
-impl Universe {
+impl ScriptedWorld {
     /// Returns the world of a script, before its first step.
-    pub fn new(script: Script, with_story: bool) -> Universe {
-        let mut random = Random::new(script.seed ^ 0x5eed);
+    pub fn new(script: WorldScript, with_story: bool) -> ScriptedWorld {
+        let mut random = RandomSource::new(script.seed ^ 0x5eed);
         let log = MemoryLog::new(FLEET);
         log.hold();
-        let seat = |_| Seat { server: None, rows: None, down: Duration::ZERO, wall: 0 };
+        let seat = |_| ServerSeat { server: None, rows: None, down: Duration::ZERO, wall: 0 };
         let seats = (0..script.servers).map(seat).collect();
         let machines = script.clusters.iter().enumerate().map(|(number, runtime)| {
             let drift = i64::try_from(random.below(20_000)).unwrap_or(0) - 10_000;
-            let directory = Folder::new(ExecutorStoreId::from_random(random.bits()));
-            Machine::new(format!("ex{number}"), drift, *runtime, directory)
+            let directory = ExecutorDirectory::new(ExecutorStoreId::from_random(random.bits()));
+            ExecutorMachine::new(format!("ex{number}"), drift, *runtime, directory)
         });
         let machines = machines.collect();
         let behaviour = |number| {
             let seed = script.seed.wrapping_mul(31).wrapping_add(number);
-            let share = if script.faults.contains(&Fault::BadBehaviour) { script.misbehave } else { 0 };
+            let share =
+                if script.faults.contains(&SimulatedFault::BadBehaviour) { script.misbehave } else { 0 };
             SimulatedWorld::new(FaultRules::default().seeded(seed, share))
         };
         let clusters = script.clusters.len() as u64;
         let worlds = (0..clusters).map(behaviour).collect();
-        let elsewhere = (0..clusters).map(|number| Elsewhere {
-            incarnation_directory: Folder::new(ExecutorStoreId::from_random(random.bits())),
+        let elsewhere = (0..clusters).map(|number| OtherDirectory {
+            incarnation_directory: ExecutorDirectory::new(ExecutorStoreId::from_random(random.bits())),
             world: behaviour(number),
         });
         let elsewhere = elsewhere.collect();
-        Universe {
-            oracle: Oracle::new(&log),
+        ScriptedWorld {
+            oracle: WorldOracle::new(&log),
             random,
             now: Duration::ZERO,
             log,
@@ -183,11 +184,11 @@ impl Universe {
             channels: BTreeMap::new(),
             linked: 0,
             calls: Vec::new(),
-            topic: Topic::default(),
+            topic: SimulatedTopic::default(),
             asked: 0,
-            history: History::new(),
-            readers: Readers::new(&script),
-            counts: Counts::default(),
+            history: InvocationHistory::new(),
+            readers: WorldReaders::new(&script),
+            counts: OccurrenceCounts::default(),
             faulty: true,
             trace: with_story.then(Vec::new),
             script,
@@ -219,7 +220,7 @@ impl Universe {
     }
 
     /// Whether the fault happens now: only if the seed allows it, with this probability in thousandths.
-    pub fn strikes(&mut self, fault: Fault, of_a_thousand: u64) -> bool {
+    pub fn strikes(&mut self, fault: SimulatedFault, of_a_thousand: u64) -> bool {
         let strikes = self.faulty && self.script.faults.contains(&fault) && self.random.chance(of_a_thousand);
         if strikes {
             self.counts.add(fault.word());
@@ -241,7 +242,7 @@ impl Universe {
 
     /// Shows a change to the executor, unless the fault makes the executor miss it.
     pub fn show(&mut self, machine: usize, told: chancery_executor::reconcile::StatusUpdate) {
-        if self.machines[machine].process.is_some() && self.strikes(Fault::MissedChange, 200) {
+        if self.machines[machine].process.is_some() && self.strikes(SimulatedFault::MissedChange, 200) {
             tell!(self, "machine {machine}: a change is missed");
             return;
         }
@@ -281,7 +282,7 @@ impl Universe {
     }
 
     /// Runs all cheap checks, after each step.
-    pub fn consult_oracle(&mut self) -> Result<(), Violation> {
+    pub fn consult_oracle(&mut self) -> Result<(), InvariantViolation> {
         self.oracle.look(&self.topic, &mut self.counts)?;
         let worlds: Vec<&SimulatedWorld> = self.everything().collect();
         self.oracle.alive(&worlds)?;
@@ -294,7 +295,7 @@ impl Universe {
                     continue;
                 }
                 self.go_on(seat)?;
-                if let Some(state) = self.seats[seat].rows.as_ref().and_then(Rows::state) {
+                if let Some(state) = self.seats[seat].rows.as_ref().and_then(ServerRows::state) {
                     self.oracle.same_state(state)?;
                 }
             }
@@ -303,9 +304,9 @@ impl Universe {
     }
 }
 
-impl Universe {
+impl ScriptedWorld {
     /// Plays the world to its end.
-    pub fn play(&mut self) -> Result<(), Violation> {
+    pub fn play(&mut self) -> Result<(), InvariantViolation> {
         let script = &self.script;
         tell!(
             self,
@@ -324,22 +325,22 @@ impl Universe {
     }
 
     /// Draws the next action.
-    fn draw(&mut self) -> Action {
+    fn draw(&mut self) -> WorldAction {
         let possible = self.possible();
         let running: Vec<usize> =
             (0..self.seats.len()).filter(|seat| self.seats[*seat].server.is_some()).collect();
         let idle = possible.is_empty();
         match self.random.below(100) {
-            0..=2 if !self.script.faults.is_empty() => Action::Break,
-            3 if self.script.faults.contains(&Fault::LateAppend) => Action::Stray,
+            0..=2 if !self.script.faults.is_empty() => WorldAction::Break,
+            3 if self.script.faults.contains(&SimulatedFault::LateAppend) => WorldAction::Stray,
             4 => match self.random.pick(&running) {
-                Some(seat) => Action::Snapshot(*seat),
-                None => Action::Pass,
+                Some(seat) => WorldAction::Snapshot(*seat),
+                None => WorldAction::Pass,
             },
-            5..=9 if self.asked < self.script.inputs.len() && !running.is_empty() => Action::Post,
-            10..=29 => Action::Pass,
-            _ if idle => Action::Pass,
-            _ => self.random.pick(&possible).copied().unwrap_or(Action::Pass),
+            5..=9 if self.asked < self.script.inputs.len() && !running.is_empty() => WorldAction::Post,
+            10..=29 => WorldAction::Pass,
+            _ if idle => WorldAction::Pass,
+            _ => self.random.pick(&possible).copied().unwrap_or(WorldAction::Pass),
         }
     }
 }

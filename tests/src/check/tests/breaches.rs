@@ -4,15 +4,15 @@ use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, Request
 use serde_json::json;
 
 use super::check;
-use crate::trace::Stage::{
+use crate::trace::TraceStage::{
     Approved, Deleted, Deployed, Fleet, Reserved, Running, StartAsked, Started, StopAsked, Stopped, Stopping,
 };
-use crate::trace::{HASH, Stage, TOPIC, Trace, lineage, process, proposal, replica_at, trace};
+use crate::trace::{HASH, JournalTrace, TOPIC, TraceStage, lineage, process, proposal, replica_at, trace};
 
-type Breach = (Stage, u8, &'static str, fn(&mut Trace));
+type BreachCase = (TraceStage, u8, &'static str, fn(&mut JournalTrace));
 
 /// Plays each breach on the valid story at its stage.
-fn find(breaches: &[Breach]) {
+fn find(breaches: &[BreachCase]) {
     for (stage, invariant, what, breach) in breaches {
         let mut s = trace(*stage);
         breach(&mut s);
@@ -23,7 +23,7 @@ fn find(breaches: &[Breach]) {
     }
 }
 
-fn noted(s: &mut Trace, i: usize) {
+fn noted(s: &mut JournalTrace, i: usize) {
     let name = format!("cap-{i}");
     let data = json!({"name": name, "spec": {"type": "T", "score": i}});
     let cause = s.ask("capability.apply.v1", &data);
@@ -423,7 +423,7 @@ fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
     assert!(check(&s).is_ok(), "an ended incarnation of this journal may be removed");
 }
 
-fn judge(s: &mut Trace, incarnation: IncarnationId, seen: u64) {
+fn judge(s: &mut JournalTrace, incarnation: IncarnationId, seen: u64) {
     let data = json!({"session": s.session, "object": incarnation, "revision": 3, "seen": seen});
     let saw = s.saw("orphan.reported.v1", &data);
     let data = json!({"cluster": "local", "object": incarnation, "resolution": "remove", "revision": 4});
@@ -474,14 +474,14 @@ fn an_inbox_that_is_answered_wrongly() {
 }
 
 /// Applies a four-eyes policy that covers everything.
-fn two(s: &mut Trace) {
+fn two(s: &mut JournalTrace) {
     let data = json!({"name": "two", "spec": {"rule": {"four_eyes": {}}}});
     let cause = s.ask("policy.apply.v1", &data);
     s.fact(cause, "policy.applied.v1", &data);
 }
 
 /// Requests, as `ann`, to delete the plan with its replica; returns the id of the opened request.
-fn cascade(s: &mut Trace, count: u32) -> serde_json::Value {
+fn cascade(s: &mut JournalTrace, count: u32) -> serde_json::Value {
     let cause = s.ask("plan.delete.v1", &json!({"name": "web", "cascade": "yes"}));
     let effects = json!([{"kind": "delete", "plan": "web", "count": count, "replicas": [s.replica]}]);
     let data = json!({
@@ -493,7 +493,7 @@ fn cascade(s: &mut Trace, count: u32) -> serde_json::Value {
 }
 
 /// Approves the request as `ann`, and deletes the plan.
-fn remove(s: &mut Trace, request: &serde_json::Value, hash: &str) {
+fn remove(s: &mut JournalTrace, request: &serde_json::Value, hash: &str) {
     let cause = s.ask("request.approve.v1", &json!({"request": request, "hash": hash}));
     s.fact(cause, "request.approved.v1", &json!({"request": request, "approved_by": "ann", "hash": hash}));
     s.fact(cause, "plan.deletion_started.v1", &json!({"name": "web", "requested_by": "ann"}));

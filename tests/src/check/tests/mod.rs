@@ -7,12 +7,12 @@ use chancery_events::id::{IncarnationId, Position};
 use chancery_events::refusal::RefusalCode;
 use serde_json::json;
 
-use super::{Alive, Checker, Violation};
-use crate::history::{History, Verdict};
-use crate::trace::{Stage, Trace, lineage, trace};
+use super::{InvariantViolation, JournalChecker, RunningProcesses};
+use crate::history::{InvocationHistory, Verdict};
+use crate::trace::{JournalTrace, TraceStage, lineage, trace};
 
-fn check(trace: &Trace) -> Result<Checker, Violation> {
-    let mut checker = Checker::new();
+fn check(trace: &JournalTrace) -> Result<JournalChecker, InvariantViolation> {
+    let mut checker = JournalChecker::new();
     for record in trace.records() {
         checker.take(&record)?;
     }
@@ -21,7 +21,7 @@ fn check(trace: &Trace) -> Result<Checker, Violation> {
 
 #[test]
 fn a_journal_that_is_right_passes_at_every_stage() {
-    for &stage in Stage::ALL {
+    for &stage in TraceStage::ALL {
         let checked = check(&trace(stage));
         assert!(checked.is_ok(), "{stage:?}: {}", checked.err().map(|e| e.to_string()).unwrap_or_default());
     }
@@ -29,13 +29,13 @@ fn a_journal_that_is_right_passes_at_every_stage() {
 
 #[test]
 fn what_producers_were_told_is_held_against_the_journal() {
-    let mut s = trace(Stage::Fleet);
+    let mut s = trace(TraceStage::Fleet);
     let refused = s.intent("refused", "plan.delete.v1", &json!({"name": "web"}));
     let verdict = s.refuse(refused, "in_use");
     let request = s.request(refused);
     let checker = check(&s).expect("a journal that is right");
     let told = |position: u64, verdict| {
-        let mut history = History::new();
+        let mut history = InvocationHistory::new();
         let op = history.invoke(request.key(), request.digest(), request.intent.type_name());
         history.ok(op, Position::new(position), verdict);
         checker.history(&history).map_err(|violation| violation.invariant)
@@ -46,7 +46,7 @@ fn what_producers_were_told_is_held_against_the_journal() {
     assert_eq!(told(verdict + 1, Verdict::Refused(RefusalCode::InUse)), Err(1), "behind the end");
     assert_eq!(told(3, Verdict::Accepted), Err(1), "the verdict of another intent");
 
-    let mut history = History::new();
+    let mut history = InvocationHistory::new();
     let op = history.invoke(request.key(), request.digest(), request.intent.type_name());
     history.fail(op);
     assert_eq!(checker.history(&history).map_err(|v| v.invariant), Err(1), "called failed, and recorded");
@@ -60,18 +60,19 @@ fn what_runs_is_held_against_the_journal() {
     let alive = |stage, processes| {
         let s = trace(stage);
         let incarnation = s.incarnation.expect("an incarnation");
-        check(&s).expect("a journal that is right").alive(&[Alive { incarnation, processes }])
+        check(&s).expect("a journal that is right").alive(&[RunningProcesses { incarnation, processes }])
     };
-    assert_eq!(alive(Stage::Approved, 1), Ok(()));
-    assert_eq!(alive(Stage::Stopping, 1), Ok(()), "nothing proves that it ended");
-    let invariant = |found: Result<(), Violation>| found.map_err(|violation| violation.invariant);
-    assert_eq!(invariant(alive(Stage::Reserved, 1)), Err(6), "it was not commanded");
-    assert_eq!(invariant(alive(Stage::Stopped, 1)), Err(4), "it has no reservation");
-    assert_eq!(invariant(alive(Stage::Running, 2)), Err(3), "it has one process");
-    let s = trace(Stage::Running);
-    let unknown = Alive { incarnation: IncarnationId::issue(lineage(), Position::new(1)), processes: 1 };
+    assert_eq!(alive(TraceStage::Approved, 1), Ok(()));
+    assert_eq!(alive(TraceStage::Stopping, 1), Ok(()), "nothing proves that it ended");
+    let invariant = |found: Result<(), InvariantViolation>| found.map_err(|violation| violation.invariant);
+    assert_eq!(invariant(alive(TraceStage::Reserved, 1)), Err(6), "it was not commanded");
+    assert_eq!(invariant(alive(TraceStage::Stopped, 1)), Err(4), "it has no reservation");
+    assert_eq!(invariant(alive(TraceStage::Running, 2)), Err(3), "it has one process");
+    let s = trace(TraceStage::Running);
+    let unknown =
+        RunningProcesses { incarnation: IncarnationId::issue(lineage(), Position::new(1)), processes: 1 };
     assert_eq!(invariant(check(&s).expect("right").alive(&[unknown])), Err(6), "it was never issued");
     // Not visible in a valid journal: an incarnation counted twice represents two of one replica.
-    let twice = Alive { incarnation: s.incarnation.expect("an incarnation"), processes: 1 };
+    let twice = RunningProcesses { incarnation: s.incarnation.expect("an incarnation"), processes: 1 };
     assert_eq!(invariant(check(&s).expect("right").alive(&[twice, twice])), Err(3), "both of one replica");
 }

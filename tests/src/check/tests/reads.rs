@@ -6,14 +6,14 @@ use chancery_events::id::Position;
 use chancery_events::subject::Subject;
 use serde_json::json;
 
-use super::super::{List, Shown};
+use super::super::{RowStamp, StampList};
 use super::check;
-use crate::trace::{Stage, trace};
+use crate::trace::{TraceStage, trace};
 
 /// Returns a story's checker, and the positions of its `plan.applied` and its end. In between, a policy was
 /// applied and the activity changed.
-fn told() -> (super::Checker, u64, u64) {
-    let mut s = trace(Stage::Fleet);
+fn told() -> (super::JournalChecker, u64, u64) {
+    let mut s = trace(TraceStage::Fleet);
     let first = s.last();
     let request = json!({"name": "y", "spec": {"rule": {"four_eyes": {}}}});
     let cause = s.ask("policy.apply.v1", &request);
@@ -25,8 +25,8 @@ fn told() -> (super::Checker, u64, u64) {
     (check(&s).expect("a journal that is right"), first, s.last())
 }
 
-fn shown(version: u64, changed: u64) -> Shown {
-    Shown { version, changed: Position::new(changed) }
+fn shown(version: u64, changed: u64) -> RowStamp {
+    RowStamp { version, changed: Position::new(changed) }
 }
 
 #[test]
@@ -58,15 +58,15 @@ fn a_row_is_what_the_facts_up_to_its_position_say() {
 
 #[test]
 fn a_list_has_all_that_is_there_at_its_position_and_nothing_else() {
-    type Case<'a> = (u64, &'a [(&'a str, u64)], bool, &'a str);
+    type ReadCase<'a> = (u64, &'a [(&'a str, u64)], bool, &'a str);
     let (checker, first, last) = told();
-    let listed = |rows: &[(&str, u64)]| -> List {
+    let listed = |rows: &[(&str, u64)]| -> StampList {
         let entry = |(name, version): &(&str, u64)| {
-            (name.parse().expect("a subject"), Shown { version: *version, changed: Position::FIRST })
+            (name.parse().expect("a subject"), RowStamp { version: *version, changed: Position::FIRST })
         };
         rows.iter().map(entry).collect::<BTreeMap<_, _>>()
     };
-    let cases: [Case<'_>; 5] = [
+    let cases: [ReadCase<'_>; 5] = [
         (last, &[("plan/web", 2)], true, "all"),
         (last, &[("plan/web", 1)], false, "an earlier version"),
         (last, &[], false, "one is missing"),

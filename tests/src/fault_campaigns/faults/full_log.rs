@@ -8,15 +8,15 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 
 use super::supervisors::signal;
-use crate::fault_campaigns::campaign::Campaign;
-use crate::host::Mount;
-use crate::{Launch, NotUp, until};
+use crate::fault_campaigns::campaign::RunningCampaign;
+use crate::host::TestMount;
+use crate::{NotUp, StartConditions, until};
 
-pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
+pub(super) fn put(campaign: &mut RunningCampaign) -> Result<()> {
     // An epoch whose own log is on the same file system.
     campaign.kill();
     let stderr = Some(campaign.data.join("stderr"));
-    let on_disk = Launch { stderr, ..Launch::default() };
+    let on_disk = StartConditions { stderr, ..StartConditions::default() };
     if let Err(not_up) = campaign.try_start(on_disk) {
         anyhow::bail!("the server does not start: {}\n{}", not_up.status, not_up.said);
     }
@@ -29,7 +29,7 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
     let ballast = fill(&campaign.data)?;
     let staging = campaign.site.server.home().join("staging");
     let read_only =
-        campaign.random.chance(500).then(|| Mount::read_only(&campaign.data, &staging)).transpose()?;
+        campaign.random.chance(500).then(|| TestMount::read_only(&campaign.data, &staging)).transpose()?;
     // Some payloads end by SIGKILL, or on their own by SIGTERM.
     let mut ended = Vec::new();
     for (incarnation, process) in campaign.host.alive_mains()? {
@@ -44,7 +44,9 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
     // Without space and a writable log, the target may start or refuse; it must not panic.
     if read_only.is_none() && campaign.random.chance(500) {
         let stderr = Some("/dev/full".into());
-        if let Err(NotUp { status, .. }) = campaign.try_start(Launch { stderr, ..Launch::default() }) {
+        if let Err(NotUp { status, .. }) =
+            campaign.try_start(StartConditions { stderr, ..StartConditions::default() })
+        {
             ensure!(status.code().is_some_and(|code| code != 0 && code != 101), "a start ends with {status}");
         }
         campaign.pause(100);
@@ -63,14 +65,14 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
 }
 
 /// Incarnations that have a supervisor.
-fn supervised(campaign: &Campaign) -> BTreeSet<String> {
+fn supervised(campaign: &RunningCampaign) -> BTreeSet<String> {
     let dirs = campaign.supervisors().into_iter();
     dirs.filter_map(|(_, dir)| Some(dir.file_name()?.to_string_lossy().into_owned())).collect()
 }
 
 /// Checks that no supervisor ended before all processes that it started. (Of two supervisors for one
 /// incarnation, one ends as not needed.)
-fn no_supervisor_died(campaign: &Campaign, before: &BTreeSet<String>) -> Result<()> {
+fn no_supervisor_died(campaign: &RunningCampaign, before: &BTreeSet<String>) -> Result<()> {
     // In this order: a supervisor may end meanwhile because its processes have.
     let lived: Vec<_> = before.iter().filter(|one| campaign.host.lives(one).unwrap_or(false)).collect();
     let now = supervised(campaign);
@@ -94,7 +96,7 @@ fn last_words(data: &Path, incarnation: &str) -> String {
 }
 
 /// Waits until the incarnations that are reported as running are those that run.
-fn shown_is_running(campaign: &Campaign) {
+fn shown_is_running(campaign: &RunningCampaign) {
     let client = campaign.client();
     until("incarnations that are shown as running run", || {
         let rows = client.items("incarnations?state=running&limit=1000");

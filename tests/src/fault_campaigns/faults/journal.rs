@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 
-use crate::fault_campaigns::campaign::Campaign;
+use crate::fault_campaigns::campaign::RunningCampaign;
 use crate::fault_campaigns::frames::{frames, segments};
-use crate::{Launch, until};
+use crate::{StartConditions, until};
 
 /// Number of bytes flipped at the end.
 const FLIPPED: usize = 200;
 
-pub(super) fn shorten(campaign: &mut Campaign) -> Result<()> {
+pub(super) fn shorten(campaign: &mut RunningCampaign) -> Result<()> {
     // After a stop on request, read models are as far as the journal, and witness its end.
     let server = &mut campaign.site.server;
     server.signal(Signal::TERM);
@@ -44,7 +44,7 @@ pub(super) fn shorten(campaign: &mut Campaign) -> Result<()> {
     };
     let shortened = contents(&journal)?;
     let why = format!("its last segment is {how}");
-    let said = campaign.must_refuse(Launch::default(), &why)?;
+    let said = campaign.must_refuse(StartConditions::default(), &why)?;
     ensure!(said.contains("--accept-loss"), "a refusal does not show how to accept the loss: {said}");
     ensure!(contents(&journal)? == shortened, "a start that was refused has changed the journal: {why}");
     std::fs::write(&path, bytes)?;

@@ -9,18 +9,18 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::supervisors::kill_all;
 use crate::clock;
-use crate::fault_campaigns::campaign::{Campaign, Target};
-use crate::{Launch, until};
+use crate::fault_campaigns::campaign::{CampaignTarget, RunningCampaign};
+use crate::{StartConditions, until};
 
 /// Maximum time until a start over a copy is refused.
 const REFUSAL: Duration = Duration::from_secs(20);
 
 /// Restarts by a link if the last epoch used the real path, and vice versa.
-pub(super) fn by_link(campaign: &mut Campaign) -> Result<()> {
+pub(super) fn by_link(campaign: &mut RunningCampaign) -> Result<()> {
     let link = campaign.site.server.home().join("link");
     let now = match campaign.target {
-        Target::Server => campaign.site.server.data().to_owned(),
-        Target::Executor => campaign.site.executor.as_ref().context("an executor")?.data().to_owned(),
+        CampaignTarget::Server => campaign.site.server.data().to_owned(),
+        CampaignTarget::Executor => campaign.site.executor.as_ref().context("an executor")?.data().to_owned(),
     };
     if !link.is_symlink() {
         std::os::unix::fs::symlink(&campaign.data, &link).context("cannot make a link")?;
@@ -34,13 +34,13 @@ pub(super) fn by_link(campaign: &mut Campaign) -> Result<()> {
 }
 
 /// Starts in another PID namespace, then here again; volumes get new users then.
-pub(super) fn in_pid_namespace(campaign: &mut Campaign) -> Result<()> {
+pub(super) fn in_pid_namespace(campaign: &mut RunningCampaign) -> Result<()> {
     campaign.kill();
     if campaign.random.chance(750) {
         kill_all(campaign);
     }
     // The target may refuse; if it starts, it reports nothing of the other namespace as dead.
-    if campaign.try_start(Launch::in_pid_namespace()).is_ok() {
+    if campaign.try_start(StartConditions::in_pid_namespace()).is_ok() {
         campaign.deploy(5);
         campaign.pause(1000);
         campaign.kill();
@@ -51,7 +51,7 @@ pub(super) fn in_pid_namespace(campaign: &mut Campaign) -> Result<()> {
 
 /// Starts with a clock days ahead, which is accepted, or years ahead, which a server refuses. Executors
 /// decide nothing by that clock.
-pub(super) fn ahead(campaign: &mut Campaign) -> Result<()> {
+pub(super) fn ahead(campaign: &mut RunningCampaign) -> Result<()> {
     let years = campaign.random.chance(500);
     let offset = if years {
         format!("+{}y", campaign.random.between(1, 10))
@@ -66,9 +66,9 @@ pub(super) fn ahead(campaign: &mut Campaign) -> Result<()> {
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
     ];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    let launch = Launch { env, ..Launch::default() };
+    let launch = StartConditions { env, ..StartConditions::default() };
     campaign.kill();
-    if years && campaign.target == Target::Server {
+    if years && campaign.target == CampaignTarget::Server {
         let said = campaign.must_refuse(launch, &format!("its clock is wrong by {offset}"))?;
         ensure!(said.contains("clock"), "a refusal does not name the clock: {said}");
     } else {
@@ -84,7 +84,7 @@ pub(super) fn ahead(campaign: &mut Campaign) -> Result<()> {
 }
 
 /// Starts over a copy, with the original stopped or running.
-pub(super) fn on_a_copy(campaign: &mut Campaign) -> Result<()> {
+pub(super) fn on_a_copy(campaign: &mut RunningCampaign) -> Result<()> {
     // Stopping incarnations may end at any time.
     let client = campaign.client();
     until("no incarnation is stopping", || {
@@ -116,13 +116,13 @@ pub(super) fn on_a_copy(campaign: &mut Campaign) -> Result<()> {
 }
 
 /// Starts a second server or executor over the copy, which must refuse.
-fn refused_on(campaign: &Campaign, copy: &PathBuf) -> Result<()> {
+fn refused_on(campaign: &RunningCampaign, copy: &PathBuf) -> Result<()> {
     let log = campaign.site.server.home().join("copy.log");
     let file = std::fs::File::create(&log).context("cannot create a log")?;
     let mut command = Command::new(crate::program());
     match campaign.target {
-        Target::Server => command.args(["serve", "--listen", "127.0.0.1:0"]),
-        Target::Executor => command
+        CampaignTarget::Server => command.args(["serve", "--listen", "127.0.0.1:0"]),
+        CampaignTarget::Executor => command
             .args(["executor", "--server", &campaign.site.server.url(), "--cluster", "local"])
             .args(["--name", "e1", "--process"]),
     };

@@ -27,14 +27,14 @@ use anyhow::Result;
 
 pub(super) use supervisors::signal;
 
-use super::Lane;
-use super::campaign::{Campaign, Target};
-use crate::Place;
-use crate::sim::Random;
+use super::CampaignKind;
+use super::campaign::{CampaignTarget, RunningCampaign};
+use crate::JournalBackend;
+use crate::sim::RandomSource;
 
 /// Fault; the module's table lists its permitted effects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum InjectedFault {
     /// Only `kill -9`.
     Kill,
     /// Mount in a working directory.
@@ -57,108 +57,110 @@ pub enum Fault {
     CopiedDirectory,
 }
 
-impl Fault {
+impl InjectedFault {
     /// All faults.
-    pub const ALL: &[Fault] = &[
-        Fault::Kill,
-        Fault::Mount,
-        Fault::CleanEnvironment,
-        Fault::FullLog,
-        Fault::Symlink,
-        Fault::PidNamespace,
-        Fault::StoppedSupervisor,
-        Fault::WrongClock,
-        Fault::ShortJournal,
-        Fault::CopiedDirectory,
+    pub const ALL: &[InjectedFault] = &[
+        InjectedFault::Kill,
+        InjectedFault::Mount,
+        InjectedFault::CleanEnvironment,
+        InjectedFault::FullLog,
+        InjectedFault::Symlink,
+        InjectedFault::PidNamespace,
+        InjectedFault::StoppedSupervisor,
+        InjectedFault::WrongClock,
+        InjectedFault::ShortJournal,
+        InjectedFault::CopiedDirectory,
     ];
 
     /// Name of the fault.
     pub const fn word(self) -> &'static str {
         match self {
-            Fault::Kill => "kill",
-            Fault::Mount => "mount",
-            Fault::CleanEnvironment => "clean-environment",
-            Fault::FullLog => "full-log",
-            Fault::Symlink => "symlink",
-            Fault::PidNamespace => "pid-namespace",
-            Fault::StoppedSupervisor => "stopped-supervisor",
-            Fault::WrongClock => "wrong-clock",
-            Fault::ShortJournal => "short-journal",
-            Fault::CopiedDirectory => "copied-directory",
+            InjectedFault::Kill => "kill",
+            InjectedFault::Mount => "mount",
+            InjectedFault::CleanEnvironment => "clean-environment",
+            InjectedFault::FullLog => "full-log",
+            InjectedFault::Symlink => "symlink",
+            InjectedFault::PidNamespace => "pid-namespace",
+            InjectedFault::StoppedSupervisor => "stopped-supervisor",
+            InjectedFault::WrongClock => "wrong-clock",
+            InjectedFault::ShortJournal => "short-journal",
+            InjectedFault::CopiedDirectory => "copied-directory",
         }
     }
 
     /// Name of the fault in the ledger.
-    pub(super) const fn name(self, target: Target) -> &'static str {
+    pub(super) const fn name(self, target: CampaignTarget) -> &'static str {
         match (self, target) {
-            (Fault::Kill, Target::Executor) => "kill of an executor",
+            (InjectedFault::Kill, CampaignTarget::Executor) => "kill of an executor",
             _ => self.word(),
         }
     }
 
     /// Faults of a campaign that the journal's location and this host allow.
-    pub fn of(lane: Lane, place: Place) -> Vec<Fault> {
-        if place != Place::Embedded {
-            return vec![Fault::Kill];
+    pub fn of(lane: CampaignKind, place: JournalBackend) -> Vec<InjectedFault> {
+        if place != JournalBackend::Embedded {
+            return vec![InjectedFault::Kill];
         }
-        let is_possible = |fault: &&Fault| match fault {
-            Fault::Mount | Fault::FullLog | Fault::PidNamespace => rustix::process::geteuid().is_root(),
-            Fault::WrongClock => crate::clock::library().is_ok(),
+        let is_possible = |fault: &&InjectedFault| match fault {
+            InjectedFault::Mount | InjectedFault::FullLog | InjectedFault::PidNamespace => {
+                rustix::process::geteuid().is_root()
+            }
+            InjectedFault::WrongClock => crate::clock::library().is_ok(),
             // An executor has no journal.
-            Fault::ShortJournal => lane == Lane::Kills,
+            InjectedFault::ShortJournal => lane == CampaignKind::Kills,
             _ => true,
         };
-        Fault::ALL.iter().filter(is_possible).copied().collect()
+        InjectedFault::ALL.iter().filter(is_possible).copied().collect()
     }
 
     /// Injects the fault. Afterwards the target runs as usual.
-    pub(super) fn put(self, campaign: &mut Campaign) -> Result<()> {
+    pub(super) fn put(self, campaign: &mut RunningCampaign) -> Result<()> {
         match self {
-            Fault::Kill => {
+            InjectedFault::Kill => {
                 campaign.kill();
                 campaign.start();
                 Ok(())
             }
-            Fault::Mount => mounts::put(campaign),
-            Fault::CleanEnvironment => supervisors::kill(campaign),
-            Fault::StoppedSupervisor => supervisors::stop(campaign),
-            Fault::FullLog => full_log::put(campaign),
-            Fault::Symlink => lives::by_link(campaign),
-            Fault::PidNamespace => lives::in_pid_namespace(campaign),
-            Fault::WrongClock => lives::ahead(campaign),
-            Fault::CopiedDirectory => lives::on_a_copy(campaign),
-            Fault::ShortJournal => journal::shorten(campaign),
+            InjectedFault::Mount => mounts::put(campaign),
+            InjectedFault::CleanEnvironment => supervisors::kill(campaign),
+            InjectedFault::StoppedSupervisor => supervisors::stop(campaign),
+            InjectedFault::FullLog => full_log::put(campaign),
+            InjectedFault::Symlink => lives::by_link(campaign),
+            InjectedFault::PidNamespace => lives::in_pid_namespace(campaign),
+            InjectedFault::WrongClock => lives::ahead(campaign),
+            InjectedFault::CopiedDirectory => lives::on_a_copy(campaign),
+            InjectedFault::ShortJournal => journal::shorten(campaign),
         }
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for InjectedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.word())
     }
 }
 
-impl FromStr for Fault {
+impl FromStr for InjectedFault {
     type Err = String;
-    fn from_str(text: &str) -> Result<Fault, String> {
-        let words: Vec<_> = Fault::ALL.iter().map(|fault| fault.word()).collect();
-        let found = Fault::ALL.iter().copied().find(|fault| fault.word() == text);
+    fn from_str(text: &str) -> Result<InjectedFault, String> {
+        let words: Vec<_> = InjectedFault::ALL.iter().map(|fault| fault.word()).collect();
+        let found = InjectedFault::ALL.iter().copied().find(|fault| fault.word() == text);
         found.ok_or_else(|| format!("invalid fault {text:?}: must be one of {}", words.join(", ")))
     }
 }
 
 /// Deck that draws each fault once before any repeats.
-pub(super) struct Deck<'a> {
-    faults: &'a [Fault],
-    left: Vec<Fault>,
+pub(super) struct FaultDeck<'a> {
+    faults: &'a [InjectedFault],
+    left: Vec<InjectedFault>,
 }
 
-impl Deck<'_> {
-    pub(super) fn new(faults: &[Fault]) -> Deck<'_> {
-        Deck { faults, left: Vec::new() }
+impl FaultDeck<'_> {
+    pub(super) fn new(faults: &[InjectedFault]) -> FaultDeck<'_> {
+        FaultDeck { faults, left: Vec::new() }
     }
 
-    pub(super) fn draw(&mut self, random: &mut Random) -> Fault {
+    pub(super) fn draw(&mut self, random: &mut RandomSource) -> InjectedFault {
         if self.left.is_empty() {
             self.left.extend(self.faults);
         }
@@ -173,11 +175,12 @@ mod tests {
 
     #[test]
     fn every_fault_is_drawn_once_before_any_comes_again() {
-        let (mut deck, mut random) = (Deck::new(Fault::ALL), Random::new(1));
+        let (mut deck, mut random) = (FaultDeck::new(InjectedFault::ALL), RandomSource::new(1));
         for _ in 0..3 {
-            let mut drawn: Vec<_> = Fault::ALL.iter().map(|_| deck.draw(&mut random).word()).collect();
+            let mut drawn: Vec<_> =
+                InjectedFault::ALL.iter().map(|_| deck.draw(&mut random).word()).collect();
             drawn.sort_unstable();
-            let mut all: Vec<_> = Fault::ALL.iter().map(|fault| fault.word()).collect();
+            let mut all: Vec<_> = InjectedFault::ALL.iter().map(|fault| fault.word()).collect();
             all.sort_unstable();
             assert_eq!(drawn, all);
         }

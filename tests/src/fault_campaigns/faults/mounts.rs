@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::fault_campaigns::campaign::Campaign;
-use crate::host::{Mount, mounts_under};
+use crate::fault_campaigns::campaign::RunningCampaign;
+use crate::host::{TestMount, mounts_under};
 use crate::until;
 
-pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
+pub(super) fn put(campaign: &mut RunningCampaign) -> Result<()> {
     let (incarnation, work) = some_work(campaign);
     std::os::unix::fs::symlink(campaign.host.canary("linked"), work.join("link"))
         .context("cannot make a link")?;
@@ -17,7 +17,7 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
         1 => {
             let outer = work.join("outer");
             std::fs::create_dir(&outer).context("cannot make a mount point")?;
-            Mount::memory(&outer, 1)?.keep();
+            TestMount::memory(&outer, 1)?.keep();
             bind(&campaign.host.canary("nested"), &outer.join("inner"))?;
         }
         _ => {
@@ -45,7 +45,7 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
     ensure!(now.len() >= mounts.len(), "mounts in working directories were {mounts:?}, are {now:?}");
     campaign.purged.push(incarnation);
     for mount in now {
-        drop(Mount::taken_over(mount));
+        drop(TestMount::taken_over(mount));
     }
     Ok(())
 }
@@ -53,12 +53,12 @@ pub(super) fn put(campaign: &mut Campaign) -> Result<()> {
 /// Mounts a canary at a new directory.
 fn bind(canary: &Path, at: &Path) -> Result<()> {
     std::fs::create_dir(at).context("cannot make a mount point")?;
-    Mount::bind(canary, at)?.keep();
+    TestMount::bind(canary, at)?.keep();
     Ok(())
 }
 
 /// Running incarnation of `web`, and the working directory of its main process.
-fn some_work(campaign: &mut Campaign) -> (String, PathBuf) {
+fn some_work(campaign: &mut RunningCampaign) -> (String, PathBuf) {
     campaign.deploy(3);
     let client = campaign.client();
     until("three replicas of web run, and no other is left", || {
@@ -79,6 +79,6 @@ fn some_work(campaign: &mut Campaign) -> (String, PathBuf) {
 }
 
 /// Mounts below the data directory, which may be a mount itself.
-fn mounts_in(campaign: &Campaign) -> Result<Vec<PathBuf>> {
+fn mounts_in(campaign: &RunningCampaign) -> Result<Vec<PathBuf>> {
     Ok(mounts_under(&campaign.data)?.into_iter().filter(|mount| *mount != campaign.data).collect())
 }

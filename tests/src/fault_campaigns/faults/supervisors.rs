@@ -3,12 +3,12 @@
 use anyhow::Result;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::fault_campaigns::campaign::Campaign;
+use crate::fault_campaigns::campaign::RunningCampaign;
 use crate::host::HostProcess;
 use crate::until;
 
 /// Kills all supervisors or one; then volumes get new users.
-pub(super) fn kill(campaign: &mut Campaign) -> Result<()> {
+pub(super) fn kill(campaign: &mut RunningCampaign) -> Result<()> {
     let before = campaign.random.chance(500);
     if before {
         campaign.kill();
@@ -26,13 +26,13 @@ pub(super) fn kill(campaign: &mut Campaign) -> Result<()> {
     campaign.renew_volume_users()
 }
 
-pub(super) fn kill_all(campaign: &Campaign) {
+pub(super) fn kill_all(campaign: &RunningCampaign) {
     for (pid, _) in campaign.supervisors() {
         signal(pid, Signal::KILL);
     }
 }
 
-fn kill_one(campaign: &mut Campaign) {
+fn kill_one(campaign: &mut RunningCampaign) {
     let all = campaign.supervisors();
     if let Some((pid, _)) = campaign.random.pick(&all) {
         signal(*pid, Signal::KILL);
@@ -40,7 +40,7 @@ fn kill_one(campaign: &mut Campaign) {
 }
 
 /// Pauses some supervisors while their processes must end.
-pub(super) fn stop(campaign: &mut Campaign) -> Result<()> {
+pub(super) fn stop(campaign: &mut RunningCampaign) -> Result<()> {
     // No other incarnation is asked to end.
     let ending = &campaign.host.running_of("web")? | &campaign.host.volume_users()?;
     let mut stopped = Vec::new();

@@ -5,52 +5,52 @@ use chancery_events::spec::DeploymentStrategy;
 use serde_json::{Value, json};
 
 use super::deployments::Deployment;
-use super::script::{Rollout, Step, Way};
-use super::{REPLICAS, Rollouts};
-use crate::Answer;
+use super::script::{EndAction, RoundStep, VersionRollout};
+use super::{REPLICAS, RolloutsRound};
+use crate::ServerAnswer;
 
 /// Outcome of a decision where no canary waits for one.
 const NO_CANARY: &str = "no canary to decide about";
 
-impl Rollouts {
+impl RolloutsRound {
     /// Executes a step. Returns its name for the tally.
-    pub(super) fn carry_out(&mut self, step: Step) -> Result<String> {
+    pub(super) fn carry_out(&mut self, step: RoundStep) -> Result<String> {
         let word = match step {
-            Step::Deploy(rollout) => {
+            RoundStep::Deploy(rollout) => {
                 self.deploy(&rollout);
                 return Ok(rollout.words());
             }
-            Step::Cancel => {
+            RoundStep::Cancel => {
                 if let Some(name) = self.deployments.last().map(|last| last.name.clone()) {
                     self.cancel(&name)?;
                 }
                 "cancel"
             }
-            Step::RollBack => {
+            RoundStep::RollBack => {
                 self.roll_back()?;
                 "rollback"
             }
-            Step::Decide { promotes } => {
+            RoundStep::Decide { promotes } => {
                 let current = self.server.client().read("plans/web")["current"].clone();
                 match current.as_str() {
                     Some(name) => self.decide(name, promotes)?,
                     None => NO_CANARY,
                 }
             }
-            Step::Drain(node) if self.drained.is_none() => {
+            RoundStep::Drain(node) if self.drained.is_none() => {
                 self.drain(format!("node-{node}"));
                 "drain"
             }
-            Step::Drain(_) => {
+            RoundStep::Drain(_) => {
                 self.undrain();
                 "undrain"
             }
-            Step::Rebalance => {
+            RoundStep::Rebalance => {
                 // A rebalance is refused while a deployment places replicas.
                 self.ask("plan.rebalance", &json!({"name": "web"}))?;
                 "rebalance"
             }
-            Step::Kill(time) => {
+            RoundStep::Kill(time) => {
                 self.server.kill();
                 std::thread::sleep(time);
                 self.server.start_again();
@@ -61,7 +61,7 @@ impl Rollouts {
     }
 
     /// Sends an intent that may be refused.
-    fn ask(&self, type_name: &str, data: &Value) -> Result<Answer> {
+    fn ask(&self, type_name: &str, data: &Value) -> Result<ServerAnswer> {
         let answer = self.server.client().decided(&uuid::Uuid::new_v4().to_string(), type_name, data);
         ensure!((200..500).contains(&answer.status), "{type_name} {data}: {} {}", answer.status, answer.text);
         Ok(answer)
@@ -78,7 +78,7 @@ impl Rollouts {
     }
 
     /// Deploys a new version named like its deployment.
-    pub(super) fn deploy(&mut self, rollout: &Rollout) {
+    pub(super) fn deploy(&mut self, rollout: &VersionRollout) {
         let name = self.name(rollout.version.word());
         let (strategy, auto_rollback) = (rollout.strategy, rollout.auto_rollback);
         let mut deployment = Deployment::new(&name, &name, strategy);
@@ -98,7 +98,7 @@ impl Rollouts {
 
     /// Deploys a version that works. Returns the action's name.
     pub(super) fn repair(&mut self) -> &'static str {
-        self.deploy(&Rollout::REPAIR);
+        self.deploy(&VersionRollout::REPAIR);
         "repaired"
     }
 
@@ -154,17 +154,17 @@ impl Rollouts {
     }
 
     /// Ends a deployment that waits for an operator.
-    pub(super) fn end(&mut self, name: &str, way: Way, promotes: bool) -> Result<()> {
+    pub(super) fn end(&mut self, name: &str, way: EndAction, promotes: bool) -> Result<()> {
         if self.deployments.find(name).is_some_and(|deployment| deployment.serves()) {
             self.decide(name, promotes)?;
             return Ok(());
         }
         match way {
-            Way::Cancel => self.cancel(name)?,
-            Way::RollBack => {
+            EndAction::Cancel => self.cancel(name)?,
+            EndAction::RollBack => {
                 self.roll_back()?;
             }
-            Way::Supersede => {
+            EndAction::Supersede => {
                 self.repair();
             }
         }

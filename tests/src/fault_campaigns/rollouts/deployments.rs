@@ -7,9 +7,9 @@ use chancery_events::spec::DeploymentStrategy;
 use serde_json::Value;
 
 use super::REPLICAS;
-use super::observer::Promise;
-use super::script::{Version, WAVE};
-use crate::Client;
+use super::observer::ServingPromise;
+use super::script::{PayloadVersion, WAVE};
+use crate::TestClient;
 
 /// Deployment requested by an operator or a rule.
 #[derive(Clone, Debug)]
@@ -55,13 +55,13 @@ impl Deployment {
         Ok(Deployment::new(name, version, strategy))
     }
 
-    pub(super) fn kind(&self) -> Option<Version> {
-        Version::of(&self.version)
+    pub(super) fn kind(&self) -> Option<PayloadVersion> {
+        PayloadVersion::of(&self.version)
     }
 
     /// Whether the deployment's version becomes ready.
     pub(super) fn serves(&self) -> bool {
-        self.kind().is_some_and(Version::serves)
+        self.kind().is_some_and(PayloadVersion::serves)
     }
 
     fn has_completed(&self) -> bool {
@@ -76,7 +76,7 @@ impl Deployment {
     /// Crashing versions fail.
     pub(super) fn waits_for_people(&self) -> bool {
         let is_canary = matches!(self.strategy, DeploymentStrategy::Canary { .. }) && !self.has_cut_over;
-        let hangs = matches!(self.kind(), Some(Version::Hung | Version::Unready));
+        let hangs = matches!(self.kind(), Some(PayloadVersion::Hung | PayloadVersion::Unready));
         !self.is_over() && !self.is_cancelled && (hangs || is_canary && self.serves())
     }
 
@@ -123,14 +123,14 @@ impl Deployment {
 
 /// Replicas required at the end of a round.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct RequiredReplicas {
     /// Permitted versions: more than one if a deployment of a serving version was ended halfway.
     pub(super) versions: BTreeSet<String>,
     /// Maximum number of replicas: more than the plan's count if two sets existed then.
     pub(super) most: usize,
 }
 
-impl Wanted {
+impl RequiredReplicas {
     /// Whether all replicas have one version, and the plan's count.
     pub(super) fn is_exact(&self) -> bool {
         self.versions.len() == 1 && self.most == REPLICAS
@@ -138,7 +138,7 @@ impl Wanted {
 }
 
 /// Deployments of a round, in their order of execution.
-pub(super) struct Deployments {
+pub(super) struct RoundDeployments {
     /// Deployment that completed last before the round: each replica had its version.
     first: Deployment,
     later: Vec<Deployment>,
@@ -150,11 +150,11 @@ pub(super) struct Deployments {
     pub(super) drains: bool,
 }
 
-impl Deployments {
+impl RoundDeployments {
     /// State after the plan's first deployment, which completed.
-    pub(super) fn new(first: Deployment) -> Deployments {
+    pub(super) fn new(first: Deployment) -> RoundDeployments {
         let completed = BTreeSet::from([first.version.clone()]);
-        Deployments { first, later: Vec::new(), completed, stop_first: false, drains: false }
+        RoundDeployments { first, later: Vec::new(), completed, stop_first: false, drains: false }
     }
 
     pub(super) fn push(&mut self, deployment: Deployment) {
@@ -171,7 +171,7 @@ impl Deployments {
     }
 
     /// Reads the progress of all deployments, and finds automatic rollbacks.
-    pub(super) fn read(&mut self, client: &Client) -> Result<()> {
+    pub(super) fn read(&mut self, client: &TestClient) -> Result<()> {
         for row in client.items("plans/web/deployments?limit=1000") {
             let (name, state) = (row["name"].as_str().unwrap_or_default(), row["state"].as_str());
             if self.find(name).is_none()
@@ -206,7 +206,7 @@ impl Deployments {
 
     /// Promise from now on. The last good version is the version of the deployment that completed last.
     /// Replicas of a later serving version also count, since they replace the others.
-    pub(super) fn promise(&self) -> Promise {
+    pub(super) fn promise(&self) -> ServingPromise {
         let (completed, later) = self.since_completed();
         let serving = later.iter().filter(|deployment| deployment.serves());
         let good = serving.map(|deployment| &deployment.version).chain([&completed.version]).cloned();
@@ -215,24 +215,24 @@ impl Deployments {
         let follows = open().any(|deployment| deployment.auto_rollback).then_some(completed);
         let down = open().chain(follows).map(|deployment| deployment.takes_down(self.drains));
         let down = down.max().filter(|_| self.stop_first).unwrap_or(0);
-        Promise { good: good.collect(), least: REPLICAS - down }
+        ServingPromise { good: good.collect(), least: REPLICAS - down }
     }
 
     /// Promise while a rollback to a still unknown version is requested.
-    pub(super) fn promise_of_any(&self) -> Promise {
-        let Promise { mut good, least } = self.promise();
+    pub(super) fn promise_of_any(&self) -> ServingPromise {
+        let ServingPromise { mut good, least } = self.promise();
         good.extend(self.completed.iter().cloned());
         let down = if self.stop_first { WAVE as usize } else { 0 };
-        Promise { good, least: least.min(REPLICAS - down) }
+        ServingPromise { good, least: least.min(REPLICAS - down) }
     }
 
     /// Replicas required when all deployments have ended.
-    pub(super) fn wanted(&self) -> Wanted {
+    pub(super) fn wanted(&self) -> RequiredReplicas {
         let (completed, later) = self.since_completed();
         let halfway = || later.iter().filter(|deployment| deployment.leaves_any());
         let versions = halfway().map(|deployment| &deployment.version).chain([&completed.version]).cloned();
         let beside: usize = halfway().map(Deployment::stands_beside).sum();
-        Wanted { versions: versions.collect(), most: REPLICAS + beside }
+        RequiredReplicas { versions: versions.collect(), most: REPLICAS + beside }
     }
 
     /// Checks that each deployment has ended in a permitted state.
@@ -257,7 +257,7 @@ impl Deployments {
 }
 
 /// Formats name, version and state of each deployment.
-impl std::fmt::Display for Deployments {
+impl std::fmt::Display for RoundDeployments {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of {} completed", self.first.name, self.first.version)?;
         self.later.iter().try_for_each(|of| write!(f, ", {} of {} {}", of.name, of.version, of.state))
@@ -273,13 +273,13 @@ mod tests {
         Deployment { state: state.to_owned(), ..Deployment::new(name, name, strategy) }
     }
 
-    fn good(promise: &Promise) -> Vec<&str> {
+    fn good(promise: &ServingPromise) -> Vec<&str> {
         promise.good.iter().map(String::as_str).collect()
     }
 
     #[test]
     fn what_is_promised_follows_from_the_strategies_of_what_is_not_completed() {
-        let mut all = Deployments::new(of("good-1", 3, "completed"));
+        let mut all = RoundDeployments::new(of("good-1", 3, "completed"));
         assert_eq!((good(&all.promise()), all.promise().least), (vec!["good-1"], REPLICAS));
         all.push(of("crashing-2", 2, "in_progress"));
         assert_eq!((good(&all.promise()), all.promise().least), (vec!["good-1"], REPLICAS));
@@ -306,7 +306,7 @@ mod tests {
     fn a_set_that_never_counted_leaves_nothing() {
         let canary =
             Deployment { strategy: DeploymentStrategy::Canary { count: 2 }, ..of("good-2", 1, "cancelled") };
-        let mut all = Deployments::new(of("good-1", 1, "completed"));
+        let mut all = RoundDeployments::new(of("good-1", 1, "completed"));
         all.push(canary);
         assert!(all.wanted().is_exact());
         all.later[0].has_cut_over = true;

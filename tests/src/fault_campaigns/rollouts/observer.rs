@@ -21,7 +21,7 @@ const PERIOD: Duration = Duration::from_millis(10);
 
 /// Process that serves, by its own answer.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Serving {
+pub(super) struct ServingProcess {
     /// Name of the replica.
     pub(super) replica: String,
     /// Version of the process.
@@ -30,9 +30,9 @@ pub(super) struct Serving {
     pub(super) node: String,
 }
 
-impl Serving {
+impl ServingProcess {
     /// Reads `REPLICA version VERSION here, on NODE, process PID` after the head of a 200 answer.
-    fn read(answer: &str) -> Option<Serving> {
+    fn read(answer: &str) -> Option<ServingProcess> {
         let (head, body) = answer.split_once("\r\n\r\n")?;
         if head.split(' ').nth(1) != Some("200") {
             return None;
@@ -40,16 +40,20 @@ impl Serving {
         let (replica, rest) = body.split_once(" version ")?;
         let (version, rest) = rest.split_once(" here, on ")?;
         let (node, _) = rest.split_once(", process ")?;
-        Some(Serving { replica: replica.to_owned(), version: version.to_owned(), node: node.to_owned() })
+        Some(ServingProcess {
+            replica: replica.to_owned(),
+            version: version.to_owned(),
+            node: node.to_owned(),
+        })
     }
 }
 
 /// Asks all payload processes under the directory. Returns those that serve.
-pub(super) fn look(data: &Path) -> Vec<Serving> {
+pub(super) fn look(data: &Path) -> Vec<ServingProcess> {
     payloads(data).into_iter().filter_map(|payload| ask(payload.pid)).collect()
 }
 
-fn ask(pid: u32) -> Option<Serving> {
+fn ask(pid: u32) -> Option<ServingProcess> {
     let environ = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
     let mut pairs = environ.split(|byte| *byte == 0).filter_map(|pair| std::str::from_utf8(pair).ok());
     let port: u16 = pairs.find_map(|pair| pair.strip_prefix("PORT_HTTP="))?.parse().ok()?;
@@ -59,46 +63,46 @@ fn ask(pid: u32) -> Option<Serving> {
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
-    Serving::read(&answer)
+    ServingProcess::read(&answer)
 }
 
 /// Condition for every moment.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(super) struct Promise {
+pub(super) struct ServingPromise {
     /// Versions whose replicas count.
     pub(super) good: BTreeSet<String>,
     /// Minimum number of replicas that serve such a version.
     pub(super) least: usize,
 }
 
-impl Promise {
+impl ServingPromise {
     /// Replicas that count.
-    fn counted(&self, serving: &[Serving]) -> BTreeSet<String> {
+    fn counted(&self, serving: &[ServingProcess]) -> BTreeSet<String> {
         let good = serving.iter().filter(|serving| self.good.contains(&serving.version));
         good.map(|serving| serving.replica.clone()).collect()
     }
 }
 
 /// Observer thread; see the module.
-pub(super) struct Observer {
-    shared: Arc<Shared>,
+pub(super) struct ServingObserver {
+    shared: Arc<ObserverShared>,
     thread: JoinHandle<()>,
 }
 
-struct Shared {
+struct ObserverShared {
     data: PathBuf,
     stop: AtomicBool,
     samples: AtomicU64,
     /// Current promise and its number of changes.
-    promise: Mutex<(u64, Promise)>,
+    promise: Mutex<(u64, ServingPromise)>,
     /// First sample that broke the promise.
     broken: OnceLock<String>,
 }
 
-impl Observer {
+impl ServingObserver {
     /// Starts to observe the processes under the directory.
-    pub(super) fn begin(data: &Path, promise: Promise) -> Observer {
-        let shared = Arc::new(Shared {
+    pub(super) fn begin(data: &Path, promise: ServingPromise) -> ServingObserver {
+        let shared = Arc::new(ObserverShared {
             data: data.to_owned(),
             stop: AtomicBool::new(false),
             samples: AtomicU64::new(0),
@@ -112,11 +116,11 @@ impl Observer {
                 std::thread::sleep(PERIOD);
             }
         });
-        Observer { shared, thread }
+        ServingObserver { shared, thread }
     }
 
     /// Changes the promise. A weaker promise is set before its cause can happen, a stronger one afterwards.
-    pub(super) fn promise(&self, promise: Promise) {
+    pub(super) fn promise(&self, promise: ServingPromise) {
         let mut now = self.shared.promise.lock().unwrap_or_else(PoisonError::into_inner);
         if now.1 != promise {
             *now = (now.0 + 1, promise);
@@ -137,8 +141,8 @@ impl Observer {
     }
 }
 
-impl Shared {
-    fn promised(&self) -> (u64, Promise) {
+impl ObserverShared {
+    fn promised(&self) -> (u64, ServingPromise) {
         self.promise.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -154,7 +158,7 @@ impl Shared {
             let second = look(&self.data);
             counted.extend(promise.counted(&second));
             if counted.len() < promise.least && self.promised().0 == change {
-                let (count, Promise { good, least }) = (counted.len(), promise);
+                let (count, ServingPromise { good, least }) = (counted.len(), promise);
                 let _ = self.broken.set(format!(
                     "{count} replicas serve, and {least} are promised of the versions {good:?}: one sample \
                      found {first:?}, the next one {second:?}"
@@ -173,12 +177,12 @@ mod tests {
     #[test]
     fn a_sample_of_less_than_what_is_promised_is_found() {
         let data = tempfile::tempdir().expect("a temporary directory");
-        let observer = Observer::begin(data.path(), Promise::default());
+        let observer = ServingObserver::begin(data.path(), ServingPromise::default());
         until("nothing is promised, and that is observed", || {
             (observer.shared.samples.load(Ordering::Relaxed) > 2).then_some(())
         });
         observer.check().expect("nothing was promised");
-        observer.promise(Promise { good: BTreeSet::from(["good-1".to_owned()]), least: 1 });
+        observer.promise(ServingPromise { good: BTreeSet::from(["good-1".to_owned()]), least: 1 });
         let found = until("no process serves", || observer.check().err());
         assert!(found.to_string().starts_with("0 replicas serve, and 1 are promised"), "{found}");
     }
@@ -186,10 +190,10 @@ mod tests {
     #[test]
     fn a_process_that_answers_that_it_is_not_ready_does_not_serve() {
         let told = "web-0100 version good-1 here, on node-2, process 7\n";
-        let serving = Serving::read(&format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{told}"));
+        let serving = ServingProcess::read(&format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{told}"));
         let (replica, version, node) = ("web-0100".into(), "good-1".into(), "node-2".into());
-        assert_eq!(serving, Some(Serving { replica, version, node }));
-        assert_eq!(Serving::read(&format!("HTTP/1.1 503 Service Unavailable\r\n\r\n{told}")), None);
-        assert_eq!(Serving::read("HTTP/1.1 200 OK\r\n\r\nweb-01"), None);
+        assert_eq!(serving, Some(ServingProcess { replica, version, node }));
+        assert_eq!(ServingProcess::read(&format!("HTTP/1.1 503 Service Unavailable\r\n\r\n{told}")), None);
+        assert_eq!(ServingProcess::read("HTTP/1.1 200 OK\r\n\r\nweb-01"), None);
     }
 }

@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use serde_json::{Value, json};
 
 use super::REPLICAS;
-use super::deployments::Wanted;
-use super::observer::{Serving, look};
-use crate::{Client, payloads};
+use super::deployments::RequiredReplicas;
+use super::observer::{ServingProcess, look};
+use crate::{TestClient, payloads};
 
 /// Nodes of the fleet, alternately in two update domains.
 const NODES: [&str; 4] = ["node-1", "node-2", "node-3", "node-4"];
@@ -18,7 +18,7 @@ const NODES: [&str; 4] = ["node-1", "node-2", "node-3", "node-4"];
 const ROOM: usize = 3;
 
 /// Sets each node's resources so that exactly [`ROOM`] replicas fit.
-pub(super) fn give_room(client: &Client) {
+pub(super) fn give_room(client: &TestClient) {
     for node in NODES {
         let total = json!({"cpu": 100 * ROOM, "memory": 16u64 << 30, "disk": 0});
         let spec = json!({"domain": domain(node), "resources": total});
@@ -56,7 +56,11 @@ pub(super) fn is_at_rest(plan: &Value) -> bool {
 
 /// Checks that every replica of the plan's rows serves once, with the version and node of its row, and no
 /// other replica runs. Superseded processes may take a moment to end.
-pub(super) fn check_set(client: &Client, data: &Path, wanted: &Wanted) -> Result<Vec<Serving>> {
+pub(super) fn check_set(
+    client: &TestClient,
+    data: &Path,
+    wanted: &RequiredReplicas,
+) -> Result<Vec<ServingProcess>> {
     let mut seen = (Vec::new(), Vec::new(), 0);
     let came = comes("running replicas are those of the rows", || {
         let mut serving = look(data);
@@ -77,7 +81,7 @@ pub(super) fn check_set(client: &Client, data: &Path, wanted: &Wanted) -> Result
 }
 
 /// Replicas that are ready according to their rows, in order.
-fn shown(client: &Client) -> Result<Vec<Serving>> {
+fn shown(client: &TestClient) -> Result<Vec<ServingProcess>> {
     let mut versions = BTreeMap::new();
     for row in client.items("plans/web/deployments?limit=1000") {
         let version = row["coordinates"]["app"]["version"].as_str().unwrap_or_default().to_owned();
@@ -90,7 +94,7 @@ fn shown(client: &Client) -> Result<Vec<Serving>> {
         let version = row["deployment"].as_str().and_then(|name| versions.get(name)).cloned();
         let found = text("name").zip(version).zip(text("node"));
         let ((replica, version), node) = found.ok_or_else(|| anyhow!("this row lacks something: {row}"))?;
-        Ok(Serving { replica, version, node })
+        Ok(ServingProcess { replica, version, node })
     });
     let mut replicas = replicas.collect::<Result<Vec<_>>>()?;
     replicas.sort();
@@ -98,7 +102,7 @@ fn shown(client: &Client) -> Result<Vec<Serving>> {
 }
 
 /// Number of replicas on each node.
-pub(super) fn by_node(serving: &[Serving]) -> BTreeMap<&str, usize> {
+pub(super) fn by_node(serving: &[ServingProcess]) -> BTreeMap<&str, usize> {
     let mut on: BTreeMap<&str, usize> = NODES.iter().map(|node| (*node, 0)).collect();
     for serving in serving {
         *on.entry(serving.node.as_str()).or_default() += 1;
@@ -126,7 +130,11 @@ pub(super) fn better(on: &BTreeMap<&str, usize>, drained: Option<&str>) -> Optio
 
 /// Checks that no move makes the spread more even, or the plan's row reports that. Returns whether the spread
 /// is uneven.
-pub(super) fn check_spread(client: &Client, serving: &[Serving], drained: Option<&str>) -> Result<bool> {
+pub(super) fn check_spread(
+    client: &TestClient,
+    serving: &[ServingProcess],
+    drained: Option<&str>,
+) -> Result<bool> {
     let on = by_node(serving);
     let mut domains = BTreeMap::new();
     for (node, count) in on.iter().filter(|(_, count)| **count > 0) {
@@ -140,7 +148,7 @@ pub(super) fn check_spread(client: &Client, serving: &[Serving], drained: Option
 }
 
 /// Waits until the plan's row reports this balance. The decider checks at least every ten seconds.
-pub(super) fn says(client: &Client, balance: &str) -> Result<()> {
+pub(super) fn says(client: &TestClient, balance: &str) -> Result<()> {
     comes(&format!("the plan's row reports a spread that is {balance}"), || {
         Ok((client.read("plans/web")["spread"]["balance"] == balance).then_some(()))
     })

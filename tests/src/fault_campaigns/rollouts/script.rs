@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use super::REPLICAS;
 use crate::server::program;
-use crate::sim::Random;
+use crate::sim::RandomSource;
 
 /// Maximum number of concurrent updates of a deployment.
 pub(super) const WAVE: u32 = 3;
 
 /// Behaviour of a payload version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Version {
+pub(super) enum PayloadVersion {
     /// Version that serves immediately.
     Good,
     /// Version that serves after 0.7 seconds.
@@ -28,39 +28,44 @@ pub(super) enum Version {
     Unready,
 }
 
-impl Version {
-    const ALL: [Version; 5] =
-        [Version::Good, Version::Slow, Version::Crashing, Version::Hung, Version::Unready];
+impl PayloadVersion {
+    const ALL: [PayloadVersion; 5] = [
+        PayloadVersion::Good,
+        PayloadVersion::Slow,
+        PayloadVersion::Crashing,
+        PayloadVersion::Hung,
+        PayloadVersion::Unready,
+    ];
 
     /// First word of the version coordinate.
     pub(super) const fn word(self) -> &'static str {
         match self {
-            Version::Good => "good",
-            Version::Slow => "slow",
-            Version::Crashing => "crashing",
-            Version::Hung => "hung",
-            Version::Unready => "unready",
+            PayloadVersion::Good => "good",
+            PayloadVersion::Slow => "slow",
+            PayloadVersion::Crashing => "crashing",
+            PayloadVersion::Hung => "hung",
+            PayloadVersion::Unready => "unready",
         }
     }
 
     /// Whether replicas of the version become ready.
     pub(super) const fn serves(self) -> bool {
-        matches!(self, Version::Good | Version::Slow)
+        matches!(self, PayloadVersion::Good | PayloadVersion::Slow)
     }
 
     /// Behaviour of the version with this coordinate.
-    pub(super) fn of(coordinate: &str) -> Option<Version> {
+    pub(super) fn of(coordinate: &str) -> Option<PayloadVersion> {
         let word = coordinate.split('-').next()?;
-        Version::ALL.into_iter().find(|version| version.word() == word)
+        PayloadVersion::ALL.into_iter().find(|version| version.word() == word)
     }
 
-    fn draw(random: &mut Random) -> Version {
+    fn draw(random: &mut RandomSource) -> PayloadVersion {
         match random.below(10) {
-            0..4 => Version::Good,
-            4..6 => Version::Slow,
-            6..8 => Version::Crashing,
-            8 => Version::Hung,
-            _ => Version::Unready,
+            0..4 => PayloadVersion::Good,
+            4..6 => PayloadVersion::Slow,
+            6..8 => PayloadVersion::Crashing,
+            8 => PayloadVersion::Hung,
+            _ => PayloadVersion::Unready,
         }
     }
 }
@@ -87,7 +92,7 @@ pub(super) fn payload() -> Value {
 
 /// Settings of the plan in a round.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Policy {
+pub(super) struct PlanSettings {
     /// Whether an update stops the old incarnation before it starts the new one.
     pub(super) stop_first: bool,
     /// Whether incarnations restart after every exit, not only after failures.
@@ -98,26 +103,26 @@ pub(super) struct Policy {
 
 /// Deployment of a new version.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rollout {
-    pub(super) version: Version,
+pub(super) struct VersionRollout {
+    pub(super) version: PayloadVersion,
     pub(super) strategy: DeploymentStrategy,
     /// Whether the deployment supersedes the current one.
     pub(super) supersedes: bool,
     pub(super) auto_rollback: bool,
 }
 
-impl Rollout {
+impl VersionRollout {
     /// Working version that supersedes any current deployment.
-    pub(super) const REPAIR: Rollout = Rollout {
-        version: Version::Good,
+    pub(super) const REPAIR: VersionRollout = VersionRollout {
+        version: PayloadVersion::Good,
         strategy: DeploymentStrategy::Rolling { max_parallel: Some(WAVE), per_domain: false, delay: 0 },
         supersedes: true,
         auto_rollback: false,
     };
 
-    fn draw(random: &mut Random) -> Rollout {
-        let version = Version::draw(random);
-        Rollout {
+    fn draw(random: &mut RandomSource) -> VersionRollout {
+        let version = PayloadVersion::draw(random);
+        VersionRollout {
             version,
             strategy: strategy(random, version),
             supersedes: random.chance(500),
@@ -136,11 +141,11 @@ impl Rollout {
     }
 }
 
-fn strategy(random: &mut Random, version: Version) -> DeploymentStrategy {
+fn strategy(random: &mut RandomSource, version: PayloadVersion) -> DeploymentStrategy {
     match random.below(10) {
         0..6 => {
             // Updating slow versions one at a time would make a long round.
-            let fewest = if version == Version::Slow { 2 } else { 0 };
+            let fewest = if version == PayloadVersion::Slow { 2 } else { 0 };
             let max_parallel = Some(random.between(fewest, u64::from(WAVE)) as u32).filter(|wave| *wave > 0);
             let delay = if random.chance(200) { 100 } else { 0 };
             DeploymentStrategy::Rolling { max_parallel, per_domain: random.chance(250), delay }
@@ -158,9 +163,9 @@ fn strategy(random: &mut Random, version: Version) -> DeploymentStrategy {
 
 /// One operator action or fault.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Step {
+pub(super) enum RoundStep {
     /// Deploys a version.
-    Deploy(Rollout),
+    Deploy(VersionRollout),
     /// Cancels the deployment that was created last.
     Cancel,
     /// Rolls the plan back.
@@ -177,7 +182,7 @@ pub(super) enum Step {
 
 /// Action that ends a deployment which does not end automatically.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Way {
+pub(super) enum EndAction {
     Cancel,
     RollBack,
     Supersede,
@@ -186,12 +191,12 @@ pub(super) enum Way {
 /// Script of a round.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a draw of its own")]
-pub(super) struct Script {
-    pub(super) policy: Policy,
+pub(super) struct RoundScript {
+    pub(super) policy: PlanSettings,
     /// Steps, each with the delay until the next.
-    pub(super) steps: Vec<(Step, Duration)>,
+    pub(super) steps: Vec<(RoundStep, Duration)>,
     /// Action that ends such a deployment, and the time to wait before it.
-    pub(super) way: Way,
+    pub(super) way: EndAction,
     pub(super) patience: Duration,
     /// Whether a working canary is finally promoted, or rolled back.
     pub(super) promotes: bool,
@@ -203,30 +208,30 @@ pub(super) struct Script {
     pub(super) rolls_back: bool,
 }
 
-impl Script {
-    pub(super) fn draw(seed: u64, round: u64) -> Script {
-        let mut random = Random::new(seed.wrapping_mul(1_000_003).wrapping_add(round));
-        let policy = Policy {
+impl RoundScript {
+    pub(super) fn draw(seed: u64, round: u64) -> RoundScript {
+        let mut random = RandomSource::new(seed.wrapping_mul(1_000_003).wrapping_add(round));
+        let policy = PlanSettings {
             stop_first: random.chance(400),
             always: random.chance(300),
             budget: random.between(1, REPLICAS as u64 / 2),
         };
-        let mut steps = vec![(Step::Deploy(Rollout::draw(&mut random)), pause(&mut random))];
+        let mut steps = vec![(RoundStep::Deploy(VersionRollout::draw(&mut random)), pause(&mut random))];
         let (count, mut kills) = (random.between(3, 6) as usize, 0);
         while steps.len() < count {
             let step = draw(&mut random);
             // A start of the server takes as long as all other steps.
-            kills += u32::from(matches!(step, Step::Kill(_)));
-            if kills < 2 || !matches!(step, Step::Kill(_)) {
+            kills += u32::from(matches!(step, RoundStep::Kill(_)));
+            if kills < 2 || !matches!(step, RoundStep::Kill(_)) {
                 steps.push((step, pause(&mut random)));
             }
         }
         let way = match random.below(3) {
-            0 => Way::Cancel,
-            1 => Way::RollBack,
-            _ => Way::Supersede,
+            0 => EndAction::Cancel,
+            1 => EndAction::RollBack,
+            _ => EndAction::Supersede,
         };
-        Script {
+        RoundScript {
             policy,
             steps,
             way,
@@ -239,19 +244,19 @@ impl Script {
     }
 }
 
-fn draw(random: &mut Random) -> Step {
+fn draw(random: &mut RandomSource) -> RoundStep {
     match random.below(14) {
-        0..4 => Step::Deploy(Rollout::draw(random)),
-        4..6 => Step::Cancel,
-        6..8 => Step::RollBack,
-        8 => Step::Decide { promotes: random.chance(500) },
-        9..11 => Step::Drain(random.between(1, 4)),
-        11 => Step::Rebalance,
-        _ => Step::Kill(Duration::from_millis(random.below(300))),
+        0..4 => RoundStep::Deploy(VersionRollout::draw(random)),
+        4..6 => RoundStep::Cancel,
+        6..8 => RoundStep::RollBack,
+        8 => RoundStep::Decide { promotes: random.chance(500) },
+        9..11 => RoundStep::Drain(random.between(1, 4)),
+        11 => RoundStep::Rebalance,
+        _ => RoundStep::Kill(Duration::from_millis(random.below(300))),
     }
 }
 
 /// Delay until the next step.
-fn pause(random: &mut Random) -> Duration {
+fn pause(random: &mut RandomSource) -> Duration {
     Duration::from_millis(random.below(700))
 }

@@ -7,14 +7,14 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::messages::{JOURNAL, Letters, leave_transaction_open, put_foreign, put_good};
+use super::messages::{JOURNAL, MessageProducers, leave_transaction_open, put_foreign, put_good};
 use crate::clock::ServerClock;
 use crate::fault_campaigns::evidence::records;
-use crate::fault_campaigns::load::Load;
-use crate::kafka::Cluster;
+use crate::fault_campaigns::load::ProducerLoad;
+use crate::kafka::KafkaCluster;
 use crate::kafka::proxy::ProxyFaults;
-use crate::sim::Random;
-use crate::{Server, Standbys, decides, program, until};
+use crate::sim::RandomSource;
+use crate::{ServerProcess, StandbyServers, decides, program, until};
 
 /// Time after which the consumer group removes a silent server.
 const SESSION: Duration = Duration::from_secs(6);
@@ -29,19 +29,19 @@ const KNOWN: Duration = Duration::from_secs(40);
 
 /// Fault of the campaign.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Blow {
+pub(super) enum TakeoverFault {
     /// Kills the leader (`kill -9`). Another server takes over.
-    KillDecider,
+    KillLeader,
     /// Kills the leader, while fetches arrive seconds late. No inbox message is skipped.
     SlowFetches,
     /// Pauses the leader past its session. Another server takes over; later writes of the paused server do
     /// not count.
-    PauseDecider,
+    PauseLeader,
     /// Leaves a foreign transaction open on the journal and inbox topics. Work continues when the brokers end
     /// it.
     OpenTransaction,
     /// Kills the journal's leading broker (`kill -9`). Another broker leads.
-    KillLeader,
+    KillLeadingBroker,
     /// Makes every broker unreachable.
     CutConnections,
     /// Empties the events topic as retention would, and stops the leader. Another server takes over
@@ -69,173 +69,173 @@ pub(super) enum Blow {
     /// Makes only the events topic unwritable for a while. The leader continues.
     CloseEvents,
     /// Moves the leader's clock, and kills the leader. A server with another clock takes over.
-    LeapClock,
+    JumpClock,
     /// Kills an import of another journal into the topics. The leader continues.
     KillImport,
     /// Elects a broker without some acknowledged records. Every server ends; a mirror is imported again.
     ElectUnclean,
     /// Sends an inbox message with a codec that no client knows. It blocks the inbox until it is skipped.
-    BreakLetter,
+    BreakMessage,
     /// Kills the leader, and limits each broker to a megabyte per second. Another server takes over, and
     /// reads the inbox messages that arrived meanwhile.
     SlowNetwork,
     /// Pauses the broker with the only replicas of the inbox and events topics. `/readyz` reports that; the
     /// leader continues.
-    PausePosts,
+    PauseInboxBroker,
 }
 
 /// Targets of a fault.
-pub(super) struct Struck<'a> {
+pub(super) struct FaultTargets<'a> {
     /// Index of the leader in `standbys`.
     pub(super) decider: usize,
-    pub(super) standbys: &'a mut Standbys,
-    pub(super) cluster: &'a Cluster,
-    pub(super) load: &'a Load,
-    pub(super) messages: &'a Letters,
+    pub(super) standbys: &'a mut StandbyServers,
+    pub(super) cluster: &'a KafkaCluster,
+    pub(super) load: &'a ProducerLoad,
+    pub(super) messages: &'a MessageProducers,
     /// Clock of each server.
     pub(super) clocks: &'a [ServerClock],
-    pub(super) random: &'a mut Random,
+    pub(super) random: &'a mut RandomSource,
     /// Last position whose event was deleted from the events topic.
     pub(super) deleted: &'a mut Option<u64>,
 }
 
-impl Blow {
+impl TakeoverFault {
     /// All faults in order of injection.
-    pub(super) const ALL: [Blow; 23] = [
-        Blow::KillDecider,
-        Blow::SlowFetches,
-        Blow::PauseDecider,
-        Blow::OpenTransaction,
-        Blow::KillLeader,
-        Blow::CutConnections,
-        Blow::EmptyEvents,
-        Blow::PauseBroker,
-        Blow::WipeBroker,
-        Blow::KillController,
-        Blow::StallResponses,
-        Blow::KillTwoBrokers,
-        Blow::ReorderResponses,
-        Blow::AddPartitions,
-        Blow::Compact,
-        Blow::KillBrokers,
-        Blow::CloseEvents,
-        Blow::LeapClock,
-        Blow::KillImport,
-        Blow::ElectUnclean,
-        Blow::BreakLetter,
-        Blow::SlowNetwork,
-        Blow::PausePosts,
+    pub(super) const ALL: [TakeoverFault; 23] = [
+        TakeoverFault::KillLeader,
+        TakeoverFault::SlowFetches,
+        TakeoverFault::PauseLeader,
+        TakeoverFault::OpenTransaction,
+        TakeoverFault::KillLeadingBroker,
+        TakeoverFault::CutConnections,
+        TakeoverFault::EmptyEvents,
+        TakeoverFault::PauseBroker,
+        TakeoverFault::WipeBroker,
+        TakeoverFault::KillController,
+        TakeoverFault::StallResponses,
+        TakeoverFault::KillTwoBrokers,
+        TakeoverFault::ReorderResponses,
+        TakeoverFault::AddPartitions,
+        TakeoverFault::Compact,
+        TakeoverFault::KillBrokers,
+        TakeoverFault::CloseEvents,
+        TakeoverFault::JumpClock,
+        TakeoverFault::KillImport,
+        TakeoverFault::ElectUnclean,
+        TakeoverFault::BreakMessage,
+        TakeoverFault::SlowNetwork,
+        TakeoverFault::PauseInboxBroker,
     ];
 
     pub(super) const fn word(self) -> &'static str {
         match self {
-            Blow::KillDecider => "kill of the deciding server",
-            Blow::SlowFetches => "slow fetches after a kill of the deciding server",
-            Blow::PauseDecider => "pause of the deciding server past its session",
-            Blow::OpenTransaction => "foreign transaction left open",
-            Blow::KillLeader => "kill of the leading broker",
-            Blow::CutConnections => "cut of all connections",
-            Blow::EmptyEvents => "events topic emptied",
-            Blow::PauseBroker => "pause of a broker",
-            Blow::WipeBroker => "wiped disk of a broker",
-            Blow::KillController => "kill of the controller",
-            Blow::StallResponses => "stall of all responses",
-            Blow::KillTwoBrokers => "fewer brokers in sync than wanted",
-            Blow::ReorderResponses => "responses in another order",
-            Blow::AddPartitions => "more partitions",
-            Blow::Compact => "compaction turned on",
-            Blow::KillBrokers => "kill of every broker",
-            Blow::CloseEvents => "events topic not writable",
-            Blow::LeapClock => "leap of the deciding server's clock",
-            Blow::KillImport => "kill of an import",
-            Blow::ElectUnclean => "unclean election",
-            Blow::BreakLetter => "inbox message of an unknown codec",
-            Blow::SlowNetwork => "slow network after a kill of the deciding server",
-            Blow::PausePosts => "pause of the broker of inbox and events topic",
+            TakeoverFault::KillLeader => "kill of the leader",
+            TakeoverFault::SlowFetches => "slow fetches after a kill of the leader",
+            TakeoverFault::PauseLeader => "pause of the leader past its session",
+            TakeoverFault::OpenTransaction => "foreign transaction left open",
+            TakeoverFault::KillLeadingBroker => "kill of the leading broker",
+            TakeoverFault::CutConnections => "cut of all connections",
+            TakeoverFault::EmptyEvents => "events topic emptied",
+            TakeoverFault::PauseBroker => "pause of a broker",
+            TakeoverFault::WipeBroker => "wiped disk of a broker",
+            TakeoverFault::KillController => "kill of the controller",
+            TakeoverFault::StallResponses => "stall of all responses",
+            TakeoverFault::KillTwoBrokers => "fewer brokers in sync than required",
+            TakeoverFault::ReorderResponses => "responses in another order",
+            TakeoverFault::AddPartitions => "more partitions",
+            TakeoverFault::Compact => "compaction turned on",
+            TakeoverFault::KillBrokers => "kill of every broker",
+            TakeoverFault::CloseEvents => "events topic not writable",
+            TakeoverFault::JumpClock => "jump of the leader's clock",
+            TakeoverFault::KillImport => "kill of an import",
+            TakeoverFault::ElectUnclean => "unclean election",
+            TakeoverFault::BreakMessage => "inbox message of an unknown codec",
+            TakeoverFault::SlowNetwork => "slow network after a kill of the leader",
+            TakeoverFault::PauseInboxBroker => "pause of the broker of inbox and events topic",
         }
     }
 
     /// Injects the fault and restores everything. Returns the time until another server took over, if
     /// required.
-    pub(super) fn strike(self, struck: &mut Struck<'_>) -> Result<Option<Duration>> {
-        let cluster = struck.cluster;
+    pub(super) fn inject(self, targets: &mut FaultTargets<'_>) -> Result<Option<Duration>> {
+        let cluster = targets.cluster;
         let took = match self {
-            Blow::KillDecider => struck.kill_decider(),
-            Blow::PauseDecider => struck.pause_decider()?,
-            Blow::SlowFetches => {
-                let slow_fetches = Duration::from_millis(struck.random.between(2500, 4000));
+            TakeoverFault::KillLeader => targets.kill_leader(),
+            TakeoverFault::PauseLeader => targets.pause_leader()?,
+            TakeoverFault::SlowFetches => {
+                let slow_fetches = Duration::from_millis(targets.random.between(2500, 4000));
                 cluster.set_faults(ProxyFaults { slow_fetches, ..ProxyFaults::default() });
-                let took = struck.kill_decider();
+                let took = targets.kill_leader();
                 cluster.set_faults(ProxyFaults::default());
                 took
             }
-            Blow::SlowNetwork => {
+            TakeoverFault::SlowNetwork => {
                 cluster.set_faults(ProxyFaults { bytes_per_second: SLOW, ..ProxyFaults::default() });
-                let took = struck.read_backlog()?;
+                let took = targets.read_backlog()?;
                 cluster.set_faults(ProxyFaults::default());
                 took
             }
-            Blow::ReorderResponses => {
-                let disorder = Duration::from_millis(struck.random.between(200, 800));
+            TakeoverFault::ReorderResponses => {
+                let disorder = Duration::from_millis(targets.random.between(200, 800));
                 cluster.set_faults(ProxyFaults { disorder, ..ProxyFaults::default() });
-                let took = struck.stop_decider()?;
+                let took = targets.stop_leader()?;
                 std::thread::sleep(Duration::from_secs(2));
                 cluster.set_faults(ProxyFaults::default());
                 took
             }
-            Blow::EmptyEvents => {
-                struck.empty_events()?;
-                struck.stop_decider()?
+            TakeoverFault::EmptyEvents => {
+                targets.empty_events()?;
+                targets.stop_leader()?
             }
-            Blow::LeapClock => {
+            TakeoverFault::JumpClock => {
                 // Small jumps only: decisions with a date use the leader's clock.
-                let seconds = struck.random.between(1, 60) as i64;
-                let forth = struck.random.chance(500);
-                struck.clocks[struck.decider].set(if forth { seconds } else { -seconds });
-                struck.sleep(100, 1500);
-                struck.kill_decider()
+                let seconds = targets.random.between(1, 60) as i64;
+                let forth = targets.random.chance(500);
+                targets.clocks[targets.decider].set(if forth { seconds } else { -seconds });
+                targets.sleep(100, 1500);
+                targets.kill_leader()
             }
-            Blow::OpenTransaction => {
+            TakeoverFault::OpenTransaction => {
                 leave_transaction_open(cluster.bootstrap(), Duration::from_secs(2))?;
                 return Ok(None);
             }
-            Blow::KillImport => {
-                struck.kill_import()?;
+            TakeoverFault::KillImport => {
+                targets.kill_import()?;
                 return Ok(None);
             }
-            Blow::ElectUnclean => {
-                struck.elect_unclean()?;
+            TakeoverFault::ElectUnclean => {
+                targets.elect_unclean()?;
                 return Ok(None);
             }
-            Blow::AddPartitions => {
-                struck.add_partitions();
+            TakeoverFault::AddPartitions => {
+                targets.add_partitions();
                 return Ok(None);
             }
-            Blow::Compact => {
-                struck.compact();
+            TakeoverFault::Compact => {
+                targets.compact();
                 return Ok(None);
             }
-            Blow::CloseEvents => {
-                struck.close_events()?;
+            TakeoverFault::CloseEvents => {
+                targets.close_events()?;
                 return Ok(None);
             }
-            Blow::BreakLetter => {
-                struck.break_message()?;
+            TakeoverFault::BreakMessage => {
+                targets.break_message()?;
                 return Ok(None);
             }
-            Blow::PausePosts => {
-                struck.pause_posts()?;
+            TakeoverFault::PauseInboxBroker => {
+                targets.pause_inbox_broker()?;
                 return Ok(None);
             }
-            Blow::CutConnections
-            | Blow::StallResponses
-            | Blow::KillLeader
-            | Blow::PauseBroker
-            | Blow::WipeBroker
-            | Blow::KillController
-            | Blow::KillTwoBrokers
-            | Blow::KillBrokers => {
-                self.strike_brokers(struck);
+            TakeoverFault::CutConnections
+            | TakeoverFault::StallResponses
+            | TakeoverFault::KillLeadingBroker
+            | TakeoverFault::PauseBroker
+            | TakeoverFault::WipeBroker
+            | TakeoverFault::KillController
+            | TakeoverFault::KillTwoBrokers
+            | TakeoverFault::KillBrokers => {
+                self.inject_into_brokers(targets);
                 return Ok(None);
             }
         };
@@ -243,43 +243,47 @@ impl Blow {
     }
 
     /// Injects a fault of brokers or their connections.
-    fn strike_brokers(self, struck: &mut Struck<'_>) {
-        let cluster = struck.cluster;
-        let pass = |faults: ProxyFaults, struck: &mut Struck<'_>| {
+    fn inject_into_brokers(self, targets: &mut FaultTargets<'_>) {
+        let cluster = targets.cluster;
+        let pass = |faults: ProxyFaults, targets: &mut FaultTargets<'_>| {
             cluster.set_faults(faults);
-            struck.sleep(1000, 7000);
+            targets.sleep(1000, 7000);
             cluster.set_faults(ProxyFaults::default());
         };
-        let broker = 1 + struck.random.below(3) as u32;
+        let broker = 1 + targets.random.below(3) as u32;
         match self {
-            Blow::CutConnections => pass(ProxyFaults { cuts: true, ..ProxyFaults::default() }, struck),
-            Blow::StallResponses => pass(ProxyFaults { stalls: true, ..ProxyFaults::default() }, struck),
-            Blow::KillLeader => {
+            TakeoverFault::CutConnections => {
+                pass(ProxyFaults { cuts: true, ..ProxyFaults::default() }, targets)
+            }
+            TakeoverFault::StallResponses => {
+                pass(ProxyFaults { stalls: true, ..ProxyFaults::default() }, targets)
+            }
+            TakeoverFault::KillLeadingBroker => {
                 let leader = leader(cluster, JOURNAL);
                 cluster.kill(leader);
                 std::thread::sleep(Duration::from_secs(3));
                 cluster.restart(leader);
             }
-            Blow::PauseBroker => {
+            TakeoverFault::PauseBroker => {
                 cluster.pause(broker);
-                struck.sleep(2000, 5000);
+                targets.sleep(2000, 5000);
                 cluster.resume(broker);
             }
-            Blow::WipeBroker => {
+            TakeoverFault::WipeBroker => {
                 cluster.kill(broker);
                 cluster.wipe(broker);
                 cluster.restart(broker);
                 in_sync(cluster);
             }
-            Blow::KillController => {
+            TakeoverFault::KillController => {
                 cluster.kill(100);
-                struck.sleep(500, 3000);
+                targets.sleep(500, 3000);
                 cluster.restart(100);
             }
-            Blow::KillTwoBrokers => {
+            TakeoverFault::KillTwoBrokers => {
                 cluster.kill(1);
                 cluster.kill(2);
-                struck.sleep(1000, 4000);
+                targets.sleep(1000, 4000);
                 cluster.restart(1);
                 cluster.restart(2);
             }
@@ -291,7 +295,7 @@ impl Blow {
     }
 }
 
-impl Struck<'_> {
+impl FaultTargets<'_> {
     pub(super) fn sleep(&mut self, low: u64, high: u64) {
         std::thread::sleep(Duration::from_millis(self.random.between(low, high)));
     }
@@ -302,15 +306,15 @@ impl Struck<'_> {
     }
 
     /// Waits until another server is leader.
-    fn another_decides(&self) {
-        until("another server decides", || self.standbys.decides().filter(|now| *now != self.decider));
+    fn await_another_leader(&self) {
+        until("another server is leader", || self.standbys.decides().filter(|now| *now != self.decider));
     }
 
-    fn kill_decider(&mut self) -> Duration {
+    fn kill_leader(&mut self) -> Duration {
         let began = Instant::now();
         self.standbys.servers[self.decider].kill();
         self.move_clients();
-        self.another_decides();
+        self.await_another_leader();
         let took = began.elapsed();
         self.standbys.servers[self.decider].start_again();
         took
@@ -322,13 +326,13 @@ impl Struck<'_> {
         self.standbys.servers[self.decider].kill();
         self.move_clients();
         // Random content is incompressible.
-        let mut random = Random::new(self.random.bits());
+        let mut random = RandomSource::new(self.random.bits());
         let noise: String = (0..BACKLOG_BYTES).map(|_| char::from(b'a' + random.below(26) as u8)).collect();
         let backlog: Vec<_> = (0..BACKLOG).map(|number| format!("{number} {noise}")).collect();
         put_foreign(brokers, &backlog)?;
         let behind = self.random.bits();
         put_good(brokers, &format!("slow-{behind}"), behind)?;
-        self.another_decides();
+        self.await_another_leader();
         let took = began.elapsed();
         let path = format!("/v1/fleets/default/capabilities/by-slow-{behind}");
         let survivor = &self.standbys.servers[(self.decider + 1) % 3];
@@ -339,41 +343,41 @@ impl Struck<'_> {
         Ok(took)
     }
 
-    fn stop_decider(&mut self) -> Result<Duration> {
+    fn stop_leader(&mut self) -> Result<Duration> {
         let began = Instant::now();
         let server = &mut self.standbys.servers[self.decider];
         let code = server.stop();
         ensure!(code == Some(0), "the server stops with {code:?}:\n{}", server.log());
         self.move_clients();
-        self.another_decides();
+        self.await_another_leader();
         let took = began.elapsed();
         self.standbys.servers[self.decider].start_again();
         Ok(took)
     }
 
-    fn pause_decider(&mut self) -> Result<Duration> {
+    fn pause_leader(&mut self) -> Result<Duration> {
         let (began, decider) = (Instant::now(), self.decider);
         self.standbys.servers[decider].signal(Signal::STOP);
         self.move_clients();
         std::thread::sleep(SESSION);
         // Only the others are asked: the paused server does not answer.
         let servers = &self.standbys.servers;
-        until("another server decides", || {
+        until("another server is leader", || {
             (0..3).filter(|at| *at != decider).find(|at| decides(&servers[*at], "default") == Some(true))
         });
         let took = began.elapsed();
         self.sleep(0, 2000);
         self.standbys.servers[decider].signal(Signal::CONT);
-        until("the sleeper has noticed", || {
+        until("the paused server has noticed", || {
             (decides(&self.standbys.servers[decider], "default") == Some(false)).then_some(())
         });
         let server = &mut self.standbys.servers[decider];
-        ensure!(server.ended().is_none(), "the sleeper ended:\n{}", server.log());
+        ensure!(server.ended().is_none(), "the paused server ended:\n{}", server.log());
         Ok(took)
     }
 
     /// Checks that an intent is acknowledged during a fault.
-    pub(super) fn decides_on(&mut self) {
+    pub(super) fn check_leader_continues(&mut self) {
         let key = format!("meanwhile-{}", self.random.bits());
         let data = json!({"name": "meanwhile", "spec": {"type": "T", "score": self.random.below(1000)}});
         let server = &self.standbys.servers[self.decider];
@@ -384,7 +388,7 @@ impl Struck<'_> {
 
     /// Starts an import of another fleet's journal and kills it, three times.
     fn kill_import(&mut self) -> Result<()> {
-        let mut other = Server::start();
+        let mut other = ServerProcess::start();
         other.client().must("capability.apply", &json!({"name": "other", "spec": {"type": "T", "score": 1}}));
         let code = other.stop();
         ensure!(code == Some(0), "the server stops with {code:?}:\n{}", other.log());
@@ -414,7 +418,7 @@ impl Struck<'_> {
         cluster.kill(lacking);
         // After two seconds, the broker is out of sync, and records that it lacks are acknowledged.
         std::thread::sleep(Duration::from_secs(3));
-        self.decides_on();
+        self.check_leader_continues();
         self.sleep(200, 1000);
         cluster.kill(leader);
         cluster.kill(other);
@@ -494,7 +498,7 @@ impl Struck<'_> {
 }
 
 /// Waits until every broker has all partitions again.
-pub(super) fn in_sync(cluster: &Cluster) {
+pub(super) fn in_sync(cluster: &KafkaCluster) {
     until("every partition is on all brokers", || {
         cluster
             .tool("kafka-topics", &["--describe", "--under-replicated-partitions"])
@@ -504,8 +508,8 @@ pub(super) fn in_sync(cluster: &Cluster) {
 }
 
 /// Id of the broker that leads partition 0 of the topic.
-pub(super) fn leader(cluster: &Cluster, topic: &str) -> u32 {
-    let told = cluster.tool("kafka-topics", &["--describe", "--topic", topic]);
-    let leader = told.split("Leader: ").nth(1).and_then(|rest| rest.split_whitespace().next());
+pub(super) fn leader(cluster: &KafkaCluster, topic: &str) -> u32 {
+    let description = cluster.tool("kafka-topics", &["--describe", "--topic", topic]);
+    let leader = description.split("Leader: ").nth(1).and_then(|rest| rest.split_whitespace().next());
     leader.and_then(|leader| leader.parse().ok()).unwrap_or(1)
 }

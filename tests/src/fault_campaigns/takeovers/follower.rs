@@ -14,23 +14,23 @@ use crate::until;
 const STAY: Duration = Duration::from_secs(3);
 
 /// Reader of the stream on its own thread.
-pub(super) struct Follower {
-    shared: Arc<Seen>,
+pub(super) struct StreamFollower {
+    shared: Arc<FollowerProgress>,
     thread: JoinHandle<Result<u64>>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct FollowerProgress {
     stop: AtomicBool,
     position: AtomicU64,
 }
 
-impl Follower {
+impl StreamFollower {
     /// Starts to read from the first event on, from each server in turn.
-    pub(super) fn begin(urls: Vec<String>) -> Follower {
-        let shared = Arc::new(Seen::default());
+    pub(super) fn begin(urls: Vec<String>) -> StreamFollower {
+        let shared = Arc::new(FollowerProgress::default());
         let seen = Arc::clone(&shared);
-        Follower { shared, thread: std::thread::spawn(move || seen.follow(&urls)) }
+        StreamFollower { shared, thread: std::thread::spawn(move || seen.follow(&urls)) }
     }
 
     /// Waits until the reader has reached `head`. Returns the number of opened streams.
@@ -44,7 +44,7 @@ impl Follower {
     }
 }
 
-impl Seen {
+impl FollowerProgress {
     fn follow(&self, urls: &[String]) -> Result<u64> {
         let config =
             ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(STAY)).build();

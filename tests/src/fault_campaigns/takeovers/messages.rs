@@ -39,14 +39,14 @@ const CODECS: [&str; 5] = ["none", "gzip", "lz4", "snappy", "zstd"];
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Running producers.
-pub(super) struct Letters {
-    shared: Arc<Mailed>,
+pub(super) struct MessageProducers {
+    shared: Arc<MessageOutcomes>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// Outcome of messages by the ids of their events.
 #[derive(Default)]
-struct Mailed {
+struct MessageOutcomes {
     stop: AtomicBool,
     /// Whether the foreign client leaves the journal topic alone.
     spares_journal: AtomicBool,
@@ -55,18 +55,18 @@ struct Mailed {
 }
 
 /// Outcome of messages after their producers have ended.
-pub(super) struct Sent {
+pub(super) struct SentMessages {
     /// Good events that Kafka acknowledged.
     acknowledged: BTreeSet<String>,
     /// Events in aborted transactions.
     aborted: BTreeSet<String>,
 }
 
-struct Outcomes(Arc<Mailed>);
+struct OutcomeCollector(Arc<MessageOutcomes>);
 
-impl ClientContext for Outcomes {}
+impl ClientContext for OutcomeCollector {}
 
-impl ProducerContext for Outcomes {
+impl ProducerContext for OutcomeCollector {
     type DeliveryOpaque = Box<String>;
 
     fn delivery(&self, result: &DeliveryResult<'_>, id: Box<String>) {
@@ -76,10 +76,10 @@ impl ProducerContext for Outcomes {
     }
 }
 
-impl Letters {
+impl MessageProducers {
     /// Starts `count` good producers and a foreign one.
-    pub(super) fn begin(brokers: &str, count: usize) -> Letters {
-        let shared = Arc::new(Mailed::default());
+    pub(super) fn begin(brokers: &str, count: usize) -> MessageProducers {
+        let shared = Arc::new(MessageOutcomes::default());
         let mut threads: Vec<_> = (0..count)
             .map(|number| {
                 let (shared, brokers) = (Arc::clone(&shared), brokers.to_owned());
@@ -88,7 +88,7 @@ impl Letters {
             .collect();
         let (foreign, brokers) = (Arc::clone(&shared), brokers.to_owned());
         threads.push(std::thread::spawn(move || disturb(&brokers, &foreign)));
-        Letters { shared, threads }
+        MessageProducers { shared, threads }
     }
 
     /// Sets whether the foreign client leaves the journal topic alone.
@@ -97,19 +97,19 @@ impl Letters {
     }
 
     /// Stops all producers. Returns the outcome of their messages.
-    pub(super) fn end(self) -> Sent {
+    pub(super) fn end(self) -> SentMessages {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
             thread.join().expect("a producer of inbox messages does not panic");
         }
-        Sent {
+        SentMessages {
             acknowledged: std::mem::take(&mut *lock(&self.shared.acknowledged)),
             aborted: std::mem::take(&mut *lock(&self.shared.aborted)),
         }
     }
 }
 
-impl Sent {
+impl SentMessages {
     /// Checks that each acknowledged event is in the journal once, and no event of an aborted transaction is.
     pub(super) fn judge(&self, records: &[Arc<Record>]) -> Result<()> {
         let mut found: BTreeMap<String, u64> = BTreeMap::new();
@@ -139,12 +139,12 @@ impl Sent {
 }
 
 /// Sends good messages; one event of seven is sent twice.
-fn mail(brokers: &str, number: usize, shared: &Arc<Mailed>) {
+fn mail(brokers: &str, number: usize, shared: &Arc<MessageOutcomes>) {
     let client = KafkaClient::new(brokers, BTreeMap::new()).expect("a client");
     let mut config = client.producer(PATIENCE);
     config.set("compression.type", CODECS[(number + 1) % CODECS.len()]);
-    let producer: ThreadedProducer<Outcomes> =
-        config.create_with_context(Outcomes(Arc::clone(shared))).expect("a producer");
+    let producer: ThreadedProducer<OutcomeCollector> =
+        config.create_with_context(OutcomeCollector(Arc::clone(shared))).expect("a producer");
     for i in 0_u64.. {
         if shared.stop.load(Ordering::Relaxed) {
             break;
@@ -163,11 +163,11 @@ fn mail(brokers: &str, number: usize, shared: &Arc<Mailed>) {
 
 /// Reason why the last undelivered message was not delivered.
 #[derive(Default)]
-struct Undelivered(Mutex<Option<KafkaError>>);
+struct UndeliveredReason(Mutex<Option<KafkaError>>);
 
-impl ClientContext for Undelivered {}
+impl ClientContext for UndeliveredReason {}
 
-impl ProducerContext for Undelivered {
+impl ProducerContext for UndeliveredReason {
     type DeliveryOpaque = ();
 
     fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
@@ -178,14 +178,15 @@ impl ProducerContext for Undelivered {
 }
 
 /// Message for partition 0 of a topic.
-type Letter<'a> = BaseRecord<'a, (), str>;
+type TopicMessage<'a> = BaseRecord<'a, (), str>;
 
 /// Sends the messages, and waits until each has an outcome. Fails with the error of an undelivered message.
 fn put<'a>(
     config: &ClientConfig,
-    messages: impl IntoIterator<Item = Letter<'a>>,
+    messages: impl IntoIterator<Item = TopicMessage<'a>>,
 ) -> Result<Option<KafkaError>> {
-    let producer: BaseProducer<Undelivered> = config.create_with_context(Undelivered::default())?;
+    let producer: BaseProducer<UndeliveredReason> =
+        config.create_with_context(UndeliveredReason::default())?;
     for message in messages {
         producer.send(message).map_err(|(error, _)| error).context("send")?;
     }
@@ -200,7 +201,7 @@ pub(super) fn put_foreign(brokers: &str, texts: &[String]) -> Result<()> {
     let mut config = KafkaClient::new(brokers, BTreeMap::new())?.producer(PATIENCE);
     // A batch of several messages may exceed the topic's limit.
     config.set("compression.type", "none").set("batch.num.messages", "1");
-    let messages = texts.iter().map(|text| Letter::to(INBOX).partition(0).payload(text));
+    let messages = texts.iter().map(|text| TopicMessage::to(INBOX).partition(0).payload(text));
     let undelivered = put(&config, messages)?;
     ensure!(undelivered.is_none(), "a message was not delivered: {undelivered:?}");
     Ok(())
@@ -210,7 +211,7 @@ pub(super) fn put_foreign(brokers: &str, texts: &[String]) -> Result<()> {
 pub(super) fn put_good(brokers: &str, id: &str, name: u64) -> Result<()> {
     let config = KafkaClient::new(brokers, BTreeMap::new())?.producer(PATIENCE);
     let text = asks(id, name, 1);
-    let message = Letter::to(INBOX).partition(0).payload(&text).headers(headers(id));
+    let message = TopicMessage::to(INBOX).partition(0).payload(&text).headers(headers(id));
     let undelivered = put(&config, [message])?;
     ensure!(undelivered.is_none(), "a message was not delivered: {undelivered:?}");
     Ok(())
@@ -221,7 +222,7 @@ pub(super) fn is_refused(brokers: &str, topic: &str) -> Result<bool> {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("acks", "all").set("message.send.max.retries", "0");
     config.set("message.timeout.ms", "5000");
-    let undelivered = put(&config, [Letter::to(topic).partition(0).payload("{}")])?;
+    let undelivered = put(&config, [TopicMessage::to(topic).partition(0).payload("{}")])?;
     let refusals = [RDKafkaErrorCode::NotEnoughReplicas, RDKafkaErrorCode::NotEnoughReplicasAfterAppend];
     let code = undelivered.and_then(|error| error.rdkafka_error_code());
     Ok(code.is_some_and(|code| refusals.contains(&code)))
@@ -280,7 +281,7 @@ fn headers(id: &str) -> OwnedHeaders {
 
 /// Runs a client that does not know what belongs in the topics. It acts four times a second; an action that
 /// finds no broker is skipped.
-fn disturb(brokers: &str, shared: &Mailed) {
+fn disturb(brokers: &str, shared: &MessageOutcomes) {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("message.max.bytes", "1048576");
     let plain = |codec: &str| -> BaseProducer {
@@ -355,7 +356,7 @@ fn foreign_header_name(brokers: &str, value: &str) {
 }
 
 /// Sends a good message in a transaction, and aborts the transaction.
-fn abort(config: &ClientConfig, id: &str, value: &str, shared: &Mailed) -> Result<()> {
+fn abort(config: &ClientConfig, id: &str, value: &str, shared: &MessageOutcomes) -> Result<()> {
     let producer = transaction(config, "aborting", Duration::from_secs(10))?;
     lock(&shared.aborted).insert(id.to_owned());
     let record = BaseRecord::<(), str>::to(INBOX).partition(0).payload(value).headers(headers(id));

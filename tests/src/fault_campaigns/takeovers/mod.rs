@@ -1,9 +1,9 @@
 //! Three servers with their own clocks, on a Kafka of three brokers behind proxies. Users are four clients,
 //! good and foreign producers that only use Kafka, a stream reader that switches servers, and an executor
-//! outside. Faults are injected one by one ([`Blow`]). An independent checker gives the final verdict
+//! outside. Faults are injected one by one ([`TakeoverFault`]). An independent checker gives the final verdict
 //! (`tests/clients/python/check.py`).
 
-mod blow;
+mod faults;
 mod follower;
 mod messages;
 mod topics;
@@ -17,43 +17,45 @@ use anyhow::{Context as _, Result, ensure};
 use chancery_events::record::Record;
 use serde_json::{Value, json};
 
-use super::evidence::{Evidence, judge, records};
+use super::evidence::{ServerEvidence, judge, records};
 use super::fleet::{by_hand, empty, fill, set_up, sleeper};
-use super::load::Load;
+use super::load::ProducerLoad;
 use crate::clock::ServerClock;
-use crate::kafka::Cluster;
+use crate::kafka::KafkaCluster;
 use crate::ledger::CountMap;
-use crate::sim::Random;
-use crate::{Executor, Server, Standbys, until};
-use blow::{Blow, Struck};
-use follower::Follower;
-use messages::{Letters, last_exported};
+use crate::sim::RandomSource;
+use crate::{ExecutorProcess, ServerProcess, StandbyServers, until};
+use faults::{FaultTargets, TakeoverFault};
+use follower::StreamFollower;
+use messages::{MessageProducers, last_exported};
 
 /// Maximum time of the exporter after the last record.
 const EXPORT: Duration = Duration::from_mins(2);
 
 pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
-    let mut random = Random::new(seed);
-    let cluster = Cluster::start_with_proxies(3);
+    let mut random = RandomSource::new(seed);
+    let cluster = KafkaCluster::start_with_proxies(3);
     let settings = [
         ("CHANCERY_SESSION_LEASE", "60s"),
         ("CHANCERY_INBOX_ALLOWED_INTENTS", "capability.apply"),
         ("CHANCERY_INBOX_ACTOR", "inbox"),
     ];
     let clocks = [0, 40, -40].map(ServerClock::apart);
-    let mut standbys = Standbys::start_with_clocks(&cluster, "fleet", &clocks, &settings);
+    let mut standbys = StandbyServers::start_with_clocks(&cluster, "fleet", &clocks, &settings);
     let client = standbys.servers[0].client();
     set_up(&client, &sleeper());
     by_hand(&client, &sleeper());
-    let mut executor = Executor::start_for(standbys.servers[0].home(), &standbys.urls(), "e1", "--process");
+    let mut executor =
+        ExecutorProcess::start_for(standbys.servers[0].home(), &standbys.urls(), "e1", "--process");
     let file = standbys.servers[0].home().join("history.jsonl");
-    let load = Load::begin(&standbys.servers[0].url(), 4, seed, Duration::from_secs(30), &file)?;
-    let messages = Letters::begin(cluster.bootstrap(), 4);
-    let follower = Follower::begin(standbys.servers.iter().map(Server::url).collect());
+    let load = ProducerLoad::begin(&standbys.servers[0].url(), 4, seed, Duration::from_secs(30), &file)?;
+    let messages = MessageProducers::begin(cluster.bootstrap(), 4);
+    let follower = StreamFollower::begin(standbys.servers.iter().map(ServerProcess::url).collect());
     // Last position whose event was deleted from the events topic.
     let mut deleted = None;
     for round in 0..rounds {
-        let blow = Blow::ALL[((seed.wrapping_mul(rounds) + round) % Blow::ALL.len() as u64) as usize];
+        let fault = TakeoverFault::ALL
+            [((seed.wrapping_mul(rounds) + round) % TakeoverFault::ALL.len() as u64) as usize];
         let decider = standbys.decider();
         // In two of three rounds, clients use a server that the fault does not hit.
         let asked = if random.chance(333) { decider } else { (decider + 1) % 3 };
@@ -68,10 +70,19 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
         let began = Instant::now();
         let (cluster, load, inbox_messages) = (&cluster, &load, &messages);
         let (standbys, clocks, random, deleted) = (&mut standbys, &clocks, &mut random, &mut deleted);
-        let mut struck =
-            Struck { decider, standbys, cluster, load, messages: inbox_messages, clocks, random, deleted };
-        let takeover = blow.strike(&mut struck).with_context(|| format!("round {round}: {}", blow.word()))?;
-        tally.fault(blow.word());
+        let mut targets = FaultTargets {
+            decider,
+            standbys,
+            cluster,
+            load,
+            messages: inbox_messages,
+            clocks,
+            random,
+            deleted,
+        };
+        let takeover =
+            fault.inject(&mut targets).with_context(|| format!("round {round}: {}", fault.word()))?;
+        tally.fault(fault.word());
         tally.rounds += 1;
         // The round ends when intents are acknowledged again.
         let survivor = &standbys.servers[(decider + 1) % 3];
@@ -82,9 +93,9 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
         });
         println!(
             "round {round}: {}: {} acknowledged again after {:.1} s",
-            blow.word(),
+            fault.word(),
             takeover.map_or(String::new(), |after| format!(
-                "another server decides after {:.1} s,",
+                "another server is leader after {:.1} s,",
                 after.as_secs_f64()
             )),
             began.elapsed().as_secs_f64()
@@ -94,10 +105,10 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let sent = messages.end();
     let survivor = &standbys.servers[0];
     at_rest(survivor);
-    let mut evidence = vec![Evidence::gather(survivor)?];
+    let mut evidence = vec![ServerEvidence::gather(survivor)?];
     empty(survivor, "end");
     fill(survivor, "end", 5);
-    evidence.push(Evidence::gather(survivor)?);
+    evidence.push(ServerEvidence::gather(survivor)?);
     empty(survivor, "over");
     for server in &standbys.servers {
         let logs =
@@ -126,7 +137,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
 
 /// Waits until nothing is recorded for three seconds: inbox messages were acknowledged long ago. Returns the
 /// head.
-fn at_rest(server: &Server) -> u64 {
+fn at_rest(server: &ServerProcess) -> u64 {
     let position = || server.client().get("/v1/fleets/default/nodes?limit=1").json()["position"].as_u64();
     let (mut last, mut since) = (position(), Instant::now());
     until("nothing is recorded any more", || {
@@ -139,7 +150,7 @@ fn at_rest(server: &Server) -> u64 {
 }
 
 /// Waits until the events topic has the event at `head`: the exporter of a busy machine is late.
-fn exported(cluster: &Cluster, head: u64) -> Result<()> {
+fn exported(cluster: &KafkaCluster, head: u64) -> Result<()> {
     let began = Instant::now();
     loop {
         let (_, last) = last_exported(cluster.bootstrap())?;
@@ -156,7 +167,7 @@ fn exported(cluster: &Cluster, head: u64) -> Result<()> {
 
 /// Runs the independent checker over topics, servers and mirrors. `deleted` is the last position whose event
 /// was deleted from the events topic.
-fn outside(cluster: &Cluster, standbys: &Standbys, deleted: Option<u64>) -> Result<()> {
+fn outside(cluster: &KafkaCluster, standbys: &StandbyServers, deleted: Option<u64>) -> Result<()> {
     let mut checker = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/run"));
     checker.args(["python", "check", &cluster.direct(), "fleet", "--at-rest"]);
     if let Some(deleted) = deleted {
@@ -175,7 +186,7 @@ fn outside(cluster: &Cluster, standbys: &Standbys, deleted: Option<u64>) -> Resu
 }
 
 /// Checks that all servers have the same records.
-fn same_journals(standbys: &Standbys) -> Result<()> {
+fn same_journals(standbys: &StandbyServers) -> Result<()> {
     let mut first: Option<Vec<Arc<Record>>> = None;
     for server in &standbys.servers {
         let mut records = records(server.data())?;

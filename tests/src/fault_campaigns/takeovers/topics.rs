@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::blow::{Struck, in_sync, leader};
+use super::faults::{FaultTargets, in_sync, leader};
 use super::messages::{EVENTS, INBOX, JOURNAL, holds_message, is_refused, last_exported, put_foreign};
 use crate::kafka::batch::StoredBatch;
 use crate::until;
@@ -14,7 +14,7 @@ use crate::until;
 /// Maximum time until a consumer's fetch is answered, even without messages.
 const FETCH: Duration = Duration::from_millis(500);
 
-impl Struck<'_> {
+impl FaultTargets<'_> {
     pub(super) fn add_partitions(&self) {
         for topic in [JOURNAL, INBOX, EVENTS] {
             let has = self.cluster.tool("kafka-topics", &["--describe", "--topic", topic]);
@@ -45,9 +45,9 @@ impl Struck<'_> {
         until("a write to the events topic is refused", || {
             is_refused(cluster.bootstrap(), EVENTS).unwrap_or(false).then_some(())
         });
-        self.decides_on();
+        self.check_leader_continues();
         self.sleep(500, 3000);
-        self.decides_on();
+        self.check_leader_continues();
         ensure!(is_refused(cluster.bootstrap(), EVENTS)?, "the events topic could be written");
         cluster.set_topic(EVENTS, "min.insync.replicas", Some("2"));
         cluster.restart(follower);
@@ -123,7 +123,7 @@ impl Struck<'_> {
 
     /// Moves the inbox and events topics to one broker that does not lead the journal, and pauses that
     /// broker.
-    pub(super) fn pause_posts(&mut self) -> Result<()> {
+    pub(super) fn pause_inbox_broker(&mut self) -> Result<()> {
         let cluster = self.cluster;
         let other = |by: u32| 1 + (leader(cluster, JOURNAL) - 1 + by) % 3;
         let (paused, second, third) = (other(1), other(0), other(2));
@@ -144,7 +144,7 @@ impl Struck<'_> {
             );
             std::thread::sleep(Duration::from_millis(100));
         }
-        self.decides_on();
+        self.check_leader_continues();
         cluster.resume(paused);
         self.assign(&[INBOX, EVENTS], &[paused, second, third])?;
         in_sync(cluster);

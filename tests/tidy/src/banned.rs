@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::source::{Passage, SourceFile, Violation, passages};
+use crate::source::{RuleViolation, SourceFile, TextPassage, passages};
 
 /// Phrase, words behind it with which it is permitted, and its replacement. `|` separates forms of a word, `*` is any
 /// word, and a full stop is any punctuation or the end.
@@ -98,7 +98,7 @@ fn patterns() -> BTreeMap<&'static str, Vec<PhrasePattern>> {
 }
 
 /// Banned phrases in comments, string literals, Markdown, and descriptions of schemas.
-pub(crate) fn banned(files: &[SourceFile]) -> Vec<Violation> {
+pub(crate) fn banned(files: &[SourceFile]) -> Vec<RuleViolation> {
     let patterns = patterns();
     let mut violations = Vec::new();
     for file in files.iter().filter(|file| !file.has_tables()) {
@@ -128,7 +128,7 @@ struct PassageWord {
 
 /// Line, phrase and replacement of each banned phrase.
 fn phrases(
-    passage: &Passage,
+    passage: &TextPassage,
     patterns: &BTreeMap<&str, Vec<PhrasePattern>>,
 ) -> Vec<(usize, String, &'static str)> {
     let words = words(passage);
@@ -152,7 +152,7 @@ fn phrases(
 }
 
 /// Words in lower case; a hyphen or an underscore joins two to one word. Placeholders of formats are empty words.
-fn words(passage: &Passage) -> Vec<PassageWord> {
+fn words(passage: &TextPassage) -> Vec<PassageWord> {
     let text = &passage.text;
     let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
     let (mut words, mut at, mut line) = (Vec::new(), 0, passage.line);

@@ -1,11 +1,11 @@
 //! Doc comments have two words or more, and do not start with a pronoun or a question word.
 
-use crate::source::{SourceFile, Token, TokenKind, Violation, tokens};
+use crate::source::{RuleViolation, SourceFile, SourceToken, TokenKind, tokens};
 
 const STARTS: &[&str] = &["Which", "What", "Whose", "How", "Who", "Where", "Of", "On", "It", "Those", "So"];
 
 /// Doc comments of Rust sources.
-pub(crate) fn docs(files: &[SourceFile]) -> Vec<Violation> {
+pub(crate) fn docs(files: &[SourceFile]) -> Vec<RuleViolation> {
     let mut violations = Vec::new();
     for file in files.iter().filter(|file| file.is_rust()) {
         for (line, text) in doc_comments(&tokens(&file.text)) {
@@ -23,7 +23,7 @@ pub(crate) fn docs(files: &[SourceFile]) -> Vec<Violation> {
 }
 
 /// First line and text of each doc comment, also of `#[doc = "..."]`.
-fn doc_comments(tokens: &[Token<'_>]) -> Vec<(usize, String)> {
+fn doc_comments(tokens: &[SourceToken<'_>]) -> Vec<(usize, String)> {
     let mut comments: Vec<(usize, String)> = Vec::new();
     for (index, token) in tokens.iter().enumerate() {
         let before = |distance: usize| index.checked_sub(distance).map(|index| tokens[index]);

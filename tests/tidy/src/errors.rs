@@ -1,9 +1,11 @@
 //! Error texts of the product start with `cannot` or `invalid`.
 
-use crate::source::{SourceFile, Token, TokenKind, Violation, group_end, product_code, product_files};
+use crate::source::{
+    RuleViolation, SourceFile, SourceToken, TokenKind, group_end, product_code, product_files,
+};
 
 /// Literals of `#[error]`, `bail!`, `anyhow!`, `ensure!`, `context` and `with_context` outside tests.
-pub(crate) fn errors(files: &[SourceFile]) -> Vec<Violation> {
+pub(crate) fn errors(files: &[SourceFile]) -> Vec<RuleViolation> {
     let mut violations = Vec::new();
     for file in product_files(files) {
         let tokens = product_code(&file.text);
@@ -30,7 +32,7 @@ fn has_words(text: &str) -> bool {
 }
 
 /// Literal of the error that the name at `index` makes.
-fn error_text<'a>(tokens: &[Token<'a>], index: usize) -> Option<Token<'a>> {
+fn error_text<'a>(tokens: &[SourceToken<'a>], index: usize) -> Option<SourceToken<'a>> {
     let sign = |at: usize, text: &str| tokens.get(at).is_some_and(|token| token.is(text));
     let before = |distance: usize, text: &str| index.checked_sub(distance).is_some_and(|at| sign(at, text));
     let open = match tokens[index].text {
@@ -59,7 +61,7 @@ fn error_text<'a>(tokens: &[Token<'a>], index: usize) -> Option<Token<'a>> {
 }
 
 /// Tokens behind the first comma outside groups.
-fn behind_comma<'a, 'b>(tokens: &'b [Token<'a>]) -> &'b [Token<'a>] {
+fn behind_comma<'a, 'b>(tokens: &'b [SourceToken<'a>]) -> &'b [SourceToken<'a>] {
     let mut at = 0;
     while let Some(token) = tokens.get(at) {
         if token.is(",") {

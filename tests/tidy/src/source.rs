@@ -22,6 +22,10 @@ impl SourceFile {
         self.has_extension("md")
     }
 
+    pub(crate) fn is_patch(&self) -> bool {
+        self.has_extension("patch")
+    }
+
     /// Whether the file is a schema or the OpenAPI description.
     pub(crate) fn is_schema(&self) -> bool {
         self.path.starts_with("schemas/events/") || self.path == "schemas/openapi.json"
@@ -41,8 +45,8 @@ impl SourceFile {
         name.is_some_and(|name| matches!(name, "banned.rs" | "examples.rs" | "wire.rs"))
     }
 
-    pub(crate) fn violation(&self, line: usize, rule: &'static str, text: String) -> Violation {
-        Violation { path: self.path.clone(), line, rule, text }
+    pub(crate) fn violation(&self, line: usize, rule: &'static str, text: String) -> RuleViolation {
+        RuleViolation { path: self.path.clone(), line, rule, text }
     }
 
     fn has_extension(&self, extension: &str) -> bool {
@@ -51,14 +55,14 @@ impl SourceFile {
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Violation {
+pub(crate) struct RuleViolation {
     path: String,
     line: usize,
     pub(crate) rule: &'static str,
     text: String,
 }
 
-impl fmt::Display for Violation {
+impl fmt::Display for RuleViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}: {}: {}", self.path, self.line, self.rule, self.text)
     }
@@ -80,14 +84,14 @@ pub(crate) enum TokenKind {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Token<'a> {
+pub(crate) struct SourceToken<'a> {
     pub(crate) kind: TokenKind,
     pub(crate) text: &'a str,
     /// Line of the first character, from 1.
     pub(crate) line: usize,
 }
 
-impl Token<'_> {
+impl SourceToken<'_> {
     pub(crate) fn is(&self, text: &str) -> bool {
         matches!(self.kind, TokenKind::Name | TokenKind::Sign) && self.text == text
     }
@@ -98,12 +102,12 @@ impl Token<'_> {
 }
 
 /// Tokens of a Rust source.
-pub(crate) fn tokens(source: &str) -> Vec<Token<'_>> {
+pub(crate) fn tokens(source: &str) -> Vec<SourceToken<'_>> {
     let (mut tokens, mut at, mut line) = (Vec::new(), 0, 1);
     while at < source.len() {
         let (kind, text, length) = token(&source[at..]);
         if let Some(kind) = kind {
-            tokens.push(Token { kind, text, line });
+            tokens.push(SourceToken { kind, text, line });
         }
         line += source[at..at + length].matches('\n').count();
         at += length;
@@ -112,8 +116,8 @@ pub(crate) fn tokens(source: &str) -> Vec<Token<'_>> {
 }
 
 /// Tokens of a Rust source without comments.
-pub(crate) fn code(source: &str) -> Vec<Token<'_>> {
-    tokens(source).into_iter().filter(Token::is_code).collect()
+pub(crate) fn code(source: &str) -> Vec<SourceToken<'_>> {
+    tokens(source).into_iter().filter(SourceToken::is_code).collect()
 }
 
 /// First token of a source: its kind, `None` for space; its text; its length in bytes.
@@ -208,7 +212,7 @@ fn character(rest: &str) -> usize {
 }
 
 /// Index behind the group that a bracket at `open` starts.
-pub(crate) fn group_end(tokens: &[Token<'_>], open: usize) -> usize {
+pub(crate) fn group_end(tokens: &[SourceToken<'_>], open: usize) -> usize {
     let mut depth = 0;
     for (index, token) in tokens.iter().enumerate().skip(open) {
         if token.kind == TokenKind::Sign {
@@ -253,7 +257,7 @@ fn test_modules(file: &SourceFile) -> Vec<String> {
 }
 
 /// Tokens outside items for tests.
-pub(crate) fn product_code(source: &str) -> Vec<Token<'_>> {
+pub(crate) fn product_code(source: &str) -> Vec<SourceToken<'_>> {
     let tokens = code(source);
     let (mut product, mut at) = (Vec::new(), 0);
     for item in test_items(&tokens) {
@@ -265,7 +269,7 @@ pub(crate) fn product_code(source: &str) -> Vec<Token<'_>> {
 }
 
 /// Items with an attribute for tests, and everything behind an inner attribute for tests.
-fn test_items(tokens: &[Token<'_>]) -> Vec<Range<usize>> {
+fn test_items(tokens: &[SourceToken<'_>]) -> Vec<Range<usize>> {
     let is = |at: usize, text: &str| tokens.get(at).is_some_and(|token| token.is(text));
     let (mut items, mut at) = (Vec::new(), 0);
     while at < tokens.len() {
@@ -290,7 +294,7 @@ fn test_items(tokens: &[Token<'_>]) -> Vec<Range<usize>> {
 }
 
 /// Index behind the item at `at`: behind its block, its semicolon, or its comma.
-fn item_end(tokens: &[Token<'_>], mut at: usize) -> usize {
+fn item_end(tokens: &[SourceToken<'_>], mut at: usize) -> usize {
     while let Some(token) = tokens.get(at) {
         if token.is("{") {
             return group_end(tokens, at);
@@ -307,22 +311,22 @@ fn item_end(tokens: &[Token<'_>], mut at: usize) -> usize {
 }
 
 /// Text without markup between its lines, and its first line.
-pub(crate) struct Passage {
+pub(crate) struct TextPassage {
     pub(crate) line: usize,
     pub(crate) text: String,
 }
 
 /// Comments, string literals, descriptions of schemas, and Markdown.
-pub(crate) fn passages(file: &SourceFile) -> Vec<Passage> {
+pub(crate) fn passages(file: &SourceFile) -> Vec<TextPassage> {
     if file.is_rust() {
         rust_passages(&file.text)
     } else if file.is_markdown() {
-        vec![Passage { line: 1, text: file.text.clone() }]
+        vec![TextPassage { line: 1, text: file.text.clone() }]
     } else if file.is_schema() {
         let lines = file.text.lines().enumerate();
         lines
             .filter_map(|(index, line)| {
-                Some(Passage { line: index + 1, text: description(line)?.to_owned() })
+                Some(TextPassage { line: index + 1, text: description(line)?.to_owned() })
             })
             .collect()
     } else {
@@ -335,8 +339,8 @@ fn description(line: &str) -> Option<&str> {
     matches!(key, "\"description\"" | "\"summary\"" | "\"title\"").then_some(value.trim_matches(['"', ',']))
 }
 
-fn rust_passages(source: &str) -> Vec<Passage> {
-    let mut passages: Vec<Passage> = Vec::new();
+fn rust_passages(source: &str) -> Vec<TextPassage> {
+    let mut passages: Vec<TextPassage> = Vec::new();
     // Kind and line of the last comment: a comment on the next line continues it.
     let mut last = (TokenKind::Other, 0);
     for token in tokens(source) {
@@ -347,13 +351,13 @@ fn rust_passages(source: &str) -> Vec<Passage> {
                         passage.text.push('\n');
                         passage.text.push_str(token.text);
                     }
-                    _ => passages.push(Passage { line: token.line, text: token.text.to_owned() }),
+                    _ => passages.push(TextPassage { line: token.line, text: token.text.to_owned() }),
                 }
                 last = (token.kind, token.line + token.text.matches('\n').count());
             }
             TokenKind::Text => {
                 let text = token.text.replace("\\\n", " \n").replace("\\n", "  ").replace("\\\"", " \"");
-                passages.push(Passage { line: token.line, text });
+                passages.push(TextPassage { line: token.line, text });
                 last.0 = TokenKind::Text;
             }
             _ => last.0 = token.kind,

@@ -6,11 +6,11 @@ use std::path::Path;
 use crate::banned::banned;
 use crate::docs::docs;
 use crate::errors::errors;
-use crate::source::{SourceFile, Violation};
+use crate::source::{RuleViolation, SourceFile};
 use crate::types::types;
 use crate::wire::wire;
 
-/// Rust sources, Markdown, and schemas with their samples.
+/// Rust sources, patches of them, Markdown, and schemas with their samples.
 fn sources() -> Vec<SourceFile> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let (mut files, mut directories) = (Vec::new(), vec![root.clone()]);
@@ -27,7 +27,7 @@ fn sources() -> Vec<SourceFile> {
             }
             let relative = path.strip_prefix(&root).expect("a path below the root").to_string_lossy();
             let file = SourceFile::new(&relative, "");
-            if file.is_rust() || file.is_markdown() || relative.starts_with("schemas/") {
+            if file.is_rust() || file.is_patch() || file.is_markdown() || relative.starts_with("schemas/") {
                 files.push(SourceFile { text: fs::read_to_string(&path).expect("a text"), ..file });
             }
         }
@@ -36,7 +36,7 @@ fn sources() -> Vec<SourceFile> {
     files
 }
 
-fn assert_none(mut violations: Vec<Violation>) {
+fn assert_none(mut violations: Vec<RuleViolation>) {
     violations.sort();
     let lines: Vec<_> = violations.iter().map(ToString::to_string).collect();
     assert!(lines.is_empty(), "{} violations:\n{}", lines.len(), lines.join("\n"));

@@ -1,8 +1,11 @@
-//! Names of types occur once in the workspace, and have two or more words unless the vocabulary keeps them.
+//! Names of types have two or more words unless the vocabulary keeps them, and in the product occur once.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::source::{SourceFile, Token, TokenKind, Violation, group_end, product_code, product_files};
+use crate::source::{
+    RuleViolation, SourceFile, SourceToken, TokenKind, code, group_end, product_code, product_files,
+};
 
 /// Names of one word: the terms that the vocabulary keeps or adds, standard terms, and names that it gives.
 const ONE_WORD: &[&str] = &[
@@ -80,23 +83,27 @@ const DECLARING: &[(&str, &str)] = &[
     ("words", "{"),
 ];
 
-/// Names of structs, enums, traits and aliases of the product, also those in calls of macros.
-pub(crate) fn types(files: &[SourceFile]) -> Vec<Violation> {
-    let mut names: BTreeMap<String, Vec<(&SourceFile, usize)>> = BTreeMap::new();
-    for file in product_files(files) {
-        let tokens = product_code(&file.text);
-        let mut found = Vec::new();
-        declared(&tokens, false, &mut found);
-        for name in found {
-            names.entry(name.text.to_owned()).or_default().push((file, name.line));
+/// Names of structs, enums, traits and aliases, also those in calls of macros. Tests, benchmarks and patches
+/// must follow the rule of two words, but may use a name twice.
+pub(crate) fn types(files: &[SourceFile]) -> Vec<RuleViolation> {
+    let mut violations = Vec::new();
+    for file in files.iter().filter(|file| file.is_rust() || file.is_patch()) {
+        let text =
+            if file.is_patch() { Cow::Owned(patched(&file.text)) } else { Cow::Borrowed(file.text.as_str()) };
+        for name in declared(&code(&text)) {
+            if !ONE_WORD.contains(&name.text) && has_one_word(name.text) {
+                violations.push(file.violation(name.line, "types", format!("{} has one word", name.text)));
+            }
         }
     }
-    let mut violations = Vec::new();
+    let mut names: BTreeMap<&str, Vec<(&SourceFile, usize)>> = BTreeMap::new();
+    for file in product_files(files) {
+        for name in declared(&product_code(&file.text)) {
+            names.entry(name.text).or_default().push((file, name.line));
+        }
+    }
     for (name, places) in names {
         for (index, (file, line)) in places.iter().enumerate() {
-            if !ONE_WORD.contains(&&*name) && has_one_word(&name) {
-                violations.push(file.violation(*line, "types", format!("{name} has one word")));
-            }
             let mut others = places.iter().enumerate().filter(|(other, _)| *other != index);
             if let Some((_, (other, line_of_other))) = others.next() {
                 let text = format!("{name} is also in {}:{line_of_other}", other.path);
@@ -107,8 +114,22 @@ pub(crate) fn types(files: &[SourceFile]) -> Vec<Violation> {
     violations
 }
 
+/// Text that a patch leaves: its context and added lines, each at the line where the patch has it.
+fn patched(patch: &str) -> String {
+    let has_text = |line: &&str| line.starts_with([' ', '+']) && !line.starts_with("+++");
+    let lines = patch.lines().map(|line| Some(line).filter(has_text).map_or("", |line| &line[1..]));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Names of types that `tokens` declare.
+fn declared<'a>(tokens: &[SourceToken<'a>]) -> Vec<SourceToken<'a>> {
+    let mut found = Vec::new();
+    declared_in(tokens, false, &mut found);
+    found
+}
+
 /// Appends the names of types that `tokens` declare. `is_associated` is for the body of a trait or implementation.
-fn declared<'a>(tokens: &[Token<'a>], is_associated: bool, found: &mut Vec<Token<'a>>) {
+fn declared_in<'a>(tokens: &[SourceToken<'a>], is_associated: bool, found: &mut Vec<SourceToken<'a>>) {
     // Keyword of the item so far.
     let mut item = "";
     let mut at = 0;
@@ -117,7 +138,8 @@ fn declared<'a>(tokens: &[Token<'a>], is_associated: bool, found: &mut Vec<Token
             let end = group_end(tokens, at);
             let is_body = token.is("{") && matches!(item, "impl" | "trait");
             let inherits = is_associated && !token.is("{");
-            declared(&tokens[at + 1..end - 1], is_body || inherits, found);
+            // A patch may end within a group.
+            declared_in(tokens.get(at + 1..end - 1).unwrap_or_default(), is_body || inherits, found);
             if token.is("{") {
                 item = "";
             }
@@ -141,12 +163,12 @@ fn declared<'a>(tokens: &[Token<'a>], is_associated: bool, found: &mut Vec<Token
     }
 }
 
-fn before_is_dollar(tokens: &[Token<'_>], at: usize) -> bool {
+fn before_is_dollar(tokens: &[SourceToken<'_>], at: usize) -> bool {
     at.checked_sub(1).is_some_and(|before| tokens[before].is("$"))
 }
 
 /// Appends the names that a call of a declaring macro at `at` declares. Returns the index of the last token.
-fn call_end<'a>(tokens: &[Token<'a>], at: usize, found: &mut Vec<Token<'a>>) -> usize {
+fn call_end<'a>(tokens: &[SourceToken<'a>], at: usize, found: &mut Vec<SourceToken<'a>>) -> usize {
     let Some((_, follows)) = DECLARING.iter().find(|(name, _)| tokens[at].is(name)) else { return at };
     if !tokens.get(at + 1).is_some_and(|bang| bang.is("!"))
         || !tokens.get(at + 2).is_some_and(|open| open.is("{"))

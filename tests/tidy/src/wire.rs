@@ -3,7 +3,7 @@
 //!
 //! By review: titles of problems, and the column `STATE` where it shows an activity.
 
-use crate::source::{SourceFile, Token, TokenKind, Violation, group_end, passages, product_code};
+use crate::source::{RuleViolation, SourceFile, SourceToken, TokenKind, group_end, passages, product_code};
 
 /// Place in which a name is retired. Owners are types of events and names of schemas; `*Row` has all rows.
 enum WirePlace {
@@ -273,7 +273,7 @@ const VERBS: &[&str] = &[
 const STATES: &[&str] = &["cut_over", "lost", "ready", "running", "unschedulable"];
 
 /// Retired names of the wire, types of events without their form, and operation ids that end in a digit.
-pub(crate) fn wire(files: &[SourceFile]) -> Vec<Violation> {
+pub(crate) fn wire(files: &[SourceFile]) -> Vec<RuleViolation> {
     let mut violations = Vec::new();
     for file in files.iter().filter(|file| !file.has_tables()) {
         let mut occurrences = Vec::new();
@@ -452,7 +452,7 @@ fn rust_names(file: &SourceFile, found: &mut Vec<(usize, WireName)>) {
 }
 
 /// Name and group of a macro call at `index`; empty if there is none.
-fn code_of_call<'a>(tokens: &[Token<'a>], index: usize) -> Vec<Token<'a>> {
+fn code_of_call<'a>(tokens: &[SourceToken<'a>], index: usize) -> Vec<SourceToken<'a>> {
     let is_call = tokens.get(index + 1).is_some_and(|bang| bang.is("!"))
         && tokens.get(index + 2).is_some_and(|open| open.is("{"));
     if !is_call {
@@ -462,7 +462,7 @@ fn code_of_call<'a>(tokens: &[Token<'a>], index: usize) -> Vec<Token<'a>> {
 }
 
 /// Types of events in a call of a register.
-fn declared_types(call: &[Token<'_>]) -> Vec<(usize, WireName)> {
+fn declared_types(call: &[SourceToken<'_>]) -> Vec<(usize, WireName)> {
     let Some(register) = call.first().filter(|name| matches!(name.text, "intents" | "facts" | "bodies"))
     else {
         return Vec::new();

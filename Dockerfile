@@ -26,11 +26,11 @@ RUN groupadd --gid 10001 chancery && \
     install --directory --owner=chancery --group=chancery /data
 COPY --from=build /usr/local/bin/chancery /usr/local/bin/chancery
 
-# By number, so that whoever runs it can see that it is not root.
+# By number, so that an operator can see that it is not root.
 USER 10001:10001
 ENV CHANCERY_DATA_DIR=/data
 WORKDIR /data
-# A new volume takes over the owner of the folder that it covers.
+# A new volume takes over the owner of the directory that it covers.
 VOLUME ["/data"]
 ENTRYPOINT ["chancery"]
 CMD ["serve"]

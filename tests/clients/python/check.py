@@ -926,14 +926,14 @@ def without_defaults(data: Any) -> Any:
     return [without_defaults(value) for value in data] if isinstance(data, list) else data
 
 
-def says(intent: Json, fields: Json, repeat: bool = False) -> bool:
+def matches(intent: Json, fields: Json, repeat: bool = False) -> bool:
     """Whether an intent in the journal is the one that the message requests; of a repeat, by the fields of its digest."""
-    told = intent["t"] == fields["t"] and intent.get("expect") == fields["expect"]
+    same_type = intent["t"] == fields["t"] and intent.get("expect") == fields["expect"]
     kept = all(intent.get(name) == fields[name] for name in ("tp", "claim")) and fields["at"] in (
         None,
         intent.get("at"),
     )
-    return told and (repeat or kept) and within(without_defaults(fields["d"]), without_defaults(intent["d"]))
+    return same_type and (repeat or kept) and within(without_defaults(fields["d"]), without_defaults(intent["d"]))
 
 
 def within(asked: Any, ours: Any) -> bool:
@@ -1063,7 +1063,7 @@ class Inbox:
         here = [at for at in said if record.first <= at <= record.last and at not in self._claimed]
         for position in here:
             intent = self.journal.intents[position][0]
-            if says(intent, want.fields):
+            if matches(intent, want.fields):
                 self._claimed.add(position)
                 self.actors.add(intent["by"])
                 self._in_order(offset, position, record, record)
@@ -1071,7 +1071,7 @@ class Inbox:
                 return
         for position in said:
             intent = self.journal.intents[position][0]
-            if position <= record.last and intent["by"] in self.actors and says(intent, want.fields, repeat=True):
+            if position <= record.last and intent["by"] in self.actors and matches(intent, want.fields, repeat=True):
                 self.outcomes["repeat"] += 1
                 return
         found = f"; the intents {here} of that id request something else" if here else ""
@@ -1100,7 +1100,7 @@ class Inbox:
                 self._fault(offset, f"the journal answers it, and the watermark is {self.watermark}")
         for offset, record, want in self._spare:
             for position in self.journal.asked.get((want.source or "", want.id or ""), []):
-                known = self.journal.intents[position][0]["by"] in self.actors and says(
+                known = self.journal.intents[position][0]["by"] in self.actors and matches(
                     self.journal.intents[position][0], want.fields
                 )
                 if known and record.first <= position <= record.last and position not in self._claimed:
@@ -1308,11 +1308,11 @@ def frame_at(data: bytes, place: int) -> Frame | str:
     return Frame(kind, synced, data[place + 24 : end], end)
 
 
-def read_mirror(folder: Path, faults: Faults) -> list[bytes]:
+def read_mirror(directory: Path, faults: Faults) -> list[bytes]:
     """Reads the records of segment files up to the first damage."""
-    files = sorted(file for file in folder.glob("*.seg") if re.fullmatch(r"\d{20}", file.stem))
+    files = sorted(file for file in directory.glob("*.seg") if re.fullmatch(r"\d{20}", file.stem))
     if not files:
-        raise Unreadable(f"{folder}: no segments")
+        raise Unreadable(f"{directory}: no segments")
     records: list[bytes] = []
     reached = known = 0
     for file in files:
@@ -1378,7 +1378,7 @@ def run(options: argparse.Namespace) -> Json:
     began, faults, kafka = time.monotonic(), Faults(), Kafka(options.brokers)
     # The topic's end before any mirror is read: mirrors at rest have every record below it.
     end = kafka.offset(f"{options.prefix}.journal", options.partition, -1) if options.at_rest else 0
-    mirrors = {folder: sorted(Path(folder).glob("fleets/*/journal")) for folder in options.mirror}
+    mirrors = {directory: sorted(Path(directory).glob("fleets/*/journal")) for directory in options.mirror}
     found = {name: {path: read_mirror(path, faults) for path in paths} for name, paths in mirrors.items()}
     events = kafka.read(f"{options.prefix}.events", options.partition)
     journal = Journal(kafka.read(f"{options.prefix}.journal", options.partition), faults, options.fleet)
@@ -1563,13 +1563,13 @@ class Sample:
     def replace_mirror(self, data: bytes) -> None:
         self.frames[:] = self._frame(1, 0, data)
 
-    def judge(self, folder: Path) -> tuple[Journal, Inbox, Events]:
+    def judge(self, directory: Path) -> tuple[Journal, Inbox, Events]:
         faults = Faults()
         for number, event in enumerate(self.events):
             event.offset = number
-        segment = folder / "00000000000000000001.seg"
+        segment = directory / "00000000000000000001.seg"
         segment.write_bytes(bytes(self.frames) + bytes(1000))
-        mirror = read_mirror(folder, faults)
+        mirror = read_mirror(directory, faults)
         values = [Message(number, None, value) for number, value in enumerate(self.messages)]
         journal = Journal(Log("test.journal-0", 0, len(values), values), faults)
         inbox = Inbox(journal, Log("test.inbox-0", 0, 7, self.inbox, self.damaged), 0, None, True, "cluster")
@@ -1766,8 +1766,8 @@ def self_test() -> Json:
             sample.seal()
             if not early:
                 harm(sample)
-            told = sample.judge(Path(name))[0].faults
-            assert any(expected in fault for fault in told.first), f"{what}: no fault contains '{expected}' in {told.first}"
+            faults = sample.judge(Path(name))[0].faults
+            assert any(expected in fault for fault in faults.first), f"{what}: no fault contains '{expected}' in {faults.first}"
             found.append(what)
     return {"whole": whole, "found": found, "faults": [], "faults_total": 0}
 

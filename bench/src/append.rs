@@ -139,22 +139,22 @@ impl GroupAppend {
 
     /// Returns a group over a journal that is opened in a directory of its own.
     pub(crate) fn over(
-        how: AppendMethod,
+        method: AppendMethod,
         open: impl FnOnce(&Path, DeliverySink) -> Result<Box<dyn Journal>>,
     ) -> Result<GroupAppend> {
         let directory = crate::directory()?;
         let (queue, words) = channel();
-        let told = queue.clone();
+        let deliveries = queue.clone();
         let sink = Box::new(move |delivery: JournalDelivery| {
-            let word = match delivery {
+            let input = match delivery {
                 JournalDelivery::Records(records) => CommitterInput::Durable(records.len()),
                 other => CommitterInput::Stopped(format!("{other:?}")),
             };
             // The committer ends first.
-            let _ = told.send(word);
+            let _ = deliveries.send(input);
         });
         let journal = open(directory.path(), sink)?;
-        let committer = std::thread::spawn(move || commit(&*journal, &words, how));
+        let committer = std::thread::spawn(move || commit(&*journal, &words, method));
         Ok(GroupAppend { queue, committer, _directory: directory })
     }
 
@@ -240,8 +240,8 @@ pub(crate) fn run() -> Result<Vec<ResultRow>> {
         ])?;
         let load = format!("{callers} callers");
         rows.push(ResultRow::new("W1", &load, here).share_of("baseline", floor.clone(), 0.8));
-        rows.push(ResultRow::new("W1 left", &load, left).beside("baseline", floor.clone()));
-        rows.push(ResultRow::new("W1 alone", load, alone).beside("baseline", floor));
+        rows.push(ResultRow::new("W1 left", &load, left).compared_with("baseline", floor.clone()));
+        rows.push(ResultRow::new("W1 alone", load, alone).compared_with("baseline", floor));
     }
     Ok(rows)
 }

@@ -35,8 +35,8 @@ const PACED: Duration = Duration::from_secs(4);
 const PACED_RECORD: u32 = 50;
 
 /// Simulates creation, placement, approval, report and start of replicas; then changing reports everywhere.
-fn story(pen: RecordReceiver, events: u64) -> Result<FleetMaker> {
-    let mut maker = FleetMaker::new(Some(pen))?;
+fn simulate(receiver: RecordReceiver, events: u64) -> Result<FleetMaker> {
+    let mut maker = FleetMaker::new(Some(receiver))?;
     for n in 0..NODES {
         let total = json!({"cpu": 64_000, "memory": 1_u64 << 38, "disk": 0});
         let spec = json!({"domain": format!("rack-{}", n % 50), "resources": total});
@@ -73,10 +73,10 @@ fn story(pen: RecordReceiver, events: u64) -> Result<FleetMaker> {
 
 /// Writes the story to segments on disk.
 fn written(dir: &Path) -> Result<SegmentJournal> {
-    let (told, durable) = channel();
+    let (deliveries, durable) = channel();
     let sink = Box::new(move |delivery: JournalDelivery| {
         // The last ones may arrive when no receiver waits any more.
-        let _ = told.send(delivery);
+        let _ = deliveries.send(delivery);
     });
     let (journal, _) = SegmentJournal::open(&SegmentOptions::new(dir, "bench"), sink)?;
     let journal = Arc::new(journal);
@@ -92,7 +92,7 @@ fn written(dir: &Path) -> Result<SegmentJournal> {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    let head = story(RecordReceiver { record: BUSY, takes: Box::new(pen) }, EVENTS)?.fleet.head();
+    let head = simulate(RecordReceiver { record: BUSY, takes: Box::new(pen) }, EVENTS)?.fleet.head();
     loop {
         match durable.recv()? {
             JournalDelivery::Records(records) if records.last().is_some_and(|last| last.last() == head) => {
@@ -151,7 +151,7 @@ fn lag() -> Result<CellResult> {
     let (sent, records) = channel();
     let log = MemoryLog::new("bench");
     let pen = move |record: Record| Ok(sent.send(Arc::new(record))?);
-    drop(story(RecordReceiver { record: PACED_RECORD, takes: Box::new(pen) }, events)?);
+    drop(simulate(RecordReceiver { record: PACED_RECORD, takes: Box::new(pen) }, events)?);
     let records: Vec<Arc<Record>> = records.iter().collect();
     let mut projector =
         Projector::open(directory.path(), "bench", log.source(), None, StoreTuning::default())?;

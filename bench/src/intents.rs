@@ -43,7 +43,7 @@ pub(crate) fn run() -> Result<Vec<ResultRow>> {
         let mut cells = labels.into_iter().zip(all_by_turns(&mut sides)?);
         let (_, ours) = cells.next().context("ours")?;
         let (_, floor) = cells.next().context("the floor")?;
-        let row = ResultRow::new("W2", format!("{callers} callers"), ours).beside("baseline", floor);
+        let row = ResultRow::new("W2", format!("{callers} callers"), ours).compared_with("baseline", floor);
         rows.push(cells.fold(row, |row, (name, cell)| row.share_of(name, cell, 1.0)));
     }
     Ok(rows)

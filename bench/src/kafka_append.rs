@@ -203,7 +203,7 @@ pub(crate) fn run() -> Result<Vec<ResultRow>> {
                 let times = cell.p50_ms / raw.p50_ms;
                 let load = format!("{callers} {what}, {count} br");
                 let row = ResultRow::new("W11", load, cell).share_of("raw", raw.clone(), 0.7);
-                let row = row.beside("raw, defaults", plain.clone());
+                let row = row.compared_with("raw, defaults", plain.clone());
                 rows.push(row.check("p50 to that of raw", times, ValueBar::Below(1.5)));
             }
         }

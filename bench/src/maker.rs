@@ -40,13 +40,13 @@ struct RecordWriter {
     draft: RecordDraft,
     end: Option<ChainCursor>,
     by: WriterIdentity,
-    pen: RecordReceiver,
+    receiver: RecordReceiver,
 }
 
 /// Fleet of a workload, as described in the module.
 pub(crate) struct FleetMaker {
     pub(crate) fleet: FleetState,
-    book: Option<RecordWriter>,
+    writer: Option<RecordWriter>,
     agenda: AdvanceState,
     lineage: Lineage,
     now: Time,
@@ -55,14 +55,15 @@ pub(crate) struct FleetMaker {
 
 impl FleetMaker {
     /// Returns a fleet with one simulated cluster, whose session an executor holds.
-    pub(crate) fn new(pen: Option<RecordReceiver>) -> Result<FleetMaker> {
+    pub(crate) fn new(receiver: Option<RecordReceiver>) -> Result<FleetMaker> {
         let lineage = Lineage::from_random(1);
         let now = Time::EPOCH + Duration::from_secs(1_000_000);
         let by =
             WriterIdentity { fleet: "bench".into(), build: "bench".into(), writer: WriterId::from_random(1) };
-        let book = pen.map(|pen| RecordWriter { draft: RecordDraft::new(), end: None, by, pen });
+        let book =
+            receiver.map(|pen| RecordWriter { draft: RecordDraft::new(), end: None, by, receiver: pen });
         let (fleet, agenda) = (FleetState::new(lineage), AdvanceState::new(now));
-        let mut maker = FleetMaker { fleet, book, agenda, lineage, now, asked: 0 };
+        let mut maker = FleetMaker { fleet, writer: book, agenda, lineage, now, asked: 0 };
         let fact = TermStarted { address: None }.into();
         maker.fold(&[Event::Fact { cause: Position::FIRST, fact }])?;
         maker.ask("cluster.apply.v1", &json!({"name": CLUSTER, "spec": {"runtime": "simulated"}}))?;
@@ -92,12 +93,12 @@ impl FleetMaker {
                 }
                 Event::Intent(_) | Event::Observation { .. } => pass(&mut self.fleet, position),
             }
-            if let Some(book) = &mut self.book {
+            if let Some(book) = &mut self.writer {
                 book.draft.push(&event.line())?;
             }
         }
         self.fleet.settle();
-        if self.book.as_ref().is_some_and(|book| book.draft.count() >= book.pen.record) {
+        if self.writer.as_ref().is_some_and(|book| book.draft.count() >= book.receiver.record) {
             self.seal()?;
         }
         Ok(())
@@ -105,14 +106,14 @@ impl FleetMaker {
 
     /// Writes events that are not written yet.
     pub(crate) fn seal(&mut self) -> Result<()> {
-        let Some(book) = self.book.as_mut().filter(|book| !book.draft.is_empty()) else { return Ok(()) };
+        let Some(book) = self.writer.as_mut().filter(|book| !book.draft.is_empty()) else { return Ok(()) };
         let parts = match &book.end {
             None => genesis(&book.by, self.now, self.lineage),
             Some(end) => end.follow(&book.by, self.now, None),
         };
         let record = std::mem::take(&mut book.draft).seal(parts)?;
         book.end = Some(ChainCursor::after(&record));
-        (book.pen.takes)(record)
+        (book.receiver.takes)(record)
     }
 
     /// Submits an intent that must be accepted.

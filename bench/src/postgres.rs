@@ -111,10 +111,11 @@ impl PostgresServer {
             .arg(&script)
             .arg("postgres")
             .output()?;
-        let said = String::from_utf8_lossy(&out.stdout);
-        ensure!(out.status.success(), "pgbench: {}{said}", String::from_utf8_lossy(&out.stderr));
-        let rate = said.lines().find_map(|line| line.strip_prefix("tps = ")?.split(' ').next()?.parse().ok());
-        let rate = rate.with_context(|| format!("pgbench reports no rate: {said}"))?;
+        let output = String::from_utf8_lossy(&out.stdout);
+        ensure!(out.status.success(), "pgbench: {}{output}", String::from_utf8_lossy(&out.stderr));
+        let rate =
+            output.lines().find_map(|line| line.strip_prefix("tps = ")?.split(' ').next()?.parse().ok());
+        let rate = rate.with_context(|| format!("pgbench reports no rate: {output}"))?;
         Ok(CellResult { rate, ..CellResult::of(calls(directory.path())?, ROUND) })
     }
 }
@@ -166,8 +167,13 @@ fn as_account(program: &Path) -> Command {
 
 fn succeed(command: &mut Command) -> Result<()> {
     let done = command.output().with_context(|| format!("start {}", command.get_program().display()))?;
-    let said = String::from_utf8_lossy(&done.stderr);
-    ensure!(done.status.success(), "{} ended with {}: {said}", command.get_program().display(), done.status);
+    let output = String::from_utf8_lossy(&done.stderr);
+    ensure!(
+        done.status.success(),
+        "{} ended with {}: {output}",
+        command.get_program().display(),
+        done.status
+    );
     Ok(())
 }
 

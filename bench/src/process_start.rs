@@ -102,8 +102,8 @@ async fn starts() -> Result<ResultRow> {
         CellResult::of(took, all)
     });
     let more = with.p50_ms - without.p50_ms;
-    let row =
-        ResultRow::new("W14", format!("{STARTS} starts, each with a group"), with).beside("without", without);
+    let row = ResultRow::new("W14", format!("{STARTS} starts, each with a group"), with)
+        .compared_with("without", without);
     Ok(row.check("milliseconds more, p50", more, ValueBar::Below(MORE_MS)))
 }
 

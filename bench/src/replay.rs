@@ -249,8 +249,8 @@ pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let (load, rate) = (format!("{events} events"), fold.rate);
     let row = ResultRow::new("W4", load, fold)
         .share_of("read + decode", floor, 0.6)
-        .beside("ours, read", read)
-        .beside("ours, + decode", decode)
+        .compared_with("ours, read", read)
+        .compared_with("ours, + decode", decode)
         .check("events a second", rate, ValueBar::AtLeast(700_000.0));
     Ok(vec![row])
 }

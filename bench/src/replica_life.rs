@@ -20,7 +20,7 @@ const RELOCATES: usize = 100;
 /// Numbers of replicas, each on a node of its own, with the number of repetitions.
 const SPREAD: [(u32, usize); 2] = [(125, 5), (500, 5)];
 /// Maximum ratio of a relocation with waiting operations to one alone.
-const BESIDE: f64 = 1.5;
+const WAITING_RATIO: f64 = 1.5;
 /// Linearity: maximum ratio of the time per replica of the larger deployment to that of the smaller.
 const LINEAR: f64 = 1.5;
 
@@ -101,7 +101,7 @@ fn until_waiting(client: &mut BenchmarkClient) -> Result<()> {
     }
 }
 
-fn beside_waiting() -> Result<ResultRow> {
+fn relocate_while_others_wait() -> Result<ResultRow> {
     let server = BenchmarkServer::start_with(&[("CHANCERY_LIMITS_REPLICAS", &WAITING.to_string())])?;
     let mut client = server.client()?;
     fleet(&mut client, 4)?;
@@ -119,8 +119,8 @@ fn beside_waiting() -> Result<ResultRow> {
     let beside = relocates(&mut client, &mut ended, &replica)?;
     let ratio = beside.p50_ms / alone.p50_ms;
     let beside = CellResult { memory_mib: Some(peak_mib(server.process())?), ..beside };
-    let row = ResultRow::new("W13", format!("{WAITING} wait"), beside).beside("none waits", alone);
-    Ok(row.check("p50 of a relocate, to that alone", ratio, ValueBar::Below(BESIDE)))
+    let row = ResultRow::new("W13", format!("{WAITING} wait"), beside).compared_with("none waits", alone);
+    Ok(row.check("p50 of a relocate, to that alone", ratio, ValueBar::Below(WAITING_RATIO)))
 }
 
 fn spread() -> Result<Vec<ResultRow>> {
@@ -163,6 +163,6 @@ fn spread() -> Result<Vec<ResultRow>> {
 
 pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let mut rows = spread()?;
-    rows.push(beside_waiting()?);
+    rows.push(relocate_while_others_wait()?);
     Ok(rows)
 }

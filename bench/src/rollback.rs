@@ -25,8 +25,8 @@ const HANGS: Duration = Duration::from_mins(1);
 fn ended(stream: &mut OutputStream, deployment: &str, end: &str) -> Result<()> {
     stream.next_event()?;
     let event: Value = serde_json::from_str(stream.data())?;
-    let (name, told) = (&event["data"]["name"], &event["data"]["end"]);
-    ensure!(*name == deployment && (*told == end || told.get(end).is_some()), "{event}");
+    let (name, name_of_end) = (&event["data"]["name"], &event["data"]["end"]);
+    ensure!(*name == deployment && (*name_of_end == end || name_of_end.get(end).is_some()), "{event}");
     Ok(())
 }
 

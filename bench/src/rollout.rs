@@ -57,8 +57,8 @@ fn deploy(
     stream.next_event()?;
     let took = began.elapsed();
     let event: Value = serde_json::from_str(stream.data())?;
-    let told = &event["data"];
-    ensure!(told["plan"] == plan && told["end"] == "completed", "{event}");
+    let data = &event["data"];
+    ensure!(data["plan"] == plan && data["end"] == "completed", "{event}");
     Ok(took)
 }
 

@@ -93,7 +93,7 @@ pub(crate) fn run() -> Result<Vec<ResultRow>> {
     ])?;
     let (all, less) = (1.0 / ours.rate, 1.0 / newest.rate);
     let row = ResultRow::new("W12", format!("{events} events"), ours)
-        .beside("newest segments checked", newest)
+        .compared_with("newest segments checked", newest)
         .check("seconds", all, ValueBar::Below(3.0))
         .check("of these the journal", opening, ValueBar::Below(3.0))
         .check("seconds, newest checked", less, ValueBar::Below(3.0));

@@ -29,7 +29,7 @@ pub(crate) struct ResultRow {
     /// Amount of load, such as `32 callers`.
     load: String,
     ours: CellResult,
-    beside: Vec<ComparedResult>,
+    compared: Vec<ComparedResult>,
     checks: Vec<BarCheck>,
 }
 
@@ -65,22 +65,22 @@ impl ResultRow {
             workload: workload.into(),
             load: load.into(),
             ours,
-            beside: Vec::new(),
+            compared: Vec::new(),
             checks: Vec::new(),
         }
     }
 
     /// Adds a floor or peer.
-    pub(crate) fn beside(mut self, name: &str, cell: CellResult) -> ResultRow {
+    pub(crate) fn compared_with(mut self, name: &str, cell: CellResult) -> ResultRow {
         let ratio = self.ours.rate / cell.rate;
-        self.beside.push(ComparedResult { name: name.to_owned(), cell, ratio });
+        self.compared.push(ComparedResult { name: name.to_owned(), cell, ratio });
         self
     }
 
     /// Adds a floor or peer; Chancery's rate should be at least `share` of its rate.
     pub(crate) fn share_of(self, name: &str, cell: CellResult, share: f64) -> ResultRow {
         let ratio = self.ours.rate / cell.rate;
-        self.beside(name, cell).check(&format!("ratio to {name}"), ratio, ValueBar::AtLeast(share))
+        self.compared_with(name, cell).check(&format!("ratio to {name}"), ratio, ValueBar::AtLeast(share))
     }
 
     /// Adds a value that should reach a bar.
@@ -129,7 +129,7 @@ pub(crate) fn print(rows: &[ResultRow]) {
     line(["workload", "load", "", "a second", "ratio", "p50 ms", "p99 ms", "MiB", "cores"]);
     for row in rows {
         let ours = std::iter::once(("ours", &row.ours, None));
-        let others = row.beside.iter().map(|b| (b.name.as_str(), &b.cell, Some(b.ratio)));
+        let others = row.compared.iter().map(|b| (b.name.as_str(), &b.cell, Some(b.ratio)));
         for (index, (who, cell, ratio)) in ours.chain(others).enumerate() {
             let (workload, load) = if index == 0 { (&*row.workload, &*row.load) } else { ("", "") };
             let some = |value: Option<f64>, digits: usize| {

@@ -133,13 +133,13 @@ async fn ask(decider: &DeciderHandle, n: &mut u64, type_name: &str, data: Value)
 }
 
 /// Creates clusters, nodes and plans.
-async fn found(decider: &DeciderHandle, asked: &mut u64, nodes: usize, room: usize) -> Result<()> {
+async fn found(decider: &DeciderHandle, asked: &mut u64, nodes: usize, capacity: usize) -> Result<()> {
     for n in 0..CLUSTERS {
         let spec = json!({"runtime": "simulated"});
         ask(decider, asked, "cluster.apply.v1", json!({"name": format!("sim-{n}"), "spec": spec})).await?;
     }
     for n in 0..nodes {
-        let total = json!({"cpu": 10 * room, "memory": room << 20, "disk": 0});
+        let total = json!({"cpu": 10 * capacity, "memory": capacity << 20, "disk": 0});
         let spec = json!({"domain": format!("rack-{}", n / 50), "resources": total});
         let cluster = format!("sim-{}", n % CLUSTERS);
         let body = json!({"name": format!("node-{n}"), "cluster": cluster, "spec": spec});

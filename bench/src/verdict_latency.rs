@@ -22,7 +22,8 @@ pub(crate) fn run() -> Result<Vec<ResultRow>> {
             Box::new(BaselineLog::sync_alone),
         ])?;
         let (p50, bar) = (ours.p50_ms, SYNCS * sync.p50_ms + MILLIS);
-        let row = ResultRow::new("W3", format!("{callers} callers"), ours).beside("one fdatasync", sync);
+        let row =
+            ResultRow::new("W3", format!("{callers} callers"), ours).compared_with("one fdatasync", sync);
         rows.push(row.check("p50 of a verdict in ms", p50, ValueBar::Below(bar)));
     }
     Ok(rows)

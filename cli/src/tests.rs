@@ -42,7 +42,7 @@ fn refusal(status: u16, code: &str) -> Value {
 }
 
 /// Runs a command line against a script of answers.
-fn told(line: &str, script: Vec<FakeAction>) -> (Result<String, CliError>, Vec<FakeRequest>) {
+fn run_line(line: &str, script: Vec<FakeAction>) -> (Result<String, CliError>, Vec<FakeRequest>) {
     let (server, asked) = serve(script);
     let cli = FakeCli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{error}"));
     let mut out = Vec::new();
@@ -91,11 +91,11 @@ fn operation(id: &str, state: &str) -> Value {
 fn a_kind_and_a_name_are_two_words_or_one() {
     let wanted = "GET /v1/fleets/default/nodes/node-1";
     for line in ["chancery get node node-1", "chancery get node/node-1", "chancery get no/node-1 -o json"] {
-        let (result, asked) = told(line, vec![ok(&node("node-1", ""))]);
+        let (result, asked) = run_line(line, vec![ok(&node("node-1", ""))]);
         assert!(result.is_ok(), "{line}: {result:?}");
         assert_eq!(asked[0].line, wanted, "{line}");
     }
-    let (result, asked) = told("chancery get node node/node-1", vec![ok(&node("node-1", ""))]);
+    let (result, asked) = run_line("chancery get node node/node-1", vec![ok(&node("node-1", ""))]);
     assert!(result.is_ok() && asked[0].line == wanted, "{result:?} {asked:?}");
     for (line, wanted) in [
         ("chancery delete node/node-1", r#""name":"node-1""#),
@@ -120,7 +120,7 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         ("chancery rebalance web", r#""type":"chancery.plan.rebalance.v1""#),
         ("chancery rebalance plan/web", r#""data":{"name":"web"}"#),
     ] {
-        let (result, asked) = told(line, vec![verdict()]);
+        let (result, asked) = run_line(line, vec![verdict()]);
         assert!(result.is_ok() && asked[0].body.contains(wanted), "{line}: {result:?} {asked:?}");
     }
     for (line, wanted) in [
@@ -175,7 +175,7 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         ("chancery evict replica/x", "invalid node \"replica/x\": must name a node, not a replica"),
         ("chancery approve --plan node/x --all", "invalid plan \"node/x\": must name a plan, not a node"),
     ] {
-        let error = told(line, vec![]).0.expect_err(line);
+        let error = run_line(line, vec![]).0.expect_err(line);
         assert_eq!((error.exit, error.message.as_str()), (CliExit::Usage, wanted), "{line}");
     }
     let error =
@@ -191,7 +191,7 @@ fn a_description_tells_what_belongs_to_it_and_what_it_waits_for() {
     });
     let operations = json!([operation(&id, "succeeded"), operation(&id, "pending_approval")]);
     let script = vec![ok(&replica), page(json!([])), page(json!([])), page(operations), page(json!([]))];
-    let (result, asked) = told("chancery describe replica/web-7f3k", script);
+    let (result, asked) = run_line("chancery describe replica/web-7f3k", script);
     let text = result.expect("a description");
     assert!(text.contains("\nOperations\n  ID ") && !text.contains("Incarnations"), "{text}");
     let waits = format!("\nWaits for\n  approval to create: chancery approve {id}\n\nRecent events\n");
@@ -201,7 +201,7 @@ fn a_description_tells_what_belongs_to_it_and_what_it_waits_for() {
 
 #[test]
 fn a_node_is_not_expunged_by_a_slip() {
-    let (result, asked) = told("chancery expunge node-1", vec![ok(&node("node-1", ""))]);
+    let (result, asked) = run_line("chancery expunge node-1", vec![ok(&node("node-1", ""))]);
     let error = result.expect_err("not confirmed");
     let wanted = "cannot expunge without confirmation: declares node/node-1 permanently lost, with its 1 incarnation\n\
          hint: confirm with --yes";
@@ -212,7 +212,7 @@ fn a_node_is_not_expunged_by_a_slip() {
 #[test]
 fn tables_are_read_at_a_glance_and_wide_ones_tell_more() {
     let page = json!({ "items": [node("node-1", ""), node("node-22", "")], "next_page_token": null, "position": 12 });
-    let (result, asked) = told("chancery get nodes -l state=allocated", vec![ok(&page)]);
+    let (result, asked) = run_line("chancery get nodes -l state=allocated", vec![ok(&page)]);
     let wanted = "\
 NAME     STATE      CLUSTER  DOMAIN  CPU FREE/TOTAL  MEMORY     INCARNATIONS  DISRUPTIONS
 node-1   allocated  local    a       3500m/4         8GiB/8GiB  1             -
@@ -220,13 +220,13 @@ node-22  allocated  local    a       3500m/4         8GiB/8GiB  1             -
 ";
     assert_eq!(result.expect("a table"), wanted);
     assert_eq!(asked[0].line, "GET /v1/fleets/default/nodes?state=allocated&limit=500");
-    let (result, _) = told("chancery get node node-1 -o wide", vec![ok(&node("node-1", ""))]);
+    let (result, _) = run_line("chancery get node node-1 -o wide", vec![ok(&node("node-1", ""))]);
     assert!(result.expect("a table").contains("intel-xeon    fast-ssd 50GB/100GB  3\n"));
-    let (result, _) = told("chancery get nodes -o name", vec![ok(&page)]);
+    let (result, _) = run_line("chancery get nodes -o name", vec![ok(&page)]);
     assert_eq!(result.expect("names"), "node/node-1\nnode/node-22\n");
-    let (result, _) = told("chancery get node node-1 -o json", vec![ok(&node("node-1", ""))]);
+    let (result, _) = run_line("chancery get node node-1 -o json", vec![ok(&node("node-1", ""))]);
     assert_eq!(serde_json::from_str::<Value>(&result.expect("JSON")).expect("JSON"), node("node-1", ""));
-    let (result, _) = told("chancery get node node-1 -o yaml", vec![ok(&json!({ "a": { "b": [1] } }))]);
+    let (result, _) = run_line("chancery get node node-1 -o yaml", vec![ok(&json!({ "a": { "b": [1] } }))]);
     assert_eq!(result.expect("YAML"), "a:\n  b:\n  - 1\n");
 }
 
@@ -237,20 +237,21 @@ fn lists_go_from_page_to_page() {
         ok(&json!({ "items": items, "next_page_token": token, "position": 1 }))
     };
     let script = vec![page(&["a", "b"], json!("t k")), page(&["c"], Value::Null)];
-    let (result, asked) = told("chancery get nodes --all -o name", script);
+    let (result, asked) = run_line("chancery get nodes --all -o name", script);
     assert_eq!(result.expect("names"), "node/a\nnode/b\nnode/c\n");
     assert!(
         asked[1].line.ends_with("&page_token=t%20k") || asked[1].line.ends_with("&page_token=t+k"),
         "{asked:?}"
     );
     let script = vec![page(&[], json!("t")), page(&["a"], json!("u")), page(&[], Value::Null)];
-    let (result, asked) = told("chancery get nodes --all -o name", script);
+    let (result, asked) = run_line("chancery get nodes --all -o name", script);
     assert_eq!(
         (result.expect("names").as_str(), asked.len()),
         ("node/a\n", 3),
         "an empty page is not the last"
     );
-    let (result, asked) = told("chancery get nodes --limit 2 -o name", vec![page(&["a", "b"], json!("t"))]);
+    let (result, asked) =
+        run_line("chancery get nodes --limit 2 -o name", vec![page(&["a", "b"], json!("t"))]);
     assert_eq!((result.expect("names").as_str(), asked.len()), ("node/a\nnode/b\n", 1));
 }
 
@@ -352,13 +353,14 @@ fn apply_says_created_configured_or_unchanged() {
         (vec![ok(&node("node-1", "")), unchanged()], "unchanged"),
     ];
     for (script, wanted) in cases {
-        let (result, _) = told(&line, script);
+        let (result, _) = run_line(&line, script);
         assert_eq!(result.expect(wanted), format!("node/node-1 {wanted}\n"));
     }
-    let (result, _) = told(&line, vec![problem(404, "not_found", false), batch(&[refusal(422, "invalid")])]);
+    let (result, _) =
+        run_line(&line, vec![problem(404, "not_found", false), batch(&[refusal(422, "invalid")])]);
     assert_eq!(result.expect_err("refused").exit, CliExit::Failure);
     std::fs::write(&file, format!("{text}---\nkind: x\n")).expect("a file");
-    let (result, asked) = told(&line, vec![]);
+    let (result, asked) = run_line(&line, vec![]);
     assert!(result.expect_err("a typo").message.contains("n.yaml:6:1: "));
     assert!(asked.is_empty(), "an error in one document stops all requests");
 }
@@ -368,7 +370,7 @@ fn approving_sends_the_hash_that_was_shown() {
     let id = operation_id();
     let page =
         json!({ "items": [operation(&id, "pending_approval")], "next_page_token": null, "position": 1 });
-    let (result, asked) = told("chancery approve --plan web --all", vec![ok(&page), verdict()]);
+    let (result, asked) = run_line("chancery approve --plan web --all", vec![ok(&page), verdict()]);
     assert_eq!(result.expect("approved"), format!("operation/{id} approved: create web-7f3k on node-2\n"));
     assert_eq!(asked[0].line, "GET /v1/fleets/default/operations?state=pending_approval&plan=web&limit=1000");
     let event: Value = serde_json::from_str(&asked[1].body).expect("an event");
@@ -380,15 +382,15 @@ fn approving_sends_the_hash_that_was_shown() {
 
     let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });
     let script = vec![ok(&nothing), problem(404, "not_found", false)];
-    let (result, asked) = told("chancery approve --plan wbe --all", script);
+    let (result, asked) = run_line("chancery approve --plan wbe --all", script);
     assert_eq!((result.expect_err("a typo").exit, asked.len()), (CliExit::NotFound, 2));
-    let (result, _) = told("chancery approve --plan web --all", vec![ok(&nothing), ok(&json!({}))]);
+    let (result, _) = run_line("chancery approve --plan web --all", vec![ok(&nothing), ok(&json!({}))]);
     assert_eq!(result.expect("nothing to do"), "");
 
-    let (result, asked) = told("chancery approve --plan web", vec![]);
+    let (result, asked) = run_line("chancery approve --plan web", vec![]);
     assert_eq!((result.expect_err("no operation named").exit, asked.len()), (CliExit::Usage, 0));
     let line = format!("chancery reject {id} --reason no");
-    let (result, asked) = told(&line, vec![ok(&operation(&id, "running"))]);
+    let (result, asked) = run_line(&line, vec![ok(&operation(&id, "running"))]);
     assert_eq!((result.expect_err("not pending").exit, asked.len()), (CliExit::Conflict, 1));
 }
 
@@ -398,17 +400,17 @@ fn logs_are_asked_for_by_any_name_of_a_run_and_do_not_end_without_a_word() {
     let wanted = format!("GET /v1/fleets/default/incarnations/{id}/logs?marked=true&follow=false");
     let text = || FakeAction::Say(200, "hello\n".into());
     for name in [id.clone(), format!("incarnation/{id}"), format!("inc/{id}")] {
-        let (result, asked) = told(&format!("chancery logs {name}"), vec![text()]);
+        let (result, asked) = run_line(&format!("chancery logs {name}"), vec![text()]);
         assert_eq!((result.expect("text").as_str(), &asked[0].line), ("hello\n", &wanted), "{name}");
     }
     for name in ["web-7f3k", "replica/web-7f3k", "rep/web-7f3k"] {
         let replica = ok(&json!({ "incarnation": id }));
-        let (result, asked) = told(&format!("chancery logs {name}"), vec![replica, text()]);
+        let (result, asked) = run_line(&format!("chancery logs {name}"), vec![replica, text()]);
         assert_eq!((result.expect("text").as_str(), &asked[1].line), ("hello\n", &wanted), "{name}");
         assert_eq!(asked[0].line, "GET /v1/fleets/default/replicas/web-7f3k");
     }
     let error =
-        told(&format!("chancery logs -f {id}"), vec![text()]).0.expect_err("the server ended the stream");
+        run_line(&format!("chancery logs -f {id}"), vec![text()]).0.expect_err("the server ended the stream");
     let wanted = format!(
         "cannot read logs of incarnation/{id}: the server ended the stream\nhint: retry when the server is back, with \
          --tail 0 for new output only"
@@ -425,7 +427,7 @@ fn logs_are_of_one_output_since_a_time_or_of_the_run_before() {
         ("--stderr --tail 3", "marked=false&stream=err&tail=3&follow=false"),
         ("--since 5m", "marked=true&since=5m&follow=false"),
     ] {
-        let (_, asked) = told(&format!("chancery logs {} {flags}", id(9)), vec![text()]);
+        let (_, asked) = run_line(&format!("chancery logs {} {flags}", id(9)), vec![text()]);
         assert!(asked[0].line.ends_with(&format!("/logs?{wanted}")), "{flags}: {}", asked[0].line);
     }
     let run = |position, state: &str| json!({ "id": id(position), "state": state });
@@ -433,12 +435,13 @@ fn logs_are_of_one_output_since_a_time_or_of_the_run_before() {
     let page = |items: &[Value]| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
     let line = "chancery logs web-7f3k --previous";
     let replica = || ok(&json!({ "incarnation": id(9) }));
-    let (result, asked) = told(line, vec![replica(), page(&all), text()]);
+    let (result, asked) = run_line(line, vec![replica(), page(&all), text()]);
     assert_eq!(result.expect("text"), "hello\n");
     assert!(asked[2].line.contains(&format!("/incarnations/{}/logs?", id(5))), "{}", asked[2].line);
-    let error = told(line, vec![replica(), page(&all[2..])]).0.expect_err("no previous incarnation");
+    let error = run_line(line, vec![replica(), page(&all[2..])]).0.expect_err("no previous incarnation");
     assert_eq!(error.exit, CliExit::NotFound, "{error}");
-    let error = told(&format!("chancery logs {} --previous", id(9)), vec![]).0.expect_err("not a replica");
+    let error =
+        run_line(&format!("chancery logs {} --previous", id(9)), vec![]).0.expect_err("not a replica");
     assert_eq!(error.exit, CliExit::Usage, "{error}");
 }
 
@@ -447,15 +450,15 @@ fn waiting_in_vain_for_an_approval_says_so() {
     let row = row(&json!({ "state": "in_progress", "message": "" }));
     let page = json!({ "items": [operation(&operation_id(), "pending_approval")], "next_page_token": null, "position": 1 });
     let line = "chancery wait deployment/web/d-1 --for state=completed --timeout 0s";
-    let error = told(line, vec![ok(&row), ok(&page)]).0.expect_err("not approved");
+    let error = run_line(line, vec![ok(&row), ok(&page)]).0.expect_err("not approved");
     assert_eq!(error.exit, CliExit::Awaiting, "{error}");
     assert!(error.message.ends_with("chancery approve --plan web --all"), "{error}");
     let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });
-    let error = told(line, vec![ok(&row), ok(&nothing)]).0.expect_err("timeout");
+    let error = run_line(line, vec![ok(&row), ok(&nothing)]).0.expect_err("timeout");
     assert_eq!(error.exit, CliExit::Unknown, "{error}");
     let line = "chancery wait replica/web-7f3k --for deleted";
     for gone in [problem(404, "not_found", false), problem(410, "gone", false)] {
-        let (result, _) = told(line, vec![ok(&row), gone]);
+        let (result, _) = run_line(line, vec![ok(&row), gone]);
         assert_eq!(result.expect("gone"), "replica/web-7f3k deleted\n");
     }
 }

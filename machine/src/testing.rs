@@ -259,7 +259,7 @@ impl TestFleet {
     }
 
     /// Takes the types of the facts since the last call.
-    pub(crate) fn told(&mut self) -> Vec<&'static str> {
+    pub(crate) fn fact_types(&mut self) -> Vec<&'static str> {
         self.log.drain(..).map(|fact| fact.type_name().trim_end_matches(".v1")).collect()
     }
 
@@ -391,7 +391,7 @@ impl TestFleet {
         self.deploy(deployment, count);
         self.approve_all();
         self.obey();
-        self.told();
+        self.fact_types();
     }
 
     pub(crate) fn phases(&self) -> Vec<&'static str> {

@@ -31,19 +31,19 @@ impl ExecutorProcess {
     /// Starts an executor in the server's directory: its processes are found with the server's.
     pub fn start_within(server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
         let dir =
-            tempfile::Builder::new().prefix("executor-").tempdir_in(server.home()).expect("a directory");
+            tempfile::Builder::new().prefix("executor-").tempdir_in(server.directory()).expect("a directory");
         ExecutorProcess::start_in(Rc::new(dir), server, name, runtime)
     }
 
     /// Starts an executor in `home`, for servers at these addresses.
-    pub fn start_for(home: &Path, servers: &str, name: &str, runtime: &str) -> ExecutorProcess {
-        let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(home).expect("a directory");
+    pub fn start_for(directory: &Path, servers: &str, name: &str, runtime: &str) -> ExecutorProcess {
+        let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(directory).expect("a directory");
         ExecutorProcess::start_at(Rc::new(dir), servers, name, runtime)
     }
 
     /// Starts another executor with the same directory.
     #[must_use]
-    pub fn start_beside(&self, server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
+    pub fn start_alongside(&self, server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
         ExecutorProcess::start_in(Rc::clone(&self.dir), server, name, runtime)
     }
 

@@ -248,11 +248,11 @@ mod tests {
         let ops: Vec<_> = ["a", "b", "c", "a"]
             .map(|k| recorder.invoke(key(k), key("body"), "plan.apply.v1").expect("it is written"))
             .to_vec();
-        let told = |at, verdict| InvocationOutcome::Ok { position: Position::new(at), verdict };
+        let outcome = |at, verdict| InvocationOutcome::Ok { position: Position::new(at), verdict };
         for (op, ending) in [
             (ops[1], InvocationOutcome::Fail),
-            (ops[0], told(9, Verdict::Refused(RefusalCode::InUse))),
-            (ops[3], told(9, Verdict::Accepted)),
+            (ops[0], outcome(9, Verdict::Refused(RefusalCode::InUse))),
+            (ops[3], outcome(9, Verdict::Accepted)),
         ] {
             recorder.end(op, ending).expect("it is written");
         }

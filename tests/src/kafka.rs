@@ -79,8 +79,8 @@ impl KafkaCluster {
             .spawn()
             .expect("tests/kafka/hold starts");
         let mut bootstrap = String::new();
-        let said = holder.stdout.take().expect("it is piped");
-        BufReader::new(said).read_line(&mut bootstrap).expect("its words can be read");
+        let output = holder.stdout.take().expect("it is piped");
+        BufReader::new(output).read_line(&mut bootstrap).expect("its words can be read");
         if bootstrap.is_empty() {
             let mut why = String::new();
             holder.stderr.take().expect("it is piped").read_to_string(&mut why).expect("it is text");

@@ -25,7 +25,7 @@ pub fn program() -> PathBuf {
 
 /// Server on a free port with its own directory. A drop removes the directory and all its processes.
 pub struct ServerProcess {
-    home: TempDir,
+    directory: TempDir,
     data: PathBuf,
     settings: Vec<(String, String)>,
     flags: Vec<String>,
@@ -46,7 +46,7 @@ pub struct NotUp {
     /// Exit status of the server.
     pub status: ExitStatus,
     /// Log of the failed start.
-    pub said: String,
+    pub output: String,
 }
 
 impl ServerProcess {
@@ -77,7 +77,7 @@ impl ServerProcess {
         let listen = "127.0.0.1:0".into();
         let (settings, flags, launch) = (Vec::new(), Vec::new(), StartConditions::default());
         let (files, log, child, address) = (None, None, None, String::new());
-        ServerProcess { home, data, settings, flags, launch, files, log, child, address, listen }
+        ServerProcess { directory: home, data, settings, flags, launch, files, log, child, address, listen }
     }
 
     /// Sets an environment variable, from the next start.
@@ -111,7 +111,7 @@ impl ServerProcess {
     /// Creates and returns a new data directory under the home.
     pub fn move_data(&mut self, directory: &str) -> PathBuf {
         assert!(self.child.is_none(), "it runs");
-        self.data = self.home.path().join(directory);
+        self.data = self.directory.path().join(directory);
         std::fs::create_dir_all(&self.data).expect("a directory");
         self.data.clone()
     }
@@ -130,14 +130,14 @@ impl ServerProcess {
 
     /// Starts the program again with the same directory.
     pub fn start_again(&mut self) {
-        if let Err(NotUp { status, said }) = self.try_start_again() {
+        if let Err(NotUp { status, output: said }) = self.try_start_again() {
             panic!("the server ended: {status}\n{said}");
         }
     }
 
     /// Starts the program once with additional flags.
     pub fn start_with_flags(&mut self, flags: &[&str]) {
-        if let Err(NotUp { status, said }) = self.try_start(flags) {
+        if let Err(NotUp { status, output: said }) = self.try_start(flags) {
             panic!("the server ended: {status}\n{said}");
         }
     }
@@ -152,8 +152,8 @@ impl ServerProcess {
         assert!(self.child.is_none(), "it runs");
         let address = self.data().join("address");
         let _ = std::fs::remove_file(&address);
-        let said_before = self.log().len();
-        let usual = || self.home.path().join("server.log");
+        let log_before = self.log().len();
+        let usual = || self.directory.path().join("server.log");
         let file = self.launch.stderr.clone().or_else(|| self.log.clone()).unwrap_or_else(usual);
         let log = std::fs::File::options().create(true).append(true).open(file);
         let child = self
@@ -177,7 +177,7 @@ impl ServerProcess {
             text.map(Ok)
         });
         let not_up =
-            |server: &ServerProcess, status| NotUp { status, said: server.log().split_off(said_before) };
+            |server: &ServerProcess, status| NotUp { status, output: server.log().split_off(log_before) };
         match found {
             Ok(text) => text.trim().clone_into(&mut self.address),
             Err(status) => return Err(not_up(self, status)),
@@ -208,13 +208,13 @@ impl ServerProcess {
     }
 
     /// Returns the directory of log and default data.
-    pub fn home(&self) -> &Path {
-        self.home.path()
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     /// Returns the log.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.home.path().join("server.log")).unwrap_or_default()
+        std::fs::read_to_string(self.directory.path().join("server.log")).unwrap_or_default()
     }
 
     /// Returns the URL: `http://host:port`.
@@ -283,7 +283,7 @@ impl Drop for ServerProcess {
         if let Some(mut child) = self.child.take() {
             self.launch.kill(&mut child);
         }
-        end_all_under(self.home());
+        end_all_under(self.directory());
     }
 }
 

@@ -158,7 +158,7 @@ impl JournalTrace {
         intent
     }
 
-    pub(crate) fn saw(&mut self, type_name: &str, data: &Value) -> u64 {
+    pub(crate) fn observed(&mut self, type_name: &str, data: &Value) -> u64 {
         let observation = Observation::read(type_name, &data.to_string()).expect("a type").expect("its data");
         self.push(Event::Observation { by: "local-1".parse().expect("a name"), observation })
     }
@@ -166,7 +166,7 @@ impl JournalTrace {
     /// Adds a report about the last incarnation, in the last session.
     pub(crate) fn report(&mut self, revision: u32, saw: &Value) -> u64 {
         let report = json!({"incarnation": self.incarnation, "revision": revision, "observed": saw});
-        self.saw("incarnation.reported.v1", &json!({"session": self.session, "report": report}))
+        self.observed("incarnation.reported.v1", &json!({"session": self.session, "report": report}))
     }
 
     pub(crate) fn open_operation(&mut self, cause: u64, data: &Value) {
@@ -300,7 +300,7 @@ pub(crate) fn trace(until: TraceStage) -> JournalTrace {
     }
     let hello =
         json!({"cluster": "local", "executor": "local-1", "runtime": "process", "store": "0000000000000001"});
-    let cause = s.saw("session.requested.v1", &hello);
+    let cause = s.observed("session.requested.v1", &hello);
     let opened = s.fact(cause, "session.opened.v1", &hello);
     s.session = Some(SessionId::issue(lineage(), Position::new(opened)));
     s.commit();

@@ -32,7 +32,7 @@ spec: {namespace: n, service: web, cluster: local, payloads: [{name: app, run: {
 }
 
 fn write(server: &ServerProcess, text: &str) -> String {
-    let path = server.home().join("all.yaml");
+    let path = server.directory().join("all.yaml");
     std::fs::write(&path, text).expect("a file");
     path.display().to_string()
 }

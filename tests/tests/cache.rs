@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 const ENTRY: &str = "chancery/part-1";
 
 /// Runs a script with the functions of the cache, and `make`, which notes each call in the file `made`.
-fn run(home: &Path, script: &str) -> Output {
+fn run(directory: &Path, script: &str) -> Output {
     let functions = Path::new(env!("CARGO_MANIFEST_DIR")).join("cache.sh");
     let whole = format!(
         r#"set -euo pipefail; . "$0"
@@ -14,17 +14,17 @@ fn run(home: &Path, script: &str) -> Output {
         {script}"#
     );
     let mut bash = Command::new("bash");
-    bash.args(["-c", &whole]).arg(functions).env("XDG_CACHE_HOME", home).output().expect("bash runs")
+    bash.args(["-c", &whole]).arg(functions).env("XDG_CACHE_HOME", directory).output().expect("bash runs")
 }
 
-fn fill(home: &Path) {
-    let output = run(home, r#"cache_fill "$cache/part-1" make"#);
+fn fill(directory: &Path) {
+    let output = run(directory, r#"cache_fill "$cache/part-1" make"#);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(std::fs::read_to_string(home.join(ENTRY).join("file")).expect("the file"), "content\n");
+    assert_eq!(std::fs::read_to_string(directory.join(ENTRY).join("file")).expect("the file"), "content\n");
 }
 
-fn times_made(home: &Path) -> usize {
-    std::fs::read_to_string(home.join("made")).expect("it was made").lines().count()
+fn times_made(directory: &Path) -> usize {
+    std::fs::read_to_string(directory.join("made")).expect("it was made").lines().count()
 }
 
 #[test]

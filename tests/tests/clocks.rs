@@ -13,14 +13,14 @@ const AHEAD: &str = "+315576000";
 fn server() -> (ServerProcess, std::path::PathBuf) {
     let library = library().expect("libfaketime, which tests/run installs");
     let mut server = ServerProcess::new();
-    let clock = server.home().join("clock");
+    let clock = server.directory().join("clock");
     std::fs::write(&clock, "+0").expect("a file");
     server.set("LD_PRELOAD", library.to_str().expect("text"));
     server.set("FAKETIME_TIMESTAMP_FILE", clock.to_str().expect("text"));
     server.set("FAKETIME_NO_CACHE", "1");
     server.set("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     // A fake report of clock synchronisation, independent of this machine.
-    let bin = server.home().join("bin");
+    let bin = server.directory().join("bin");
     std::fs::create_dir(&bin).expect("a directory");
     say_synchronised(&server, "no");
     let path = std::env::var("PATH").unwrap_or_default();
@@ -29,7 +29,7 @@ fn server() -> (ServerProcess, std::path::PathBuf) {
 }
 
 fn say_synchronised(server: &ServerProcess, word: &str) {
-    let program = server.home().join("bin/timedatectl");
+    let program = server.directory().join("bin/timedatectl");
     std::fs::write(&program, format!("#!/bin/sh\necho {word}\n")).expect("a file");
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its mode");
 }
@@ -76,7 +76,11 @@ fn a_server_whose_clock_is_years_ahead_records_nothing_until_it_is_set_accepted_
     std::fs::write(&clock, AHEAD).expect("a file");
     let ended = server.try_start_again().expect_err("it does not decide");
     assert_eq!(ended.status.code(), Some(1));
-    assert!(ended.said.contains("--accept-clock") && ended.said.contains("clock.max_gap"), "{}", ended.said);
+    assert!(
+        ended.output.contains("--accept-clock") && ended.output.contains("clock.max_gap"),
+        "{}",
+        ended.output
+    );
     std::fs::write(&clock, "+0").expect("a file");
     server.start_again();
     assert_eq!(year(&server), now, "nothing was recorded years ahead");

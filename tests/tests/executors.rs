@@ -247,12 +247,12 @@ fn a_directory_has_one_executor_and_one_journal() {
     let server = bare_server(LONG);
     let mut executor = ExecutorProcess::start(&server, "e1", "--process");
     run_three(&server, &executor);
-    let mut second = executor.start_beside(&server, "e2", "--process");
+    let mut second = executor.start_alongside(&server, "e2", "--process");
     assert_eq!(second.wait(), Some(4), "{}", second.log());
     // The executor must not work for another journal, and must not end running payloads.
     executor.kill();
     let other = bare_server(LONG);
-    let mut misled = executor.start_beside(&other, "e1", "--process");
+    let mut misled = executor.start_alongside(&other, "e1", "--process");
     assert_eq!(misled.wait(), Some(5), "{}", misled.log());
     assert!(misled.log().contains("the executor has worked for another journal"), "{}", misled.log());
     assert_eq!(executor.payloads().len(), 3);
@@ -280,7 +280,7 @@ fn a_copied_data_directory_is_refused_and_adopted_harms_nothing_that_the_origina
         .arg(&data)
         .stderr(std::process::Stdio::null())
         .status();
-    let refused = copy.try_start_again().expect_err("it is a copy").said;
+    let refused = copy.try_start_again().expect_err("it is a copy").output;
     assert!(refused.contains("it is a copy") && refused.contains("--adopt-copy"), "{refused}");
     assert_eq!(payloads(original.data()), before);
 

@@ -18,13 +18,13 @@ struct CrateRow {
 }
 
 /// Rows of the table by directory.
-fn rooms() -> BTreeMap<String, CrateRow> {
+fn crate_rows() -> BTreeMap<String, CrateRow> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/architecture.md");
     let text = fs::read_to_string(page).expect("the page");
     let (_, section) = text.split_once("\n## Crates\n").expect("a section");
     let code = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
-    let mut rooms = BTreeMap::new();
+    let mut crate_rows = BTreeMap::new();
     for row in rows.take_while(|line| line.starts_with('|')) {
         let cells: Vec<_> = row.split('|').map(str::trim).collect();
         let [_, directory, package, _, ours, others, _] = cells[..] else { panic!("columns of {row}") };
@@ -32,11 +32,11 @@ fn rooms() -> BTreeMap<String, CrateRow> {
             Some(only) => Some(only.split(", ").map(str::to_owned).collect()),
             None => (others == "free").then_some(None).expect("`free`, or `only` and names"),
         };
-        let incarnation_directory = code(directory)[0].trim_end_matches('/').to_owned();
-        let room = CrateRow { package: code(package).remove(0), ours: code(ours), others };
-        assert!(rooms.insert(incarnation_directory, room).is_none(), "two rows: {row}");
+        let directory_name = code(directory)[0].trim_end_matches('/').to_owned();
+        let crate_row = CrateRow { package: code(package).remove(0), ours: code(ours), others };
+        assert!(crate_rows.insert(directory_name, crate_row).is_none(), "two rows: {row}");
     }
-    rooms
+    crate_rows
 }
 
 /// Packages that `cargo metadata` reports without network.
@@ -54,17 +54,19 @@ pub(crate) fn packages(args: &[&str]) -> Vec<Value> {
 
 #[test]
 fn each_crate_imports_only_what_its_room_allows() {
-    let rooms = rooms();
+    let crate_rows = crate_rows();
     let packages = packages(&["--no-deps"]);
     let names: BTreeSet<_> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
-    let described: BTreeSet<_> = rooms.values().map(|room| room.package.as_str()).collect();
+    let described: BTreeSet<_> = crate_rows.values().map(|room| room.package.as_str()).collect();
     assert_eq!(names, described, "members of the workspace, and rows of the table of modules");
-    for (directory, CrateRow { package: name, ours, others }) in &rooms {
+    for (directory, CrateRow { package: name, ours, others }) in &crate_rows {
         let package = packages.iter().find(|package| package["name"] == **name).expect("it is a member");
         let manifest = package["manifest_path"].as_str().expect("a path");
         assert!(manifest.ends_with(&format!("/{directory}/Cargo.toml")), "{name} is in {manifest}");
-        let allowed: BTreeSet<&str> =
-            ours.iter().map(|incarnation_directory| rooms[incarnation_directory].package.as_str()).collect();
+        let allowed: BTreeSet<&str> = ours
+            .iter()
+            .map(|incarnation_directory| crate_rows[incarnation_directory].package.as_str())
+            .collect();
         let imports = package["dependencies"].as_array().expect("dependencies").iter();
         for import in imports
             .filter(|dependency| dependency["kind"].is_null())

@@ -57,7 +57,7 @@ impl<'a> KcatTopic<'a> {
     }
 
     /// Waits until a broker outside `away` leads. A returning broker may briefly report outdated metadata.
-    fn leader_beside(&self, away: &[u32]) -> u32 {
+    fn leader_outside(&self, away: &[u32]) -> u32 {
         until(&format!("a broker leads that is not among {away:?}"), || {
             self.leader_and_in_sync().filter(|(leader, _)| !away.contains(leader))
         })
@@ -78,18 +78,18 @@ fn writes_and_reads_go_on_without_one_broker_of_three() {
     let cluster = KafkaCluster::start(3);
     let topic = KcatTopic::create(&cluster, "words");
     topic.write("before");
-    let first = topic.leader_beside(&[]);
+    let first = topic.leader_outside(&[]);
 
     cluster.kill(first);
     topic.write("without the first");
-    let second = topic.leader_beside(&[first]);
+    let second = topic.leader_outside(&[first]);
     assert_eq!(topic.lines(), ["before", "without the first"]);
 
     cluster.restart(first);
     until("the first is in sync again", || topic.leader_and_in_sync().filter(|(_, count)| *count == 3));
     cluster.pause(second);
     topic.write("while the second sleeps");
-    topic.leader_beside(&[second]);
+    topic.leader_outside(&[second]);
     cluster.resume(second);
     until("everything can be read", || {
         (topic.lines() == ["before", "without the first", "while the second sleeps"]).then_some(())

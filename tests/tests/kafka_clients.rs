@@ -39,7 +39,7 @@ struct ClientConsumer {
     child: Child,
     lines: Receiver<String>,
     read: Vec<Value>,
-    home: TempDir,
+    directory: TempDir,
 }
 
 impl ClientConsumer {
@@ -59,7 +59,7 @@ impl ClientConsumer {
                 let _ = to.send(line);
             }
         });
-        ClientConsumer { child, lines, read: Vec::new(), home }
+        ClientConsumer { child, lines, read: Vec::new(), directory: home }
     }
 
     /// Waits for the first `count` events.
@@ -68,8 +68,8 @@ impl ClientConsumer {
             let lines = self.lines.try_iter();
             self.read.extend(lines.map(|line| serde_json::from_str::<Value>(&line).expect("a line of JSON")));
             let ended = self.child.try_wait().expect("it is ours");
-            let said = || std::fs::read_to_string(self.home.path().join("said")).unwrap_or_default();
-            assert!(ended.is_none(), "the consumer ended: {ended:?}\n{}", said());
+            let output = || std::fs::read_to_string(self.directory.path().join("said")).unwrap_or_default();
+            assert!(ended.is_none(), "the consumer ended: {ended:?}\n{}", output());
             (self.read.len() >= count).then_some(())
         });
         &self.read[..count]

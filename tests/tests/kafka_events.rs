@@ -104,7 +104,7 @@ fn an_events_topic_that_retention_emptied_gets_every_event_that_was_not_exported
     standbys.decider();
     apply(&standbys.servers[0], &["d", "e", "f"]);
     assert_eq!(standbys.servers[0].stop(), Some(0));
-    let file = standbys.servers[0].home().join("delete.json");
+    let file = standbys.servers[0].directory().join("delete.json");
     let all =
         json!({"partitions": [{"topic": "emptied.events", "partition": 0, "offset": -1}], "version": 1});
     std::fs::write(&file, all.to_string()).expect("a file");

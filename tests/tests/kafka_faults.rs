@@ -60,13 +60,13 @@ fn is_ready(server: &ServerProcess) {
 }
 
 /// Events of this type in the journal.
-fn told(server: &ServerProcess, type_name: &str) -> Vec<Value> {
+fn events_of(server: &ServerProcess, type_name: &str) -> Vec<Value> {
     let text = server.cli(&["events", "-o", "jsonl", "--types", type_name]);
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 fn names(server: &ServerProcess) -> Vec<String> {
-    let told = told(server, "capability.applied.v1");
+    let told = events_of(server, "capability.applied.v1");
     told.iter().map(|event| event["data"]["name"].as_str().expect("a name").to_owned()).collect()
 }
 
@@ -101,7 +101,7 @@ fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&StoredBatch)) {
     assert!(refused.contains("the inbox is blocked at offset 1"), "{refused}");
     assert_eq!(server.cli(&["inbox", "skip", "1"]), "inbox message 1 skipped\n");
     until("the message behind it is answered", || (names(server) == ["first", "behind"]).then_some(()));
-    let skipped = told(server, "inbox.skipped.v1");
+    let skipped = events_of(server, "inbox.skipped.v1");
     assert!(skipped.len() == 1 && skipped[0]["data"]["offset"] == 1, "{skipped:?}");
     is_ready(server);
     // The next leader does not meet the message again.
@@ -159,7 +159,7 @@ fn offsets_without_a_message_are_skipped_before_one_that_cannot_be_read() {
         );
     }
     until("what is behind it is answered", || (names(server) == ["first", "behind"]).then_some(()));
-    let skipped = told(server, "inbox.skipped.v1");
+    let skipped = events_of(server, "inbox.skipped.v1");
     let offsets: Vec<_> = skipped.iter().map(|event| event["data"]["offset"].clone()).collect();
     assert_eq!(offsets, [1, 2, 3]);
     is_ready(server);
@@ -191,7 +191,7 @@ fn messages_that_no_server_can_read_or_finds_are_given_up_by_the_start_of_one() 
     until("the message behind it is answered", || (names(server) == ["behind"]).then_some(()));
     is_ready(server);
     for restart in 0..2 {
-        let skipped = told(server, "inbox.skipped.v1");
+        let skipped = events_of(server, "inbox.skipped.v1");
         assert!(skipped.len() == 1 && skipped[0]["data"]["offset"] == 1, "{skipped:?}");
         assert_eq!(names(server), ["behind"]);
         assert_eq!(server.stop(), Some(0));

@@ -48,7 +48,7 @@ fn header<'a>(event: &'a Value, name: &str) -> &'a str {
 }
 
 /// Events of this type in the journal.
-fn told(server: &ServerProcess, type_name: &str) -> Vec<Value> {
+fn events_of(server: &ServerProcess, type_name: &str) -> Vec<Value> {
     let text = server.cli(&["events", "-o", "jsonl", "--types", type_name]);
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
@@ -155,15 +155,15 @@ fn messages_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
     let decider = standbys.decider();
     let server = &standbys.servers[decider];
     until("the last inbox message is answered", || {
-        (told(server, "operation.approve.v1").len() == 1).then_some(())
+        (events_of(server, "operation.approve.v1").len() == 1).then_some(())
     });
-    assert_eq!(told(server, "capability.apply.v1").len(), 2, "each asked for once");
-    let applied = told(server, "capability.apply.v1");
+    assert_eq!(events_of(server, "capability.apply.v1").len(), 2, "each asked for once");
+    let applied = events_of(server, "capability.apply.v1");
     assert!(applied.iter().all(|event| event["actor"] == "mail"), "{applied:?}");
     assert_eq!(applied[1]["claimedactor"], "mallory");
-    let refused = told(server, "inbox.message_refused.v1");
+    let refused = events_of(server, "inbox.message_refused.v1");
     assert_eq!(refused.len(), 3, "{refused:?}");
-    let denied = told(server, "intent.refused.v1");
+    let denied = events_of(server, "intent.refused.v1");
     assert!(denied.len() == 2 && denied.iter().all(|event| event["data"]["code"] == "denied"), "{denied:?}");
     // Sent again, and the leader dies: the next leader knows the verdict.
     standbys.servers[decider].kill();
@@ -172,7 +172,7 @@ fn messages_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
     let now = until("another server decides", || standbys.decides());
     let server = &standbys.servers[now];
     until("the last inbox message is answered", || {
-        (told(server, "capability.apply.v1").len() == 3).then_some(())
+        (events_of(server, "capability.apply.v1").len() == 3).then_some(())
     });
     let row = server.client().get("/v1/fleets/default/capabilities/one").json();
     assert_eq!(row["version"], 1, "{row}");
@@ -206,9 +206,9 @@ fn messages_that_come_slowly_after_a_takeover_are_all_answered() {
         .client()
         .must("capability.apply", &json!({"name": "over-http", "spec": {"type": "T", "score": 1}}));
     until("the inbox messages are answered", || {
-        (told(&standbys.servers[0], "capability.apply.v1").len() == 21).then_some(())
+        (events_of(&standbys.servers[0], "capability.apply.v1").len() == 21).then_some(())
     });
-    assert!(told(&standbys.servers[0], "inbox.message_refused.v1").is_empty());
+    assert!(events_of(&standbys.servers[0], "inbox.message_refused.v1").is_empty());
 }
 
 #[test]
@@ -239,9 +239,9 @@ fn a_message_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up
     kcat_message(&[good], &event("good"));
     let server = &standbys.servers[standbys.decider()];
     until("the inbox message behind is answered", || {
-        (told(server, "capability.apply.v1").len() == 1).then_some(())
+        (events_of(server, "capability.apply.v1").len() == 1).then_some(())
     });
-    let refused = told(server, "inbox.message_refused.v1");
+    let refused = events_of(server, "inbox.message_refused.v1");
     assert_eq!(refused.len(), 2, "{refused:?}");
     assert!(refused.iter().all(|event| event.to_string().contains("must be UTF-8")), "{refused:?}");
     // The client library panics at such a name, and each panic is in the log: once for a message.

@@ -99,7 +99,7 @@ struct JournalResults {
 }
 
 /// Reads the results of the journal in a directory, which `open` opens.
-fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (JournalResults, Vec<Arc<Record>>) {
+fn results(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (JournalResults, Vec<Arc<Record>>) {
     let journal = open();
     let source = journal.source();
     let home = tempfile::tempdir().expect("a directory");
@@ -146,7 +146,7 @@ fn gives(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (JournalResults
 
 fn in_a_directory(dir: &Path) -> (JournalResults, Vec<Arc<Record>>) {
     let options = segments::SegmentOptions::new(dir, "default");
-    gives(dir, || Box::new(SegmentJournal::open(&options, nowhere()).expect("open").0))
+    results(dir, || Box::new(SegmentJournal::open(&options, nowhere()).expect("open").0))
 }
 
 /// Reads a journal on Kafka like a server without a mirror. Also returns the number of invalid records.
@@ -155,7 +155,7 @@ fn on_kafka(cluster: &KafkaCluster, prefix: &str) -> (JournalResults, Vec<Arc<Re
     let client = KafkaClient::new(cluster.bootstrap(), BTreeMap::new()).expect("a client");
     let options = KafkaOptions::new(client, &format!("{prefix}.journal"), 0, home.path(), "default");
     let mut skipped = 0;
-    let (gives, records) = gives(home.path(), || {
+    let (gives, records) = results(home.path(), || {
         let (journal, opened) = KafkaJournal::open(&options, nowhere()).expect("open");
         skipped = opened.skipped;
         Box::new(journal)
@@ -178,7 +178,7 @@ fn what_a_server_alone_wrote_gives_the_same_on_one_broker_and_on_three() {
     server.stay_at_this_address();
     let mut executor = ExecutorProcess::start_within(&server, "e1", "--process");
     let server = std::cell::RefCell::new(server);
-    let home = server.borrow().home().to_owned();
+    let home = server.borrow().directory().to_owned();
     let mut harm = || {
         server.borrow_mut().kill();
         server.borrow_mut().start_again();

@@ -33,7 +33,7 @@ fn nowhere() -> DeliverySink {
 
 /// Server directory with a generated journal, and the journal's records.
 struct WrittenJournal {
-    home: TempDir,
+    directory: TempDir,
     records: Vec<Record>,
 }
 
@@ -44,7 +44,7 @@ impl WrittenJournal {
         let mut author = TestWriter::new(1, None);
         let mut records = vec![author.genesis()];
         records.extend((1..count).map(|_| author.record(1, 1000)));
-        let written = WrittenJournal { home, records };
+        let written = WrittenJournal { directory: home, records };
         let (journal, _) = SegmentJournal::open(&written.mirror(), nowhere()).expect("open");
         for record in &written.records {
             let mut record = record.clone();
@@ -59,7 +59,7 @@ impl WrittenJournal {
     }
 
     fn journal(&self) -> PathBuf {
-        self.home.path().join("fleets").join(FLEET).join("journal")
+        self.directory.path().join("fleets").join(FLEET).join("journal")
     }
 
     fn mirror(&self) -> segments::SegmentOptions {
@@ -149,7 +149,7 @@ impl<'a> ImportTarget<'a> {
     }
 }
 
-fn told(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
@@ -173,7 +173,10 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
     let first = server.client().intent("key-1", "capability.apply", &apply(1));
     assert_eq!(first.status, 201, "{}", first.text);
     let running = target.import(server.data(), "default");
-    assert!(!running.status.success() && told(&running).contains("locked by another server"), "{running:?}");
+    assert!(
+        !running.status.success() && printed(&running).contains("locked by another server"),
+        "{running:?}"
+    );
     assert_eq!(server.stop(), Some(0));
     // A start without the import is refused with the hint.
     let mut early = Command::new(program());
@@ -181,12 +184,12 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
         .args(["serve", "--listen", "127.0.0.1:0", "--journal", &target.url(), "--data-dir"])
         .arg(server.data());
     let early = early.env("CHANCERY_KAFKA_ALLOW_UNSAFE_TOPICS", "yes").output().expect("the program runs");
-    assert!(told(&early).contains("was never on Kafka\ntry: chancery import"), "{early:?}");
+    assert!(printed(&early).contains("was never on Kafka\ntry: chancery import"), "{early:?}");
     let before = records(server.data()).expect("a journal");
     let journal = server.data().join("fleets/default/journal");
 
     let done = target.import(server.data(), "default");
-    assert!(done.status.success(), "{}", told(&done));
+    assert!(done.status.success(), "{}", printed(&done));
     let head = before.last().expect("records");
     let wanted = format!(
         "fleet default: imported {} records ({} bytes), positions 1 to {}, head hash {}\n",
@@ -195,16 +198,20 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
         head.last(),
         head.hash()
     );
-    assert!(told(&done).starts_with(&wanted), "{}", told(&done));
+    assert!(printed(&done).starts_with(&wanted), "{}", printed(&done));
     assert!(is_mirror(&journal).expect("checked"));
     let again = target.import(server.data(), "default");
-    assert!(told(&again).starts_with(&wanted.replace("imported", "already there:")), "{}", told(&again));
+    assert!(
+        printed(&again).starts_with(&wanted.replace("imported", "already there:")),
+        "{}",
+        printed(&again)
+    );
 
     // A start without Kafka would split the history.
     let kept = files(&journal);
     let refused = server.try_start_again().expect_err("it is a mirror");
     assert!(
-        refused.said.contains("the mirror of a journal on Kafka") && refused.said.contains("kafka.json"),
+        refused.output.contains("the mirror of a journal on Kafka") && refused.output.contains("kafka.json"),
         "{refused:?}"
     );
     assert_eq!(files(&journal), kept, "nothing was changed");
@@ -225,7 +232,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
 
     // An import overwrites no later records; an old copy is refused with a hint.
     let late = target.import(server.data(), "default");
-    assert!(told(&late).starts_with("fleet default: already there:"), "{}", told(&late));
+    assert!(printed(&late).starts_with("fleet default: already there:"), "{}", printed(&late));
     let copy = tempfile::tempdir().expect("a directory");
     let old = copy.path().join("fleets/default/journal");
     let (old_journal, _) =
@@ -236,9 +243,9 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
     old_journal.close().expect("closed");
     let late = target.import(copy.path(), "default");
     assert!(
-        told(&late).contains("it contains this history, which servers continued at position"),
+        printed(&late).contains("it contains this history, which servers continued at position"),
         "{}",
-        told(&late)
+        printed(&late)
     );
     assert!(!is_mirror(&old).expect("checked"), "the directory is unchanged");
 }
@@ -252,7 +259,7 @@ fn a_directory_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it(
     server.kill();
     server.set("CHANCERY_JOURNAL", "embedded");
     let refused = server.try_start_again().expect_err("it is a mirror");
-    assert!(refused.said.contains("the mirror of a journal on Kafka"), "{refused:?}");
+    assert!(refused.output.contains("the mirror of a journal on Kafka"), "{refused:?}");
     // An operator can remove the mark.
     std::fs::remove_file(journal.join("kafka.json")).expect("a file");
     server.start_again();
@@ -271,15 +278,19 @@ fn a_directory_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it(
 fn what_is_damaged_torn_empty_or_not_there_is_not_imported() {
     let target = ImportTarget::new(shared(1), "refused");
     let written = WrittenJournal::new(50);
-    let data = written.home.path();
+    let data = written.directory.path();
     let unknown = target.import(data, "unknown");
-    assert!(told(&unknown).contains("cannot import journal of fleet unknown"), "{}", told(&unknown));
+    assert!(printed(&unknown).contains("cannot import journal of fleet unknown"), "{}", printed(&unknown));
     let segment = written.journal().join("00000000000000000001.seg");
     let whole = std::fs::read(&segment).expect("a segment");
     let refused = |bytes: &[u8], wanted: &str| {
         std::fs::write(&segment, bytes).expect("written");
         let output = target.import(data, FLEET);
-        assert!(!output.status.success() && told(&output).contains(wanted), "{wanted}: {}", told(&output));
+        assert!(
+            !output.status.success() && printed(&output).contains(wanted),
+            "{wanted}: {}",
+            printed(&output)
+        );
         assert_eq!(std::fs::read(&segment).expect("a segment"), bytes, "the directory is unchanged");
         assert!(!is_mirror(&written.journal()).expect("checked"));
     };
@@ -317,8 +328,8 @@ fn a_journal_that_is_shorter_than_the_read_models_prove_is_not_imported() {
     std::fs::rename(&aside, &journal).expect("put back");
     std::fs::remove_dir_all(fleet.join("snapshots")).expect("removed");
     let refused = target.import(server.data(), "default");
-    assert!(!refused.status.success(), "{}", told(&refused));
-    assert!(told(&refused).contains("the cursor of the read models in "), "{}", told(&refused));
+    assert!(!refused.status.success(), "{}", printed(&refused));
+    assert!(printed(&refused).contains("the cursor of the read models in "), "{}", printed(&refused));
     assert_eq!(target.written(), 0, "nothing was sent");
 }
 
@@ -329,8 +340,10 @@ fn a_partition_that_holds_anything_is_left_alone() {
     import_journal(&target.options(written.mirror()), LONG).expect("filled");
     let before = target.written();
     let mut author = TestWriter::new(2, None);
-    let third =
-        WrittenJournal { home: tempfile::tempdir().expect("a directory"), records: vec![author.genesis()] };
+    let third = WrittenJournal {
+        directory: tempfile::tempdir().expect("a directory"),
+        records: vec![author.genesis()],
+    };
     let (journal, _) = SegmentJournal::open(&third.mirror(), nowhere()).expect("open");
     journal.append(third.records[0].clone()).expect("appended");
     journal.close().expect("closed");
@@ -352,7 +365,7 @@ fn a_partition_that_holds_anything_is_left_alone() {
     }
     std::fs::remove_file(written.journal().join("kafka.json")).expect("a mirror");
     import_journal(&emptied.options(written.mirror()), LONG).expect("filled");
-    let file = written.home.path().join("delete.json");
+    let file = written.directory.path().join("delete.json");
     let list = format!(
         r#"{{"partitions": [{{"topic": "{}", "partition": 0, "offset": -1}}], "version": 1}}"#,
         emptied.topic()
@@ -388,7 +401,7 @@ fn an_import_that_is_killed_counts_for_nothing_and_the_next_one_makes_one_histor
     for round in 0..2 {
         let target = ImportTarget::new(shared(1), &format!("killed-{round}"));
         for _ in 0..=round {
-            let mut child = target.begin(written.home.path());
+            let mut child = target.begin(written.directory.path());
             if round > 0 {
                 let now = target.written();
                 until("more of it is written, or all", || {
@@ -401,8 +414,8 @@ fn an_import_that_is_killed_counts_for_nothing_and_the_next_one_makes_one_histor
             let (opened, found) = target.read();
             assert!(found.is_empty() || found.len() == written.records.len(), "{opened:?}");
         }
-        let done = target.import(written.home.path(), FLEET);
-        assert!(done.status.success(), "{}", told(&done));
+        let done = target.import(written.directory.path(), FLEET);
+        assert!(done.status.success(), "{}", printed(&done));
         let (opened, found) = target.read();
         assert_eq!(opened.skipped, 0);
         assert_same(&found, &written.records);
@@ -416,7 +429,7 @@ fn a_journal_that_begins_behind_the_first_record_of_an_import_has_not_begun() {
     use rustix::process::{Pid, Signal, kill_process};
     let target = ImportTarget::new(shared(1), "behind");
     let written = WrittenJournal::new(40_000);
-    let mut child = target.begin(written.home.path());
+    let mut child = target.begin(written.directory.path());
     let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
     kill_process(pid, Signal::STOP).expect("it can be stopped");
     // A server that finds no records takes over, and receives nothing.
@@ -509,9 +522,9 @@ fn a_topic_that_is_lost_is_filled_again_from_a_mirror_and_all_servers_go_on() {
     });
     let target = ImportTarget::new(shared(1), "lost");
     let refused = standbys.servers[first].try_start_again().expect_err("the topic is empty");
-    assert!(refused.said.contains("topic and mirror differ at position"), "{refused:?}");
+    assert!(refused.output.contains("topic and mirror differ at position"), "{refused:?}");
     let done = target.import(standbys.servers[first].data(), "default");
-    assert!(done.status.success(), "{}", told(&done));
+    assert!(done.status.success(), "{}", printed(&done));
     standbys.servers[first].start_again();
     // Offsets of the old topic are not valid in the new one.
     let journal = standbys.servers[other].data().join("fleets/default/journal");

@@ -32,20 +32,20 @@ fn client(cluster: &KafkaCluster) -> KafkaClient {
 
 struct OnKafka<const BROKERS: usize> {
     topic: String,
-    home: TempDir,
-    beside: u64,
+    directory: TempDir,
+    opened: u64,
 }
 
 impl<const BROKERS: usize> OnKafka<BROKERS> {
     fn options(&self, mirror: &str) -> KafkaOptions {
-        KafkaOptions::new(client(shared(BROKERS)), &self.topic, 0, self.home.path().join(mirror), FLEET)
+        KafkaOptions::new(client(shared(BROKERS)), &self.topic, 0, self.directory.path().join(mirror), FLEET)
     }
 }
 
 impl<const BROKERS: usize> JournalFixture for OnKafka<BROKERS> {
     fn new() -> Self {
         let home = tempfile::tempdir().expect("a directory");
-        OnKafka { topic: topic(shared(BROKERS)), home, beside: 0 }
+        OnKafka { topic: topic(shared(BROKERS)), directory: home, opened: 0 }
     }
 
     fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal> {
@@ -53,8 +53,8 @@ impl<const BROKERS: usize> JournalFixture for OnKafka<BROKERS> {
     }
 
     fn open_beside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
-        self.beside += 1;
-        let options = self.options(&format!("beside-{}", self.beside));
+        self.opened += 1;
+        let options = self.options(&format!("beside-{}", self.opened));
         Some(Box::new(KafkaJournal::open(&options, sink).expect("open").0))
     }
 

@@ -51,7 +51,7 @@ impl StoppedServer<'_> {
     }
 
     /// Paths of this witness's files.
-    fn beside(&self, what: TestWitness) -> Vec<PathBuf> {
+    fn files_of(&self, what: TestWitness) -> Vec<PathBuf> {
         let fleet = self.0.join("fleets/default");
         let store = self.0.join("executors/default/local");
         match what {
@@ -67,7 +67,7 @@ impl StoppedServer<'_> {
         let aside = self.0.join("aside");
         fs::create_dir_all(&aside).expect("a directory");
         let all = [TestWitness::Snapshot, TestWitness::Rows, TestWitness::Store, TestWitness::Postings];
-        let others = all.into_iter().filter(|one| *one != kept).flat_map(|one| self.beside(one));
+        let others = all.into_iter().filter(|one| *one != kept).flat_map(|one| self.files_of(one));
         let moved: Vec<_> = others.enumerate().map(|(n, from)| (aside.join(n.to_string()), from)).collect();
         for (to, from) in &moved {
             fs::rename(from, to).expect("set aside");
@@ -165,7 +165,7 @@ fn several_segments() -> ServerProcess {
 fn a_shortened_journal_is_refused_whichever_witness_is_left_and_nothing_is_changed() {
     let mut server = several_segments();
     let data = server.data().to_owned();
-    let home = StoppedServer(&data);
+    let stopped = StoppedServer(&data);
     // The last record is the record of the stop, which no executor received; and a closed segment has a file
     // of postings.
     let cases = [
@@ -179,9 +179,9 @@ fn a_shortened_journal_is_refused_whichever_witness_is_left_and_nothing_is_chang
     ];
     for (damage, witnesses) in cases {
         for witness in witnesses {
-            home.with_only(*witness, || {
-                home.with_damage(damage, || {
-                    let before = home.bytes();
+            stopped.with_only(*witness, || {
+                stopped.with_damage(damage, || {
+                    let before = stopped.bytes();
                     let Err(refused) = server.try_start_again() else {
                         panic!("{damage:?}: the server starts, though {witness:?} proves more");
                     };
@@ -191,12 +191,12 @@ fn a_shortened_journal_is_refused_whichever_witness_is_left_and_nothing_is_chang
                         TestWitness::Store => "the executor store ",
                         TestWitness::Postings => "the file of postings ",
                     };
-                    let said = &refused.said;
+                    let said = &refused.output;
                     assert!(said.contains(word), "{damage:?}, {witness:?}: {said}");
                     for part in ["ends at position ", "names a record at position ", "--accept-loss"] {
                         assert!(said.contains(part), "{damage:?}, {witness:?}: {part} is missing in: {said}");
                     }
-                    assert_eq!(before, home.bytes(), "{damage:?}, {witness:?}: a refusal changes nothing");
+                    assert_eq!(before, stopped.bytes(), "{damage:?}, {witness:?}: a refusal changes nothing");
                 });
             });
         }
@@ -306,7 +306,7 @@ fn a_journal_that_is_lost_whole_is_refused_and_continues_empty_under_a_new_linea
     let Err(refused) = server.try_start_again() else {
         panic!("a server starts an empty journal although an executor store exists")
     };
-    assert!(refused.said.contains("the journal is empty"), "{}", refused.said);
+    assert!(refused.output.contains("the journal is empty"), "{}", refused.output);
     server.start_with_flags(&["--accept-loss"]);
     set_up(&server.client(), &sleeper());
     deploy(&server.client(), "again", 1);
@@ -354,7 +354,7 @@ fn a_longer_copy_of_an_abandoned_history_is_refused_until_its_loss_is_accepted()
     let Err(refused) = server.try_start_again() else {
         panic!("acknowledged records are lost without an error")
     };
-    assert!(refused.said.contains("names a record of another history at position "), "{}", refused.said);
+    assert!(refused.output.contains("names a record of another history at position "), "{}", refused.output);
     let verified = server.run(&["verify", &home.display().to_string()]);
     assert!(!verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
     server.start_with_flags(&["--accept-loss"]);
@@ -376,6 +376,6 @@ fn every_fleet_that_has_lost_something_is_named_before_a_loss_is_accepted() {
     }
     let Err(refused) = server.try_start_again() else { panic!("two journals are gone") };
     for journal in &lost {
-        assert!(refused.said.contains(&journal.display().to_string()), "{}", refused.said);
+        assert!(refused.output.contains(&journal.display().to_string()), "{}", refused.output);
     }
 }

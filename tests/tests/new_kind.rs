@@ -194,7 +194,7 @@ fn the_example_of_an_orchestrator_conforms_and_works() {
     let (client, cli) = (server.0.client(), |args: &[&str]| server.cli(args));
 
     // A replica is running and ready, and is a file in the directory of its executor.
-    let manifests = server.0.home().join("files.yaml");
+    let manifests = server.0.directory().join("files.yaml");
     fs::write(
         &manifests,
         "apiVersion: chancery/v1\nkind: Cluster\nmetadata: {name: paper}\nspec: {runtime: files}\n\

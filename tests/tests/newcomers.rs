@@ -11,7 +11,7 @@ fn run(args: &[&str]) -> Output {
     command.args(args).stdin(Stdio::null()).output().expect("the program runs")
 }
 
-fn said(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -24,7 +24,7 @@ fn a_directory_has_one_server_whatever_its_fleet() {
         assert_eq!(second.status.code(), Some(1), "{fleet}");
         let listens = server.url().replace("http://", "that listens on ");
         let wanted = format!("chancery: cannot use directory {data}: locked by another server {listens}\n");
-        assert!(said(&second).starts_with(&wanted), "{}", said(&second));
+        assert!(printed(&second).starts_with(&wanted), "{}", printed(&second));
     }
     let address = std::fs::read_to_string(server.data().join("address")).expect("an address");
     assert_eq!(format!("http://{}", address.trim()), server.url());
@@ -39,7 +39,7 @@ fn a_port_that_is_taken_is_told_with_another() {
     let data = directory.path().to_str().expect("a path");
     let output = run(&["serve", "--listen", &format!("127.0.0.1:{port}"), "--data-dir", data]);
     assert_eq!(output.status.code(), Some(1));
-    let text = said(&output);
+    let text = printed(&output);
     assert!(
         text.starts_with(&format!("chancery: cannot start server: cannot listen on 127.0.0.1:{port}: ")),
         "{text}"
@@ -57,7 +57,7 @@ fn the_demonstration_runs_under_any_name_and_leaves_no_log_when_it_succeeds() {
     let (data, other) = (directory.path().join("demo"), directory.path().join("a $name of its own"));
     std::fs::copy(program(), &other).expect("a copy of the program");
     let output = Command::new(&other).args(["demo", "--data-dir"]).arg(&data).output().expect("it runs");
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", printed(&output));
     assert!(data.join("fleets").exists() && !data.join("server.log").exists());
 }
 
@@ -65,7 +65,7 @@ fn the_demonstration_runs_under_any_name_and_leaves_no_log_when_it_succeeds() {
 fn what_a_server_refuses_is_told_once_with_its_place_and_the_others_are_applied() {
     let server = ServerProcess::start_with(&[("CHANCERY_LIMITS_REPLICAS", "3")]);
     set_up(&server.client(), &sleeper());
-    let file = server.home().join("deployments.yaml");
+    let file = server.directory().join("deployments.yaml");
     let deployment = |name: &str, count: u32| {
         format!(
             "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {{name: {name}}}\nspec:\n  plan: web\n  count: {count}\n"
@@ -78,12 +78,12 @@ fn what_a_server_refuses_is_told_once_with_its_place_and_the_others_are_applied(
         "{path}:6:10: cannot apply deployment/web/many: spec.count must be at most 3, which is the server's setting \
          limits.replicas: \"4\"\n"
     );
-    assert_eq!(said(&output), format!("{refused}chancery: nothing was applied\n"));
+    assert_eq!(printed(&output), format!("{refused}chancery: nothing was applied\n"));
     assert_eq!(output.status.code(), Some(1));
     std::fs::write(&file, format!("{}---\n{}", deployment("many", 4), deployment("few", 0))).expect("a file");
     let output = server.run(&["apply", "-f", path]);
     assert_eq!(
-        said(&output),
+        printed(&output),
         format!("{refused}chancery: applied 1 of 2 documents: fix the others and apply again\n")
     );
 }
@@ -101,19 +101,19 @@ fn a_name_of_nothing_is_an_error_also_where_nothing_waits() {
         ),
     ] {
         let output = server.run(&args);
-        assert_eq!((output.status.code(), said(&output).as_str()), (Some(3), wanted));
+        assert_eq!((output.status.code(), printed(&output).as_str()), (Some(3), wanted));
     }
     // A plan that never existed does not count as deleted.
     let output = server.run(&["wait", "plan/wbe", "--for", "deleted"]);
-    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
-    assert!(said(&output).contains("there is no plan \"wbe\""), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(3), "{}", printed(&output));
+    assert!(printed(&output).contains("there is no plan \"wbe\""), "{}", printed(&output));
     server.cli(&["apply", "-f", "examples/nodes.yaml"]);
     server.cli(&["delete", "node/node-4"]);
     server.cli(&["wait", "node/node-4", "--for", "deleted"]);
     let output = server.run(&["logs", "replica/web-x"]);
-    assert_eq!(said(&output), "chancery: cannot read replica/web-x: there is no replica \"web-x\"\n");
+    assert_eq!(printed(&output), "chancery: cannot read replica/web-x: there is no replica \"web-x\"\n");
     let id = "00000000-0008-8801-8000-000000000007";
     let output = server.run(&["logs", id]);
     let wanted = format!("there is no incarnation \"{id}\"\n");
-    assert!(output.status.code() == Some(3) && said(&output).ends_with(&wanted), "{}", said(&output));
+    assert!(output.status.code() == Some(3) && printed(&output).ends_with(&wanted), "{}", printed(&output));
 }

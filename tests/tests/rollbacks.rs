@@ -105,7 +105,7 @@ fn a_stalled_deployment_is_counted_and_an_applied_one_that_waits_supersedes_it()
     });
     let metrics = client.get("/metrics").text;
     assert!(metrics.contains("chancery_deployments_stalled{fleet=\"default\"} 1"), "{metrics}");
-    let file = server.home().join("next.yaml");
+    let file = server.directory().join("next.yaml");
     let text = format!(
         "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {{name: next}}\nspec:\n  plan: web\n  count: 3\n  \
          coordinates: {{app: {{script: {:?}}}}}\n",

@@ -39,10 +39,10 @@ pub(super) struct ServedFleet {
     by: WriterIdentity,
     /// Intents that were submitted to the decider.
     pub(super) asked: Arc<Mutex<Vec<intent::IntentRequest>>>,
-    says: Arc<Mutex<Box<TestVerdict>>>,
+    verdict: Arc<Mutex<Box<TestVerdict>>>,
     /// Inputs of executors that reached the decider.
     pub(super) heard: mpsc::UnboundedReceiver<DeciderInput>,
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 /// Complete answer to a request.
@@ -164,7 +164,8 @@ impl ServedFleet {
             build: "test".into(),
             writer: WriterId::from_random(1),
         };
-        let world = ServedFleet { app, journal, lineage, by, asked, says, heard, _folder: directory };
+        let world =
+            ServedFleet { app, journal, lineage, by, asked, verdict: says, heard, _directory: directory };
         world.begin();
         world
     }
@@ -206,7 +207,7 @@ impl ServedFleet {
 
     /// Sets the decider's verdicts from now on; with `None` it never answers.
     pub(super) fn decide(&self, says: impl Fn(&intent::IntentRequest) -> Option<Verdict> + Send + 'static) {
-        *self.says.lock().expect("no panic") = Box::new(says);
+        *self.verdict.lock().expect("no panic") = Box::new(says);
     }
 
     pub(super) fn router(&self) -> Router {
@@ -256,7 +257,7 @@ pub(super) fn request(
 async fn decide(
     mut inputs: mpsc::Receiver<DeciderInput>,
     asked: Arc<Mutex<Vec<intent::IntentRequest>>>,
-    says: Arc<Mutex<Box<TestVerdict>>>,
+    verdict_of: Arc<Mutex<Box<TestVerdict>>>,
     heard: mpsc::UnboundedSender<DeciderInput>,
 ) {
     let mut silent = Vec::new();
@@ -269,7 +270,7 @@ async fn decide(
                 continue;
             }
         };
-        let verdict = says.lock().expect("no panic")(&request);
+        let verdict = verdict_of.lock().expect("no panic")(&request);
         asked.lock().expect("no panic").push(*request);
         match verdict {
             Some(verdict) => drop(answer.send(verdict)),

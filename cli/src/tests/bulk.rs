@@ -40,7 +40,7 @@ fn documents_go_in_batches_and_are_told_in_their_order() {
     let (_folder, path) = file(&capabilities(2500));
     let answers = |count: usize| batch(&(0..count).map(|_| accepted(7)).collect::<Vec<_>>());
     let script = vec![none(), answers(1000), answers(1000), answers(500)];
-    let (result, asked) = told(&format!("chancery apply -f {path}"), script);
+    let (result, asked) = run_line(&format!("chancery apply -f {path}"), script);
     let wanted: Vec<_> = (0..2500).map(|number| format!("capability/c-{number} created")).collect();
     assert_eq!(result.expect("applied").lines().collect::<Vec<_>>(), wanted);
     assert_eq!(asked[0].line, "GET /v1/fleets/default/capabilities?limit=1000", "read by one list");
@@ -56,7 +56,7 @@ fn what_is_not_answered_is_asked_again_with_the_same_keys_and_the_rest_is_not() 
     let first = batch(&[accepted(7), refusal(422, "invalid"), busy(), busy()]);
     let second = batch(&[refusal(504, "unknown_outcome"), busy()]);
     let script = vec![find(), find(), find(), find(), first, second, batch(&[accepted(8), accepted(9)])];
-    let (result, asked) = told(&format!("chancery apply -f {path} -o name"), script);
+    let (result, asked) = run_line(&format!("chancery apply -f {path} -o name"), script);
     let error = result.expect_err("one is invalid");
     assert_eq!(
         (error.exit, error.message.as_str()),
@@ -84,7 +84,7 @@ fn what_stays_unanswered_ends_it_with_what_is_known() {
     for (script, exit) in cases {
         let (_folder, path) = file(&capabilities(1));
         let script: Vec<_> = std::iter::once(problem(404, "not_found", false)).chain(script).collect();
-        let error = told(&format!("chancery apply -f {path}"), script).0.expect_err("no verdict");
+        let error = run_line(&format!("chancery apply -f {path}"), script).0.expect_err("no verdict");
         assert_eq!(error.exit, exit, "{error}");
         assert!(error.message.contains("all.yaml:2:1: cannot apply capability/c-0: "), "{error}");
         assert_eq!(error.message.contains("idempotency key"), exit == CliExit::Unknown, "{error}");
@@ -100,7 +100,7 @@ fn a_batch_that_is_too_large_goes_in_smaller_ones_and_too_many_requests_wait() {
     // More attempts than any other answer permits.
     script.extend(vec![too_many; 6]);
     script.extend([batch(&[accepted(7), accepted(8)]), batch(&[accepted(9), accepted(10)])]);
-    let (result, asked) = told(&format!("chancery apply -f {path} -o name"), script);
+    let (result, asked) = run_line(&format!("chancery apply -f {path} -o name"), script);
     assert_eq!(result.expect("applied").lines().count(), 4);
     let sizes: Vec<_> = asked[4..].iter().map(|asked| sent(asked).len()).collect();
     assert_eq!(sizes, [4, 2, 2, 2, 2, 2, 2, 2, 2]);
@@ -131,7 +131,7 @@ spec: {domain: a, cluster: local, resources: {cpu: 1, memory: 1}}
 ";
     let (_folder, path) = file(text);
     let script = vec![batch(&[accepted(7), refusal(404, "not_found")]), batch(&[accepted(8)])];
-    let (result, asked) = told(&format!("chancery delete -f {path}"), script);
+    let (result, asked) = run_line(&format!("chancery delete -f {path}"), script);
     let wanted = "\
 deployment/web/d-1 skipped: deployments are deleted with their plan
 node/n-2 deleted
@@ -142,7 +142,7 @@ cluster/local deleted
     assert_eq!(asked.iter().map(names).collect::<Vec<_>>(), [vec!["n-2", "n-1"], vec!["local"]]);
 
     let script = vec![batch(&[refusal(409, "in_use"), accepted(7)]), batch(&[refusal(409, "in_use")])];
-    let error = told(&format!("chancery delete -f {path}"), script).0.expect_err("in use");
+    let error = run_line(&format!("chancery delete -f {path}"), script).0.expect_err("in use");
     let wanted = "2 of 4 documents were not deleted\nhint: to delete nodes and plans with their dependents, add --cascade";
     assert_eq!((error.exit, error.message.as_str()), (CliExit::Conflict, wanted));
 
@@ -153,12 +153,12 @@ cluster/local deleted
     };
     let both = batch(&[accepted(7), accepted(8)]);
     let script = vec![both.clone(), nodes(&["n-1", "n-9"]), nodes(&["n-9"]), batch(&[accepted(9)])];
-    let (result, asked) = told(&format!("chancery delete -f {path} --cascade -o name"), script);
+    let (result, asked) = run_line(&format!("chancery delete -f {path} --cascade -o name"), script);
     assert_eq!(result.expect("deleted").lines().last(), Some("cluster/local"));
     assert!(asked[0].body.contains(r#""cascade":"yes""#) && asked.len() == 4, "{asked:?}");
     let script = vec![both, nodes(&["n-1"])];
     let line = format!("chancery delete -f {path} --cascade --timeout 0s");
-    assert_eq!(told(&line, script).0.expect_err("timeout").exit, CliExit::Unknown);
+    assert_eq!(run_line(&line, script).0.expect_err("timeout").exit, CliExit::Unknown);
 
     for line in ["chancery delete", "chancery delete node/n-1 -f x", "chancery delete node/n-1 --timeout 1s"]
     {

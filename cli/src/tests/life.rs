@@ -34,7 +34,7 @@ fn what_is_asked_of_a_replica_tells_what_its_operation_waits_for() {
     ] {
         // The operation is read again until it has a placement.
         let waits = ["preparing", "pending_approval"].map(|state| page(json!([operation(&id, state)])));
-        let (result, asked) = told(line, [verdict()].into_iter().chain(waits).collect());
+        let (result, asked) = run_line(line, [verdict()].into_iter().chain(waits).collect());
         assert_eq!(result.expect(line), format!("replica/web-7f3k {done}\n"));
         let event: Value = serde_json::from_str(&asked[0].body).expect("an event");
         assert_eq!((event["type"].as_str(), &event["data"]), (Some(wanted), &data), "{line}");
@@ -51,7 +51,7 @@ fn a_replica_that_is_created_is_told_by_its_name() {
     earlier["replica"] = json!("web-0100");
     let waiting = operation(&new.to_string(), "pending_approval");
     let script = vec![verdict(), page(json!([waiting, earlier])), page(json!([waiting]))];
-    let (result, asked) = told("chancery create replica --plan plan/web --node node-2", script);
+    let (result, asked) = run_line("chancery create replica --plan plan/web --node node-2", script);
     assert_eq!(result.expect("one more"), "replica/web-7f3k created\n");
     let event: Value = serde_json::from_str(&asked[0].body).expect("an event");
     assert_eq!(event["data"], json!({ "plan": "web", "node": "node-2" }));
@@ -83,21 +83,21 @@ NODE    NAME    STATE      ACTION  START  APPROVED BY  REASON
 node-1  drain   completed  drain   -      ann          new disks
 node-1  switch  approved   none    -      ann          new disks
 ";
-    assert_eq!(told("chancery get disruptions", vec![ok(&page)]).0.expect("a table"), wanted);
-    let (result, _) = told("chancery get disruptions -l state=approved -o name", vec![ok(&page)]);
+    assert_eq!(run_line("chancery get disruptions", vec![ok(&page)]).0.expect("a table"), wanted);
+    let (result, _) = run_line("chancery get disruptions -l state=approved -o name", vec![ok(&page)]);
     assert_eq!(result.expect("names"), "disruption/node-1/switch\n");
-    let (result, _) = told("chancery get nodes -o wide", vec![ok(&page)]);
+    let (result, _) = run_line("chancery get nodes -o wide", vec![ok(&page)]);
     assert!(
         result.expect("a table").contains("  switch approved  "),
         "only disruptions that are not completed"
     );
-    let (result, asked) = told("chancery get disruption node-1/drain -o name", vec![ok(&first)]);
+    let (result, asked) = run_line("chancery get disruption node-1/drain -o name", vec![ok(&first)]);
     assert_eq!(
         (result.expect("a name").as_str(), asked[0].line.as_str()),
         ("disruption/node-1/drain\n", "GET /v1/fleets/default/nodes/node-1")
     );
     let error =
-        told("chancery get disruption node-1/other", vec![ok(&first)]).0.expect_err("no such disruption");
+        run_line("chancery get disruption node-1/other", vec![ok(&first)]).0.expect_err("no such disruption");
     assert_eq!(
         (error.exit, error.message.as_str()),
         (
@@ -105,10 +105,11 @@ node-1  switch  approved   none    -      ann          new disks
             "cannot read disruption/node-1/other: disruption \"node-1/other\" does not exist"
         )
     );
-    let error = told("chancery get disruptions -l approved_by=ann", vec![]).0.expect_err("no such filter");
+    let error =
+        run_line("chancery get disruptions -l approved_by=ann", vec![]).0.expect_err("no such filter");
     assert_eq!(error.exit, CliExit::Usage);
     let line = "chancery wait disruption/node-1/drain --for state=completed";
-    assert!(told(line, vec![ok(&first)]).0.is_ok());
+    assert!(run_line(line, vec![ok(&first)]).0.is_ok());
 }
 
 #[test]
@@ -119,7 +120,7 @@ fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empt
     let after = disrupted(&json!([disruption("drain-2", "completed", "drain")]), 0);
     let left = json!([{ "replica": "web-7f3k", "state": "running" }, { "replica": "web-0100", "state": "destroyed" }]);
     let script = vec![ok(&before), verdict(), verdict(), ok(&during), page(left), ok(&after)];
-    let (result, asked) = told("chancery drain node/node-1 --reason disks --wait", script);
+    let (result, asked) = run_line("chancery drain node/node-1 --reason disks --wait", script);
     assert_eq!(result.expect("empty"), "node/node-1 drain requested\nnode/node-1 is empty\n");
     let events: Vec<Value> =
         asked[1..3].iter().map(|asked| serde_json::from_str(&asked.body).expect("an event")).collect();
@@ -130,15 +131,15 @@ fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empt
     assert_eq!(events[1]["data"], json!({ "node": "node-1", "name": "drain-2" }));
 
     // A second `drain` joins a drain in progress.
-    let (result, asked) = told("chancery drain node-1", vec![ok(&during), verdict()]);
+    let (result, asked) = run_line("chancery drain node-1", vec![ok(&during), verdict()]);
     assert!(result.is_ok() && asked[1].body.contains(r#""name":"drain-2""#), "{result:?} {asked:?}");
     // The disruption is completed and incarnations remain: an operator has put the node back into use.
     let given_up = disrupted(&json!([disruption("drain-2", "completed", "drain")]), 1);
     let script = vec![ok(&during), verdict(), ok(&given_up)];
-    let error = told("chancery drain node-1 --wait", script).0.expect_err("the disruption was completed");
+    let error = run_line("chancery drain node-1 --wait", script).0.expect_err("the disruption was completed");
     assert!(error.exit == CliExit::Failure && error.message.ends_with("before it was empty"), "{error}");
     let script = vec![ok(&during), verdict(), ok(&during), page(json!([])), page(json!([]))];
-    let error = told("chancery drain node-1 --wait --timeout 0s", script).0.expect_err("timeout");
+    let error = run_line("chancery drain node-1 --wait --timeout 0s", script).0.expect_err("timeout");
     assert_eq!(error.exit, CliExit::Unknown, "{error}");
 }
 
@@ -154,7 +155,7 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
     };
     let during = disrupted(&json!([disruption("drain", "approved", "drain")]), 1);
     let (result, asked) =
-        told("chancery undrain node-1", vec![ok(&during), verdict(), ok(&node("node-1", ""))]);
+        run_line("chancery undrain node-1", vec![ok(&during), verdict(), ok(&node("node-1", ""))]);
     assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
     let wanted = json!({ "node": "node-1", "name": "drain" });
     assert_eq!(types(&asked), [("chancery.disruption.complete.v1".to_owned(), wanted)]);
@@ -166,7 +167,7 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
     let past = ok(&json!({ "items": items, "next_from": null, "position": 9 }));
     let volumes = |items: Value| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
     let script = vec![ok(&emptied), volumes(json!([])), past.clone(), verdict(), verdict(), verdict()];
-    let (result, asked) = told("chancery undrain node-1", script);
+    let (result, asked) = run_line("chancery undrain node-1", script);
     assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
     let states: Vec<_> =
         types(&asked).into_iter().map(|(_, data)| (data["state"].clone(), data["cluster"].clone())).collect();
@@ -175,7 +176,8 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
 
     // Sanitizing would destroy the data of its volumes.
     let kept = volumes(json!([{ "name": "web-7f3k-app-data" }]));
-    let (result, asked) = told("chancery undrain node-1", vec![ok(&emptied), kept, past.clone(), verdict()]);
+    let (result, asked) =
+        run_line("chancery undrain node-1", vec![ok(&emptied), kept, past.clone(), verdict()]);
     assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
     let wanted = json!({ "name": "node-1", "state": "allocated", "cluster": "local" });
     assert_eq!(types(&asked), [("chancery.node.set_state.v1".to_owned(), wanted)]);
@@ -183,10 +185,10 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
     // The node becomes empty at the same moment.
     let mut script = vec![ok(&during), verdict(), ok(&emptied), volumes(json!([])), past];
     script.extend([verdict(), verdict(), verdict()]);
-    let (result, asked) = told("chancery undrain node-1", script);
+    let (result, asked) = run_line("chancery undrain node-1", script);
     assert_eq!((result.expect("in use").as_str(), types(&asked).len()), ("node/node-1 is in use again\n", 4));
 
-    let (result, asked) = told("chancery undrain node-1", vec![ok(&node("node-1", ""))]);
+    let (result, asked) = run_line("chancery undrain node-1", vec![ok(&node("node-1", ""))]);
     assert_eq!((result.expect("nothing to do").as_str(), asked.len()), ("node/node-1 unchanged\n", 1));
 }
 
@@ -199,7 +201,7 @@ fn deployments_are_applied_in_their_turn_or_in_the_place_of_others() {
     std::fs::write(&file, text).expect("a file");
     for (flag, turn) in [("", Value::Null), (" --supersede", json!("supersede"))] {
         let line = format!("chancery apply -f {}{flag}", file.display());
-        let (result, asked) = told(&line, vec![problem(404, "not_found", false), batch(&[accepted(7)])]);
+        let (result, asked) = run_line(&line, vec![problem(404, "not_found", false), batch(&[accepted(7)])]);
         assert_eq!(result.expect("applied"), "deployment/web/d-1 created\n");
         let events: Value = serde_json::from_str(&asked[1].body).expect("events");
         assert_eq!(events[0]["data"]["overlap"], turn);
@@ -208,8 +210,10 @@ fn deployments_are_applied_in_their_turn_or_in_the_place_of_others() {
 
 #[test]
 fn what_is_in_use_is_told_with_the_way_to_delete_it_all_the_same() {
-    let error = told("chancery delete plan web", vec![problem(409, "in_use", false)]).0.expect_err("in use");
+    let error =
+        run_line("chancery delete plan web", vec![problem(409, "in_use", false)]).0.expect_err("in use");
     assert!(error.message.ends_with("\ntry: chancery delete plan web --cascade"), "{error}");
-    let error = told("chancery delete cluster x", vec![problem(409, "in_use", false)]).0.expect_err("in use");
+    let error =
+        run_line("chancery delete cluster x", vec![problem(409, "in_use", false)]).0.expect_err("in use");
     assert!(!error.message.contains("cascade"), "{error}");
 }

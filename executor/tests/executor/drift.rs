@@ -17,7 +17,7 @@ use crate::world::{
     TestRoot, command, id, is_ended, is_ready, kill, payload, sleeper, spec, until, wait_until,
 };
 
-fn told(report: &ObjectReport) -> &[ProcessInfo] {
+fn processes_of(report: &ObjectReport) -> &[ProcessInfo] {
     let (ObservedState::Ready { processes } | ObservedState::Ended { processes, .. }) = &report.observed
     else {
         panic!("{report:?}")
@@ -76,13 +76,13 @@ fn is_locked_here(root: &TestRoot, position: u64) -> bool {
 pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
     let root = TestRoot::new();
     let (processes, ready) = run(&root, 1, &sleeper(2)).await;
-    kill(told(&ready)[1].pid.unwrap() as i32, Signal::KILL);
+    kill(processes_of(&ready)[1].pid.unwrap() as i32, Signal::KILL);
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
     assert_eq!(reason(&ended), "web-1 was ended by signal 9");
     assert_eq!(root.payloads(), Vec::<i32>::new(), "its sibling is ended");
     // An incarnation is not ready while its siblings are slow to end.
     let (processes, ready) = run(&root, 2, &stubborn()).await;
-    kill(told(&ready)[1].pid.unwrap() as i32, Signal::KILL);
+    kill(processes_of(&ready)[1].pid.unwrap() as i32, Signal::KILL);
     let seen = until(&processes, id(2), "the death is reported", |r| {
         matches!(r.observed, ObservedState::NotReady { .. })
     })
@@ -96,9 +96,9 @@ pub(crate) async fn an_orphan_that_somebody_kills_is_an_end_that_nobody_saw() {
     let root = TestRoot::new();
     let (processes, ready) = run(&root, 1, &sleeper(2)).await;
     kill_supervisors(&root);
-    kill(told(&ready)[0].pid.unwrap() as i32, Signal::KILL);
+    kill(processes_of(&ready)[0].pid.unwrap() as i32, Signal::KILL);
     let ended = until(&processes, id(1), "it has ended", is_ended).await;
-    assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
+    assert_eq!(processes_of(&ended)[0].status, ProcessStatus::Unknown);
     assert_eq!(root.payloads(), Vec::<i32>::new(), "its sibling is ended");
 }
 
@@ -154,7 +154,11 @@ pub(crate) async fn what_loses_its_directory_is_ended_at_once_and_told_with_the_
                 kill_supervisors(&root);
             }
             let ended = until(&processes, id(1), "it has ended", is_ended).await;
-            assert_eq!((reason(&ended), told(&ended).len()), (because, 2), "{what}, supervisor {supervisor}");
+            assert_eq!(
+                (reason(&ended), processes_of(&ended).len()),
+                (because, 2),
+                "{what}, supervisor {supervisor}"
+            );
             assert_eq!(all_of(&root), Vec::<i32>::new(), "{what}: no process is left");
             wait_until("no supervisor is left", || root.supervisors().is_empty());
             // The end stays proved from then on.

@@ -21,8 +21,8 @@ use crate::world::{PATIENCE, command, id, sleeper};
 
 /// Decider's end of a channel.
 struct TestDecider {
-    hears: mpsc::Receiver<Vec<u8>>,
-    says: mpsc::Sender<Vec<u8>>,
+    received: mpsc::Receiver<Vec<u8>>,
+    sent: mpsc::Sender<Vec<u8>>,
     connection_token: u64,
     head: JournalHead,
 }
@@ -37,7 +37,7 @@ fn head(position: u64, hash: u8) -> JournalHead {
 
 impl TestDecider {
     async fn hear(&mut self) -> ExecutorMessage {
-        let heard = tokio::time::timeout(PATIENCE, self.hears.recv()).await.expect("a message is sent");
+        let heard = tokio::time::timeout(PATIENCE, self.received.recv()).await.expect("a message is sent");
         serde_json::from_slice(&heard.expect("the channel is open")).unwrap()
     }
 
@@ -55,7 +55,7 @@ impl TestDecider {
     }
 
     async fn say(&mut self, message: DeciderMessage) {
-        let _ = self.says.send(serde_json::to_vec(&message).unwrap()).await;
+        let _ = self.sent.send(serde_json::to_vec(&message).unwrap()).await;
     }
 
     fn envelope(&self) -> DeciderEnvelope {
@@ -105,7 +105,8 @@ fn start(root: &std::path::Path, world: &Arc<Mutex<SimulatedWorld>>) -> TestExec
         async move {
             let (to_decider, hears) = mpsc::channel(4);
             let (says, from_decider) = mpsc::channel(4);
-            let decider = TestDecider { hears, says, connection_token: token, head: head(100, 1) };
+            let decider =
+                TestDecider { received: hears, sent: says, connection_token: token, head: head(100, 1) };
             offer.send(decider).await.map_err(std::io::Error::other)?;
             Ok(DeciderChannel { to_decider, from_decider })
         }

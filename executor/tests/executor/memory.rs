@@ -25,7 +25,7 @@ fn limited(memory: u64, argv: &[&str]) -> IncarnationSpec {
     spec(vec![limited])
 }
 
-fn told(report: &ObjectReport) -> (&IncarnationExit, &ProcessStatus) {
+fn exit_and_status(report: &ObjectReport) -> (&IncarnationExit, &ProcessStatus) {
     let ObservedState::Ended { exit, processes } = &report.observed else { panic!("{report:?}") };
     (exit, &processes[0].status)
 }
@@ -37,7 +37,7 @@ pub(crate) async fn what_asks_for_more_than_its_limit_is_refused_it() {
     for (position, memory, code) in [(1, 0, 0), (2, 512 * MIB, 0), (3, 128 * MIB, 1)] {
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &limited(memory, &asks))).await;
         let ended = until(&processes, id(position), "it ended", is_ended).await;
-        assert_eq!(told(&ended).1, &ProcessStatus::Exited { code }, "with {memory} bytes");
+        assert_eq!(exit_and_status(&ended).1, &ProcessStatus::Exited { code }, "with {memory} bytes");
     }
 }
 
@@ -118,7 +118,7 @@ pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
             _ => drop(processes.carry_out(command(id, 2, CommandEffect::Kill, &spec)).await),
         }
         let ended = until(&processes, id, "it ended", is_ended).await;
-        let (exit, status) = told(&ended);
+        let (exit, status) = exit_and_status(&ended);
         if how == "asked" {
             // A kill asks first: either signal may win here.
             assert!(matches!(status, ProcessStatus::Signaled { .. }), "{status:?}");
@@ -165,10 +165,10 @@ pub(crate) async fn the_kernel_ends_a_group_that_exceeds_its_limit() {
     until(&processes, id(1), "the small incarnation is ready", is_ready).await;
     processes.carry_out(command(id(2), 1, CommandEffect::Ensure, &greedy)).await;
     let ended = until(&processes, id(2), "the incarnation over its limit is ended", is_ended).await;
-    assert_eq!(told(&ended).1, &ProcessStatus::OomKilled);
+    assert_eq!(exit_and_status(&ended).1, &ProcessStatus::OomKilled);
     assert_eq!(root.payloads_of(id(1)).len(), 1, "the small incarnation continues to run");
     assert!(group(&root, &parent, id(1)).exists() && !group(&root, &parent, id(2)).exists());
     kill(root.payloads_of(id(1))[0], Signal::KILL);
     let ended = until(&processes, id(1), "the small incarnation is killed", is_ended).await;
-    assert_eq!(told(&ended).1, &ProcessStatus::Signaled { signal: 9 });
+    assert_eq!(exit_and_status(&ended).1, &ProcessStatus::Signaled { signal: 9 });
 }

@@ -40,7 +40,7 @@ fn is_alive(pid: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.starts_with(" Z") && !rest.starts_with(" X"))
 }
 
-fn told(report: &ObjectReport) -> &[ProcessInfo] {
+fn processes_of(report: &ObjectReport) -> &[ProcessInfo] {
     match &report.observed {
         ObservedState::Started { processes }
         | ObservedState::Ready { processes }
@@ -121,7 +121,7 @@ async fn start_and_kill(
     let ready = until(&processes, id(1), "it is ready", is_ready).await;
     let child = victim(&root.incarnation_directory(id(1)).join("child"));
     kill_supervisors(root);
-    for process in told(&ready) {
+    for process in processes_of(&ready) {
         kill(process.pid.unwrap() as i32, Signal::KILL);
     }
     (processes, child)
@@ -136,7 +136,7 @@ pub(crate) async fn a_daemon_that_leaves_everything_behind_is_ended_with_its_gro
         let (processes, child) = start_and_kill(&root, &CgroupSetting::Detect, &spec).await;
         let ended = until(&processes, id(1), "it has ended", is_ended).await;
         assert!(!is_alive(child.0), "an end covers all processes: {ended:?}");
-        assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
+        assert_eq!(processes_of(&ended)[0].status, ProcessStatus::Unknown);
         wait_until("its group is removed", || !root.groups().unwrap().exists());
         // The proof frees the volume too.
         processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
@@ -175,7 +175,7 @@ pub(crate) async fn without_groups_an_end_that_cannot_be_proved_is_unknown_and_t
     assert!(!root.incarnation_directory(id(1)).join("tombstone.json").exists());
     drop(child);
     let ended = until(&processes, id(1), "nothing is left: it has ended", is_ended).await;
-    assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
+    assert_eq!(processes_of(&ended)[0].status, ProcessStatus::Unknown);
     processes.carry_out(order(1, 3, CommandEffect::Kill)).await;
     until(&processes, volume(1), "it is destroyed", |report| report.observed == ObservedState::Gone).await;
 }
@@ -247,7 +247,7 @@ pub(crate) async fn a_directory_reached_by_a_link_and_by_its_real_path_is_one() 
             kill(pid, Signal::KILL);
         }
         wait_until("the supervisor is dead", || !pids().any(|pid| supervisor(&pid)));
-        kill(told(&ready)[0].pid.unwrap() as i32, Signal::KILL);
+        kill(processes_of(&ready)[0].pid.unwrap() as i32, Signal::KILL);
         let processes = open(root.path(), &cgroup).await;
         until(&processes, id(1), "it has ended", is_ended).await;
         assert!(!is_alive(child.0), "{cgroup:?}: a process that names the link belongs to the directory");
@@ -331,7 +331,10 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
         let (seen, then): (Vec<ObjectReport>, ObjectReport) = serde_json::from_str(&told_there).unwrap();
         let seen = seen.iter().find(|report| report.object == id(1).into()).expect("it is listed");
         assert!(!is_ended(seen), "{cgroup:?}: pids of another namespace are not dead: {seen:?}");
-        assert!(told(seen).iter().all(|process| process.status == ProcessStatus::Unknown), "{seen:?}");
+        assert!(
+            processes_of(seen).iter().all(|process| process.status == ProcessStatus::Unknown),
+            "{seen:?}"
+        );
         if cgroup == CgroupSetting::Off {
             let message = failed(&then).expect("no end");
             assert_eq!(message, "cannot prove end of incarnation: started in another PID namespace");
@@ -341,7 +344,7 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
             assert_eq!(processes.list().await.unwrap().iter().filter(|report| is_ended(report)).count(), 0);
         } else {
             assert!(is_ended(&then), "proved by its control group: {then:?}");
-            assert!(!is_alive(child.0) && !is_alive(told(&ready)[0].pid.unwrap() as i32));
+            assert!(!is_alive(child.0) && !is_alive(processes_of(&ready)[0].pid.unwrap() as i32));
         }
     }
 }
@@ -588,7 +591,8 @@ pub(crate) async fn daemons_of_others_end_with_their_incarnation() {
             wait_until("it has started its workers", || at_work(directory.path()).len() >= 3);
             kill_supervisors(&root);
             // Workers that hang outlive the recorded processes.
-            let recorded: Vec<i32> = told(&ready).iter().map(|process| process.pid.unwrap() as i32).collect();
+            let recorded: Vec<i32> =
+                processes_of(&ready).iter().map(|process| process.pid.unwrap() as i32).collect();
             for pid in at_work(directory.path()) {
                 kill(pid, if recorded.contains(&pid) { Signal::KILL } else { Signal::STOP });
             }
@@ -724,7 +728,7 @@ pub(crate) fn hider(root: &Path, groups: &Path, out: &Path) -> ExitCode {
         let mount = mounts.max_by_key(|at| at.len()).expect("a mount contains the groups");
         let hidden = Command::new("mount").args(["-t", "tmpfs", "none", mount]).status();
         assert!(hidden.unwrap().success());
-        kill(told(&ready)[0].pid.unwrap() as i32, Signal::KILL);
+        kill(processes_of(&ready)[0].pid.unwrap() as i32, Signal::KILL);
         let ended = until(&processes, id(1), "it has ended", is_ended).await;
         std::fs::write(out, serde_json::to_string(&ended).unwrap()).unwrap();
     });
@@ -749,7 +753,7 @@ pub(crate) async fn a_supervisor_that_cannot_read_its_control_group_leaves_the_e
         .status();
     assert!(status.unwrap().success());
     let ended: ObjectReport = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
-    assert_eq!(told(&ended)[0].status, ProcessStatus::Signaled { signal: Signal::KILL.as_raw() });
+    assert_eq!(processes_of(&ended)[0].status, ProcessStatus::Signaled { signal: Signal::KILL.as_raw() });
     assert_eq!(root.supervisors(), Vec::<i32>::new());
 }
 

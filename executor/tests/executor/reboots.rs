@@ -60,7 +60,7 @@ fn wait_for_starts(root: &TestRoot, id: IncarnationId, count: usize) {
     assert_eq!(starts(root, id), count, "{id}");
 }
 
-fn told(report: &ObjectReport) -> &[ProcessInfo] {
+fn processes_of(report: &ObjectReport) -> &[ProcessInfo] {
     match &report.observed {
         ObservedState::Started { processes }
         | ObservedState::Ready { processes }
@@ -108,7 +108,7 @@ time.sleep(3600)
     let processes = open(&root, 2).await;
     let answers = |report: &ObjectReport| {
         let hung = |process: &ProcessInfo| matches!(process.status, ProcessStatus::Unresponsive { .. });
-        assert!(!told(report).iter().any(hung), "it has not been ready since the reboot: {report:?}");
+        assert!(!processes_of(report).iter().any(hung), "it has not been ready since the reboot: {report:?}");
         is_ready(report)
     };
     until(&processes, id(1), "it is ready again", answers).await;
@@ -162,17 +162,17 @@ pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_de
         "{first:?}"
     );
     assert!(
-        told(first).iter().all(|process| process.pid != told(&before)[0].pid),
+        processes_of(first).iter().all(|process| process.pid != processes_of(&before)[0].pid),
         "dead processes are not reported"
     );
     let after = until(&processes, id(1), "it runs again", is_ready).await;
     assert_eq!(after.revision, 3, "the revision is unchanged");
-    assert_ne!(told(&after)[0].pid, told(&before)[0].pid, "the process is new");
+    assert_ne!(processes_of(&after)[0].pid, processes_of(&before)[0].pid, "the process is new");
     // The directory is the same.
     wait_for_starts(&root, id(1), 2);
     for position in [2, 3] {
         let ended = until(&processes, id(position), "it has ended with the machine", is_ended).await;
-        assert_eq!(told(&ended)[0].status, ProcessStatus::Unknown);
+        assert_eq!(processes_of(&ended)[0].status, ProcessStatus::Unknown);
         assert_eq!(starts(&root, id(position)), 1);
     }
     for (position, then) in [(4, stopped), (5, ended), (6, failed), (7, gone)] {
@@ -342,7 +342,7 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
     until(&processes, id(3), "it is ready", is_ready).await;
     end_everything();
     let seen = until(&processes, id(3), "a running executor reports the end", is_ended).await;
-    assert_eq!(told(&seen)[0].status, ProcessStatus::Signaled { signal: 15 });
+    assert_eq!(processes_of(&seen)[0].status, ProcessStatus::Signaled { signal: 15 });
     for position in [1, 2] {
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &always)).await;
         until(&processes, id(position), "it is ready", is_ready).await;
@@ -361,7 +361,11 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
     std::fs::rename(&aside, &directory).unwrap();
     let processes = open(&root, 1).await;
     let ended = until(&processes, id(2), "it has ended", is_ended).await;
-    assert_eq!(told(&ended)[0].status, ProcessStatus::Signaled { signal: 15 }, "as the supervisor saw it");
+    assert_eq!(
+        processes_of(&ended)[0].status,
+        ProcessStatus::Signaled { signal: 15 },
+        "as the supervisor saw it"
+    );
     drop(processes);
     let processes = open(&root, 3).await;
     assert_eq!(

@@ -18,7 +18,7 @@ use crate::world::{
 };
 
 /// Returns the observed states of the executor's objects.
-async fn said(processes: &ProcessOrchestrator) -> Vec<ObservedState> {
+async fn observed(processes: &ProcessOrchestrator) -> Vec<ObservedState> {
     processes.list().await.unwrap().into_iter().map(|report| report.observed).collect()
 }
 
@@ -87,9 +87,9 @@ pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_said_of_them
     unmount();
     tokio::time::sleep(PATIENCE / 10).await;
     assert!(
-        matches!(said(&processes).await[..], [ObservedState::Ready { .. }]),
+        matches!(observed(&processes).await[..], [ObservedState::Ready { .. }]),
         "{:?}",
-        said(&processes).await
+        observed(&processes).await
     );
     drop(processes);
     let processes = root.open().await;

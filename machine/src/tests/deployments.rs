@@ -246,10 +246,10 @@ fn what_ends_by_itself_while_a_deployment_goes_on_fails_it_and_is_not_started_ag
     world.deploy("d1", 2);
     world.obey();
     let id = world.commanded()[0];
-    world.told();
+    world.fact_types();
     world.report(id, crashed());
     assert_eq!(world.deployment("d1"), "failed");
-    let again = world.told().into_iter().filter(|fact| *fact == "operation.created").count();
+    let again = world.fact_types().into_iter().filter(|fact| *fact == "operation.created").count();
     assert_eq!(
         (again, world.phases()),
         (0, vec!["failed"]),

@@ -23,7 +23,7 @@ fn world_with(state: NodeState) -> TestFleet {
     for step in way {
         world.must("node.set_state", &ask(step));
     }
-    world.told();
+    world.fact_types();
     world
 }
 
@@ -163,7 +163,7 @@ fn an_expunged_node_ends_what_was_on_it_and_frees_the_replica_to_start_elsewhere
     let node = world.fleet.replicas().sorted()[0].active.clone().expect("placed").node;
     world.must("node.set_state", &json!({"name": node, "state": "expunged"}));
     world.run();
-    assert_eq!(world.told(), ["node.state_changed", "incarnation.ended"]);
+    assert_eq!(world.fact_types(), ["node.state_changed", "incarnation.ended"]);
     assert_eq!(world.phases(), ["failed"]);
     let replica = world.replica();
     world.must("replica.start", &json!({"name": replica}));

@@ -361,9 +361,9 @@ fn operations_that_wait_for_approval_cost_nothing_and_hold_nobody_up() {
         world.try_run();
     }
     assert_eq!(world.pending().len(), count);
-    world.told();
+    world.fact_types();
     world.run();
-    assert!(world.told().is_empty(), "nothing is due");
+    assert!(world.fact_types().is_empty(), "nothing is due");
     let of_web = |replica: &&crate::state::Replica| replica.plan.as_str() == "web";
     let replica =
         world.fleet.replicas().sorted().into_iter().find(of_web).map(|replica| replica.name.clone());
@@ -371,6 +371,6 @@ fn operations_that_wait_for_approval_cost_nothing_and_hold_nobody_up() {
     world.run();
     world.obey();
     let expected = ["operation.created", "operation.approved", "incarnation.ended", "operation.ended"];
-    assert_eq!(world.told(), expected, "a stop elsewhere takes the steps of a stop, and no others");
+    assert_eq!(world.fact_types(), expected, "a stop elsewhere takes the steps of a stop, and no others");
     world.check();
 }

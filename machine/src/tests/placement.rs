@@ -186,11 +186,11 @@ fn waiting_placements_are_not_tried_again_before_capacity_may_have_grown() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d", 3);
-    world.told();
+    world.fact_types();
     for _ in 0..10 {
         world.run();
     }
-    assert!(world.told().is_empty());
+    assert!(world.fact_types().is_empty());
 }
 
 #[test]

@@ -288,7 +288,7 @@ fn a_report_of_an_earlier_life_says_nothing_about_this_one() {
     world.report(first, crashed());
     ask(&mut world, "replica.start");
     world.obey();
-    world.told();
+    world.fact_types();
     for saw in [
         crashed(),
         ObservedState::Gone,

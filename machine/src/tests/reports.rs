@@ -17,7 +17,7 @@ fn creating() -> TestFleet {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 1);
-    world.told();
+    world.fact_types();
     world
 }
 

@@ -462,7 +462,7 @@ fn a_deployment_of_none_waits_for_another_person_as_each_delete_does() {
 }
 
 /// Returns what an intent can end, and what approves that; `None` if it ends nothing.
-fn told(type_name: &str, ending: IntentEnding) -> Option<(&'static str, &'static str)> {
+fn documented(type_name: &str, ending: IntentEnding) -> Option<(&'static str, &'static str)> {
     const RULE: &str = "each operation by the plan's rule, a policy or a person";
     Some(match (ending, type_name) {
         (IntentEnding::Nothing, _) => return None,
@@ -537,7 +537,7 @@ fn every_intent_that_can_end_something_stands_in_the_table_of_approvals() {
     let mut others = Vec::new();
     for entry in Intent::REGISTER {
         let short = entry.type_name.trim_end_matches(".v1");
-        match told(entry.type_name, entry.ending) {
+        match documented(entry.type_name, entry.ending) {
             Some((what, by)) => lines.push(format!("| `{short}` | {what} | {by} |\n")),
             None => others.push(format!("`{short}`")),
         }

@@ -55,7 +55,7 @@ fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
     let mut world = world(3, "automatic", &shared());
     deploy(&mut world, "d1", "v1", 4, &rolling());
     world.obey();
-    world.told();
+    world.fact_types();
     deploy(&mut world, "d2", "v2", 5, &rolling());
     let mut most = 0;
     while let Some(id) = next(&world, CommandEffect::Ensure).or_else(|| next(&world, CommandEffect::Stop)) {
@@ -71,9 +71,9 @@ fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
         world.report(id, saw);
     }
     assert_eq!((most, world.deployment("d2").as_str(), by(&world, "d2")), (1, "completed", 5));
-    world.told();
+    world.fact_types();
     deploy(&mut world, "d3", "v2", 6, &rolling());
-    let opened = world.told().into_iter().filter(|fact| *fact == "operation.created").count();
+    let opened = world.fact_types().into_iter().filter(|fact| *fact == "operation.created").count();
     assert_eq!(opened, 1, "one more, and none for replicas that are right");
     world.obey();
     let totals = &world.fleet.plans().get("web").expect("the plan").totals;
@@ -210,10 +210,10 @@ fn a_blue_green_deployment_is_alongside_the_old_set_until_one_fact_makes_it_coun
         world.report(id, ready());
         assert_eq!((by(&world, "d1"), next(&world, CommandEffect::Stop)), (2, None), "{left} are not ready");
     }
-    world.told();
+    world.fact_types();
     let id = next(&world, CommandEffect::Ensure).expect("the last one");
     world.report(id, ready());
-    let cuts = world.told().into_iter().filter(|fact| *fact == "deployment.cut_over").count();
+    let cuts = world.fact_types().into_iter().filter(|fact| *fact == "deployment.cut_over").count();
     assert_eq!(cuts, 1);
     world.obey();
     assert_eq!((by(&world, "d1"), by(&world, "d2"), world.deployment("d2").as_str()), (0, 3, "completed"));

@@ -22,18 +22,18 @@ fn shown(fleet: &FleetState) -> (String, String) {
 }
 
 /// Returns a fleet, and later facts: creates, reservations, starts, ends, a restart, deletes.
-fn story() -> (FleetState, Vec<Fact>, Position) {
+fn history() -> (FleetState, Vec<Fact>, Position) {
     let mut world = TestFleet::with_nodes(4);
     world.counted = CountInterval::AtTheEnd;
     world.plan("automatic");
     world.running("d0", 1);
-    world.told();
+    world.fact_types();
     // Positions of logged facts are dense only if no intent is between them: so all intents are first.
     let deploy = |world: &mut TestFleet, name: &str, count: u32| {
         world.must("deployment.create", &json!({"plan": "web", "name": name, "spec": {"count": count}}));
     };
     deploy(&mut world, "d1", 4);
-    world.told();
+    world.fact_types();
     let (before, first) = (world.fleet.clone(), world.fleet.head().plus(1));
     world.run();
     (before, world.log.clone(), first)
@@ -50,7 +50,7 @@ fn fold(fleet: &mut FleetState, facts: &[Fact], first: Position) {
 
 #[test]
 fn taking_back_any_number_of_facts_gives_the_same_state_and_indexes() {
-    let (mut fleet, facts, first) = story();
+    let (mut fleet, facts, first) = history();
     assert!(facts.len() > 10, "{}", facts.len());
     let copy = fleet.clone();
     for count in 1..=facts.len() {
@@ -70,7 +70,7 @@ fn taking_back_any_number_of_facts_gives_the_same_state_and_indexes() {
 
 #[test]
 fn what_has_changed_is_told_once_for_each_time_that_noting_began() {
-    let (mut fleet, facts, first) = story();
+    let (mut fleet, facts, first) = history();
     fleet.savepoint();
     fold(&mut fleet, &facts, first);
     let subject = |was: ChangedEntity<'_>| match was {
@@ -115,7 +115,7 @@ fn room_that_comes_after_room_that_was_taken_back_is_found() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 5);
-    assert!(world.told().contains(&"plan.unschedulable"), "others wait for room");
+    assert!(world.fact_types().contains(&"plan.unschedulable"), "others wait for room");
     let mut ahead = world.clone();
     ahead.wait(1);
     for _ in 0..20 {
@@ -128,8 +128,8 @@ fn room_that_comes_after_room_that_was_taken_back_is_found() {
     }
     world.fleet.roll_back();
     world.run();
-    assert!(world.told().is_empty(), "there is none yet, and that was checked");
+    assert!(world.fact_types().is_empty(), "there is none yet, and that was checked");
     world.add_node("node-2", "d2");
     world.run();
-    assert!(world.told().contains(&"incarnation.reserved"));
+    assert!(world.fact_types().contains(&"incarnation.reserved"));
 }

@@ -40,7 +40,7 @@ pub(crate) struct TestDriver {
     asked: u64,
     pub(crate) contradictions: u64,
     /// Events from which a record is made, unless a test seals it.
-    pub(crate) room: u32,
+    pub(crate) record_events: u32,
 }
 
 impl TestDriver {
@@ -64,7 +64,7 @@ impl TestDriver {
             seed: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             asked: 0,
             contradictions: 0,
-            room: 100,
+            record_events: 100,
         };
         let started = Fact::read("term.started.v1", "{}").expect("a type").expect("data");
         this.put(&[Event::Fact { cause: Position::ZERO, fact: started }]);
@@ -169,7 +169,7 @@ impl TestDriver {
         let mut events = vec![Event::Intent(request), Event::Fact { cause, fact: said }];
         events.extend(decided.unwrap_or_default().into_iter().map(|fact| Event::Fact { cause, fact }));
         self.put(&events);
-        self.room();
+        self.seal_if_full();
         is_accepted
     }
 
@@ -184,7 +184,7 @@ impl TestDriver {
         let mut events = vec![Event::Observation { by, observation: seen }];
         events.extend(facts.into_iter().map(|fact| Event::Fact { cause, fact }));
         self.put(&events);
-        self.room();
+        self.seal_if_full();
     }
 
     /// Does up to `steps` steps of due work.
@@ -199,12 +199,12 @@ impl TestDriver {
             if self.contradictions > contradictions {
                 self.agenda.quarantine(step.subject);
             }
-            self.room();
+            self.seal_if_full();
         }
     }
 
-    fn room(&mut self) {
-        if self.draft.count() > self.room {
+    fn seal_if_full(&mut self) {
+        if self.draft.count() > self.record_events {
             self.seal();
         }
     }

@@ -19,7 +19,7 @@ fn ended_row(history: &HistoryReader, id: OperationId) -> Option<OperationRow> {
     }
 }
 
-fn told(driver: &TestDriver, subject: &Subject, limit: usize) -> Vec<(String, String)> {
+fn history(driver: &TestDriver, subject: &Subject, limit: usize) -> Vec<(String, String)> {
     let history = HistoryReader::new(driver.source());
     let mut from = Position::ZERO;
     let mut all = Vec::new();
@@ -53,7 +53,7 @@ fn same(found: &[(String, String)], wanted: &[(&str, &str)]) {
 #[test]
 fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
     let mut driver = TestDriver::new(70);
-    driver.room = 0; // causes are in other records
+    driver.record_events = 0; // causes are in other records
     driver.found(4, 2);
     driver.deploy(0, "deployment-1", 1);
     driver.settle();
@@ -81,10 +81,10 @@ fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
         ("replica.deleted.v1", "exec-1"),
     ];
     for limit in [1, 2, 5, 1000] {
-        same(&told(&driver, &Subject::Replica(replica.clone()), limit), &story);
+        same(&history(&driver, &Subject::Replica(replica.clone()), limit), &story);
     }
     same(
-        &told(&driver, &Subject::Operation(operation), 3),
+        &history(&driver, &Subject::Operation(operation), 3),
         &[
             ("operation.created.v1", by),
             ("incarnation.reserved.v1", by),
@@ -93,7 +93,7 @@ fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
         ],
     );
     same(
-        &told(&driver, &Subject::Incarnation(incarnation), 3),
+        &history(&driver, &Subject::Incarnation(incarnation), 3),
         &[
             ("incarnation.reserved.v1", by),
             ("operation.approved.v1", rule),
@@ -107,7 +107,7 @@ fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
     let deployment =
         Subject::Deployment("plan-0".parse().expect("a name"), "deployment-1".parse().expect("a name"));
     same(
-        &told(&driver, &deployment, 2),
+        &history(&driver, &deployment, 2),
         &[
             ("deployment.create.v1", by),
             ("intent.accepted.v1", by),
@@ -117,9 +117,9 @@ fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
             ("deployment.ended.v1", by),
         ],
     );
-    same(&told(&driver, &Subject::Fleet, 9), &[("term.started.v1", "decider")]);
+    same(&history(&driver, &Subject::Fleet, 9), &[("term.started.v1", "decider")]);
     let unknown = Subject::Plan("plan".parse().expect("a name"));
-    same(&told(&driver, &unknown, 9), &[]);
+    same(&history(&driver, &unknown, 9), &[]);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn every_history_holds_what_a_look_at_all_events_finds() {
     }
     assert!(subjects.len() > 50);
     for (subject, count) in subjects {
-        assert_eq!(told(&driver, &subject, 7).len(), count, "{subject}");
+        assert_eq!(history(&driver, &subject, 7).len(), count, "{subject}");
     }
 }
 

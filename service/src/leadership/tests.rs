@@ -25,12 +25,12 @@ use crate::projector_thread::{ProjectorQueue, ProjectorThread, publisher};
 
 /// Server without its API.
 struct TestServer {
-    turn: watch::Sender<bool>,
+    leads: watch::Sender<bool>,
     drain: watch::Sender<bool>,
-    desk: LeaderRouter,
+    router: LeaderRouter,
     /// Every position that was published.
     published: Arc<Mutex<Vec<Position>>>,
-    office: tokio::task::JoinHandle<Result<()>>,
+    leader_loop: tokio::task::JoinHandle<Result<()>>,
     rows: JoinHandle<Result<()>>,
     _dir: tempfile::TempDir,
 }
@@ -111,20 +111,20 @@ impl TestServer {
         let (drain, drained) = watch::channel(false);
         let office = tokio::spawn(office.run(turns, drained));
         let router = LeaderRouter { leader_role: at_router, decider, own: address.into(), clock, troubles };
-        TestServer { turn, drain, desk: router, published, office, rows, _dir: dir }
+        TestServer { leads: turn, drain, router, published, leader_loop: office, rows, _dir: dir }
     }
 
-    fn turn(&self, is_ours: bool) {
-        self.turn.send_replace(is_ours);
+    fn set_leading(&self, is_ours: bool) {
+        self.leads.send_replace(is_ours);
     }
 
     async fn decides(&self) -> DeciderHandle {
-        tokio::time::timeout(Duration::from_secs(30), self.desk.decides()).await.expect("it decides");
-        self.desk.here().expect("it decides")
+        tokio::time::timeout(Duration::from_secs(30), self.router.decides()).await.expect("it decides");
+        self.router.here().expect("it decides")
     }
 
     async fn stands_by(&self) {
-        let mut role = self.desk.leader_role.clone();
+        let mut role = self.router.leader_role.clone();
         let stands = role.wait_for(|duty| matches!(duty, LeaderRole::Standby));
         tokio::time::timeout(Duration::from_secs(30), stands)
             .await
@@ -135,7 +135,7 @@ impl TestServer {
     /// Ends in order. The published records must be a part of the log, each once and in order.
     async fn end(self, log: &MemoryLog) {
         self.drain.send_replace(true);
-        self.office.await.expect("no panic").expect("no error");
+        self.leader_loop.await.expect("no panic").expect("no error");
         self.rows.join().expect("no panic").expect("no error");
         let all: Vec<_> =
             log.source().records(Position::FIRST).expect("read").map(|r| r.expect("read").last()).collect();
@@ -169,24 +169,24 @@ async fn ask(decider: &DeciderHandle, key: &str) -> Verdict {
 async fn a_turn_goes_over_with_all_that_was_decided() {
     let log = MemoryLog::new("default");
     let (one, two) = (TestServer::start(&log, "one", None), TestServer::start(&log, "two", None));
-    assert!(matches!(one.desk.find(), LeaderLocation::Unknown));
-    one.turn(true);
+    assert!(matches!(one.router.find(), LeaderLocation::Unknown));
+    one.set_leading(true);
     let first = ask(&one.decides().await, "a").await;
-    tokio::time::timeout(Duration::from_secs(30), two.desk.decider.clone().wait_for(Option::is_some))
+    tokio::time::timeout(Duration::from_secs(30), two.router.decider.clone().wait_for(Option::is_some))
         .await
         .expect("it receives the term")
         .expect("the server runs");
-    assert!(matches!(two.desk.find(), LeaderLocation::Remote(there) if &*there == "one"));
-    one.turn(false);
+    assert!(matches!(two.router.find(), LeaderLocation::Remote(there) if &*there == "one"));
+    one.set_leading(false);
     one.stands_by().await;
-    two.turn(true);
+    two.set_leading(true);
     let decider = two.decides().await;
     assert_eq!(ask(&decider, "a").await, first, "the same key gets the same verdict");
     ask(&decider, "b").await;
     // Leadership moves back.
-    two.turn(false);
+    two.set_leading(false);
     two.stands_by().await;
-    one.turn(true);
+    one.set_leading(true);
     let decider = one.decides().await;
     assert_eq!(ask(&decider, "a").await, first);
     assert!(ask(&decider, "c").await.position > first.position);
@@ -198,14 +198,14 @@ async fn a_turn_goes_over_with_all_that_was_decided() {
 async fn of_two_that_believe_it_is_their_turn_the_first_stands_by() {
     let log = MemoryLog::new("default");
     let (one, two) = (TestServer::start(&log, "one", None), TestServer::start(&log, "two", None));
-    one.turn(true);
+    one.set_leading(true);
     let sleeper = one.decides().await;
     ask(&sleeper, "a").await;
-    two.turn(true);
+    two.set_leading(true);
     ask(&two.decides().await, "b").await;
     one.stands_by().await;
     assert!(sleeper.ask(asked("c"), 1).await.is_err(), "a fenced decider accepts no intent");
-    one.turn(false);
+    one.set_leading(false);
     // The server may have taken over once more before it was notified; then the other one does, too.
     let decider = loop {
         let decider = two.decides().await;
@@ -224,9 +224,9 @@ async fn where_nobody_else_can_be_one_that_is_overtaken_ends() {
     let one = TestServer::with(&log, "one", None, watch::channel(true).0, LeadershipSource::Ours);
     ask(&one.decides().await, "a").await;
     let two = TestServer::start(&log, "two", None);
-    two.turn(true);
+    two.set_leading(true);
     two.decides().await;
-    let why = one.office.await.expect("no panic").expect_err("it ends");
+    let why = one.leader_loop.await.expect("no panic").expect_err("it ends");
     assert!(why.is::<DeciderEnd>(), "{why:?}");
     two.end(&log).await;
 }
@@ -266,12 +266,12 @@ async fn what_passes_is_tried_again_and_what_is_lost_ends_the_server() {
         Some(Arc::new(FailingTasks { left: AtomicU32::new(2), is_gone }))
     };
     let one = TestServer::start(&log, "one", troubles(false));
-    one.turn(true);
+    one.set_leading(true);
     ask(&one.decides().await, "a").await;
     one.end(&log).await;
     let two = TestServer::start(&log, "two", troubles(true));
-    two.turn(true);
-    let why = two.office.await.expect("no panic").expect_err("it ends");
+    two.set_leading(true);
+    let why = two.leader_loop.await.expect("no panic").expect_err("it ends");
     assert!(why.is::<InboxMismatch>(), "{why:?}");
 }
 
@@ -279,7 +279,7 @@ async fn what_passes_is_tried_again_and_what_is_lost_ends_the_server() {
 async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock_is_does() {
     let log = MemoryLog::new("default");
     let first = TestServer::start(&log, "first", None);
-    first.turn(true);
+    first.set_leading(true);
     first.decides().await;
     first.end(&log).await;
     let head = log.source().head();
@@ -287,13 +287,13 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
     let untrusted = WallClock::new(Duration::ZERO, false, || false);
     let wrong = TestServer::with_clock(&log, "wrong", None, turn, LeadershipSource::Told(told), untrusted);
     let ended =
-        tokio::time::timeout(Duration::from_secs(30), wrong.office).await.expect("it does not decide");
+        tokio::time::timeout(Duration::from_secs(30), wrong.leader_loop).await.expect("it does not decide");
     let error = ended.expect("no panic").expect_err("it ends with its reason");
     assert!(error.is::<ClockAhead>() && error.to_string().contains("--accept-clock"), "{error:#}");
     let last = log.source().head().map(|head| head.time);
-    assert!(wrong.desk.clock_trouble(last).await.is_some(), "/readyz reports the clock");
+    assert!(wrong.router.clock_trouble(last).await.is_some(), "/readyz reports the clock");
     let later = Some(wall_clock::now() + Duration::from_hours(1));
-    assert!(wrong.desk.clock_trouble(later).await.is_none(), "another server has recorded the time since");
+    assert!(wrong.router.clock_trouble(later).await.is_none(), "another server has recorded the time since");
     assert_eq!(log.source().head(), head, "nothing is recorded");
     let synchronised = WallClock::new(Duration::ZERO, false, || true);
     let (turn, told) = watch::channel(true);
@@ -357,7 +357,7 @@ async fn a_fleet_does_not_begin_where_another_one_has_begun() {
     let parts = genesis(&by, Time::from_micros(1), Lineage::from_random(7));
     let other = log.open(Box::new(drop)).expect("a journal");
     other.append(draft.seal(parts).expect("a record")).expect("room");
-    let why = one.office.await.expect("no panic").expect_err("it ends");
+    let why = one.leader_loop.await.expect("no panic").expect_err("it ends");
     assert!(why.to_string().contains("records of another fleet"), "{why:?}");
 }
 

@@ -31,12 +31,12 @@ fn run() -> Result<()> {
         Ok(text) => text.parse().context("SEED is a number")?,
         Err(_) => now,
     };
-    let usual = lane.places()[0];
+    let usual = lane.backends()[0];
     let place: JournalBackend = match std::env::var("BROKERS") {
         Ok(text) => text.parse().map_err(anyhow::Error::msg).context("read BROKERS")?,
         Err(_) => usual,
     };
-    ensure!(lane.places().contains(&place), "invalid place of lane {lane}: it does not run {place}");
+    ensure!(lane.backends().contains(&place), "invalid place of lane {lane}: it does not run {place}");
     let faults = faults(lane, place)?;
     println!("{lane} {place}: {rounds} rounds from seed {seed}");
     let began = Instant::now();

@@ -71,8 +71,8 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 fn one(seed: u64) -> ExitCode {
     println!("seed {seed}");
     let script = WorldScript::draw(seed);
-    let told = std::env::var_os("STORY").is_some();
-    let played = play(script.clone(), if told { TraceOption::Told } else { TraceOption::Untold });
+    let traced = std::env::var_os("STORY").is_some();
+    let played = play(script.clone(), if traced { TraceOption::Told } else { TraceOption::Untold });
     for line in &played.trace {
         println!("{line}");
     }

@@ -26,7 +26,7 @@ impl CheckedFleet {
                 || InvariantViolation::new(6, format!("incarnation {id} runs, and was never issued"));
             let found = self.incarnations.get(id).ok_or_else(unknown)?;
             let expunged = self.nodes.get(&found.node).is_some_and(|n| n.state == NodeState::Expunged);
-            match found.life {
+            match found.progress {
                 IncarnationProgress::Expunged => continue,
                 _ if expunged => continue,
                 IncarnationProgress::Over => {
@@ -74,7 +74,7 @@ impl CheckedFleet {
             });
             beside.map(|by| by.stage)
         };
-        let goes = |run: &Incarnation| matches!(run.life, IncarnationProgress::Stopping(_));
+        let goes = |run: &Incarnation| matches!(run.progress, IncarnationProgress::Stopping(_));
         let stages = [came_beside(one), came_beside(two)];
         let going = stages.contains(&Some(OperationProgress::Over)) && (goes(one) || goes(two));
         stages.contains(&Some(OperationProgress::Running)) || going

@@ -40,7 +40,7 @@ impl CheckedFleet {
         let id = fact.operation;
         let input = self.input_of(at);
         let asked = input.as_deref().is_some_and(|input| {
-            input.said == InputVerdict::Accepted
+            input.verdict == InputVerdict::Accepted
                 && input.request().is_some_and(|request| {
                     request.actor == *actor
                         && matches!(&request.intent, Intent::OperationApprove(ask)
@@ -151,8 +151,8 @@ impl CheckedFleet {
         let open = windows.is_empty() || windows.iter().any(|window| is_open(window, at.time));
         demand!(6, open, "policy {policy} approves operation {id} at {}, outside its windows", at.time);
         let others = self.in_flight.get(&name).map_or(0, |of| of.len() as u64);
-        let room = in_flight.is_none_or(|most| others < u64::from(most));
-        demand!(6, room, "policy {policy} approves operation {id} concurrently with {others} others");
+        let is_permitted = in_flight.is_none_or(|most| others < u64::from(most));
+        demand!(6, is_permitted, "policy {policy} approves operation {id} concurrently with {others} others");
         Ok(())
     }
 }

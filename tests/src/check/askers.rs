@@ -45,7 +45,7 @@ impl CheckedFleet {
                     own && asks(&request.intent, fact, replica)
                 });
                 let still = (name.clone(), fact.requested_by.clone(), fact.node.clone());
-                let asked = asked || kind == OperationKind::Start && self.now.gave_way.contains(&still);
+                let asked = asked || kind == OperationKind::Start && self.now.replaced.contains(&still);
                 demand!(6, asked, "a {kind} of {name} is opened, and neither a deployment nor a user asked");
                 Ok(())
             }
@@ -121,7 +121,7 @@ impl CheckedFleet {
         });
         let deployment = self.plan(&replica.plan)?.deployment(by)?;
         let ending = matches!(deployment.stage, DeploymentStage::Ending(..));
-        let beside = deployment.stands_beside();
+        let beside = deployment.runs_alongside();
         let may = ending && (beside || is_created || was_queued);
         demand!(11, may, "{what}, and its new set counts, or continues");
         Ok(())
@@ -214,7 +214,7 @@ impl CheckedFleet {
         let mut mounts: Vec<_> = to.claims(&active.replica).map(|(name, _)| name).collect();
         mounts.sort();
         let alike = to.resources() == active.resources && claims_alike && mounts == active.mounts;
-        Ok(can && active.life.is_up() && alike)
+        Ok(can && active.progress.is_up() && alike)
     }
 }
 

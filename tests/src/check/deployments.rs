@@ -313,7 +313,7 @@ impl CheckedFleet {
             if deployment.spec.count > 0 {
                 plan.had_replicas = Some(name.clone());
             }
-        } else if deployment.stands_beside() {
+        } else if deployment.runs_alongside() {
             demand!(
                 11,
                 left.is_none(),
@@ -476,8 +476,8 @@ impl CheckedFleet {
         plan.goes_on(name, "it is called stalled")?;
         let deployment = plan.deployment(name)?;
         let canary = matches!(deployment.spec.strategy, DeploymentStrategy::Canary { .. })
-            && deployment.stands_beside();
-        let (version, beside) = (deployment.version, deployment.stands_beside());
+            && deployment.runs_alongside();
+        let (version, beside) = (deployment.version, deployment.runs_alongside());
         let besides = others.iter().any(|of| {
             let right = plan.deployments.get(&of.version).is_some_and(|of| of.version == version);
             match of.kind {
@@ -511,7 +511,7 @@ impl CheckedFleet {
         &mut self,
         id: OperationId,
         operation: &Operation,
-        how: OperationTrigger,
+        trigger: OperationTrigger,
         at: FactLocation,
     ) -> RuleResult {
         let Some(name) = &operation.deployment else { return Ok(()) };
@@ -527,7 +527,7 @@ impl CheckedFleet {
         let (version, others) = (deployment.version, deployment.begun.clone());
         let (strategy, rested) = (deployment.spec.strategy, deployment.rested);
         deployment.begun.insert(id);
-        if how == OperationTrigger::Turn {
+        if trigger == OperationTrigger::Turn {
             let (right, _) = plan.sets(version);
             demand!(
                 6,
@@ -613,10 +613,10 @@ impl Plan {
         let (right, other) = self.sets(deployment.version);
         let count = u64::from(deployment.spec.count);
         let (there, wanted) = match deployment.spec.strategy {
-            DeploymentStrategy::Canary { count: few } if deployment.stands_beside() && other.present > 0 => {
+            DeploymentStrategy::Canary { count: few } if deployment.runs_alongside() && other.present > 0 => {
                 (right.present, count.min(u64::from(few)))
             }
-            DeploymentStrategy::BlueGreen { .. } if deployment.stands_beside() && other.present > 0 => {
+            DeploymentStrategy::BlueGreen { .. } if deployment.runs_alongside() && other.present > 0 => {
                 (right.present, count)
             }
             DeploymentStrategy::Rolling { .. }
@@ -633,7 +633,7 @@ impl Plan {
 
     /// Checks that the deployment may change a replica of another version.
     pub(super) fn may_touch_old(&mut self, name: &DeploymentName, what: &str) -> RuleResult {
-        let beside = self.deployment(name)?.stands_beside();
+        let beside = self.deployment(name)?.runs_alongside();
         demand!(11, !beside, "{what}, and the new set of deployment {name} does not count yet");
         Ok(())
     }
@@ -641,7 +641,7 @@ impl Plan {
 
 impl Deployment {
     /// Whether the deployment's new set is alongside the one that counts.
-    pub(super) fn stands_beside(&self) -> bool {
+    pub(super) fn runs_alongside(&self) -> bool {
         !self.has_cut_over && !matches!(self.spec.strategy, DeploymentStrategy::Rolling { .. })
     }
 }

@@ -124,7 +124,7 @@ impl CheckedFleet {
             was.empties(at.time),
             "disruption {name} of {on} is completed without a request, and is no drain"
         );
-        let left = self.node(on)?.places.len();
+        let left = self.node(on)?.reservations.len();
         demand!(6, left == 0, "disruption {name} of {on} is completed, and {left} reservations are left");
         if was.spec.action == DisruptionAction::DrainAndDelete {
             self.now.emptied.insert(on.clone());

@@ -34,7 +34,7 @@ impl CheckedFleet {
         );
         demand!(5, run.replica == fact.replica, "incarnation {id} is of replica {}", run.replica);
         let expunged = self.nodes.get(&fact.node).is_some_and(|node| node.state == NodeState::Expunged);
-        let over = match &run.life {
+        let over = match &run.progress {
             IncarnationProgress::Reserved => {
                 self.unwound(fact, run.operation, expunged)?;
                 IncarnationProgress::Over
@@ -53,7 +53,7 @@ impl CheckedFleet {
         self.release(id, &run)?;
         self.free_volumes(id, &fact.mounts, &fact.end)?;
         let ended = self.incarnation_mut(id)?;
-        (ended.life, ended.command, ended.is_ready) = (over, None, false);
+        (ended.progress, ended.command, ended.is_ready) = (over, None, false);
         let replica = self.replica(&fact.replica)?;
         let counted = replica.active == Some(id);
         if replica.secondary == Some(id) {
@@ -61,7 +61,7 @@ impl CheckedFleet {
         } else {
             replica.active = replica.secondary.take();
             // An incarnation that was only reserved does not count.
-            if run.life != IncarnationProgress::Reserved || has_failed {
+            if run.progress != IncarnationProgress::Reserved || has_failed {
                 replica.next_restart = fact.restart_backoff;
                 replica.recovers &= fact.restart_backoff.is_some();
             }
@@ -79,12 +79,12 @@ impl CheckedFleet {
         let follower = replica.active.filter(|left| {
             self.incarnations
                 .get(left)
-                .is_some_and(|left| left.starts_after == Some(id) && !left.life.is_over())
+                .is_some_and(|left| left.starts_after == Some(id) && !left.progress.is_over())
         });
         if let Some(follower) = follower {
             self.hold_all(follower)?;
         }
-        if run.life != IncarnationProgress::Reserved {
+        if run.progress != IncarnationProgress::Reserved {
             self.settles(id, &run, &replica, counted);
         }
         Ok(())
@@ -100,18 +100,18 @@ impl CheckedFleet {
             match operation.kind {
                 // The operation was about the ended incarnation.
                 _ if begun && operation.incarnation == Some(id) => {
-                    obligations.push(RecordObligation::Closed(*open))
+                    obligations.push(RecordObligation::Closed(*open));
                 }
                 kind if replaces(kind) && !begun && counted && was_up(run) => {
                     obligations.push(RecordObligation::Closed(*open));
                 }
                 kind if replaces(kind) && begun => {
                     match left.filter(|(left, _)| operation.incarnation == Some(*left)) {
-                        Some((left, new)) if new.life == IncarnationProgress::Reserved => {
+                        Some((left, new)) if new.progress == IncarnationProgress::Reserved => {
                             obligations.push(RecordObligation::Begun(left));
                         }
-                        Some((_, new)) if new.life == IncarnationProgress::Running => {
-                            obligations.push(RecordObligation::Closed(*open))
+                        Some((_, new)) if new.progress == IncarnationProgress::Running => {
+                            obligations.push(RecordObligation::Closed(*open));
                         }
                         Some(_) | None => {}
                     }
@@ -168,7 +168,7 @@ impl CheckedFleet {
     fn proved(
         &self,
         fact: &IncarnationEnded,
-        life: &IncarnationProgress,
+        progress: &IncarnationProgress,
         revision: u32,
         expunged: bool,
         at: FactLocation,
@@ -194,7 +194,7 @@ impl CheckedFleet {
             );
             return Ok(IncarnationProgress::Expunged);
         }
-        if let IncarnationProgress::Stopping(then) = life {
+        if let IncarnationProgress::Stopping(then) = progress {
             demand!(
                 5,
                 fact.end == *then,
@@ -245,7 +245,7 @@ impl CheckedFleet {
                 .operations
                 .get(&other.operation)
                 .is_some_and(|by| by.stage == OperationProgress::Running);
-            other.life.is_asked_for() || begun
+            other.progress.is_asked_for() || begun
         });
         let alone = replica.active == Some(fact.incarnation) && other.is_none();
         // Open operations end with an incarnation that was running; else they start the replica without a
@@ -258,13 +258,13 @@ impl CheckedFleet {
         let by = self.operation(run.operation)?;
         let comes_up = matches!(by.kind, OperationKind::Create | OperationKind::Start);
         let of_a_rule = matches!(by.requested_by, Some(Requester::Rule(_)));
-        let was_run = run.life != IncarnationProgress::Reserved || by.failed;
+        let was_run = run.progress != IncarnationProgress::Reserved || by.failed;
         // A start for an aborted deployment leaves what the rule had promised before.
         let was_taken_back = by.aborted && by.kind == OperationKind::Start && by.requested_by.is_none();
         let given_up = run.since.is_none() && comes_up && !of_a_rule;
         let plan = self.plan(&replica.plan)?;
         let policy = plan.latest()?;
-        let asked = matches!(run.life, IncarnationProgress::Stopping(_));
+        let asked = matches!(run.progress, IncarnationProgress::Stopping(_));
         let clean = fact.end == IncarnationEnd::Destroyed && !asked;
         let rule = match policy.restart {
             RestartPolicy::Always => true,
@@ -292,5 +292,5 @@ impl CheckedFleet {
 
 /// Whether the incarnation was ready, with no requested end but for a failed probe or unreadiness.
 fn was_up(run: &Incarnation) -> bool {
-    run.life.is_up() || (run.since.is_some() && run.life.is_failing())
+    run.progress.is_up() || (run.since.is_some() && run.progress.is_failing())
 }

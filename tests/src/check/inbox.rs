@@ -15,12 +15,12 @@ pub(super) struct InboxAnswers {
     /// First offset that the rest of the record may refuse.
     from: u64,
     /// Whether the record has a watermark.
-    told: bool,
+    has_watermark: bool,
 }
 
 impl InboxAnswers {
     pub(super) fn take(&mut self, header: &RecordHeader) -> RuleResult {
-        self.told = header.watermark.is_some();
+        self.has_watermark = header.watermark.is_some();
         let Some(now) = &header.watermark else { return Ok(()) };
         if let Some(InboxWatermark { topic, next }) = &self.now {
             demand!(10, now.topic == *topic, "the inbox was {topic}, and is {}", now.topic);
@@ -58,7 +58,7 @@ impl InboxAnswers {
     }
 
     fn up_to(&self, topic: &str) -> Result<u64, super::InvariantViolation> {
-        let known = self.now.as_ref().filter(|now| self.told && Arc::as_ref(&now.topic) == topic);
+        let known = self.now.as_ref().filter(|now| self.has_watermark && Arc::as_ref(&now.topic) == topic);
         known.map(|now| now.next).ok_or_else(|| {
             super::InvariantViolation::new(
                 10,

@@ -28,10 +28,10 @@ impl Incarnation {
 
     /// Requests the end as wanted. An incarnation that is already stopping gets no further command.
     fn stop(&mut self) {
-        if !matches!(self.life, IncarnationProgress::Stopping(_)) {
+        if !matches!(self.progress, IncarnationProgress::Stopping(_)) {
             self.command(CommandEffect::Stop);
         }
-        self.life = IncarnationProgress::Stopping(IncarnationEnd::Destroyed);
+        self.progress = IncarnationProgress::Stopping(IncarnationEnd::Destroyed);
     }
 }
 
@@ -49,7 +49,7 @@ impl CheckedFleet {
     ) -> Result<&mut Incarnation, InvariantViolation> {
         let unknown = || InvariantViolation::new(5, format!("incarnation {id} was never issued"));
         let found = self.incarnations.get_mut(&id).ok_or_else(unknown)?;
-        demand!(5, !found.life.is_over(), "incarnation {id} has ended, and changes");
+        demand!(5, !found.progress.is_over(), "incarnation {id} has ended, and changes");
         Ok(found)
     }
 
@@ -58,7 +58,7 @@ impl CheckedFleet {
         &mut self,
         id: OperationId,
         asked: Option<IncarnationId>,
-        how: OperationTrigger,
+        trigger: OperationTrigger,
         at: FactLocation,
     ) -> RuleResult {
         let operation = self.operation(id)?.clone();
@@ -76,7 +76,7 @@ impl CheckedFleet {
         if let Some(held) = operation.incarnation {
             self.keeps_policy(held)?;
         }
-        self.begins_for(id, &operation, how, at)?;
+        self.begins_for(id, &operation, trigger, at)?;
         if is_up(operation.kind) {
             self.asks_up(id, &operation, asked)?;
         } else {
@@ -96,7 +96,7 @@ impl CheckedFleet {
     /// Checks that a stop or delete names its first incarnation; the second gets its own command.
     fn asks_down(&mut self, id: OperationId, replica: &Replica, asked: Option<IncarnationId>) -> RuleResult {
         let asked_for =
-            |run: &IncarnationId| self.incarnations.get(run).is_some_and(|run| run.life.is_asked_for());
+            |run: &IncarnationId| self.incarnations.get(run).is_some_and(|run| run.progress.is_asked_for());
         let runs: Vec<_> =
             [replica.active, replica.secondary].into_iter().flatten().filter(asked_for).collect();
         demand!(
@@ -122,9 +122,10 @@ impl CheckedFleet {
             return Err(InvariantViolation::new(6, format!("operation {id} starts, and has no reservation")));
         };
         let run = self.incarnation(own)?;
-        let followed =
-            run.starts_after.filter(|old| self.incarnations.get(old).is_some_and(|old| !old.life.is_over()));
-        let first = followed.filter(|_| run.life == IncarnationProgress::Reserved).unwrap_or(own);
+        let followed = run
+            .starts_after
+            .filter(|old| self.incarnations.get(old).is_some_and(|old| !old.progress.is_over()));
+        let first = followed.filter(|_| run.progress == IncarnationProgress::Reserved).unwrap_or(own);
         demand!(
             6,
             asked == Some(first),
@@ -134,13 +135,13 @@ impl CheckedFleet {
             self.incarnation_mut(first)?.stop();
             return Ok(());
         }
-        if run.life == IncarnationProgress::Reserved && !run.mounts.is_empty() {
+        if run.progress == IncarnationProgress::Reserved && !run.mounts.is_empty() {
             // The incarnation is started when its volumes are available.
             return Ok(());
         }
         let version = operation.version.clone();
         let run = self.incarnation_mut(own)?;
-        run.life = match run.life {
+        run.progress = match run.progress {
             IncarnationProgress::Reserved => IncarnationProgress::Creating,
             IncarnationProgress::Running | IncarnationProgress::Updating(_)
                 if operation.kind == OperationKind::Update =>
@@ -167,7 +168,7 @@ impl CheckedFleet {
             "incarnation {id} is of replica {}",
             incarnation.replica
         );
-        let allowed = match (&incarnation.life, fact.effect) {
+        let allowed = match (&incarnation.progress, fact.effect) {
             (IncarnationProgress::Stopping(then), CommandEffect::Kill) => {
                 demand!(6, *then == fact.end, "incarnation {id} changes its recorded end");
                 true
@@ -186,13 +187,13 @@ impl CheckedFleet {
             allowed,
             "a {} of incarnation {id}, which is {}, was not approved",
             fact.effect,
-            incarnation.life.word()
+            incarnation.progress.word()
         );
-        if incarnation.life.is_up() && matches!(fact.end, IncarnationEnd::Failed { .. }) {
+        if incarnation.progress.is_up() && matches!(fact.end, IncarnationEnd::Failed { .. }) {
             self.fails(&fact.replica)?;
         }
         let incarnation = self.incarnation_mut(id)?;
-        incarnation.life = IncarnationProgress::Stopping(fact.end.clone());
+        incarnation.progress = IncarnationProgress::Stopping(fact.end.clone());
         incarnation.command(fact.effect);
         Ok(())
     }
@@ -224,10 +225,10 @@ impl CheckedFleet {
         if open.any(|open| open.stage == OperationProgress::Running && !is_up(open.kind)) {
             return Ok(*then == IncarnationEnd::Destroyed);
         }
-        if run.life.is_up() {
+        if run.progress.is_up() {
             let winner = replica.active.and_then(|active| self.incarnations.get(&active));
             let lost = replica.secondary == Some(id)
-                && winner.is_some_and(|new| new.life == IncarnationProgress::Running);
+                && winner.is_some_and(|new| new.progress == IncarnationProgress::Running);
             if matches!(then, IncarnationEnd::Failed { .. }) {
                 let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
                 let due = run.unready.and_then(|(_, due)| due);
@@ -256,7 +257,7 @@ impl CheckedFleet {
         let by =
             open.find(|(_, open)| open.stage == OperationProgress::Running && open.incarnation == Some(id));
         let by = by.map(|(by, _)| by);
-        let life = match &run.life {
+        let life = match &run.progress {
             IncarnationProgress::Reserved => {
                 demand!(
                     6,
@@ -267,7 +268,7 @@ impl CheckedFleet {
                     Some(old) if run.mounts.is_empty() => {
                         self.now.ended.iter().any(|ended| ended.incarnation == old)
                     }
-                    Some(old) => self.incarnation(old)?.life.is_over(),
+                    Some(old) => self.incarnation(old)?.progress.is_over(),
                     None => !run.mounts.is_empty(),
                 };
                 demand!(
@@ -289,7 +290,7 @@ impl CheckedFleet {
             }
         };
         let run = self.incarnation_mut(id)?;
-        run.life = life;
+        run.progress = life;
         run.command(CommandEffect::Ensure);
         Ok(())
     }
@@ -322,8 +323,7 @@ impl CheckedFleet {
             fact.attempt
         );
         let is_tried_again = fact.not_before.is_some();
-        let goes_back =
-            matches!(&incarnation.life, IncarnationProgress::Updating(to) if *to == incarnation.deployment);
+        let goes_back = matches!(&incarnation.progress, IncarnationProgress::Updating(to) if *to == incarnation.deployment);
         let may_be_given_up = effect == CommandEffect::Ensure && !goes_back;
         demand!(6, is_tried_again || may_be_given_up, "a {effect} of incarnation {id} is given up");
         incarnation.command = is_tried_again.then_some((effect, attempt + 1));
@@ -340,11 +340,11 @@ impl CheckedFleet {
         });
         demand!(5, saw, "incarnation {id} is called started without a report about its last command");
         let incarnation = self.incarnation_mut(id)?;
-        match &incarnation.life {
-            IncarnationProgress::Creating => incarnation.life = IncarnationProgress::Starting,
+        match &incarnation.progress {
+            IncarnationProgress::Creating => incarnation.progress = IncarnationProgress::Starting,
             IncarnationProgress::Updating(to) if incarnation.command.is_some() => {
                 if *to == incarnation.deployment {
-                    incarnation.life = IncarnationProgress::Running;
+                    incarnation.progress = IncarnationProgress::Running;
                 }
             }
             life => {
@@ -354,7 +354,7 @@ impl CheckedFleet {
         }
         incarnation.command = None;
         incarnation.is_ready = all_online(processes);
-        let reverted = incarnation.life == IncarnationProgress::Running;
+        let reverted = incarnation.progress == IncarnationProgress::Running;
         self.fill_volumes(id);
         if reverted {
             self.incarnation_mut(id)?.unready = None;
@@ -377,7 +377,7 @@ impl CheckedFleet {
             .is_some_and(|r| matches!(r.observed, ObservedState::Ready { .. }) && r.revision >= current);
         demand!(5, saw, "incarnation {id} is called ready without a report about its last command");
         let run = self.incarnation_mut(id)?;
-        match &run.life {
+        match &run.progress {
             IncarnationProgress::Creating | IncarnationProgress::Starting => {}
             IncarnationProgress::Updating(to) => run.deployment = to.clone(),
             life => {
@@ -387,7 +387,7 @@ impl CheckedFleet {
                 ));
             }
         }
-        (run.life, run.command, run.is_ready) =
+        (run.progress, run.command, run.is_ready) =
             (IncarnationProgress::Running, None, all_online(&fact.processes));
         run.since = run.since.or(Some(at.time));
         run.unready = None;
@@ -471,7 +471,7 @@ impl CheckedFleet {
 
     /// Requires the stop of an incarnation that was ready and fails its liveness probe.
     fn owes_stop(&mut self, id: IncarnationId, processes: &[ProcessInfo]) -> RuleResult {
-        if self.incarnation(id)?.life.is_up() && is_hung(processes) {
+        if self.incarnation(id)?.progress.is_up() && is_hung(processes) {
             self.obligations.push(RecordObligation::Stopping(id));
             self.now.hung.insert(id);
         }
@@ -498,12 +498,12 @@ impl CheckedFleet {
         demand!(5, saw, "the processes of incarnation {id} change without a report");
         let incarnation = self.incarnation_mut(id)?;
         let up = matches!(
-            incarnation.life,
+            incarnation.progress,
             IncarnationProgress::Starting | IncarnationProgress::Running | IncarnationProgress::Updating(_)
         );
-        demand!(5, up, "the processes of incarnation {id} change, and it is {}", incarnation.life.word());
+        demand!(5, up, "the processes of incarnation {id} change, and it is {}", incarnation.progress.word());
         incarnation.is_ready = all_online(processes);
-        if incarnation.life == IncarnationProgress::Running {
+        if incarnation.progress == IncarnationProgress::Running {
             self.unready(id, processes, fact.deadline, at)?;
         }
         self.owes_stop(id, processes)

@@ -99,7 +99,7 @@ impl JournalChecker {
         let now = record.header().time;
         let Event::Fact { cause, fact } = event else {
             self.finish_input()?;
-            let input = LastInput { position, event, said: InputVerdict::Nothing, has_effect: false };
+            let input = LastInput { position, event, verdict: InputVerdict::Nothing, has_effect: false };
             self.world.input = Some(Arc::new(input));
             self.world.carried = None;
             return Ok(());
@@ -137,12 +137,12 @@ impl JournalChecker {
         if input.request().is_some() {
             demand!(
                 1,
-                input.said != InputVerdict::Nothing,
+                input.verdict != InputVerdict::Nothing,
                 "it follows from an intent that has no verdict yet"
             );
             demand!(
                 5,
-                input.said == InputVerdict::Accepted,
+                input.verdict == InputVerdict::Accepted,
                 "it follows from an intent that changes nothing"
             );
         }
@@ -153,7 +153,7 @@ impl JournalChecker {
     /// Checks, before the next input, that the last input had its required effect.
     fn finish_input(&self) -> RuleResult {
         let Some(input) = &self.world.input else { return Ok(()) };
-        match (&input.event, input.said, input.has_effect) {
+        match (&input.event, input.verdict, input.has_effect) {
             (Event::Intent(_), InputVerdict::Nothing, _) => {
                 Err(InvariantViolation::new(1, "the intent has no verdict").at(input.position))
             }
@@ -273,7 +273,7 @@ impl JournalChecker {
         else {
             return Err(InvariantViolation::new(1, "a verdict does not follow its intent directly"));
         };
-        let said = match fact {
+        let verdict = match fact {
             Fact::IntentAccepted(x) => {
                 self.verdicts.accepted(request, x, at.position, at.time)?;
                 self.world.wanted(input);
@@ -290,7 +290,7 @@ impl JournalChecker {
         };
         drop(beside);
         if let Some(input) = &mut self.world.input {
-            Arc::make_mut(input).said = said;
+            Arc::make_mut(input).verdict = verdict;
         }
         Ok(())
     }
@@ -317,8 +317,8 @@ impl JournalChecker {
     }
 
     /// Returns the first plan that violates invariant 12 after settling: improvable, and not marked uneven.
-    pub fn unsaid(&self) -> Option<String> {
-        self.world.unsaid()
+    pub fn unreported_balance(&self) -> Option<String> {
+        self.world.unreported_balance()
     }
 
     /// Checks invariants 3, 4 and 6 for real processes. One incarnation of a replica executes, or two during

@@ -77,7 +77,7 @@ impl CheckedFleet {
                 demand!(6, there, "deployment {name} of {plan} supersedes another one, and does not exist");
             }
             RecordObligation::Freed(id) => {
-                let free = self.incarnation(id)?.life.is_over();
+                let free = self.incarnation(id)?.progress.is_over();
                 demand!(
                     4,
                     free,
@@ -85,14 +85,14 @@ impl CheckedFleet {
                 );
             }
             RecordObligation::Stopping(id) => {
-                let life = &self.incarnation(id)?.life;
+                let life = &self.incarnation(id)?.progress;
                 let goes = life.is_over() || matches!(life, IncarnationProgress::Stopping(_));
                 demand!(3, goes, "incarnation {id} must be stopped, and no command is issued");
             }
             RecordObligation::Begun(id) => {
                 let run = self.incarnation(id)?;
                 // An incarnation with volumes is started when its volumes are available.
-                let waits = run.life == IncarnationProgress::Reserved && run.mounts.is_empty();
+                let waits = run.progress == IncarnationProgress::Reserved && run.mounts.is_empty();
                 demand!(
                     6,
                     !waits,

@@ -46,7 +46,7 @@ pub(super) const fn replaces(kind: OperationKind) -> bool {
 impl CheckedFleet {
     pub(super) fn quarantined(&mut self, subject: &Subject) -> RuleResult {
         if let Subject::Operation(id) = subject {
-            self.operation(*id)?.is_parked = true;
+            self.operation(*id)?.is_quarantined = true;
         }
         Ok(())
     }
@@ -99,7 +99,7 @@ impl CheckedFleet {
             incarnation: about.filter(|_| changes),
             domain,
             approver: None,
-            is_parked: false,
+            is_quarantined: false,
         };
         if let Some(Requester::Disruption { .. }) = &operation.requested_by {
             self.evictions.insert(id);
@@ -140,11 +140,11 @@ impl CheckedFleet {
             OperationKind::Start => active.is_none(),
             OperationKind::Update => active.is_some(),
             OperationKind::Relocate | OperationKind::Restart => {
-                active.is_some_and(|active| active.life.is_up())
+                active.is_some_and(|active| active.progress.is_up())
             }
             OperationKind::Stop | OperationKind::Delete => replica.desired != WillWord::Proposed,
         };
-        let now = active.map_or("not there", |active| active.life.word());
+        let now = active.map_or("not there", |active| active.progress.word());
         demand!(6, fits, "a {kind} of {name} is opened, whose incarnation is {now}");
         Ok(())
     }
@@ -176,7 +176,7 @@ impl CheckedFleet {
             proposal.hash == fact.hash,
             "operation {id} is approved on another hash than was proposed"
         );
-        let in_time = operation.is_parked || at.time < proposal.expires;
+        let in_time = operation.is_quarantined || at.time < proposal.expires;
         demand!(6, in_time, "operation {id} is approved after it expired");
         self.entitled(fact, &operation, at)?;
         let replica = self.replica(name)?;
@@ -312,7 +312,7 @@ impl CheckedFleet {
     /// Whether the operation's incarnation is asked to end, or to return to its old version.
     fn is_given_up(&self, operation: &Operation) -> bool {
         let left = operation.incarnation.and_then(|held| self.incarnations.get(&held));
-        left.is_none_or(|run| match &run.life {
+        left.is_none_or(|run| match &run.progress {
             IncarnationProgress::Reserved
             | IncarnationProgress::Stopping(_)
             | IncarnationProgress::Over
@@ -357,7 +357,7 @@ impl CheckedFleet {
                 });
                 plan.deployments.get(name).is_some_and(|of| {
                     of.stage == DeploymentStage::InProgress
-                        && !of.stands_beside()
+                        && !of.runs_alongside()
                         && own.is_some_and(|own| own.version != of.version)
                         && !busy
                 })
@@ -407,7 +407,7 @@ impl CheckedFleet {
         let own =
             active.filter(|id| operation.incarnation == Some(*id)).and_then(|id| self.incarnations.get(&id));
         let beside =
-            own.is_some_and(|own| own.life == IncarnationProgress::Running && own.starts_after.is_none());
+            own.is_some_and(|own| own.progress == IncarnationProgress::Running && own.starts_after.is_none());
         Ok(replaces(operation.kind) && passive.is_none() && beside)
     }
 
@@ -477,21 +477,21 @@ impl CheckedFleet {
             deployment.rested = if succeeded { Some(at.time) } else { deployment.rested };
         }
         if operation.kind == OperationKind::Start && matches!(end, OperationEnd::Cancelled { .. }) {
-            self.now.gave_way.push((name.clone(), operation.requested_by.clone(), operation.wants.clone()));
+            self.now.replaced.push((name.clone(), operation.requested_by.clone(), operation.wants.clone()));
         }
         let evicted = self.evictions.remove(&id);
         self.landed(id);
         let held = operation.incarnation;
         if let Some(held) = held.filter(|held| {
-            self.incarnations.get(held).is_some_and(|i| i.life == IncarnationProgress::Reserved)
+            self.incarnations.get(held).is_some_and(|i| i.progress == IncarnationProgress::Reserved)
         }) {
             self.obligations.push(RecordObligation::Freed(held));
         }
         let runs = self.replica(&name)?.active.and_then(|run| self.incarnations.get(&run));
-        let is_well = runs.is_some_and(|run| run.life == IncarnationProgress::Running && run.is_ready);
+        let is_well = runs.is_some_and(|run| run.progress == IncarnationProgress::Running && run.is_ready);
         let kept = matches!(end, OperationEnd::Superseded { .. } | OperationEnd::Cancelled { .. });
         let is_down = runs.is_none_or(|run| {
-            matches!(run.life, IncarnationProgress::Reserved | IncarnationProgress::Stopping(_))
+            matches!(run.progress, IncarnationProgress::Reserved | IncarnationProgress::Stopping(_))
         });
         let aborted = matches!(end, OperationEnd::Cancelled { .. });
         let undone = had_begun && replaces(kind) && (aborted || matches!(end, OperationEnd::Failed { .. }));

@@ -38,13 +38,13 @@ impl CheckedFleet {
                 disruptions: BTreeMap::new(),
                 held: Resources::ZERO,
                 volumes: BTreeMap::new(),
-                places: BTreeSet::new(),
+                reservations: BTreeSet::new(),
             };
             self.nodes.insert(fact.name.clone(), node);
             return Ok(());
         };
         node.spec = fact.spec.clone();
-        node.has_room(&fact.name)
+        node.has_capacity(&fact.name)
     }
 
     pub(super) fn node_moved(&mut self, fact: &NodeStateChanged, at: FactLocation) -> RuleResult {
@@ -96,7 +96,7 @@ impl CheckedFleet {
         );
         let emptied = self.now.emptied.contains(name);
         demand!(6, asked || emptied, "node {name} is deleted without a request");
-        let held = self.node(name)?.places.len();
+        let held = self.node(name)?.reservations.len();
         demand!(4, held == 0, "node {name} is deleted, and has {held} reservations");
         let volumes = self.volumes_on(name);
         demand!(4, volumes == 0, "node {name} is deleted, and {volumes} volumes are on it");
@@ -124,8 +124,8 @@ impl CheckedFleet {
             let held = node.volumes.entry(class.clone()).or_default();
             *held = held.saturating_add(*bytes);
         }
-        node.places.insert(id);
-        self.node(name)?.has_room(name)
+        node.reservations.insert(id);
+        self.node(name)?.has_capacity(name)
     }
 
     /// Reserves the rest of an incarnation's resources after the end of the one that it followed there.
@@ -138,7 +138,7 @@ impl CheckedFleet {
             || InvariantViolation::new(4, format!("node {name} was deleted while it had a reservation"));
         let node = self.nodes.get_mut(&name).ok_or_else(gone)?;
         node.take(&name, more)?;
-        node.has_room(&name)
+        node.has_capacity(&name)
     }
 
     /// Releases exactly the reservation of an incarnation.
@@ -153,7 +153,7 @@ impl CheckedFleet {
             let held = node.volumes.get_mut(class).ok_or_else(more)?;
             *held = held.checked_sub(*bytes).ok_or_else(more)?;
         }
-        demand!(4, node.places.remove(&id), "a reservation on node {name} is freed that did not exist");
+        demand!(4, node.reservations.remove(&id), "a reservation on node {name} is freed that did not exist");
         Ok(())
     }
 
@@ -181,13 +181,13 @@ impl CheckedFleet {
         let id = fact.session;
         let input = self.input_of(at);
         let saw = input.as_deref().and_then(LastInput::saw).map(|(_, saw)| saw);
-        let said = match fact.end {
+        let is_caused = match fact.end {
             SessionEnd::Expired | SessionEnd::Left => {
                 matches!(saw, Some(Observation::SessionEnded(over)) if over.session == id && over.end == fact.end)
             }
             SessionEnd::ClusterDeleted => input.as_deref().is_some_and(|input| input.request().is_some()),
         };
-        demand!(6, said, "session {id} closes as {} without a cause", fact.end);
+        demand!(6, is_caused, "session {id} closes as {} without a cause", fact.end);
         let unknown = || InvariantViolation::new(5, format!("session {id} was never opened"));
         let session = self.sessions.get_mut(&id).ok_or_else(unknown)?;
         demand!(5, session.is_open, "session {id} closes a second time");
@@ -265,7 +265,9 @@ impl CheckedFleet {
                 "object {id} of another journal is removed"
             );
             let over = match id {
-                ObjectId::Incarnation(id) => self.incarnations.get(&id).is_some_and(|it| it.life.is_over()),
+                ObjectId::Incarnation(id) => {
+                    self.incarnations.get(&id).is_some_and(|it| it.progress.is_over())
+                }
                 // Data is destroyed by name alone.
                 ObjectId::Volume(_) => false,
             };
@@ -290,9 +292,9 @@ impl Node {
     }
 
     /// Checks that reservations are at most the resources for placements.
-    pub(super) fn has_room(&self, name: &NodeName) -> RuleResult {
-        let room = self.spec.resources.checked_sub(self.spec.reserved).unwrap_or_default();
-        demand!(4, self.held.fits(room), "node {name} has {room}, and {} are held", self.held);
+    pub(super) fn has_capacity(&self, name: &NodeName) -> RuleResult {
+        let capacity = self.spec.resources.checked_sub(self.spec.reserved).unwrap_or_default();
+        demand!(4, self.held.fits(capacity), "node {name} has {capacity}, and {} are held", self.held);
         for (class, held) in &self.volumes {
             let has = self.spec.storage.iter().find(|has| has.class == *class).map_or(0, |has| has.capacity);
             demand!(4, *held <= has, "node {name} has {has} bytes of {class}, and {held} are reserved");

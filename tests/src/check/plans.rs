@@ -214,8 +214,8 @@ impl CheckedFleet {
     fn count(&self, replica: &Replica) -> ReplicaCounts {
         let active = replica.active.and_then(|id| self.incarnations.get(&id));
         let ready =
-            active.is_some_and(|active| active.life == IncarnationProgress::Running && active.is_ready);
-        let up = active.is_some_and(|active| active.life.is_up());
+            active.is_some_and(|active| active.progress == IncarnationProgress::Running && active.is_ready);
+        let up = active.is_some_and(|active| active.progress.is_up());
         let quiet = replica.open.is_empty();
         let down = replica.active.is_none() && replica.secondary.is_none();
         ReplicaCounts {

@@ -42,7 +42,7 @@ struct EntityChange {
 #[derive(Clone, Default, Debug)]
 pub struct ReadChecker {
     /// Highest verdict position of each server, by its number. A restarted server keeps its number.
-    given: BTreeMap<usize, Position>,
+    highest: BTreeMap<usize, Position>,
     changes: BTreeMap<Subject, Vec<EntityChange>>,
     head: Position,
 }
@@ -137,13 +137,13 @@ impl ReadChecker {
 
     /// Notes that a server returned a verdict, which every later read there must follow.
     pub(super) fn gave(&mut self, server: usize, verdict: Position) {
-        let last = self.given.entry(server).or_default();
+        let last = self.highest.entry(server).or_default();
         *last = verdict.max(*last);
     }
 
     /// Returns the minimum position for the answer to a read that comes now and waives nothing.
     pub fn least(&self, server: usize) -> Position {
-        self.given.get(&server).copied().unwrap_or_default()
+        self.highest.get(&server).copied().unwrap_or_default()
     }
 
     fn reached(&self, least: Position, position: Position) -> RuleResult {
@@ -157,7 +157,7 @@ impl ReadChecker {
     }
 
     /// Returns the last change of an existing entity, up to a position.
-    fn told(changes: &[EntityChange], position: Position) -> Option<EntityChange> {
+    fn last_change(changes: &[EntityChange], position: Position) -> Option<EntityChange> {
         let before = changes.partition_point(|change| change.at <= position);
         changes[..before].last().copied().filter(|change| change.version > 0)
     }
@@ -177,7 +177,7 @@ impl ReadChecker {
 
     fn same(&self, position: Position, subject: &Subject, row: Option<RowStamp>) -> RuleResult {
         let changes = self.changes.get(subject).map_or(&[][..], Vec::as_slice);
-        match (ReadChecker::told(changes, position), row) {
+        match (ReadChecker::last_change(changes, position), row) {
             (Some(told), Some(RowStamp { version, changed })) => {
                 demand!(
                     13,

@@ -111,7 +111,7 @@ impl CheckedFleet {
     /// Returns the replicas with a reservation on the node.
     fn on_node(&self, node: &NodeName) -> BTreeSet<(PlanName, ReplicaName)> {
         let Some(node) = self.nodes.get(node) else { return BTreeSet::new() };
-        let runs = node.places.iter().filter_map(|id| self.incarnations.get(id));
+        let runs = node.reservations.iter().filter_map(|id| self.incarnations.get(id));
         let of =
             runs.filter_map(|run| Some((self.replicas.get(&run.replica)?.plan.clone(), run.replica.clone())));
         of.collect()
@@ -219,7 +219,7 @@ impl CheckedFleet {
             let mut asked = approval.clone();
             (asked.actor, asked.intent) = (request.actor.clone(), intent(&request.change));
             let (position, event) = (at.cause, Event::Intent(asked));
-            let input = LastInput { position, event, said: InputVerdict::Accepted, has_effect: true };
+            let input = LastInput { position, event, verdict: InputVerdict::Accepted, has_effect: true };
             self.carried = Some(ApprovedChange { input: Arc::new(input), approver: by.clone() });
         }
         Ok(())

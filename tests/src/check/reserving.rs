@@ -141,7 +141,7 @@ impl CheckedFleet {
             fits && policy.selectors.iter().all(|(key, value)| node.spec.labels.get(key) == Some(value));
         demand!(4, fits, "replica {name} is placed on {on}, which its plan does not allow");
         let others = || {
-            let there = node.places.iter().filter_map(|id| self.incarnations.get(id));
+            let there = node.reservations.iter().filter_map(|id| self.incarnations.get(id));
             there.filter(|run| run.replica != *name)
         };
         let of_plan = |run: &&Incarnation| {
@@ -173,7 +173,7 @@ impl CheckedFleet {
             let group = &affinity.group;
             let here = there.contains(group);
             let somewhere = || {
-                let all = self.nodes.values().flat_map(|node| &node.places);
+                let all = self.nodes.values().flat_map(|node| &node.reservations);
                 let mut others =
                     all.filter_map(|id| self.incarnations.get(id)).filter(|run| run.replica != *name);
                 others.any(|run| self.groups_of(run).any(|of| of == group))
@@ -207,7 +207,7 @@ impl CheckedFleet {
     ) -> Result<bool, InvariantViolation> {
         let held = self.incarnation_mut(id)?.clone();
         let plan = self.replica(&held.replica)?.plan.clone();
-        Ok(held.life == IncarnationProgress::Reserved && held.placed_by < self.plan(&plan)?.generation)
+        Ok(held.progress == IncarnationProgress::Reserved && held.placed_by < self.plan(&plan)?.generation)
     }
 
     /// Checks that the newest policy allows a reservation of an earlier one when its operation starts.
@@ -226,7 +226,7 @@ impl CheckedFleet {
             held.replica,
             held.node
         );
-        let there = self.node(&held.node)?.places.iter().filter_map(|id| self.incarnations.get(id));
+        let there = self.node(&held.node)?.reservations.iter().filter_map(|id| self.incarnations.get(id));
         let mut others = there.filter(|run| run.replica != held.replica);
         let of_plan =
             |run: &Incarnation| self.replicas.get(&run.replica).is_some_and(|other| other.plan == plan);
@@ -266,7 +266,7 @@ impl CheckedFleet {
             mounts: fact.mounts.clone(),
             placed_by: 0,
             processes: spec.payloads.iter().map(|payload| usize::from(payload.processes)).sum(),
-            life: IncarnationProgress::Reserved,
+            progress: IncarnationProgress::Reserved,
             is_ready: false,
             unready: None,
             since: None,

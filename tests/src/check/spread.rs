@@ -65,8 +65,9 @@ impl CheckedFleet {
     /// Returns the replica's incarnation after success of all open operations.
     fn remaining(&self, replica: &Replica) -> Option<&Incarnation> {
         let runs = replica.secondary.iter().chain(&replica.active).filter_map(|id| self.incarnations.get(id));
-        let stays =
-            |run: &&Incarnation| !run.life.is_over() && !matches!(run.life, IncarnationProgress::Stopping(_));
+        let stays = |run: &&Incarnation| {
+            !run.progress.is_over() && !matches!(run.progress, IncarnationProgress::Stopping(_))
+        };
         runs.filter(|_| !self.is_going(replica)).find(stays)
     }
 
@@ -111,9 +112,9 @@ impl CheckedFleet {
             let wanted = wanted && (policy.zone.is_none() || policy.zone == node.spec.zone);
             let wanted = wanted
                 && policy.selectors.iter().all(|(key, value)| node.spec.labels.get(key) == Some(value));
-            let room = node.spec.resources.checked_sub(node.spec.reserved).unwrap_or_default();
-            let free = room.checked_sub(node.held).unwrap_or_default();
-            let others = node.places.iter().filter_map(|id| self.incarnations.get(id)).any(|run| {
+            let capacity = node.spec.resources.checked_sub(node.spec.reserved).unwrap_or_default();
+            let free = capacity.checked_sub(node.held).unwrap_or_default();
+            let others = node.reservations.iter().filter_map(|id| self.incarnations.get(id)).any(|run| {
                 let of = self.replicas.get(&run.replica);
                 run.replica != *name && of.is_some_and(|of| of.plan == replica.plan)
             });
@@ -201,7 +202,7 @@ impl CheckedFleet {
         let movable = self.replicas.iter().filter(|(_, replica)| {
             let active = replica.active.and_then(|id| self.incarnations.get(&id));
             let free = replica.open.is_empty() && replica.secondary.is_none();
-            replica.plan == *plan && free && active.is_some_and(|active| active.life.is_up())
+            replica.plan == *plan && free && active.is_some_and(|active| active.progress.is_up())
         });
         let mut better = movable.filter_map(|(name, replica)| Some((name, self.better(name, replica)?)));
         better.next().map_or(SpreadImprovement::Nothing, |(name, node)| SpreadImprovement::Move(name, node))
@@ -303,11 +304,11 @@ impl CheckedFleet {
     }
 
     /// Returns a plan at rest that a move would make more even and that is not marked uneven, if any.
-    pub(super) fn unsaid(&self) -> Option<String> {
+    pub(super) fn unreported_balance(&self) -> Option<String> {
         self.plans.iter().find_map(|(name, plan)| {
             let SpreadImprovement::Move(replica, node) = self.improvement(name) else { return None };
-            let is_said = plan.balance == BalancePolicy::Uneven || self.is_busy(name);
-            (!is_said).then(|| {
+            let is_reported = plan.balance == BalancePolicy::Uneven || self.is_busy(name);
+            (!is_reported).then(|| {
                 format!("plan {name} is uneven and not marked so: {replica} would be better on {node}")
             })
         })

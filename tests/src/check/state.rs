@@ -41,7 +41,7 @@ pub(super) struct FactLocation {
 pub(super) struct LastInput {
     pub(super) position: Position,
     pub(super) event: Event,
-    pub(super) said: InputVerdict,
+    pub(super) verdict: InputVerdict,
     /// Whether the input has an effect beyond its verdict.
     pub(super) has_effect: bool,
 }
@@ -94,7 +94,7 @@ pub(super) struct Node {
     pub(super) held: Resources,
     pub(super) volumes: BTreeMap<StorageClass, u64>,
     /// Incarnations with a reservation on the node.
-    pub(super) places: BTreeSet<IncarnationId>,
+    pub(super) reservations: BTreeSet<IncarnationId>,
 }
 
 #[derive(Clone, Debug)]
@@ -263,7 +263,7 @@ pub(super) struct Operation {
     pub(super) domain: Option<DomainName>,
     pub(super) approver: Option<ApprovalActor>,
     /// Whether the operation is quarantined, and so never expires.
-    pub(super) is_parked: bool,
+    pub(super) is_quarantined: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -298,7 +298,7 @@ pub(super) struct Incarnation {
     pub(super) placed_by: u32,
     /// Number of processes in the spec.
     pub(super) processes: usize,
-    pub(super) life: IncarnationProgress,
+    pub(super) progress: IncarnationProgress,
     /// Whether all processes were ready when last observed.
     pub(super) is_ready: bool,
     /// Time of first readiness.
@@ -386,7 +386,7 @@ pub(super) struct RecordEffects {
     /// Deployments that ended as failed.
     pub(super) ended_failed: BTreeSet<(PlanName, DeploymentName)>,
     /// Starts by people that were replaced by another version: their requester and node.
-    pub(super) gave_way: Vec<(ReplicaName, Option<Requester>, Option<NodeName>)>,
+    pub(super) replaced: Vec<(ReplicaName, Option<Requester>, Option<NodeName>)>,
     /// Nodes that were emptied for their deletion.
     pub(super) emptied: BTreeSet<NodeName>,
     /// Nodes whose expunge needs no approval, by break-glass.

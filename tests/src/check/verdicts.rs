@@ -37,7 +37,7 @@ struct KeyDecision {
 /// Verdicts of the journal.
 #[derive(Clone, Default, Debug)]
 pub(super) struct RecordedVerdicts {
-    told: BTreeMap<Position, RecordedVerdict>,
+    verdicts: BTreeMap<Position, RecordedVerdict>,
     keys: BTreeMap<Digest, KeyDecision>,
     /// Keys of all intents that the journal contains.
     recorded: BTreeSet<Digest>,
@@ -101,7 +101,7 @@ impl RecordedVerdicts {
         let (key, digest) = (request.key(), request.digest());
         self.recorded.insert(key);
         let type_name = request.intent.type_name();
-        self.told.insert(at, RecordedVerdict { key, digest, type_name, verdict });
+        self.verdicts.insert(at, RecordedVerdict { key, digest, type_name, verdict });
     }
 
     /// Checks that received verdicts are in the journal.
@@ -124,7 +124,7 @@ impl RecordedVerdicts {
                         )
                         .at(position)
                     };
-                    let found = self.told.get(&position).ok_or_else(lost)?;
+                    let found = self.verdicts.get(&position).ok_or_else(lost)?;
                     let same =
                         found.key == op.key && found.digest == op.digest && found.type_name == op.type_name;
                     demand!(

@@ -121,10 +121,11 @@ impl CheckedFleet {
         demand!(5, !self.volumes.contains_key(name), "volume {name} is made a second time");
         let run = self.incarnation(fact.incarnation)?.clone();
         let begun = self.operation(run.operation)?.stage == OperationProgress::Running;
-        let due = run.life == IncarnationProgress::Reserved && begun && run.mounts.contains(name);
+        let due = run.progress == IncarnationProgress::Reserved && begun && run.mounts.contains(name);
         demand!(6, due, "volume {name} is made for {}, which will not use it now", fact.incarnation);
-        let waits =
-            run.starts_after.is_some_and(|old| self.incarnation(old).is_ok_and(|old| !old.life.is_over()));
+        let waits = run
+            .starts_after
+            .is_some_and(|old| self.incarnation(old).is_ok_and(|old| !old.progress.is_over()));
         demand!(6, !waits, "volume {name} is made before its user's predecessor ended");
         demand!(
             4,
@@ -143,7 +144,7 @@ impl CheckedFleet {
         let node = self.storage_of(&fact.node)?;
         node.unstore(&fact.node, &fact.class, held)?;
         node.store(&fact.class, fact.capacity);
-        node.has_room(&fact.node)?;
+        node.has_capacity(&fact.node)?;
         let volume = Volume {
             id: VolumeId::issue(at.lineage, at.position),
             cluster: run.cluster,
@@ -317,7 +318,7 @@ impl CheckedFleet {
             self.storage_of(&from)?.unstore(&from, &class, capacity)?;
             self.storage_of(&run.node)?.store(&class, capacity);
         }
-        self.node(&run.node)?.has_room(&run.node)
+        self.node(&run.node)?.has_capacity(&run.node)
     }
 
     /// Notes that a started incarnation may have written to its volumes.

@@ -41,7 +41,7 @@ pub(super) struct RunningCampaign {
     /// In-memory file system of the data directory, if faults need one.
     disk: Option<TestMount>,
     pub(super) host: HostState,
-    pub(super) site: FleetProcesses,
+    pub(super) processes: FleetProcesses,
     pub(super) target: CampaignTarget,
     load: Option<ProducerLoad>,
     pub(super) random: RandomSource,
@@ -59,7 +59,7 @@ impl RunningCampaign {
         seed: u64,
         faults: &[InjectedFault],
     ) -> Result<RunningCampaign> {
-        let host = HostState::new(site.server.home())?;
+        let host = HostState::new(site.server.directory())?;
         let mut disk = None;
         if target == CampaignTarget::Server && site.executor.is_none() {
             ensure!(!site.server.is_up(), "a server of a campaign is started by the campaign");
@@ -88,13 +88,13 @@ impl RunningCampaign {
         set_up(&client, &payload);
         by_hand(&client, &payload);
         volume_users(&client, &host);
-        let file = site.server.home().join("history.jsonl");
+        let file = site.server.directory().join("history.jsonl");
         let load = Some(ProducerLoad::begin(&site.server.url(), 4, seed, Duration::from_secs(30), &file)?);
         let random = RandomSource::new(seed);
         Ok(RunningCampaign {
             disk,
             host,
-            site,
+            processes: site,
             target,
             load,
             random,
@@ -131,14 +131,14 @@ impl RunningCampaign {
             self.purged.iter().all(|incarnation| !has_directory(&self.data, incarnation)).then_some(())
         });
         let history = self.load.take().context("producers are at work")?.end()?;
-        let server = &self.site.server;
+        let server = &self.processes.server;
         let mut evidence = vec![ServerEvidence::gather(server)?];
         server
             .client()
             .must("deployment.create", &json!({"plan": "store", "name": "over", "spec": {"count": 0}}));
         wind_up(server, &mut evidence)?;
-        self.site.stop()?;
-        judge(self.site.server.data(), &history, &evidence, tally)?;
+        self.processes.stop()?;
+        judge(self.processes.server.data(), &history, &evidence, tally)?;
         drop(self.disk.take());
         let found = self.host.settle_ended()?;
         judge_host(&found, tally)
@@ -146,14 +146,14 @@ impl RunningCampaign {
 
     /// Returns exit status and last log lines of a server that ended without a request.
     fn ended_by_itself(&mut self) -> Option<String> {
-        let status = self.site.server.ended()?;
-        let log = self.site.server.log();
+        let status = self.processes.server.ended()?;
+        let log = self.processes.server.log();
         let last: Vec<_> = log.lines().skip(log.lines().count().saturating_sub(40)).collect();
         Some(format!("the server failed, {status}:\n{}", last.join("\n")))
     }
 
     pub(super) fn client(&self) -> TestClient {
-        self.site.server.client()
+        self.processes.server.client()
     }
 
     /// Requests `count` replicas of `web`.
@@ -169,28 +169,28 @@ impl RunningCampaign {
 
     /// Kills the target, if it is running.
     pub(super) fn kill(&mut self) {
-        match (self.target, &mut self.site.executor) {
+        match (self.target, &mut self.processes.executor) {
             (CampaignTarget::Executor, Some(executor)) => executor.kill(),
-            _ if self.site.server.is_up() => self.site.server.kill(),
+            _ if self.processes.server.is_up() => self.processes.server.kill(),
             _ => {}
         }
     }
 
     /// Starts the target with default settings, and panics if it ends.
     pub(super) fn start(&mut self) {
-        if let Err(NotUp { status, said }) = self.try_start(StartConditions::default()) {
+        if let Err(NotUp { status, output: said }) = self.try_start(StartConditions::default()) {
             panic!("the target ended: {status}\n{said}");
         }
     }
 
     /// Starts the target as `launch` describes. Readiness is known for a server only.
     pub(super) fn try_start(&mut self, launch: StartConditions) -> Result<(), NotUp> {
-        if let (CampaignTarget::Executor, Some(executor)) = (self.target, &mut self.site.executor) {
+        if let (CampaignTarget::Executor, Some(executor)) = (self.target, &mut self.processes.executor) {
             executor.set_launch(launch);
             executor.start_again();
             return Ok(());
         }
-        let server = &mut self.site.server;
+        let server = &mut self.processes.server;
         server.set_launch(launch);
         server.try_start_again()?;
         if let Some(load) = &self.load {
@@ -201,18 +201,18 @@ impl RunningCampaign {
 
     /// Starts the target, which must refuse. Returns its log.
     pub(super) fn must_refuse(&mut self, launch: StartConditions, why: &str) -> Result<String> {
-        if let (CampaignTarget::Executor, Some(executor)) = (self.target, &mut self.site.executor) {
+        if let (CampaignTarget::Executor, Some(executor)) = (self.target, &mut self.processes.executor) {
             let before = executor.log().len();
             executor.set_launch(launch);
             executor.start_again();
             let status = until(&format!("the executor refuses: {why}"), || executor.ended());
-            let said = executor.log().split_off(before);
-            ensure!(!status.success(), "the executor refuses, and reports success: {said}");
-            return Ok(said);
+            let output = executor.log().split_off(before);
+            ensure!(!status.success(), "the executor refuses, and reports success: {output}");
+            return Ok(output);
         }
         match self.try_start(launch) {
             Ok(()) => bail!("the server starts: {why}"),
-            Err(NotUp { status, said }) => {
+            Err(NotUp { status, output: said }) => {
                 ensure!(status.code().is_some_and(|code| code != 0 && code != 101), "{status}: {said}");
                 Ok(said)
             }
@@ -221,9 +221,9 @@ impl RunningCampaign {
 
     /// Changes the data directory's path for later starts.
     pub(super) fn set_data(&mut self, data: &Path) {
-        match (self.target, &mut self.site.executor) {
+        match (self.target, &mut self.processes.executor) {
             (CampaignTarget::Executor, Some(executor)) => executor.set_data(data.to_owned()),
-            _ => self.site.server.set_data(data.to_owned()),
+            _ => self.processes.server.set_data(data.to_owned()),
         }
     }
 
@@ -267,13 +267,13 @@ impl Drop for RunningCampaign {
         if let Some(how) = self.ended_by_itself() {
             eprintln!("{how}");
         }
-        if let Some(executor) = self.site.executor.as_mut().filter(|executor| executor.is_up()) {
+        if let Some(executor) = self.processes.executor.as_mut().filter(|executor| executor.is_up()) {
             executor.kill();
         }
-        if self.site.server.is_up() {
-            self.site.server.kill();
+        if self.processes.server.is_up() {
+            self.processes.server.kill();
         }
-        for (pid, _) in supervisors(self.site.server.home()) {
+        for (pid, _) in supervisors(self.processes.server.directory()) {
             signal(pid, Signal::KILL);
         }
     }
@@ -321,9 +321,9 @@ fn volume_users(client: &TestClient, host: &HostState) {
 }
 
 /// Site of a campaign that targets the server.
-pub(super) fn servers(place: JournalBackend) -> FleetProcesses {
-    match place {
+pub(super) fn servers(backend: JournalBackend) -> FleetProcesses {
+    match backend {
         JournalBackend::Embedded => FleetProcesses { executor: None, server: crate::ServerProcess::new() },
-        JournalBackend::OneBroker | JournalBackend::ThreeBrokers => place.start(&[]),
+        JournalBackend::OneBroker | JournalBackend::ThreeBrokers => backend.start(&[]),
     }
 }

@@ -29,7 +29,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     set_up(&server.client(), &sleeper());
     by_hand(&server.client(), &sleeper());
     fill(&server, "first", 3);
-    let file = server.home().join("history.jsonl");
+    let file = server.directory().join("history.jsonl");
     let load = ProducerLoad::begin(&server.url(), 4, seed, Duration::from_secs(30), &file)?;
     for round in 0..rounds {
         std::thread::sleep(Duration::from_millis(random.between(100, 500)));

@@ -21,7 +21,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut server = ServerProcess::start();
     set_up(&server.client(), &sleeper());
     by_hand(&server.client(), &sleeper());
-    let file = server.home().join("history.jsonl");
+    let file = server.directory().join("history.jsonl");
     let load = ProducerLoad::begin(&server.url(), 2, seed, Duration::from_secs(30), &file)?;
     for round in 0..rounds {
         deploy(&server.client(), &format!("round-{round}"), random.below(4) as u32);
@@ -121,7 +121,7 @@ fn flip(
         Ok(()) => anyhow::bail!("a server starts on a journal with a flipped bit at {offset}"),
         Err(not_up) => {
             ensure!(!not_up.status.success(), "a server refuses, and reports success");
-            named(&not_up.said, &tail.path)?;
+            named(&not_up.output, &tail.path)?;
         }
     }
     write(&tail.path, offset, &[right])?;
@@ -130,9 +130,9 @@ fn flip(
 }
 
 /// Checks that the output names the file.
-fn named(said: &str, path: &Path) -> Result<()> {
+fn named(output: &str, path: &Path) -> Result<()> {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    ensure!(said.contains(&name), "{name} is not named in:\n{said}");
+    ensure!(output.contains(&name), "{name} is not named in:\n{output}");
     Ok(())
 }
 

@@ -27,7 +27,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     server.start_again();
     set_up(&server.client(), &sleeper());
     by_hand(&server.client(), &sleeper());
-    let file = server.home().join("history.jsonl");
+    let file = server.directory().join("history.jsonl");
     let load = ProducerLoad::begin(&server.url(), 2, seed, Duration::from_secs(10), &file)?;
     for round in 0..rounds {
         deploy(&server.client(), &format!("round-{round}"), random.below(4) as u32);
@@ -42,16 +42,19 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
         tally.fault("full disk");
         tally.rounds += 1;
         ensure!(!status.success(), "the disk is full, and the server reports success");
-        let said = server.log().split_off(before);
-        ensure!(said.contains("No space left on device"), "the server does not report why it ended:\n{said}");
+        let output = server.log().split_off(before);
+        ensure!(
+            output.contains("No space left on device"),
+            "the server does not report why it ended:\n{output}"
+        );
         // On a disk that is still full, the server may start or refuse, but it must not hang or do damage.
         match server.try_start_again() {
             Ok(()) => server.kill(),
             Err(not_up) => ensure!(
-                !not_up.status.success() && not_up.said.contains("No space left on device"),
+                !not_up.status.success() && not_up.output.contains("No space left on device"),
                 "a server that cannot start does not report why: {}\n{}",
                 not_up.status,
-                not_up.said
+                not_up.output
             ),
         }
         disk.clear()?;

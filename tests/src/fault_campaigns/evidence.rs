@@ -125,11 +125,11 @@ pub fn judge(
         history.invocations().iter().filter(|op| op.ending == InvocationOutcome::Unknown).count();
     tally.unanswered += unanswered as u64;
     let verdicts = verdicts(&records)?;
-    let told = history.invocations().iter().filter_map(|op| match op.ending {
+    let verdicts_received = history.invocations().iter().filter_map(|op| match op.ending {
         InvocationOutcome::Ok { position, .. } => Some(position),
         InvocationOutcome::Fail | InvocationOutcome::Unknown => None,
     });
-    tally.lost += told.filter(|position| !verdicts.contains_key(position)).count() as u64;
+    tally.lost += verdicts_received.filter(|position| !verdicts.contains_key(position)).count() as u64;
     tally.decided_twice += decided_twice(&verdicts);
     violation(&records, history, evidence)
 }

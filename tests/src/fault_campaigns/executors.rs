@@ -9,14 +9,14 @@ use crate::ledger::CountMap;
 use crate::{ExecutorProcess, FleetProcesses, JournalBackend};
 
 pub(super) fn run(
-    place: JournalBackend,
+    backend: JournalBackend,
     rounds: u64,
     seed: u64,
     faults: &[InjectedFault],
     tally: &mut CountMap,
 ) -> Result<()> {
     // A long lease: sessions are resumed and do not expire, however slow the machine is.
-    let server = place.serve(&[("CHANCERY_EMBEDDED_EXECUTORS", "none"), ("CHANCERY_SESSION_LEASE", "60s")]);
+    let server = backend.serve(&[("CHANCERY_EMBEDDED_EXECUTORS", "none"), ("CHANCERY_SESSION_LEASE", "60s")]);
     let executor = Some(ExecutorProcess::start_within(&server, "e1", "--process"));
     let site = FleetProcesses { executor, server };
     RunningCampaign::begin(site, CampaignTarget::Executor, seed, faults)?.run(rounds, faults, tally)

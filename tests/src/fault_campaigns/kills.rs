@@ -10,11 +10,11 @@ use crate::JournalBackend;
 use crate::ledger::CountMap;
 
 pub(super) fn run(
-    place: JournalBackend,
+    backend: JournalBackend,
     rounds: u64,
     seed: u64,
     faults: &[InjectedFault],
     tally: &mut CountMap,
 ) -> Result<()> {
-    RunningCampaign::begin(servers(place), CampaignTarget::Server, seed, faults)?.run(rounds, faults, tally)
+    RunningCampaign::begin(servers(backend), CampaignTarget::Server, seed, faults)?.run(rounds, faults, tally)
 }

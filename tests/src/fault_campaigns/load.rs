@@ -241,17 +241,17 @@ mod tests {
 
     #[test]
     fn an_answer_says_what_is_known_and_no_more() {
-        let told = |status, text: &str| {
+        let outcome = |status, text: &str| {
             ending(&ServerAnswer { status, content_type: String::new(), text: text.into(), position: None })
         };
         let ok = |verdict| InvocationOutcome::Ok { position: Position::new(7), verdict };
-        assert_eq!(told(202, r#"{"position": 7}"#), ok(Verdict::Accepted));
+        assert_eq!(outcome(202, r#"{"position": 7}"#), ok(Verdict::Accepted));
         assert_eq!(
-            told(409, r#"{"position": 7, "code": "in_use"}"#),
+            outcome(409, r#"{"position": 7, "code": "in_use"}"#),
             ok(Verdict::Refused(RefusalCode::InUse))
         );
         for (status, text) in [(503, r#"{"code": "busy"}"#), (0, "io: Connection refused (os error 111)")] {
-            assert_eq!(told(status, text), InvocationOutcome::Fail, "{text}");
+            assert_eq!(outcome(status, text), InvocationOutcome::Fail, "{text}");
         }
         for (status, text) in [
             (0, "timeout: global"),
@@ -260,7 +260,7 @@ mod tests {
             (202, "cut sho"),
             (500, r#"{"code": "internal"}"#),
         ] {
-            assert_eq!(told(status, text), InvocationOutcome::Unknown, "{text}");
+            assert_eq!(outcome(status, text), InvocationOutcome::Unknown, "{text}");
         }
     }
 }

@@ -109,7 +109,7 @@ impl CampaignKind {
     }
 
     /// Supported journal locations.
-    pub const fn places(self) -> &'static [JournalBackend] {
+    pub const fn backends(self) -> &'static [JournalBackend] {
         match self {
             CampaignKind::Kills
             | CampaignKind::Executors
@@ -127,14 +127,14 @@ impl CampaignKind {
 
     /// Runs `rounds` rounds with seeds from `seed` on, and the journal at `place`. Returns the tally and the
     /// first violation, if any.
-    pub fn run(self, place: JournalBackend, rounds: u64, seed: u64) -> (CountMap, Result<()>) {
-        self.run_with(place, rounds, seed, &InjectedFault::of(self, place))
+    pub fn run(self, backend: JournalBackend, rounds: u64, seed: u64) -> (CountMap, Result<()>) {
+        self.run_with(backend, rounds, seed, &InjectedFault::of(self, backend))
     }
 
     /// Runs rounds like [`CampaignKind::run`], with the given faults only, if the campaign has any ([`InjectedFault::of`]).
     pub fn run_with(
         self,
-        place: JournalBackend,
+        backend: JournalBackend,
         rounds: u64,
         seed: u64,
         faults: &[InjectedFault],
@@ -149,10 +149,10 @@ impl CampaignKind {
             left -= now;
             tally.seeds += 1;
             let mut run = || match self {
-                CampaignKind::Kills => kills::run(place, now, seed, faults, &mut tally),
-                CampaignKind::Executors => executors::run(place, now, seed, faults, &mut tally),
-                CampaignKind::Pauses => pauses::run(place, now, seed, &mut tally),
-                CampaignKind::Relocates => relocates::run(place, now, seed, &mut tally),
+                CampaignKind::Kills => kills::run(backend, now, seed, faults, &mut tally),
+                CampaignKind::Executors => executors::run(backend, now, seed, faults, &mut tally),
+                CampaignKind::Pauses => pauses::run(backend, now, seed, &mut tally),
+                CampaignKind::Relocates => relocates::run(backend, now, seed, &mut tally),
                 CampaignKind::Rollouts => rollouts::run(now, seed, &mut tally),
                 CampaignKind::Clock => clock::run(now, seed, &mut tally),
                 CampaignKind::DiskFull => disk_full::run(now, seed, &mut tally),
@@ -161,17 +161,17 @@ impl CampaignKind {
             };
             // A condition not fulfilled within a minute panics: a finding like any other.
             let ran = catch_unwind(AssertUnwindSafe(&mut run))
-                .unwrap_or_else(|panic| Err(anyhow!("{}", told(&*panic))));
+                .unwrap_or_else(|panic| Err(anyhow!("{}", panic_text(&*panic))));
             if let Err(error) = ran {
                 tally.violations += 1;
-                return (tally, Err(error.context(format!("{self} {place}, seed {seed}"))));
+                return (tally, Err(error.context(format!("{self} {backend}, seed {seed}"))));
             }
         }
         (tally, Ok(()))
     }
 }
 
-fn told(panic: &(dyn Any + Send)) -> String {
+fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
 }

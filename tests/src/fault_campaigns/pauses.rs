@@ -13,18 +13,18 @@ use crate::ledger::CountMap;
 use crate::sim::RandomSource;
 use crate::{JournalBackend, payloads, until};
 
-pub(super) fn run(place: JournalBackend, rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
+pub(super) fn run(backend: JournalBackend, rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut random = RandomSource::new(seed);
     let mut site =
-        place.start(&[("CHANCERY_SESSION_LEASE", "1s"), ("CHANCERY_LIMITS_REQUEST_TIMEOUT", "1s")]);
+        backend.start(&[("CHANCERY_SESSION_LEASE", "1s"), ("CHANCERY_LIMITS_REQUEST_TIMEOUT", "1s")]);
     // On Kafka, some pauses exceed the group session: then the group has removed the server, which joins
     // again.
-    let longest = if place == JournalBackend::Embedded { 3500 } else { 9000 };
+    let longest = if backend == JournalBackend::Embedded { 3500 } else { 9000 };
     let server = &mut site.server;
     set_up(&server.client(), &sleeper());
     by_hand(&server.client(), &sleeper());
     let mut evidence = Vec::new();
-    let file = server.home().join("history.jsonl");
+    let file = server.directory().join("history.jsonl");
     fill(server, "first", 4);
     let before = payloads(server.data());
     let load = ProducerLoad::begin(&server.url(), 4, seed, Duration::from_millis(500), &file)?;

@@ -25,14 +25,14 @@ fn flaky() -> Value {
     })
 }
 
-pub(super) fn run(place: JournalBackend, rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
-    let mut site = place.start(&[]);
-    let server = &mut site.server;
+pub(super) fn run(backend: JournalBackend, rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
+    let mut processes = backend.start(&[]);
+    let server = &mut processes.server;
     let client = server.client();
     set_up(&client, &sleeper());
     by_hand(&client, &sleeper());
     let replica = bring_up(&client);
-    let file = server.home().join("history.jsonl");
+    let file = server.directory().join("history.jsonl");
     let load = ProducerLoad::begin(&server.url(), 4, seed, Duration::from_secs(30), &file)?;
     let watch = ReplicaWatch::begin(&server.url(), &replica);
     let mut failed = 0;
@@ -51,8 +51,8 @@ pub(super) fn run(place: JournalBackend, rounds: u64, seed: u64, tally: &mut Cou
     client.must("deployment.create", &json!({"plan": "moving", "name": "none", "spec": {"count": 0}}));
     let mut evidence = vec![ServerEvidence::gather(server)?];
     wind_up(server, &mut evidence)?;
-    site.stop()?;
-    judge(site.server.data(), &history, &evidence, tally)
+    processes.stop()?;
+    judge(processes.server.data(), &history, &evidence, tally)
 }
 
 /// Starts one replica of the plan `moving`, in as many attempts as needed.
@@ -108,8 +108,8 @@ fn nothing_is_left(server: &ServerProcess, replica: &str) -> Result<()> {
 /// Watcher that reads the replica continuously.
 struct ReplicaWatch {
     stop: Arc<AtomicBool>,
-    seen: Arc<AtomicU64>,
-    looks: std::thread::JoinHandle<Result<()>>,
+    reads: Arc<AtomicU64>,
+    thread: std::thread::JoinHandle<Result<()>>,
 }
 
 impl ReplicaWatch {
@@ -129,12 +129,12 @@ impl ReplicaWatch {
             }
             Ok(())
         });
-        ReplicaWatch { stop, seen, looks }
+        ReplicaWatch { stop, reads: seen, thread: looks }
     }
 
     fn end(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
-        self.looks.join().map_err(|_| anyhow::anyhow!("the watch panicked"))??;
-        Ok(self.seen.load(Ordering::Relaxed))
+        self.thread.join().map_err(|_| anyhow::anyhow!("the watch panicked"))??;
+        Ok(self.reads.load(Ordering::Relaxed))
     }
 }

@@ -35,8 +35,8 @@ use chancery_events::spec::DeploymentStrategy;
 use serde_json::{Value, json};
 
 use self::deployments::{Deployment, RoundDeployments};
-use self::observer::{ServingObserver, look};
-use self::rest::{better, by_node, check_set, check_spread, comes, give_room, is_at_rest, says};
+use self::observer::{ServingObserver, serving};
+use self::rest::{better, by_node, check_balance, check_set, check_spread, comes, is_at_rest, set_capacity};
 use self::script::{EndAction, PlanSettings, RoundScript, payload};
 use super::evidence::{ServerEvidence, judge};
 use super::fleet::set_up;
@@ -53,7 +53,7 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut server = ServerProcess::start_with(&[("CHANCERY_SESSION_LEASE", LEASE)]);
     server.stay_at_this_address();
     set_up(&server.client(), &payload());
-    give_room(&server.client());
+    set_capacity(&server.client());
     let mut rollouts = RolloutsRound::begin(server)?;
     for round in 0..rounds {
         let script = RoundScript::draw(seed, round);
@@ -95,7 +95,7 @@ impl RolloutsRound {
         client.must("deployment.create", &json!({"plan": "web", "name": name, "spec": spec}));
         comes("the first version runs", || Ok(is_at_rest(&client.read("plans/web")).then_some(())))?;
         let deployments = RoundDeployments::new(Deployment::new(name, name, strategy));
-        check_set(&client, server.data(), &deployments.wanted())?;
+        check_set(&client, server.data(), &deployments.required())?;
         let observer = ServingObserver::begin(server.data(), deployments.promise());
         Ok(RolloutsRound { server, observer, deployments, names: 1, drained: None })
     }
@@ -106,7 +106,7 @@ impl RolloutsRound {
         for (step, pause) in &script.steps {
             tally.fault(&self.carry_out(*step)?);
             std::thread::sleep(*pause);
-            self.look()?;
+            self.read_progress()?;
         }
         if script.undrains_early {
             self.undrain();
@@ -120,17 +120,17 @@ impl RolloutsRound {
                 ensure!(!self.check()?, "a rebalance has completed, and a move would still be better");
             }
         }
-        if !self.deployments.wanted().is_exact() {
+        if !self.deployments.required().is_exact() {
             let word = if script.rolls_back && self.roll_back()? { "rolled back" } else { self.repair() };
             tally.fault(&format!("halfway in the end, and {word}"));
             self.settle(script)?;
-            let wanted = self.deployments.wanted();
+            let wanted = self.deployments.required();
             ensure!(wanted.is_exact(), "a version that works was not deployed: {wanted:?}");
             self.check()?;
         }
         self.undrain();
-        self.deployments.turn();
-        self.look()?;
+        self.deployments.start_round();
+        self.read_progress()?;
         Ok(())
     }
 
@@ -148,7 +148,7 @@ impl RolloutsRound {
     }
 
     /// Reads the plan's progress and updates the promise. Returns the plan's row.
-    fn look(&mut self) -> Result<Value> {
+    fn read_progress(&mut self) -> Result<Value> {
         let client = self.server.client();
         self.deployments.read(&client)?;
         let plan = client.read("plans/web");
@@ -163,9 +163,9 @@ impl RolloutsRound {
     /// Waits until the plan is at rest and a drained node is empty. The script ends deployments that do not
     /// end automatically.
     fn settle(&mut self, script: &RoundScript) -> Result<()> {
-        let (mut began, mut way) = (Instant::now(), script.way);
+        let (mut began, mut end_action) = (Instant::now(), script.end_action);
         comes("the plan has nothing in progress", || {
-            let plan = self.look()?;
+            let plan = self.read_progress()?;
             if is_at_rest(&plan) && self.is_drained_node_empty() {
                 return Ok(Some(()));
             }
@@ -173,15 +173,15 @@ impl RolloutsRound {
                 && began.elapsed() >= script.patience
                 && self.deployments.find(current).is_some_and(|current| current.waits_for_people())
             {
-                self.end(current, way, script.promotes)?;
+                self.end(current, end_action, script.promotes)?;
                 // Other ways may be refused.
-                (began, way) = (Instant::now(), EndAction::Cancel);
+                (began, end_action) = (Instant::now(), EndAction::Cancel);
             }
             Ok(None)
         })
         .with_context(|| format!("the plan: {}", self.server.client().read("plans/web")["message"]))?;
         // A deployment completed since the last read is now the only one that counts.
-        self.look()?;
+        self.read_progress()?;
         Ok(())
     }
 
@@ -194,15 +194,15 @@ impl RolloutsRound {
     fn check(&self) -> Result<bool> {
         self.deployments.check()?;
         let client = self.server.client();
-        let serving = check_set(&client, self.server.data(), &self.deployments.wanted())?;
+        let serving = check_set(&client, self.server.data(), &self.deployments.required())?;
         check_spread(&client, &serving, self.drained.as_deref())
     }
 
     /// Checks the reported spread. Returns the server and the number of samples.
     fn finish(self) -> Result<(ServerProcess, u64)> {
-        let serving = look(self.server.data());
+        let serving = serving(self.server.data());
         let is_uneven = better(&by_node(&serving), self.drained.as_deref()).is_some();
-        says(&self.server.client(), if is_uneven { "uneven" } else { "even" })?;
+        check_balance(&self.server.client(), if is_uneven { "uneven" } else { "even" })?;
         Ok((self.server, self.observer.end()?))
     }
 

@@ -24,7 +24,7 @@ struct FileProperties {
 #[derive(Debug)]
 pub(super) struct HostCanaries {
     root: PathBuf,
-    planted: BTreeMap<PathBuf, FileProperties>,
+    originals: BTreeMap<PathBuf, FileProperties>,
 }
 
 impl HostCanaries {
@@ -37,27 +37,27 @@ impl HostCanaries {
                 std::fs::write(dir.join(file), format!("canary {name}/{file}\n")).with_context(doing)?;
             }
         }
-        Ok(HostCanaries { root: root.to_owned(), planted: look(root)? })
+        Ok(HostCanaries { root: root.to_owned(), originals: read_properties(root)? })
     }
 
     /// Descriptions of changed canaries.
     pub(super) fn touched(&self) -> Result<Vec<String>> {
-        let now = look(&self.root)?;
+        let now = read_properties(&self.root)?;
         let mut found = Vec::new();
-        for (path, was) in &self.planted {
+        for (path, was) in &self.originals {
             match now.get(path) {
                 None => found.push(format!("{} is deleted", path.display())),
                 Some(is) if is != was => found.push(format!("{} was {was:?}, is {is:?}", path.display())),
                 Some(_) => {}
             }
         }
-        let new = now.keys().filter(|path| !self.planted.contains_key(*path));
+        let new = now.keys().filter(|path| !self.originals.contains_key(*path));
         found.extend(new.map(|path| format!("{} is new", path.display())));
         Ok(found)
     }
 }
 
-fn look(root: &Path) -> Result<BTreeMap<PathBuf, FileProperties>> {
+fn read_properties(root: &Path) -> Result<BTreeMap<PathBuf, FileProperties>> {
     let mut found = BTreeMap::new();
     let mut open = vec![root.to_owned()];
     while let Some(path) = open.pop() {

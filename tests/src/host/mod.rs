@@ -44,7 +44,7 @@ pub struct HostState {
     /// Directory of the payload log and the canaries, outside every data directory.
     dir: PathBuf,
     /// Directory of everything in the campaign: data directories, their copies, and `dir`.
-    home: PathBuf,
+    campaign_directory: PathBuf,
     canaries: HostCanaries,
     /// Cgroups in which the campaign's processes were seen, except cgroups that existed before.
     cgroups: BTreeSet<PathBuf>,
@@ -86,14 +86,23 @@ impl HostFindings {
 
 impl HostState {
     /// Creates the log and the canaries in a separate directory under the campaign's home.
-    pub fn new(home: &Path) -> Result<HostState> {
-        let home = home.canonicalize().with_context(|| format!("cannot find {}", home.display()))?;
-        let dir = home.join("outside");
+    pub fn new(campaign_directory: &Path) -> Result<HostState> {
+        let campaign_directory = campaign_directory
+            .canonicalize()
+            .with_context(|| format!("cannot find {}", campaign_directory.display()))?;
+        let dir = campaign_directory.join("outside");
         std::fs::create_dir_all(dir.join("instances")).context("cannot create the checker's directory")?;
         std::fs::write(dir.join("log"), "").context("cannot create the log of payloads")?;
         let canaries = HostCanaries::plant(&dir.join("canaries"))?;
         let cgroups_before = cgroups::all()?;
-        Ok(HostState { dir, home, canaries, cgroups: BTreeSet::new(), cgroups_before, patience: PATIENCE })
+        Ok(HostState {
+            dir,
+            campaign_directory,
+            canaries,
+            cgroups: BTreeSet::new(),
+            cgroups_before,
+            patience: PATIENCE,
+        })
     }
 
     /// Payload that the checker can follow; with a volume of 1 MiB if `volume` is set. Without writable
@@ -167,14 +176,14 @@ impl HostState {
     }
 
     /// Whether a process of the incarnation lives.
-    pub fn lives(&self, incarnation: &str) -> Result<bool> {
+    pub fn is_alive(&self, incarnation: &str) -> Result<bool> {
         let log = self.log()?;
         Ok(self.alive()?.iter().any(|process| log.role(process).is_some_and(|(of, _)| of == incarnation)))
     }
 
     /// Number of mounts that payloads have made.
     pub fn mounted(&self) -> Result<usize> {
-        Ok(self.log()?.lines().filter(|line| line.word == LineKind::Mounted).count())
+        Ok(self.log()?.lines().filter(|line| line.kind == LineKind::Mounted).count())
     }
 
     fn log(&self) -> Result<PayloadLog> {
@@ -182,7 +191,7 @@ impl HostState {
     }
 
     /// Current findings. Processes and cgroups may be about to end: see [`HostState::settle`].
-    pub fn look(&mut self) -> Result<HostFindings> {
+    pub fn current_findings(&mut self) -> Result<HostFindings> {
         let log = self.log()?;
         let all = HostProcess::all()?;
         self.note_cgroups(&log, &all);
@@ -190,7 +199,7 @@ impl HostState {
         left.extend(self.unknown(&log, &all));
         Ok(HostFindings {
             started_twice: log.started_twice(),
-            volumes_with_two_users: log.word(LineKind::TwoUsers),
+            volumes_with_two_users: log.incarnations_with(LineKind::TwoUsers),
             files_touched: self.canaries.touched()?,
             left,
         })
@@ -198,14 +207,14 @@ impl HostState {
 
     /// Findings that remain after everything has had time to settle.
     pub fn settle(&mut self) -> Result<HostFindings> {
-        self.wait(HostState::look)
+        self.wait(HostState::current_findings)
     }
 
     /// Findings after everything was asked to end: no process, mount or cgroup of the campaign may be left.
     /// The campaign's servers and executors must have been stopped.
     pub fn settle_ended(&mut self) -> Result<HostFindings> {
         self.wait(|host| {
-            let mut found = host.look()?;
+            let mut found = host.current_findings()?;
             found.left.extend(host.left_at_the_end()?);
             Ok(found)
         })
@@ -254,7 +263,7 @@ impl HostState {
             all.iter().filter(|process| log.role(process).is_some()).map(|process| process.pid).collect();
         let unknown =
             all.iter().filter(|process| !known.contains(&process.pid) && !known.contains(&process.parent));
-        let ours = unknown.filter(|process| process.is_payload_under(&self.home));
+        let ours = unknown.filter(|process| process.is_payload_under(&self.campaign_directory));
         ours.map(|process| format!("{process}, which no payload has logged")).collect()
     }
 
@@ -266,10 +275,16 @@ impl HostState {
         let mut left: Vec<String> = HostProcess::all()?
             .into_iter()
             .filter(|process| process.pid != this)
-            .filter(|process| log.role(process).is_some() || process.has_anything_under(&self.home))
+            .filter(|process| {
+                log.role(process).is_some() || process.has_anything_under(&self.campaign_directory)
+            })
             .map(|process| format!("{process}, though everything has ended"))
             .collect();
-        left.extend(mounts_under(&self.home)?.into_iter().map(|mount| format!("mount {}", mount.display())));
+        left.extend(
+            mounts_under(&self.campaign_directory)?
+                .into_iter()
+                .map(|mount| format!("mount {}", mount.display())),
+        );
         let incarnations = log.incarnations();
         let all = cgroups::all()?;
         let is_ours = |cgroup: &&PathBuf| {
@@ -283,7 +298,9 @@ impl HostState {
     fn clear(&self) -> Result<()> {
         for _ in 0..100 {
             let log = self.log()?;
-            let is_ours = |process: &HostProcess| log.role(process).is_some() || process.names(&self.home);
+            let is_ours = |process: &HostProcess| {
+                log.role(process).is_some() || process.names(&self.campaign_directory)
+            };
             let left: Vec<_> = HostProcess::all()?.into_iter().filter(is_ours).collect();
             if left.is_empty() {
                 break;
@@ -293,7 +310,7 @@ impl HostState {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        for mount in mounts_under(&self.home)? {
+        for mount in mounts_under(&self.campaign_directory)? {
             mounts::unmount(&mount)?;
         }
         let log = self.log()?;

@@ -20,7 +20,7 @@ pub(super) enum LineKind {
 /// Line of the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct LogLine {
-    pub(super) word: LineKind,
+    pub(super) kind: LineKind,
     pub(super) incarnation: String,
     pub(super) role: String,
     /// Process id in the process's own PID namespace.
@@ -41,7 +41,7 @@ impl PayloadLog {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let lines = text.lines().map(line).collect::<Result<Vec<_>>>()?;
-        let starts = lines.iter().filter(|line| line.word == LineKind::Start);
+        let starts = lines.iter().filter(|line| line.kind == LineKind::Start);
         let started = starts
             .map(|line| ((line.pid, line.start_time), (line.incarnation.clone(), line.role.clone())))
             .collect();
@@ -64,16 +64,16 @@ impl PayloadLog {
     }
 
     /// Lines of this kind as text.
-    pub(super) fn word(&self, word: LineKind) -> Vec<String> {
-        let lines = self.lines.iter().filter(|line| line.word == word);
+    pub(super) fn incarnations_with(&self, word: LineKind) -> Vec<String> {
+        let lines = self.lines.iter().filter(|line| line.kind == word);
         lines.map(|line| format!("incarnation {}, {} {}", line.incarnation, line.role, line.pid)).collect()
     }
 
     /// Main processes that were started although their incarnation already had one, alive or ended.
     pub(super) fn started_twice(&self) -> Vec<String> {
-        let mut found = self.word(LineKind::Twice);
+        let mut found = self.incarnations_with(LineKind::Twice);
         let mut first = BTreeMap::new();
-        for line in self.lines.iter().filter(|line| line.word == LineKind::Start && line.role == "main") {
+        for line in self.lines.iter().filter(|line| line.kind == LineKind::Start && line.role == "main") {
             let before = *first.entry(&line.incarnation).or_insert(line.pid);
             if before != line.pid {
                 found.push(format!("incarnation {}: processes {before} and {}", line.incarnation, line.pid));
@@ -98,7 +98,7 @@ fn line(text: &str) -> Result<LogLine> {
     };
     let number = || format!("invalid line of a payload {text:?}: must have numbers");
     Ok(LogLine {
-        word,
+        kind: word,
         incarnation: incarnation.to_owned(),
         role: role.to_owned(),
         pid: pid.parse().with_context(number)?,

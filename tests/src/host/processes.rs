@@ -48,7 +48,7 @@ impl HostProcess {
     }
 
     /// Whether the process is still alive.
-    pub fn lives(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         HostProcess::of(self.pid).is_some_and(|now| now.start_time == self.start_time)
     }
 

@@ -9,15 +9,16 @@ use crate::until;
 
 /// Host without processes, whose checker does not wait for leftovers.
 fn host() -> (HostState, TempDir) {
-    let home = tempfile::Builder::new().prefix("chancery-host-").tempdir().expect("a temporary directory");
-    let mut host = HostState::new(home.path()).expect("a host");
+    let directory =
+        tempfile::Builder::new().prefix("chancery-host-").tempdir().expect("a temporary directory");
+    let mut host = HostState::new(directory.path()).expect("a host");
     host.patience = Duration::ZERO;
-    (host, home)
+    (host, directory)
 }
 
 /// Starts a payload as a supervisor would, in its own working directory.
 fn payload(host: &HostState, incarnation: &str, shapes: &str, volume: Option<&Path>) -> Child {
-    let work = host.home.join("nodes").join(incarnation).join("work");
+    let work = host.campaign_directory.join("nodes").join(incarnation).join("work");
     std::fs::create_dir_all(&work).expect("a working directory");
     let before = host.log().expect("a log").lines().count();
     let child = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("payloads/witness"))
@@ -50,11 +51,11 @@ fn end(mut child: Child) {
 #[test]
 fn payloads_that_run_and_end_as_they_should_are_no_finding() {
     let (mut host, _home) = host();
-    let volume = host.home.join("volume");
+    let volume = host.campaign_directory.join("volume");
     std::fs::create_dir(&volume).expect("a volume");
     let [a, b] = ["a", "b"].map(|incarnation| payload(&host, incarnation, "plain", None));
     assert_eq!(host.settle().expect("a check"), HostFindings::default());
-    assert!(host.lives("a").expect("a check") && host.lives("b").expect("a check"));
+    assert!(host.is_alive("a").expect("a check") && host.is_alive("b").expect("a check"));
     end(a);
     end(b);
     for incarnation in ["c", "d"] {
@@ -80,7 +81,7 @@ fn a_second_instance_is_found_while_the_first_lives_and_after_it() {
 #[test]
 fn a_second_user_of_a_volume_is_found() {
     let (mut host, _home) = host();
-    let volume = host.home.join("volume");
+    let volume = host.campaign_directory.join("volume");
     std::fs::create_dir(&volume).expect("a volume");
     let first = payload(&host, "a", "plain", Some(&volume));
     let second = payload(&host, "b", "plain", Some(&volume));
@@ -133,7 +134,7 @@ fn what_lives_after_its_main_process_is_found_and_what_no_payload_has_logged() {
     // Copy that has not logged anything.
     let stranger = Command::new("sleep")
         .arg("100000")
-        .env("HOME", host.home.join("nodes"))
+        .env("HOME", host.campaign_directory.join("nodes"))
         .env("CHANCERY_INCARNATION", "b")
         .spawn()
         .expect("it starts");
@@ -148,7 +149,8 @@ fn what_lives_after_its_main_process_is_found_and_what_no_payload_has_logged() {
 fn processes_mounts_and_cgroups_that_are_left_at_the_end_are_found() {
     let (mut host, _home) = host();
     assert_eq!(host.settle_ended().expect("a check"), HostFindings::default());
-    let idle = Command::new("sleep").arg("100000").current_dir(&host.home).spawn().expect("it starts");
+    let idle =
+        Command::new("sleep").arg("100000").current_dir(&host.campaign_directory).spawn().expect("it starts");
     until("it is found", || (host.settle_ended().ok()?.left.len() == 1).then_some(()));
     end(idle);
     // Id of an ended incarnation, as part of a cgroup's name.
@@ -164,7 +166,7 @@ fn processes_mounts_and_cgroups_that_are_left_at_the_end_are_found() {
     let found = host.settle_ended().expect("a check");
     std::fs::remove_dir(&cgroup).expect("it is empty");
     assert_eq!(found.left, [format!("cgroup {}", cgroup.display())]);
-    let at = host.home.join("nodes");
+    let at = host.campaign_directory.join("nodes");
     let mount = TestMount::bind(&host.canary("bound"), &at).expect("a mount");
     assert_eq!(host.settle_ended().expect("a check").left, [format!("mount {}", at.display())]);
     drop(mount);

@@ -142,7 +142,7 @@ pub(super) struct Incarnation {
     pub(super) deployment: DeploymentName,
     pub(super) plan: PlanName,
     pub(super) cluster: Option<ClusterName>,
-    pub(super) life: IncarnationProgress,
+    pub(super) progress: IncarnationProgress,
     /// Bytes of storage reserved for volumes not on the node yet.
     pub(super) stores: BTreeMap<StorageClass, u64>,
     pub(super) processes: Vec<ProcessInfo>,
@@ -237,7 +237,7 @@ pub(super) const fn brings_up(kind: OperationKind) -> bool {
 
 impl Incarnation {
     pub(super) const fn is_over(&self) -> bool {
-        matches!(self.life, IncarnationProgress::Over(_))
+        matches!(self.progress, IncarnationProgress::Over(_))
     }
 }
 

@@ -509,15 +509,15 @@ impl VisibleEntities {
             return;
         }
         if comes_up {
-            let new = incarnation.life == IncarnationProgress::Reserved;
-            incarnation.life =
+            let new = incarnation.progress == IncarnationProgress::Reserved;
+            incarnation.progress =
                 if new { IncarnationProgress::Creating } else { IncarnationProgress::Updating(version) };
             incarnation.command(CommandEffect::Ensure);
         } else {
-            if incarnation.life != IncarnationProgress::Stopping {
+            if incarnation.progress != IncarnationProgress::Stopping {
                 incarnation.command(CommandEffect::Stop);
             }
-            incarnation.life = IncarnationProgress::Stopping;
+            incarnation.progress = IncarnationProgress::Stopping;
         }
     }
 
@@ -561,7 +561,7 @@ impl VisibleEntities {
             deployment: fact.deployment.clone(),
             plan: plan.clone(),
             cluster,
-            life: IncarnationProgress::Reserved,
+            progress: IncarnationProgress::Reserved,
             stores: fact.reserved_storage.clone(),
             processes: Vec::new(),
             unready: None,
@@ -581,14 +581,14 @@ impl VisibleEntities {
         match fact {
             Fact::IncarnationStopRequested(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
-                    kept.is.life = IncarnationProgress::Stopping;
+                    kept.is.progress = IncarnationProgress::Stopping;
                     kept.is.command(x.effect);
                 }
             }
             Fact::IncarnationStartRequested(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
-                    let new = kept.is.life == IncarnationProgress::Reserved;
-                    kept.is.life = if new {
+                    let new = kept.is.progress == IncarnationProgress::Reserved;
+                    kept.is.progress = if new {
                         IncarnationProgress::Creating
                     } else {
                         IncarnationProgress::Updating(x.deployment.clone())
@@ -604,10 +604,11 @@ impl VisibleEntities {
             }
             Fact::IncarnationStarted(x) => {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
-                    match &kept.is.life {
-                        IncarnationProgress::Creating => kept.is.life = IncarnationProgress::Starting,
+                    match &kept.is.progress {
+                        IncarnationProgress::Creating => kept.is.progress = IncarnationProgress::Starting,
                         IncarnationProgress::Updating(to) if *to == kept.is.deployment => {
-                            (kept.is.life, kept.is.unready) = (IncarnationProgress::Running, Some(at.time));
+                            (kept.is.progress, kept.is.unready) =
+                                (IncarnationProgress::Running, Some(at.time));
                         }
                         // The command continues.
                         _ => {}
@@ -621,7 +622,7 @@ impl VisibleEntities {
                 if let Some(kept) = self.incarnations.get_mut(&x.incarnation) {
                     kept.is.processes.clone_from(&x.processes);
                     let ready = x.processes.iter().all(|process| process.status == ProcessStatus::Ready);
-                    if kept.is.life == IncarnationProgress::Running {
+                    if kept.is.progress == IncarnationProgress::Running {
                         kept.is.unready = kept.is.unready.or(Some(at.time)).filter(|_| !ready);
                     }
                 }
@@ -635,10 +636,10 @@ impl VisibleEntities {
     /// Makes a ready incarnation the one that counts; its replica now has its version.
     fn runs(&mut self, fact: &IncarnationRunning, at: FactLocation) {
         let Some(kept) = self.incarnations.get_mut(&fact.incarnation) else { return };
-        if let IncarnationProgress::Updating(to) = &kept.is.life {
+        if let IncarnationProgress::Updating(to) = &kept.is.progress {
             kept.is.deployment = to.clone();
         }
-        (kept.is.life, kept.is.command, kept.is.unready) = (IncarnationProgress::Running, None, None);
+        (kept.is.progress, kept.is.command, kept.is.unready) = (IncarnationProgress::Running, None, None);
         kept.is.processes.clone_from(&fact.processes);
         let deployment = kept.is.deployment.clone();
         if let Some(replica) = self.replicas.get_mut(&fact.replica).map(|kept| &mut kept.is) {
@@ -662,8 +663,9 @@ impl VisibleEntities {
         let mut was_held = false;
         if let Some(kept) = self.incarnations.get_mut(&fact.incarnation) {
             let by = self.operations.get(&kept.is.fact.operation);
-            was_held = kept.is.life == IncarnationProgress::Reserved && by.is_none_or(|by| !by.is.has_begun);
-            (kept.is.life, kept.is.command) = (IncarnationProgress::Over(fact.end.clone()), None);
+            was_held =
+                kept.is.progress == IncarnationProgress::Reserved && by.is_none_or(|by| !by.is.has_begun);
+            (kept.is.progress, kept.is.command) = (IncarnationProgress::Over(fact.end.clone()), None);
             if !fact.processes.is_empty() {
                 kept.is.processes.clone_from(&fact.processes);
             }
@@ -713,7 +715,7 @@ impl VisibleEntities {
 
     fn forget_of_replica(&mut self, replica: &ReplicaName) {
         let over = |kept: &StampedEntity<Incarnation>| {
-            kept.is.fact.replica == *replica && matches!(kept.is.life, IncarnationProgress::Over(_))
+            kept.is.fact.replica == *replica && matches!(kept.is.progress, IncarnationProgress::Over(_))
         };
         let ids = self.incarnations.iter().filter(|(_, kept)| over(kept)).map(|(id, _)| *id).collect();
         for id in beyond(ids) {

@@ -28,7 +28,7 @@ const fn will(kept: &StampedEntity<Replica>) -> WillWord {
 /// Returns the phase of a replica, as people see it.
 pub(super) fn phase(all: &VisibleEntities, name: &ReplicaName, kept: &StampedEntity<Replica>) -> PhaseStatus {
     let open = all.open(name);
-    let active = all.active(&kept.is).map(|(_, active)| &active.is.life);
+    let active = all.active(&kept.is).map(|(_, active)| &active.is.progress);
     let does = |kind| open.iter().any(|(_, operation)| operation.has_begun && operation.kind == kind);
     match (will(kept), active) {
         (WillWord::Deleted, _) => PhaseStatus::Deleting,
@@ -62,7 +62,7 @@ pub(super) fn replica(
     let secondary = secondary.map(|(id, run)| SecondaryRow {
         incarnation: id,
         node: run.is.fact.node.clone(),
-        state: life_word(&run.is.life),
+        state: incarnation_status(&run.is.progress),
     });
     row!(ReplicaRow, kept, {
         name: name.clone(),
@@ -70,7 +70,7 @@ pub(super) fn replica(
         deployment: kept.is.deployment.clone(),
         desired: will(kept),
         phase: phase,
-        ready: live.is_some_and(|(_, live)| live.is.life == IncarnationProgress::Running && all_online(&live.is)),
+        ready: live.is_some_and(|(_, live)| live.is.progress == IncarnationProgress::Running && all_online(&live.is)),
         reachability: live.map_or(Reachability::Known, |(_, live)| reachability(all, &live.is)),
         node: live.map(|(_, live)| live.is.fact.node.clone()),
         incarnation: live.map(|(id, _)| id),
@@ -85,7 +85,8 @@ pub(super) fn replica(
 
 /// Returns the reachability: unknown at an executor while its cluster has no session.
 fn reachability(all: &VisibleEntities, incarnation: &Incarnation) -> Reachability {
-    let concerns = !matches!(incarnation.life, IncarnationProgress::Reserved | IncarnationProgress::Over(_));
+    let concerns =
+        !matches!(incarnation.progress, IncarnationProgress::Reserved | IncarnationProgress::Over(_));
     let mut sessions = all.sessions.values();
     let heard =
         sessions.any(|s| Some(&s.is.fact.cluster) == incarnation.cluster.as_ref() && s.is.end.is_none());
@@ -100,11 +101,11 @@ fn all_online(incarnation: &Incarnation) -> bool {
 
 /// Returns the start of a running incarnation's unreadiness.
 fn unready_at(incarnation: &Incarnation) -> Option<Time> {
-    incarnation.unready.filter(|_| incarnation.life == IncarnationProgress::Running)
+    incarnation.unready.filter(|_| incarnation.progress == IncarnationProgress::Running)
 }
 
-const fn life_word(life: &IncarnationProgress) -> IncarnationStatus {
-    match life {
+const fn incarnation_status(progress: &IncarnationProgress) -> IncarnationStatus {
+    match progress {
         IncarnationProgress::Reserved => IncarnationStatus::Reserved,
         IncarnationProgress::Creating => IncarnationStatus::Creating,
         IncarnationProgress::Starting => IncarnationStatus::Starting,
@@ -130,7 +131,7 @@ pub(super) fn incarnation(
         deployment: kept.is.deployment.clone(),
         node: fact.node.clone(),
         cluster: kept.is.cluster.clone().expect("reservations are on nodes of clusters"),
-        state: life_word(&kept.is.life),
+        state: incarnation_status(&kept.is.progress),
         ready: all_online(&kept.is),
         reachability: reachability(all, &kept.is),
         resources: fact.resources,

@@ -157,5 +157,5 @@ pub(super) fn row(all: &VisibleEntities, name: &VolumeName, kept: &StampedEntity
 
 /// Whether the incarnation waits for its volumes; then nothing is requested of it at first.
 pub(super) fn waits(run: &Incarnation) -> bool {
-    run.life == IncarnationProgress::Reserved && !run.fact.mounts.is_empty()
+    run.progress == IncarnationProgress::Reserved && !run.fact.mounts.is_empty()
 }

@@ -14,7 +14,7 @@ use chancery_projector::FoldedState;
 use super::executor::{ChannelProgress, ExecutorDirectory};
 use super::fault::SimulatedFault;
 use super::producer::ProducerRequestState;
-use super::universe::{ScriptedWorld, tell};
+use super::universe::{ScriptedWorld, trace_step};
 use crate::check::InvariantViolation;
 
 /// Maximum number of states that are kept.
@@ -68,7 +68,7 @@ impl ScriptedWorld {
             | SimulatedFault::MessageAgain => false,
         };
         if happened {
-            tell!(self, "FAULT {}", fault.word());
+            trace_step!(self, "FAULT {}", fault.word());
             self.counts.add(fault.word());
         }
         Ok(())
@@ -98,7 +98,7 @@ impl ScriptedWorld {
             // The commits are still in flight, and land later.
             _ => {}
         }
-        tell!(self, "server {seat} is killed, with {waiting} commits in flight");
+        trace_step!(self, "server {seat} is killed, with {waiting} commits in flight");
         self.stop_server(seat);
         self.seats[seat].down = self.now + down;
         true
@@ -184,7 +184,7 @@ impl ScriptedWorld {
         let (held, seat) = (channel.held, channel.seat);
         channel.up.truncate(keep.max(1));
         self.counts.add(SimulatedFault::ChannelBreak.word());
-        tell!(self, "FAULT link break of executor {machine}");
+        trace_step!(self, "FAULT link break of executor {machine}");
         if !held || self.random.chance(300) {
             // The server is the first to notice.
             self.close(seat, number);
@@ -206,7 +206,7 @@ impl ScriptedWorld {
         channel.silent = true;
         channel.down.clear();
         self.counts.add(SimulatedFault::HalfOpen.word());
-        tell!(self, "FAULT executor {machine} loses its channel, and the server is not notified");
+        trace_step!(self, "FAULT executor {machine} loses its channel, and the server is not notified");
         if let Some(process) = &mut self.machines[machine].process {
             process.link = ChannelProgress::No;
             process.listing = super::executor::ListProgress::No;
@@ -226,7 +226,7 @@ impl ScriptedWorld {
             }
         }
         let down = Duration::from_millis(self.random.below(3000));
-        tell!(self, "executor {machine} is gone");
+        trace_step!(self, "executor {machine} is gone");
         self.machines[machine].down = self.now + down;
         true
     }
@@ -244,7 +244,7 @@ impl ScriptedWorld {
         let alive: Vec<_> = self.worlds[machine].alive().filter_map(ours).collect();
         let Some(victim) = self.random.pick(&alive).copied() else { return false };
         if let Some(told) = self.worlds[machine].strike(victim) {
-            tell!(self, "{victim} dies on machine {machine}");
+            trace_step!(self, "{victim} dies on machine {machine}");
             self.show(machine, told);
         }
         true
@@ -256,7 +256,7 @@ impl ScriptedWorld {
         let alive: Vec<_> = self.worlds[machine].alive().filter_map(ours).collect();
         let Some(victim) = self.random.pick(&alive).copied() else { return false };
         let Some(told) = self.worlds[machine].hang(victim) else { return false };
-        tell!(self, "{victim} hangs on machine {machine}");
+        trace_step!(self, "{victim} hangs on machine {machine}");
         self.counts.add("hung");
         self.show(machine, told);
         true
@@ -266,7 +266,7 @@ impl ScriptedWorld {
     fn ail(&mut self, machine: usize) -> bool {
         let process = self.machines[machine].process.as_ref();
         // A report that is still unread would be replaced.
-        if process.is_none_or(|process| process.board.has_unread()) {
+        if process.is_none_or(|process| process.statuses.has_unread()) {
             return false;
         }
         if self.random.chance(250) {
@@ -277,7 +277,7 @@ impl ScriptedWorld {
         let mut reports = self.worlds[machine].list();
         if self.random.chance(300) {
             for report in reports {
-                process.board.show(report);
+                process.statuses.show(report);
             }
             return true;
         }
@@ -294,10 +294,10 @@ impl ScriptedWorld {
                 }
                 report.observed = ObservedState::NotReady { processes };
             }
-            process.board.show(report.clone());
+            process.statuses.show(report.clone());
         }
         for ObjectReport { object, .. } in &reports {
-            tell!(self, "{object} is not ready on machine {machine}");
+            trace_step!(self, "{object} is not ready on machine {machine}");
         }
         !reports.is_empty()
     }

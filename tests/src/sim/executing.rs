@@ -7,7 +7,7 @@ use chancery_executor::session::{ExecutorStop, ObjectWork, SessionAction, Sessio
 
 use super::executor::{ChannelProgress, ListProgress};
 use super::fault::SimulatedFault;
-use super::universe::{ChannelInput, ScriptedWorld, SimulatedChannel, tell};
+use super::universe::{ChannelInput, ScriptedWorld, SimulatedChannel, trace_step};
 use super::words;
 use crate::check::InvariantViolation;
 
@@ -21,7 +21,7 @@ impl ScriptedWorld {
             self.change_directory(machine);
         }
         let (name, scope) = (&self.machines[machine].name, self.machines[machine].directory.store);
-        tell!(self, "executor {machine} starts as {name} with store {scope}");
+        trace_step!(self, "executor {machine} starts as {name} with store {scope}");
         let instance = EpochNonce::from_random(self.random.bits());
         self.machines[machine].start(&format!("c{machine}"), instance);
     }
@@ -35,7 +35,7 @@ impl ScriptedWorld {
         std::mem::swap(&mut self.worlds[machine], &mut self.elsewhere[machine].world);
     }
 
-    pub(super) fn told(&mut self, number: u64) -> Result<(), InvariantViolation> {
+    pub(super) fn deliver(&mut self, number: u64) -> Result<(), InvariantViolation> {
         let twice = self.strikes(SimulatedFault::DuplicateMessage, 50);
         let Some(channel) = self.channels.get_mut(&number) else { return Ok(()) };
         let machine = channel.machine;
@@ -43,7 +43,7 @@ impl ScriptedWorld {
             self.let_go(machine);
             return self.executor(machine, SessionInput::Disconnected);
         };
-        tell!(self, "executor {machine} hears {}", words::from_decider(&message));
+        trace_step!(self, "executor {machine} hears {}", words::from_decider(&message));
         if let (Some(envelope), Some(process)) =
             (words::envelope(&message), &mut self.machines[machine].process)
         {
@@ -86,7 +86,7 @@ impl ScriptedWorld {
         let channel =
             SimulatedChannel { machine, seat, up, down: [].into(), held: true, served: true, silent: false };
         self.channels.insert(self.linked, channel);
-        tell!(self, "executor {machine} connects to server {seat}");
+        trace_step!(self, "executor {machine} connects to server {seat}");
         self.executor(machine, SessionInput::Connected)
     }
 
@@ -96,7 +96,7 @@ impl ScriptedWorld {
         match std::mem::replace(&mut process.listing, ListProgress::No) {
             ListProgress::No => Ok(()),
             ListProgress::Asked => {
-                process.board.list();
+                process.statuses.list();
                 let reports = self.worlds[machine].list();
                 if stale {
                     process.listing = ListProgress::Taken(reports);
@@ -114,7 +114,7 @@ impl ScriptedWorld {
         let next = self.random.below(process.works.len() as u64);
         let work = process.works.remove(usize::try_from(next).unwrap_or(0));
         process.done.push(work.object());
-        tell!(self, "executor {machine} does {}", words::work(&work));
+        trace_step!(self, "executor {machine} does {}", words::work(&work));
         for _ in 0..=u8::from(twice) {
             self.carry_out(machine, &work)?;
         }
@@ -127,27 +127,27 @@ impl ScriptedWorld {
             && self.machines[machine].process.is_some()
             && self.strikes(SimulatedFault::WorkFails, self.script.work_fails)
         {
-            tell!(self, "… which fails");
+            trace_step!(self, "… which fails");
             let saw = ObservedState::Failed { message: "no answer".into(), retry: RetryClass::Retryable };
             let report = ObjectReport { object: command.object, revision: command.revision, observed: saw };
             if let Some(process) = &self.machines[machine].process {
-                process.board.show(report);
+                process.statuses.show(report);
             }
             return Ok(());
         }
         self.counts.add("work done");
         let starts = self.worlds[machine].starts();
         let world = &mut self.worlds[machine];
-        let told = match work {
+        let update = match work {
             ObjectWork::CarryOut(command) => Some(world.carry_out(command)),
             ObjectWork::Remove { object, revision } => Some(world.remove(*object, *revision)),
             ObjectWork::Purge(object) => world.forget(*object),
         };
-        match told {
+        match update {
             Some(told) => self.show(machine, told),
             None => {
                 if let Some(process) = &self.machines[machine].process {
-                    process.board.clear(work.object());
+                    process.statuses.clear(work.object());
                 }
             }
         }
@@ -176,7 +176,7 @@ impl ScriptedWorld {
                     if let ChannelProgress::By(channel) = process.link
                         && let Some(executor_channel) = self.channels.get_mut(&channel)
                     {
-                        executor_channel.up.push_back(ChannelInput::Said(message));
+                        executor_channel.up.push_back(ChannelInput::Message(message));
                     }
                 }
                 SessionAction::List => process.listing = ListProgress::Asked,
@@ -184,11 +184,11 @@ impl ScriptedWorld {
                 SessionAction::Begin(work) => {
                     process.works.push(work);
                     if let Some((session, term)) = process.under {
-                        self.oracle.begun(session, term)?;
+                        self.oracle.check_start(session, term)?;
                     }
                 }
                 SessionAction::Stop(stop) => {
-                    tell!(self, "executor {machine} stops: {stop}");
+                    trace_step!(self, "executor {machine} stops: {stop}");
                     self.counts.add(match stop {
                         ExecutorStop::StaleDecider(_) => "executor stopped: newer elsewhere",
                         _ => "executor stopped",

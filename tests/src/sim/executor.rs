@@ -75,7 +75,7 @@ pub struct SimulatedExecutor {
     /// Work that was done, and not yet reported to the session.
     pub done: Vec<chancery_events::id::ObjectId>,
     /// Reports of the orchestrator.
-    pub board: StatusCache,
+    pub statuses: StatusCache,
     /// End of the suspension.
     pub paused: Option<Duration>,
     /// Session of the executor's work, and the term of the last message.
@@ -131,7 +131,7 @@ impl ExecutorMachine {
             listing: ListProgress::No,
             works: Vec::new(),
             done: Vec::new(),
-            board: StatusCache::default(),
+            statuses: StatusCache::default(),
             paused: None,
             under: None,
         });
@@ -140,10 +140,10 @@ impl ExecutorMachine {
 
 impl SimulatedExecutor {
     /// Shows a report of the orchestrator.
-    pub fn show(&self, told: StatusUpdate) {
-        match told {
-            StatusUpdate::Change(report) => self.board.show(report),
-            StatusUpdate::ListOnly(report) => self.board.show_in_lists(report),
+    pub fn show(&self, update: StatusUpdate) {
+        match update {
+            StatusUpdate::Change(report) => self.statuses.show(report),
+            StatusUpdate::ListOnly(report) => self.statuses.show_in_lists(report),
         }
     }
 }

@@ -18,7 +18,7 @@ use chancery_events::refusal::RefusalCode;
 use super::fault::SimulatedFault;
 use super::oracle::violation;
 use super::script::APPROVALS;
-use super::universe::{ScriptedWorld, tell};
+use super::universe::{ScriptedWorld, trace_step};
 use crate::check::InvariantViolation;
 
 /// Name of the topic of every simulated world.
@@ -101,7 +101,13 @@ impl ScriptedWorld {
         let request = IntentRequest { actor: actor(), ..request };
         let means = ExpectedEffect::Asks(request.key(), request.digest());
         let message = written(&request, self.random.chance(500));
-        tell!(self, "inbox message {}: {} ({})", self.topic.end, request.intent.type_name(), request.id);
+        trace_step!(
+            self,
+            "inbox message {}: {} ({})",
+            self.topic.end,
+            request.intent.type_name(),
+            request.id
+        );
         self.put(message, means);
         if self.strikes(SimulatedFault::BadMessage, 300) {
             self.put_a_bad_one(&request);
@@ -137,7 +143,7 @@ impl ScriptedWorld {
                 (written(&request, true), ExpectedEffect::Asks(request.key(), request.digest()))
             }
         };
-        tell!(self, "inbox message {}: a bad one", self.topic.end);
+        trace_step!(self, "inbox message {}: a bad one", self.topic.end);
         self.put(message, means);
     }
 
@@ -151,7 +157,7 @@ impl ScriptedWorld {
         let next = next.saturating_sub(usize::try_from(back).unwrap_or(0));
         let message = self.topic.messages.get(next).map(|(inbox_message, _)| inbox_message);
         server.take_message(message, self.topic.end, now);
-        tell!(self, "server {seat} reads the topic, message number {next}");
+        trace_step!(self, "server {seat} reads the topic, message number {next}");
     }
 }
 

@@ -76,7 +76,7 @@ pub fn play(script: WorldScript, trace: TraceOption) -> WorldResult {
         }
     };
     if violation.is_some() {
-        world.tell_the_log();
+        world.trace_log();
     }
     WorldResult {
         seconds: world.now.as_secs_f64(),

@@ -88,7 +88,7 @@ impl WorldOracle {
     }
 
     /// Reads records that have become durable.
-    pub fn look(
+    pub fn read_log(
         &mut self,
         topic: &SimulatedTopic,
         counts: &mut OccurrenceCounts,
@@ -169,7 +169,7 @@ impl WorldOracle {
     }
 
     /// Checks that a decider's message was based on durable records alone.
-    pub fn said(&self, message: &DeciderMessage) -> Result<(), InvariantViolation> {
+    pub fn check_message(&self, message: &DeciderMessage) -> Result<(), InvariantViolation> {
         let Some(DeciderEnvelope { head, .. }) = words::envelope(message) else { return Ok(()) };
         let known = head.position == Position::ZERO || self.ends.get(&head.position) == Some(&head.hash);
         if !known {
@@ -186,7 +186,7 @@ impl WorldOracle {
     }
 
     /// Checks that work does not start under a session that the executor's term has reported as lost.
-    pub fn begun(&self, session: SessionId, term: Term) -> Result<(), InvariantViolation> {
+    pub fn check_start(&self, session: SessionId, term: Term) -> Result<(), InvariantViolation> {
         if self.lost.get(&session) == Some(&term) {
             let what = format!("an executor starts work under session {session}, which its decider has lost");
             return Err(violation(3, what, None));
@@ -195,7 +195,7 @@ impl WorldOracle {
     }
 
     /// Checks that a position in an answer is durable.
-    pub fn told(&self, position: Position) -> Result<(), InvariantViolation> {
+    pub fn check_answer(&self, position: Position) -> Result<(), InvariantViolation> {
         if position <= self.head {
             return Ok(());
         }
@@ -218,7 +218,7 @@ impl WorldOracle {
 
     /// Returns a plan that could be more even and is not marked uneven.
     pub fn unsaid(&self) -> Option<String> {
-        self.checker.unsaid()
+        self.checker.unreported_balance()
     }
 
     /// Checks that received verdicts are in the log.

@@ -21,7 +21,7 @@ use super::oracle::violation;
 use super::readers::ForwardingServer;
 use super::script::ScriptInput;
 use super::server::{QueuedRequest, wall_at};
-use super::universe::{ScriptedWorld, tell};
+use super::universe::{ScriptedWorld, trace_step};
 use crate::check::InvariantViolation;
 use crate::history::{self, OpId};
 
@@ -184,7 +184,7 @@ impl ScriptedWorld {
         let request = request.clone();
         *op = Some(self.history.invoke(request.key(), request.digest(), request.intent.type_name()));
         *state = ProducerRequestState::Sent(seat);
-        tell!(
+        trace_step!(
             self,
             "{} sends to server {seat}: {} {} ({})",
             request.actor,
@@ -193,7 +193,7 @@ impl ScriptedWorld {
             request.id
         );
         if self.strikes(SimulatedFault::LostRequest, 100) {
-            tell!(self, "… and the request is lost");
+            trace_step!(self, "… and the request is lost");
             self.calls[call].state = ProducerRequestState::Unknown;
             return;
         }
@@ -204,15 +204,15 @@ impl ScriptedWorld {
 
     /// Takes the answer of a server.
     pub fn answered(&mut self, call: usize, verdict: &Verdict) -> Result<(), InvariantViolation> {
-        self.oracle.told(verdict.position)?;
+        self.oracle.check_answer(verdict.position)?;
         let lost = self.strikes(SimulatedFault::LostAnswer, 100);
-        let told = match &*verdict.result {
+        let text = match &*verdict.result {
             Ok(_) => history::Verdict::Accepted,
             Err(refusal) => history::Verdict::Refused(refusal.code),
         };
-        tell!(
+        trace_step!(
             self,
-            "the answer to {} is {told:?} at {}{}",
+            "the answer to {} is {text:?} at {}{}",
             self.calls[call].request.id,
             verdict.position,
             if lost { ", and is lost" } else { "" }
@@ -220,7 +220,7 @@ impl ScriptedWorld {
         let ProducerRequest { state, op, answer, request, .. } = &mut self.calls[call];
         // These codes are about the key and its time, not the verdict on the intent.
         let passing = matches!(
-            told,
+            text,
             history::Verdict::Refused(
                 RefusalCode::IntentExpired
                     | RefusalCode::TimestampInFuture
@@ -242,9 +242,9 @@ impl ScriptedWorld {
         }
         *state = ProducerRequestState::Answered;
         if let Some(op) = op.take() {
-            self.history.ok(op, verdict.position, told);
+            self.history.ok(op, verdict.position, text);
         }
-        self.counts.add(if told == history::Verdict::Accepted { "accepted" } else { "refused" });
+        self.counts.add(if text == history::Verdict::Accepted { "accepted" } else { "refused" });
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use super::rows::{
     EndedRead, FoundRow, ListedKind, ReadAnswer, ReadTarget, RowDetail, ServerRead, ServerRows, row,
 };
 use super::script::WorldScript;
-use super::universe::{ScriptedWorld, tell};
+use super::universe::{ScriptedWorld, trace_step};
 use crate::check::InvariantViolation;
 
 /// One in this number of worlds compares whole rows with the log, which is folded again for that.
@@ -142,7 +142,7 @@ impl ScriptedWorld {
         rows.stand_by(&self.log);
         self.seats[seat].rows = Some(rows);
         self.counts.add("server starts as standby");
-        tell!(self, "server {seat} starts as standby, at {head}");
+        trace_step!(self, "server {seat} starts as standby, at {head}");
         Some(())
     }
 
@@ -274,15 +274,15 @@ impl ScriptedWorld {
     }
 
     fn read_is_over(&mut self, seat: usize, done: EndedRead) -> Result<(), InvariantViolation> {
-        let EndedRead { asked, position, answer } = done;
+        let EndedRead { waited: asked, position, answer } = done;
         let ServerRead { of, least, .. } = asked.read;
-        tell!(
+        trace_step!(
             self,
             "server {seat} answers a read of {of:?} that came at {:?} and must have reached {least}, at {position}: {}",
             asked.since,
             match &answer {
                 ReadAnswer::Row(None) => "there is none".to_owned(),
-                ReadAnswer::Row(Some(FoundRow { shown, .. })) => format!("{shown:?}"),
+                ReadAnswer::Row(Some(FoundRow { stamp, .. })) => format!("{stamp:?}"),
                 ReadAnswer::List(list) => format!("{} rows", list.len()),
                 ReadAnswer::NotApplied => format!("position {} is not applied", asked.wanted),
             }
@@ -295,14 +295,14 @@ impl ScriptedWorld {
                 return Ok(());
             }
             (ReadTarget::Row(subject), ReadAnswer::Row(row)) => {
-                let shown = row.as_ref().map(|row| row.shown);
+                let shown = row.as_ref().map(|row| row.stamp);
                 reads.row(least, position, &subject, shown)?;
                 if let Some(whole) = &mut self.readers.whole {
                     whole.push((position, subject, row.and_then(|row| row.whole)));
                 }
             }
             (ReadTarget::List(kind), ReadAnswer::List(list)) => {
-                reads.list(least, position, kind.word(), &list)?
+                reads.list(least, position, kind.word(), &list)?;
             }
             (of, answer) => return Err(violation(13, format!("{of:?} is answered by {answer:?}"), None)),
         }

@@ -102,7 +102,7 @@ pub enum RowDetail {
 #[derive(Clone, PartialEq, Debug)]
 pub struct FoundRow {
     /// History fields of the row.
-    pub shown: RowStamp,
+    pub stamp: RowStamp,
     /// Whole row, if requested.
     pub whole: Option<Value>,
 }
@@ -148,7 +148,7 @@ pub struct WaitingRead {
 #[derive(Debug)]
 pub struct EndedRead {
     /// Read with its wait.
-    pub asked: WaitingRead,
+    pub waited: WaitingRead,
     /// Position of the rows at the end of the read.
     pub position: Position,
     /// Answer of the server.
@@ -166,7 +166,7 @@ pub struct ServerRows {
     waiting: VecDeque<(Duration, Arc<Record>)>,
     /// Source of records for a standby. A leader gets records with its deliveries.
     follows: Option<RecordIter>,
-    asked: VecDeque<WaitingRead>,
+    reads: VecDeque<WaitingRead>,
 }
 
 /// Folded log for a starting server.
@@ -208,7 +208,7 @@ impl ServerRows {
     /// Returns the rows of a starting process: its verdicts start at the head of the journal.
     pub fn new(process: u64, fold: JournalFold, head: Position) -> ServerRows {
         let (last, waiting, asked) = (LastVerdict::at(head), VecDeque::new(), VecDeque::new());
-        ServerRows { process, last, fold, waiting, follows: None, asked }
+        ServerRows { process, last, fold, waiting, follows: None, reads: asked }
     }
 
     /// Makes the process a leader, which stops following, with newly folded rows.
@@ -263,13 +263,13 @@ impl ServerRows {
 
     /// Whether a reader waits.
     pub fn is_waited_for(&self) -> bool {
-        !self.asked.is_empty()
+        !self.reads.is_empty()
     }
 
     /// Adds a read.
     pub fn ask(&mut self, read: ServerRead, now: Duration) {
         let wanted = self.last.wanted(read.consistency, read.named);
-        self.asked.push_back(WaitingRead { read, wanted, since: now });
+        self.reads.push_back(WaitingRead { read, wanted, since: now });
     }
 
     /// Advances until now: applies what is due, and answers or refuses reads, each at its time.
@@ -278,7 +278,7 @@ impl ServerRows {
         loop {
             self.answer(&mut done);
             let due = self.waiting.front().map(|(due, _)| *due).filter(|due| *due <= now);
-            let end = self.asked.front().map(|asked| asked.since + PATIENCE).filter(|end| *end <= now);
+            let end = self.reads.front().map(|asked| asked.since + PATIENCE).filter(|end| *end <= now);
             match (due, end) {
                 // Rows that come exactly at the end are in time.
                 (Some(due), end) if end.is_none_or(|end| due <= end) => {
@@ -288,8 +288,9 @@ impl ServerRows {
                 }
                 (_, Some(_)) => {
                     let position = self.position();
-                    let refused = |asked| EndedRead { asked, position, answer: ReadAnswer::NotApplied };
-                    done.extend(self.asked.pop_front().map(refused));
+                    let refused =
+                        |asked| EndedRead { waited: asked, position, answer: ReadAnswer::NotApplied };
+                    done.extend(self.reads.pop_front().map(refused));
                 }
                 (_, None) => return done,
             }
@@ -298,30 +299,30 @@ impl ServerRows {
 
     /// Answers the reads whose position the rows have reached.
     fn answer(&mut self, done: &mut Vec<EndedRead>) {
-        if self.asked.is_empty() {
+        if self.reads.is_empty() {
             return;
         }
         let position = self.position();
         let applied = AppliedPosition { position, ..AppliedPosition::default() };
-        for asked in std::mem::take(&mut self.asked) {
+        for asked in std::mem::take(&mut self.reads) {
             if applied.reaches(asked.wanted) == Ok(true) {
                 let fleet = self.fold.state().map(|state| &state.fleet);
-                let answer = shown(fleet, &asked.read);
-                done.push(EndedRead { asked, position, answer });
+                let answer = answer(fleet, &asked.read);
+                done.push(EndedRead { waited: asked, position, answer });
             } else {
-                self.asked.push_back(asked);
+                self.reads.push_back(asked);
             }
         }
     }
 }
 
 /// Returns the answer of a state to a read.
-fn shown(fleet: Option<&FleetState>, read: &ServerRead) -> ReadAnswer {
+fn answer(fleet: Option<&FleetState>, read: &ServerRead) -> ReadAnswer {
     match &read.of {
         ReadTarget::Row(subject) => ReadAnswer::Row(fleet.and_then(|fleet| row(fleet, subject, read.parts))),
         ReadTarget::List(kind) => {
             let all = fleet.into_iter().flat_map(|fleet| {
-                let row = |of: Subject| row(fleet, &of, RowDetail::Stamps).map(|found| (of, found.shown));
+                let row = |of: Subject| row(fleet, &of, RowDetail::Stamps).map(|found| (of, found.stamp));
                 kind.subjects(fleet).into_iter().filter_map(row)
             });
             ReadAnswer::List(all.collect())
@@ -356,5 +357,5 @@ fn found<R: ReadModelRow>(fleet: &FleetState, key: &R::Key, parts: RowDetail) ->
     let row = R::of(fleet, &counts, key)?;
     let json = || serde_json::to_value(&row).expect("rows have string keys and no failing parts");
     let shown = RowStamp { version: row.version(), changed: row.position() };
-    Some(FoundRow { shown, whole: (parts == RowDetail::All).then(json) })
+    Some(FoundRow { stamp: shown, whole: (parts == RowDetail::All).then(json) })
 }

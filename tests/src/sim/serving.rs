@@ -11,7 +11,7 @@ use chancery_journal::Journal;
 use super::fault::SimulatedFault;
 use super::rows::{FoldedLog, ServerRows};
 use super::server::{BadStart, SimulatedServer};
-use super::universe::{ChannelInput, ScriptedWorld, ServerSeat, tell};
+use super::universe::{ChannelInput, ScriptedWorld, ServerSeat, trace_step};
 use super::words;
 use crate::check::InvariantViolation;
 
@@ -52,7 +52,7 @@ impl ScriptedWorld {
         rows.publish(behind, due);
         self.may_read(seat);
         self.oracle.answers.begins(WriterId::from_random(bits), self.topic.end);
-        tell!(self, "server {seat} starts, at {:?}", server.journal().head().map(|head| head.position));
+        trace_step!(self, "server {seat} starts, at {:?}", server.journal().head().map(|head| head.position));
         self.counts.add("server started");
         if self.seats.iter().any(|other| other.server.is_some()) {
             self.counts.add(SimulatedFault::SecondDecider.word());
@@ -79,7 +79,7 @@ impl ScriptedWorld {
         match effects {
             Ok(effects) => self.effects(seat, effects),
             Err(ended) => {
-                tell!(self, "server {seat} ends: {ended}");
+                trace_step!(self, "server {seat} ends: {ended}");
                 self.counts.add("server failed");
                 // The process continues when another server becomes leader.
                 let stays =
@@ -109,7 +109,7 @@ impl ScriptedWorld {
                     }
                 }
                 DeciderEffect::Send(ChannelNumber(channel), message) => {
-                    self.oracle.said(&message)?;
+                    self.oracle.check_message(&message)?;
                     match self.channels.get_mut(&channel).filter(|executor_channel| executor_channel.served) {
                         Some(link) if link.held => link.down.push_back(message),
                         Some(link) if link.silent => {}
@@ -156,8 +156,8 @@ impl ScriptedWorld {
                 let token = ConnectionToken::from_random(bits);
                 server.driver().handle(CoreInput::Connected(ChannelNumber(number), token), reading);
             }
-            ChannelInput::Said(message) => {
-                tell!(self, "server {seat} hears {}", words::to_decider(&message));
+            ChannelInput::Message(message) => {
+                trace_step!(self, "server {seat} hears {}", words::to_decider(&message));
                 let Some(server) = &mut self.seats[seat].server else { return };
                 if twice {
                     server.driver().handle(CoreInput::Said(ChannelNumber(number), message.clone()), reading);

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::fault::SimulatedFault;
 use super::oracle::violation;
 use super::producer::ProducerRequestState;
-use super::universe::{ScriptedWorld, tell};
+use super::universe::{ScriptedWorld, trace_step};
 use crate::check::InvariantViolation;
 
 /// One in this number of worlds is checked with a real store of rows, which costs more than the world.
@@ -44,7 +44,7 @@ impl ScriptedWorld {
                 }
             }
         }
-        tell!(self, "no more faults");
+        trace_step!(self, "no more faults");
         self.faulty = false;
         while self.log.land_late() {}
         let elsewhere = self.elsewhere.iter_mut().map(|elsewhere| &mut elsewhere.world);
@@ -79,7 +79,7 @@ impl ScriptedWorld {
                 let faults = &self.script.faults;
                 if faults.contains(&SimulatedFault::MissedChange) || faults.contains(&SimulatedFault::Unwell)
                 {
-                    self.look_around();
+                    self.report_all_objects();
                 }
                 rounds += 1;
                 if self.approve_all() || self.bring_back() || self.finish(rounds) {
@@ -97,16 +97,16 @@ impl ScriptedWorld {
             }
         }
         let stuck = self.stuck().unwrap_or_else(|| "steps without end".into());
-        tell!(self, "possible {:?}, due {:?}", self.possible(), self.due());
+        trace_step!(self, "possible {:?}, due {:?}", self.possible(), self.due());
         Err(violation(9, format!("it does not settle: {stuck}"), None))
     }
 
     /// Lists all objects at orchestrators that may miss changes, and reports them.
-    fn look_around(&mut self) {
+    fn report_all_objects(&mut self) {
         for (machine, world) in self.machines.iter().zip(&self.worlds) {
             if let Some(process) = &machine.process {
                 for report in world.list() {
-                    process.board.show(report);
+                    process.statuses.show(report);
                 }
             }
         }
@@ -121,12 +121,12 @@ impl ScriptedWorld {
                 continue;
             }
             if scope == self.elsewhere[machine].incarnation_directory.store {
-                tell!(self, "executor {machine} is restarted with store {scope}");
+                trace_step!(self, "executor {machine} is restarted with store {scope}");
                 self.counts.add("executor restarted with its directory");
                 self.stop_executor(machine);
                 self.change_directory(machine);
             } else {
-                tell!(self, "store {scope} of machine {machine} is lost");
+                trace_step!(self, "store {scope} of machine {machine} is lost");
                 self.counts.add("node expunged by a person");
                 self.ask_to_expunge(&node);
             }
@@ -141,7 +141,7 @@ impl ScriptedWorld {
         let Some((verb, data)) = self.oracle.state().and_then(|state| undecided(&state.fleet, rounds)) else {
             return false;
         };
-        tell!(self, "a person decides: {verb}");
+        trace_step!(self, "a person decides: {verb}");
         self.ask_in_the_end(verb, &data);
         true
     }
@@ -157,8 +157,8 @@ impl ScriptedWorld {
         let stored = fleet.volumes().sorted().into_iter().find(|volume| {
             let here = volume.cluster.as_str() == format!("c{machine}");
             let node = fleet.nodes().get(&volume.node).map(|node| node.state);
-            let told = scope.until.is_none_or(|until| volume.id.position() <= until);
-            here && told && node != Some(NodeState::Expunged)
+            let is_known = scope.until.is_none_or(|until| volume.id.position() <= until);
+            here && is_known && node != Some(NodeState::Expunged)
         });
         let node = left.map(|left| &left.node).or(stored.map(|volume| &volume.node))?;
         Some((scope.id, node.to_string()))

@@ -8,7 +8,7 @@ use super::executor::{ChannelProgress, ListProgress};
 use super::fault::SimulatedFault;
 use super::producer::ProducerRequestState;
 use super::server::SimulatedServer;
-use super::universe::{ScriptedWorld, tell};
+use super::universe::{ScriptedWorld, trace_step};
 use super::words;
 use crate::check::InvariantViolation;
 
@@ -36,7 +36,7 @@ pub enum WorldAction {
     /// An executor is started.
     StartExecutor(usize),
     /// An executor receives a message over its channel.
-    Told(u64),
+    Deliver(u64),
     /// An executor's timer fires.
     Tick(usize),
     /// An executor gets its channel, or none.
@@ -105,7 +105,7 @@ impl ScriptedWorld {
             let process = self.machines[channel.machine].process.as_ref();
             let listens = process.is_some_and(|process| process.paused.is_none());
             if channel.held && listens && (!channel.down.is_empty() || !channel.served) {
-                all.push(WorldAction::Told(*number));
+                all.push(WorldAction::Deliver(*number));
             }
         }
         for (index, machine) in self.machines.iter().enumerate() {
@@ -133,7 +133,7 @@ impl ScriptedWorld {
             if !process.done.is_empty() {
                 all.push(WorldAction::Done(index));
             }
-            if process.core.takes_changes() && process.board.has_unread() {
+            if process.core.takes_changes() && process.statuses.has_unread() {
                 all.push(WorldAction::Changes(index));
             }
         }
@@ -172,13 +172,13 @@ impl ScriptedWorld {
                 let journal = std::sync::Arc::clone(server.journal());
                 let count = 1 + usize::try_from(self.random.below(3)).unwrap_or(0);
                 let landed = journal.step(count);
-                tell!(self, "server {seat}: {landed} commits reach the log");
+                trace_step!(self, "server {seat}: {landed} commits reach the log");
                 Ok(())
             }
             WorldAction::Late(ghost) => {
                 let journal = self.ghosts[ghost].clone();
                 journal.step(1);
-                tell!(self, "a commit of a dead server reaches the log");
+                trace_step!(self, "a commit of a dead server reaches the log");
                 self.counts.add(SimulatedFault::LateAppend.word());
                 if journal.waiting() == 0 {
                     self.ghosts.remove(ghost);
@@ -187,7 +187,7 @@ impl ScriptedWorld {
             }
             WorldAction::Stray => {
                 if self.log.land_late() {
-                    tell!(self, "an append that was given up reaches the log");
+                    trace_step!(self, "an append that was given up reaches the log");
                     self.counts.add(SimulatedFault::LateAppend.word());
                 }
                 Ok(())
@@ -196,7 +196,7 @@ impl ScriptedWorld {
                 self.start_executor(machine);
                 Ok(())
             }
-            WorldAction::Told(executor_channel) => self.told(executor_channel),
+            WorldAction::Deliver(executor_channel) => self.deliver(executor_channel),
             WorldAction::Tick(machine) => self.executor(machine, SessionInput::Tick),
             WorldAction::Connect(machine) => self.connect(machine),
             WorldAction::List(machine) => self.list(machine),
@@ -208,8 +208,8 @@ impl ScriptedWorld {
             }
             WorldAction::Changes(machine) => {
                 let Some(process) = &self.machines[machine].process else { return Ok(()) };
-                let changes = process.board.unread(4);
-                tell!(self, "executor {machine} sees {}", words::reports(&changes));
+                let changes = process.statuses.unread(4);
+                trace_step!(self, "executor {machine} sees {}", words::reports(&changes));
                 self.executor(machine, SessionInput::Changed(changes))
             }
             WorldAction::Post => {

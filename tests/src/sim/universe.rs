@@ -79,7 +79,7 @@ pub enum ChannelInput {
     /// The channel is open.
     Connected,
     /// The executor sent a message.
-    Said(ExecutorMessage),
+    Message(ExecutorMessage),
     /// The channel is closed.
     Gone,
 }
@@ -133,19 +133,19 @@ pub struct ScriptedWorld {
 }
 
 /// Adds a line to the trace, if one is recorded.
-macro_rules! tell {
+macro_rules! trace_step {
     ($world:expr, $($words:tt)*) => {
         if $world.trace.is_some() {
             let line = format!($($words)*);
-            $world.add_to_story(&line);
+            $world.add_to_trace(&line);
         }
     };
 }
-pub(super) use tell;
+pub(super) use trace_step;
 
 impl ScriptedWorld {
     /// Returns the world of a script, before its first step.
-    pub fn new(script: WorldScript, with_story: bool) -> ScriptedWorld {
+    pub fn new(script: WorldScript, with_trace: bool) -> ScriptedWorld {
         let mut random = RandomSource::new(script.seed ^ 0x5eed);
         let log = MemoryLog::new(FLEET);
         log.hold();
@@ -190,22 +190,22 @@ impl ScriptedWorld {
             readers: WorldReaders::new(&script),
             counts: OccurrenceCounts::default(),
             faulty: true,
-            trace: with_story.then(Vec::new),
+            trace: with_trace.then(Vec::new),
             script,
             taken: 0,
         }
     }
 
     /// Adds a line to the trace.
-    pub fn add_to_story(&mut self, line: &str) {
+    pub fn add_to_trace(&mut self, line: &str) {
         let head = self.oracle.position();
-        if let Some(trace_option) = &mut self.trace {
-            trace_option.push(format!("{:>12.6}s #{} {line}", self.now.as_secs_f64(), head));
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>12.6}s #{} {line}", self.now.as_secs_f64(), head));
         }
     }
 
     /// Adds the contents of the log to the trace, if one is recorded.
-    pub fn tell_the_log(&mut self) {
+    pub fn trace_log(&mut self) {
         let Some(trace_option) = &mut self.trace else { return };
         let Ok(records) = self.log.source().records(Position::FIRST) else { return };
         for record in records.flatten() {
@@ -232,8 +232,8 @@ impl ScriptedWorld {
     pub fn pass(&mut self, by: Duration) {
         self.now += by;
         for index in 0..self.worlds.len() {
-            for told in self.worlds[index].advance(self.now) {
-                self.show(index, told);
+            for update in self.worlds[index].advance(self.now) {
+                self.show(index, update);
             }
             // No executor reads these changes.
             self.elsewhere[index].world.advance(self.now);
@@ -241,13 +241,13 @@ impl ScriptedWorld {
     }
 
     /// Shows a change to the executor, unless the fault makes the executor miss it.
-    pub fn show(&mut self, machine: usize, told: chancery_executor::reconcile::StatusUpdate) {
+    pub fn show(&mut self, machine: usize, update: chancery_executor::reconcile::StatusUpdate) {
         if self.machines[machine].process.is_some() && self.strikes(SimulatedFault::MissedChange, 200) {
-            tell!(self, "machine {machine}: a change is missed");
+            trace_step!(self, "machine {machine}: a change is missed");
             return;
         }
         if let Some(process) = &self.machines[machine].process {
-            process.show(told);
+            process.show(update);
         }
     }
 
@@ -283,7 +283,7 @@ impl ScriptedWorld {
 
     /// Runs all cheap checks, after each step.
     pub fn consult_oracle(&mut self) -> Result<(), InvariantViolation> {
-        self.oracle.look(&self.topic, &mut self.counts)?;
+        self.oracle.read_log(&self.topic, &mut self.counts)?;
         let worlds: Vec<&SimulatedWorld> = self.everything().collect();
         self.oracle.alive(&worlds)?;
         self.read_rows()?;
@@ -308,7 +308,7 @@ impl ScriptedWorld {
     /// Plays the world to its end.
     pub fn play(&mut self) -> Result<(), InvariantViolation> {
         let script = &self.script;
-        tell!(
+        trace_step!(
             self,
             "seed {}: clusters {:?}, {} servers, faults {:?}",
             script.seed,

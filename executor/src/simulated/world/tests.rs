@@ -61,8 +61,8 @@ fn ensure(world: &mut SimulatedWorld, revision: u32, spec: &IncarnationSpec) -> 
 /// Revision, name of the observed state, and number of processes.
 type StatusSummary = (u32, &'static str, usize);
 
-fn word(told: &StatusUpdate) -> StatusSummary {
-    let (StatusUpdate::Change(report) | StatusUpdate::ListOnly(report)) = told;
+fn summary(update: &StatusUpdate) -> StatusSummary {
+    let (StatusUpdate::Change(report) | StatusUpdate::ListOnly(report)) = update;
     let (word, count) = match &report.observed {
         ObservedState::Started { processes } => ("ensured", processes.len()),
         ObservedState::Ready { processes } => ("ready", processes.len()),
@@ -76,7 +76,7 @@ fn word(told: &StatusUpdate) -> StatusSummary {
 }
 
 fn words(told: &[StatusUpdate]) -> Vec<StatusSummary> {
-    told.iter().map(word).collect()
+    told.iter().map(summary).collect()
 }
 
 const fn ms(millis: u64) -> Duration {
@@ -86,22 +86,22 @@ const fn ms(millis: u64) -> Duration {
 #[test]
 fn a_change_takes_its_time_and_what_ran_before_is_there_until_it_is_made() {
     let mut world = SimulatedWorld::new(FaultRules::default());
-    assert_eq!(word(&ensure(&mut world, 1, &spec(1, ""))), (1, "ready", 1));
+    assert_eq!(summary(&ensure(&mut world, 1, &spec(1, ""))), (1, "ready", 1));
     let to = spec(3, "delay:50ms");
     let begun = ensure(&mut world, 2, &to);
     assert!(matches!(begun, StatusUpdate::ListOnly(_)), "there is no outcome yet");
-    assert_eq!((word(&begun), world.running(id())), ((1, "not ready", 1), 1));
+    assert_eq!((summary(&begun), world.running(id())), ((1, "not ready", 1), 1));
     // A restarted executor finds the same world halfway, and its decider repeats the commands.
     for revision in [2, 1] {
         let again = ensure(&mut world, revision, &to);
-        assert_eq!((word(&again), words(&world.advance(ms(20)))), ((1, "not ready", 1), vec![]));
+        assert_eq!((summary(&again), words(&world.advance(ms(20)))), ((1, "not ready", 1), vec![]));
     }
     assert_eq!(words(&world.advance(ms(50))), [(2, "ready", 3)]);
     assert_eq!((world.running(id()), world.starts(), world.changes()), (3, 1, 1));
-    assert_eq!(word(&ensure(&mut world, 2, &to)), (2, "ready", 3));
+    assert_eq!(summary(&ensure(&mut world, 2, &to)), (2, "ready", 3));
     assert_eq!(world.changes(), 1, "a repeated command is one change");
     let stopped = order(&mut world, 3, 1, CommandEffect::Stop, &to);
-    assert_eq!(word(&stopped), (3, "ended", 3), "the changed incarnation ends");
+    assert_eq!(summary(&stopped), (3, "ended", 3), "the changed incarnation ends");
 }
 
 #[test]
@@ -177,19 +177,19 @@ fn another_order_in_the_middle_of_a_change_takes_its_place() {
     ensure(&mut world, 1, &spec(1, ""));
     ensure(&mut world, 2, &spec(2, "delay:50ms"));
     let removed = world.remove(id(), 3);
-    assert_eq!((word(&removed), world.due()), ((3, "gone", 0), None));
+    assert_eq!((summary(&removed), world.due()), ((3, "gone", 0), None));
     let mut world = SimulatedWorld::new(FaultRules::default());
     ensure(&mut world, 1, &spec(1, ""));
     ensure(&mut world, 2, &spec(2, "delay:50ms"));
     let struck = world.strike(id()).expect("it ran");
-    assert_eq!((word(&struck), world.running(id()), world.due()), ((2, "ended", 1), 0, None));
+    assert_eq!((summary(&struck), world.running(id()), world.due()), ((2, "ended", 1), 0, None));
 }
 
 #[test]
 fn what_has_not_come_up_is_started_with_the_spec_that_it_has_by_then() {
     let mut world = SimulatedWorld::new(FaultRules::default());
     ensure(&mut world, 1, &spec(1, "delay:50ms"));
-    assert_eq!(word(&ensure(&mut world, 2, &spec(2, ""))), (2, "ready", 2));
+    assert_eq!(summary(&ensure(&mut world, 2, &spec(2, ""))), (2, "ready", 2));
     assert_eq!((words(&world.advance(ms(100))), world.starts(), world.changes()), (vec![], 1, 0));
 }
 
@@ -216,7 +216,7 @@ fn on_disk(world: &mut SimulatedWorld, revision: u32, attempt: u32, effect: Comm
     let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
     let spec = ObjectSpec::Volume(VolumeSpec { name, node, class, capacity: 1 });
     let (object, command_status, grace) = (disk().into(), CommandStatus::Pending, Duration::ZERO);
-    word(&world.carry_out(&Command {
+    summary(&world.carry_out(&Command {
         object,
         revision,
         attempt,
@@ -280,13 +280,13 @@ fn a_seed_delays_volumes_and_lets_them_fail_for_a_while_and_loses_none() {
 fn a_run_waits_for_its_volume_which_is_not_destroyed_before_it_is_over() {
     let mut world = SimulatedWorld::new(FaultRules::default());
     assert_eq!(
-        word(&ensure(&mut world, 1, &mounting(1, "delay:50ms"))),
+        summary(&ensure(&mut world, 1, &mounting(1, "delay:50ms"))),
         (1, "retry", 0),
         "its volume does not exist"
     );
     assert_eq!((world.starts(), on_disk(&mut world, 1, 1, CommandEffect::Ensure)), (0, (1, "ready", 0)));
     assert_eq!(
-        word(&order(&mut world, 1, 2, CommandEffect::Ensure, &mounting(1, "delay:50ms"))),
+        summary(&order(&mut world, 1, 2, CommandEffect::Ensure, &mounting(1, "delay:50ms"))),
         (0, "not ready", 1)
     );
     assert_eq!(
@@ -296,12 +296,16 @@ fn a_run_waits_for_its_volume_which_is_not_destroyed_before_it_is_over() {
     );
     assert_eq!(words(&world.advance(ms(50))), [(1, "ready", 1)]);
     assert_eq!(on_disk(&mut world, 2, 2, CommandEffect::Kill), (2, "retry", 0), "it is in use");
-    assert_eq!(word(&world.remove(disk(), 3)), (3, "retry", 0), "in use: an orphan resolution fails too");
+    assert_eq!(summary(&world.remove(disk(), 3)), (3, "retry", 0), "in use: an orphan resolution fails too");
     ensure(&mut world, 2, &spec(1, "delay:50ms"));
     assert_eq!(on_disk(&mut world, 3, 1, CommandEffect::Kill), (3, "retry", 0), "in use until the change");
     world.advance(ms(100));
     assert_eq!(on_disk(&mut world, 3, 2, CommandEffect::Kill), (3, "gone", 0));
-    assert_eq!(word(&ensure(&mut world, 3, &mounting(1, ""))), (3, "retry", 0), "the change to use it fails");
+    assert_eq!(
+        summary(&ensure(&mut world, 3, &mounting(1, ""))),
+        (3, "retry", 0),
+        "the change to use it fails"
+    );
     assert_eq!((world.running(id()), world.volumes().count()), (1, 0));
     assert!(world.forget(disk()).is_none() && world.list().len() == 1);
 }
@@ -310,15 +314,16 @@ fn a_run_waits_for_its_volume_which_is_not_destroyed_before_it_is_over() {
 fn the_next_executor_finds_what_is_recorded_and_not_there() {
     let mut world = SimulatedWorld::new(FaultRules::default());
     ensure(&mut world, 1, &spec(1, ""));
-    assert_eq!(word(&order(&mut world, 2, 1, CommandEffect::Kill, &spec(1, ""))), (2, "ended", 1));
+    assert_eq!(summary(&order(&mut world, 2, 1, CommandEffect::Kill, &spec(1, ""))), (2, "ended", 1));
     on_disk(&mut world, 3, 1, CommandEffect::Kill);
     // The world loses its memory; its store stays.
     world.items.clear();
     world.read_store();
-    let told: Vec<_> = world.list().into_iter().map(|report| word(&StatusUpdate::Change(report))).collect();
+    let told: Vec<_> =
+        world.list().into_iter().map(|report| summary(&StatusUpdate::Change(report))).collect();
     assert_eq!(told, [(3, "gone", 0), (1, "not ready", 0)], "a tombstone, and a command");
     assert_eq!(
-        word(&ensure(&mut world, 1, &spec(1, ""))),
+        summary(&ensure(&mut world, 1, &spec(1, ""))),
         (1, "not ready", 0),
         "the recorded command excludes lower ones"
     );

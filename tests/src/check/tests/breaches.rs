@@ -223,7 +223,7 @@ fn what_is_over_and_changes() {
         }),
         (Fleet, 5, "a session closes twice", |s| {
             for _ in 0..2 {
-                let saw = s.saw("session.ended.v1", &json!({"session": s.session, "end": "expired"}));
+                let saw = s.observed("session.ended.v1", &json!({"session": s.session, "end": "expired"}));
                 let data = json!({"session": s.session, "cluster": "local", "end": "expired"});
                 s.fact(saw, "session.closed.v1", &data);
             }
@@ -232,7 +232,7 @@ fn what_is_over_and_changes() {
             let store = "0000000000000001";
             let hello =
                 json!({"cluster": "local", "executor": "local-1", "runtime": "process", "store": store});
-            let saw = s.saw("session.requested.v1", &hello);
+            let saw = s.observed("session.requested.v1", &hello);
             s.fact(saw, "session.opened.v1", &hello);
         }),
         (Fleet, 5, "a generation is left out", |s| {
@@ -248,7 +248,7 @@ fn what_is_over_and_changes() {
 fn reports_that_should_change_nothing() {
     find(&[
         (Approved, 5, "a report of an ended session", |s| {
-            let saw = s.saw("session.ended.v1", &json!({"session": s.session, "end": "expired"}));
+            let saw = s.observed("session.ended.v1", &json!({"session": s.session, "end": "expired"}));
             s.fact(
                 saw,
                 "session.closed.v1",
@@ -425,7 +425,7 @@ fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
 
 fn judge(s: &mut JournalTrace, incarnation: IncarnationId, seen: u64) {
     let data = json!({"session": s.session, "object": incarnation, "revision": 3, "seen": seen});
-    let saw = s.saw("orphan.reported.v1", &data);
+    let saw = s.observed("orphan.reported.v1", &data);
     let data = json!({"cluster": "local", "object": incarnation, "resolution": "remove", "revision": 4});
     s.fact(saw, "orphan.resolved.v1", &data);
 }

@@ -34,17 +34,17 @@ fn what_producers_were_told_is_held_against_the_journal() {
     let verdict = s.refuse(refused, "in_use");
     let request = s.request(refused);
     let checker = check(&s).expect("a journal that is right");
-    let told = |position: u64, verdict| {
+    let received = |position: u64, verdict| {
         let mut history = InvocationHistory::new();
         let op = history.invoke(request.key(), request.digest(), request.intent.type_name());
         history.ok(op, Position::new(position), verdict);
         checker.history(&history).map_err(|violation| violation.invariant)
     };
-    assert_eq!(told(verdict, Verdict::Refused(RefusalCode::InUse)), Ok(()));
-    assert_eq!(told(verdict, Verdict::Accepted), Err(1), "another verdict");
-    assert_eq!(told(verdict, Verdict::Refused(RefusalCode::Invalid)), Err(1), "another reason");
-    assert_eq!(told(verdict + 1, Verdict::Refused(RefusalCode::InUse)), Err(1), "behind the end");
-    assert_eq!(told(3, Verdict::Accepted), Err(1), "the verdict of another intent");
+    assert_eq!(received(verdict, Verdict::Refused(RefusalCode::InUse)), Ok(()));
+    assert_eq!(received(verdict, Verdict::Accepted), Err(1), "another verdict");
+    assert_eq!(received(verdict, Verdict::Refused(RefusalCode::Invalid)), Err(1), "another reason");
+    assert_eq!(received(verdict + 1, Verdict::Refused(RefusalCode::InUse)), Err(1), "behind the end");
+    assert_eq!(received(3, Verdict::Accepted), Err(1), "the verdict of another intent");
 
     let mut history = InvocationHistory::new();
     let op = history.invoke(request.key(), request.digest(), request.intent.type_name());

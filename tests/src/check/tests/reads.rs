@@ -12,7 +12,7 @@ use crate::trace::{TraceStage, trace};
 
 /// Returns a story's checker, and the positions of its `plan.applied` and its end. In between, a policy was
 /// applied and the activity changed.
-fn told() -> (super::JournalChecker, u64, u64) {
+fn checked() -> (super::JournalChecker, u64, u64) {
     let mut s = trace(TraceStage::Fleet);
     let first = s.last();
     let request = json!({"name": "y", "spec": {"rule": {"four_eyes": {}}}});
@@ -31,7 +31,7 @@ fn shown(version: u64, changed: u64) -> RowStamp {
 
 #[test]
 fn a_row_is_what_the_facts_up_to_its_position_say() {
-    let (checker, first, last) = told();
+    let (checker, first, last) = checked();
     let plan: Subject = "plan/web".parse().expect("a subject");
     let policy: Subject = "policy/y".parse().expect("a subject");
     let cases = [
@@ -59,7 +59,7 @@ fn a_row_is_what_the_facts_up_to_its_position_say() {
 #[test]
 fn a_list_has_all_that_is_there_at_its_position_and_nothing_else() {
     type ReadCase<'a> = (u64, &'a [(&'a str, u64)], bool, &'a str);
-    let (checker, first, last) = told();
+    let (checker, first, last) = checked();
     let listed = |rows: &[(&str, u64)]| -> StampList {
         let entry = |(name, version): &(&str, u64)| {
             (name.parse().expect("a subject"), RowStamp { version: *version, changed: Position::FIRST })
@@ -85,7 +85,7 @@ fn a_list_has_all_that_is_there_at_its_position_and_nothing_else() {
 
 #[test]
 fn an_answer_is_as_new_as_the_verdicts_of_its_server_and_refused_only_while_rows_are_behind() {
-    let (mut checker, first, last) = told();
+    let (mut checker, first, last) = checked();
     let [first, last] = [first, last].map(Position::new);
     checker.gave(1, last);
     // A repeated verdict.

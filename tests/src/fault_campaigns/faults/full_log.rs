@@ -18,7 +18,7 @@ pub(super) fn put(campaign: &mut RunningCampaign) -> Result<()> {
     let stderr = Some(campaign.data.join("stderr"));
     let on_disk = StartConditions { stderr, ..StartConditions::default() };
     if let Err(not_up) = campaign.try_start(on_disk) {
-        anyhow::bail!("the server does not start: {}\n{}", not_up.status, not_up.said);
+        anyhow::bail!("the server does not start: {}\n{}", not_up.status, not_up.output);
     }
     campaign.deploy(5);
     let volume_users = campaign.host.volume_users()?;
@@ -27,7 +27,7 @@ pub(super) fn put(campaign: &mut RunningCampaign) -> Result<()> {
     });
     let supervisors = supervised(campaign);
     let ballast = fill(&campaign.data)?;
-    let staging = campaign.site.server.home().join("staging");
+    let staging = campaign.processes.server.directory().join("staging");
     let read_only =
         campaign.random.chance(500).then(|| TestMount::read_only(&campaign.data, &staging)).transpose()?;
     // Some payloads end by SIGKILL, or on their own by SIGTERM.
@@ -57,7 +57,7 @@ pub(super) fn put(campaign: &mut RunningCampaign) -> Result<()> {
     std::fs::remove_file(&ballast).context("cannot make space")?;
     campaign.start();
     until("ended incarnations are shown as ended", || {
-        let lives = |incarnation: &String| campaign.host.lives(incarnation).unwrap_or(true);
+        let lives = |incarnation: &String| campaign.host.is_alive(incarnation).unwrap_or(true);
         (!ended.iter().any(lives)).then_some(())
     });
     shown_is_running(campaign);
@@ -74,11 +74,11 @@ fn supervised(campaign: &RunningCampaign) -> BTreeSet<String> {
 /// incarnation, one ends as not needed.)
 fn no_supervisor_died(campaign: &RunningCampaign, before: &BTreeSet<String>) -> Result<()> {
     // In this order: a supervisor may end meanwhile because its processes have.
-    let lived: Vec<_> = before.iter().filter(|one| campaign.host.lives(one).unwrap_or(false)).collect();
+    let lived: Vec<_> = before.iter().filter(|one| campaign.host.is_alive(one).unwrap_or(false)).collect();
     let now = supervised(campaign);
     for incarnation in lived {
         ensure!(
-            now.contains(incarnation) || !campaign.host.lives(incarnation)?,
+            now.contains(incarnation) || !campaign.host.is_alive(incarnation)?,
             "the supervisor of incarnation {incarnation} died, and its processes live: {}",
             last_words(&campaign.data, incarnation)
         );

@@ -16,11 +16,11 @@ const FLIPPED: usize = 200;
 
 pub(super) fn shorten(campaign: &mut RunningCampaign) -> Result<()> {
     // After a stop on request, read models are as far as the journal, and witness its end.
-    let server = &mut campaign.site.server;
+    let server = &mut campaign.processes.server;
     server.signal(Signal::TERM);
     let status = until("the server stops", || server.ended());
     ensure!(status.success(), "the server does not stop on request: {status}");
-    let journal = campaign.site.server.data().join("fleets/default/journal");
+    let journal = campaign.processes.server.data().join("fleets/default/journal");
     let (path, bytes, used) = last_used(&journal)?;
     let how = match campaign.random.below(4) {
         0 => {
@@ -44,8 +44,8 @@ pub(super) fn shorten(campaign: &mut RunningCampaign) -> Result<()> {
     };
     let shortened = contents(&journal)?;
     let why = format!("its last segment is {how}");
-    let said = campaign.must_refuse(StartConditions::default(), &why)?;
-    ensure!(said.contains("--accept-loss"), "a refusal does not show how to accept the loss: {said}");
+    let output = campaign.must_refuse(StartConditions::default(), &why)?;
+    ensure!(output.contains("--accept-loss"), "a refusal does not show how to accept the loss: {output}");
     ensure!(contents(&journal)? == shortened, "a start that was refused has changed the journal: {why}");
     std::fs::write(&path, bytes)?;
     campaign.start();

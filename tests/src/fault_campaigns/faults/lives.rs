@@ -17,10 +17,12 @@ const REFUSAL: Duration = Duration::from_secs(20);
 
 /// Restarts by a link if the last epoch used the real path, and vice versa.
 pub(super) fn by_link(campaign: &mut RunningCampaign) -> Result<()> {
-    let link = campaign.site.server.home().join("link");
+    let link = campaign.processes.server.directory().join("link");
     let now = match campaign.target {
-        CampaignTarget::Server => campaign.site.server.data().to_owned(),
-        CampaignTarget::Executor => campaign.site.executor.as_ref().context("an executor")?.data().to_owned(),
+        CampaignTarget::Server => campaign.processes.server.data().to_owned(),
+        CampaignTarget::Executor => {
+            campaign.processes.executor.as_ref().context("an executor")?.data().to_owned()
+        }
     };
     if !link.is_symlink() {
         std::os::unix::fs::symlink(&campaign.data, &link).context("cannot make a link")?;
@@ -69,11 +71,11 @@ pub(super) fn ahead(campaign: &mut RunningCampaign) -> Result<()> {
     let launch = StartConditions { env, ..StartConditions::default() };
     campaign.kill();
     if years && campaign.target == CampaignTarget::Server {
-        let said = campaign.must_refuse(launch, &format!("its clock is wrong by {offset}"))?;
-        ensure!(said.contains("clock"), "a refusal does not name the clock: {said}");
+        let output = campaign.must_refuse(launch, &format!("its clock is wrong by {offset}"))?;
+        ensure!(output.contains("clock"), "a refusal does not name the clock: {output}");
     } else {
         if let Err(not_up) = campaign.try_start(launch) {
-            bail!("the server does not start with a clock of {offset}: {}\n{}", not_up.status, not_up.said);
+            bail!("the server does not start with a clock of {offset}: {}\n{}", not_up.status, not_up.output);
         }
         campaign.deploy(3);
         campaign.pause(256);
@@ -92,7 +94,7 @@ pub(super) fn on_a_copy(campaign: &mut RunningCampaign) -> Result<()> {
         all.iter().all(|incarnation| incarnation["state"] != "stopping").then_some(())
     });
     campaign.kill();
-    let copy = campaign.site.server.home().join("copy");
+    let copy = campaign.processes.server.directory().join("copy");
     until("the directory is copied", || {
         let _ = std::fs::remove_dir_all(&copy);
         // Processes that end remove files.
@@ -108,7 +110,10 @@ pub(super) fn on_a_copy(campaign: &mut RunningCampaign) -> Result<()> {
     refused_on(campaign, &copy)?;
     if !beside {
         for (incarnation, process) in before {
-            ensure!(process.lives(), "{process} of incarnation {incarnation} ended by a start over a copy");
+            ensure!(
+                process.is_alive(),
+                "{process} of incarnation {incarnation} ended by a start over a copy"
+            );
         }
         campaign.start();
     }
@@ -117,13 +122,13 @@ pub(super) fn on_a_copy(campaign: &mut RunningCampaign) -> Result<()> {
 
 /// Starts a second server or executor over the copy, which must refuse.
 fn refused_on(campaign: &RunningCampaign, copy: &PathBuf) -> Result<()> {
-    let log = campaign.site.server.home().join("copy.log");
+    let log = campaign.processes.server.directory().join("copy.log");
     let file = std::fs::File::create(&log).context("cannot create a log")?;
     let mut command = Command::new(crate::program());
     match campaign.target {
         CampaignTarget::Server => command.args(["serve", "--listen", "127.0.0.1:0"]),
         CampaignTarget::Executor => command
-            .args(["executor", "--server", &campaign.site.server.url(), "--cluster", "local"])
+            .args(["executor", "--server", &campaign.processes.server.url(), "--cluster", "local"])
             .args(["--name", "e1", "--process"]),
     };
     command.arg("--data-dir").arg(copy).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
@@ -141,10 +146,10 @@ fn refused_on(campaign: &RunningCampaign, copy: &PathBuf) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    let said = std::fs::read_to_string(&log).unwrap_or_default();
+    let output = std::fs::read_to_string(&log).unwrap_or_default();
     match ended {
         Some(status) if status.code().is_some_and(|code| code != 0 && code != 101) => Ok(()),
-        Some(status) => bail!("a start over a copy ends with {status}: {said}"),
-        None => bail!("the program starts over a copy of its directory: {said}"),
+        Some(status) => bail!("a start over a copy ends with {status}: {output}"),
+        None => bail!("the program starts over a copy of its directory: {output}"),
     }
 }

@@ -97,8 +97,8 @@ impl InjectedFault {
     }
 
     /// Faults of a campaign that the journal's location and this host allow.
-    pub fn of(lane: CampaignKind, place: JournalBackend) -> Vec<InjectedFault> {
-        if place != JournalBackend::Embedded {
+    pub fn of(campaign: CampaignKind, backend: JournalBackend) -> Vec<InjectedFault> {
+        if backend != JournalBackend::Embedded {
             return vec![InjectedFault::Kill];
         }
         let is_possible = |fault: &&InjectedFault| match fault {
@@ -107,7 +107,7 @@ impl InjectedFault {
             }
             InjectedFault::WrongClock => crate::clock::library().is_ok(),
             // An executor has no journal.
-            InjectedFault::ShortJournal => lane == CampaignKind::Kills,
+            InjectedFault::ShortJournal => campaign == CampaignKind::Kills,
             _ => true,
         };
         InjectedFault::ALL.iter().filter(is_possible).copied().collect()

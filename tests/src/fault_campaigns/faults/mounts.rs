@@ -37,7 +37,9 @@ pub(super) fn put(campaign: &mut RunningCampaign) -> Result<()> {
     campaign.pause(128);
     campaign.kill();
     campaign.start();
-    until("the incarnation with a mount ends", || (!campaign.host.lives(&incarnation).ok()?).then_some(()));
+    until("the incarnation with a mount ends", || {
+        (!campaign.host.is_alive(&incarnation).ok()?).then_some(())
+    });
     let client = campaign.client();
     until("no replica of web is left", || client.items("replicas?plan=web&limit=1").is_empty().then_some(()));
     // A directory may be moved aside with its mounts, and payloads that took the token late add mounts.

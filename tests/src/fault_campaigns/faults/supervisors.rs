@@ -62,11 +62,11 @@ pub(super) fn stop(campaign: &mut RunningCampaign) -> Result<()> {
     let ended = campaign.renew_volume_users();
     until("the processes of a stopped supervisor have ended", || {
         let lives =
-            |(_, incarnation): &(HostProcess, String)| campaign.host.lives(incarnation).unwrap_or(true);
+            |(_, incarnation): &(HostProcess, String)| campaign.host.is_alive(incarnation).unwrap_or(true);
         (!stopped.iter().any(lives)).then_some(())
     });
     for (process, _) in &stopped {
-        if process.lives() {
+        if process.is_alive() {
             signal(process.pid, Signal::CONT);
         }
     }

@@ -154,12 +154,12 @@ impl RolloutsRound {
     }
 
     /// Ends a deployment that waits for an operator.
-    pub(super) fn end(&mut self, name: &str, way: EndAction, promotes: bool) -> Result<()> {
+    pub(super) fn end(&mut self, name: &str, action: EndAction, promotes: bool) -> Result<()> {
         if self.deployments.find(name).is_some_and(|deployment| deployment.serves()) {
             self.decide(name, promotes)?;
             return Ok(());
         }
-        match way {
+        match action {
             EndAction::Cancel => self.cancel(name)?,
             EndAction::RollBack => {
                 self.roll_back()?;

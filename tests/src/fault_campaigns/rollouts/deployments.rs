@@ -98,7 +98,7 @@ impl Deployment {
     }
 
     /// Maximum number of additional replicas.
-    fn stands_beside(&self) -> usize {
+    fn replicas_alongside(&self) -> usize {
         match self.strategy {
             DeploymentStrategy::Rolling { .. } => 0,
             DeploymentStrategy::BlueGreen { .. } => REPLICAS,
@@ -227,12 +227,12 @@ impl RoundDeployments {
     }
 
     /// Replicas required when all deployments have ended.
-    pub(super) fn wanted(&self) -> RequiredReplicas {
+    pub(super) fn required(&self) -> RequiredReplicas {
         let (completed, later) = self.since_completed();
         let halfway = || later.iter().filter(|deployment| deployment.leaves_any());
         let versions = halfway().map(|deployment| &deployment.version).chain([&completed.version]).cloned();
-        let beside: usize = halfway().map(Deployment::stands_beside).sum();
-        RequiredReplicas { versions: versions.collect(), most: REPLICAS + beside }
+        let alongside: usize = halfway().map(Deployment::replicas_alongside).sum();
+        RequiredReplicas { versions: versions.collect(), most: REPLICAS + alongside }
     }
 
     /// Checks that each deployment has ended in a permitted state.
@@ -247,7 +247,7 @@ impl RoundDeployments {
     }
 
     /// Starts another round: every replica has the version that completed last.
-    pub(super) fn turn(&mut self) {
+    pub(super) fn start_round(&mut self) {
         let done = self.later.iter().filter(|deployment| deployment.has_completed());
         self.completed.extend(done.map(|deployment| deployment.version.clone()));
         self.first = self.since_completed().0.clone();
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(all.promise().least, REPLICAS - 3, "it would be rolled back as good-1 was rolled out");
         all.push(of("slow-3", 1, "in_progress"));
         assert_eq!((good(&all.promise()), all.promise().least), (vec!["good-1", "slow-3"], REPLICAS - 3));
-        assert!(!all.wanted().is_exact(), "slow-3 may be ended halfway");
+        assert!(!all.required().is_exact(), "slow-3 may be ended halfway");
         all.later[0].state = "failed".into();
         all.settle();
         assert_eq!(
@@ -299,7 +299,7 @@ mod tests {
         );
         all.later[1].state = "completed".into();
         assert_eq!((good(&all.promise()), all.promise().least), (vec!["slow-3"], REPLICAS));
-        assert!(all.wanted().is_exact());
+        assert!(all.required().is_exact());
     }
 
     #[test]
@@ -308,9 +308,9 @@ mod tests {
             Deployment { strategy: DeploymentStrategy::Canary { count: 2 }, ..of("good-2", 1, "cancelled") };
         let mut all = RoundDeployments::new(of("good-1", 1, "completed"));
         all.push(canary);
-        assert!(all.wanted().is_exact());
+        assert!(all.required().is_exact());
         all.later[0].has_cut_over = true;
-        assert_eq!((all.wanted().versions.len(), all.wanted().most), (2, REPLICAS + 2));
+        assert_eq!((all.required().versions.len(), all.required().most), (2, REPLICAS + 2));
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl ServingProcess {
 }
 
 /// Asks all payload processes under the directory. Returns those that serve.
-pub(super) fn look(data: &Path) -> Vec<ServingProcess> {
+pub(super) fn serving(data: &Path) -> Vec<ServingProcess> {
     payloads(data).into_iter().filter_map(|payload| ask(payload.pid)).collect()
 }
 
@@ -152,10 +152,10 @@ impl ObserverShared {
     /// within milliseconds.
     fn sample(&self) {
         let (change, promise) = self.promised();
-        let first = look(&self.data);
+        let first = serving(&self.data);
         let mut counted = promise.counted(&first);
         if counted.len() < promise.least {
-            let second = look(&self.data);
+            let second = serving(&self.data);
             counted.extend(promise.counted(&second));
             if counted.len() < promise.least && self.promised().0 == change {
                 let (count, ServingPromise { good, least }) = (counted.len(), promise);
@@ -189,11 +189,11 @@ mod tests {
 
     #[test]
     fn a_process_that_answers_that_it_is_not_ready_does_not_serve() {
-        let told = "web-0100 version good-1 here, on node-2, process 7\n";
-        let serving = ServingProcess::read(&format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{told}"));
+        let answer = "web-0100 version good-1 here, on node-2, process 7\n";
+        let serving = ServingProcess::read(&format!("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{answer}"));
         let (replica, version, node) = ("web-0100".into(), "good-1".into(), "node-2".into());
         assert_eq!(serving, Some(ServingProcess { replica, version, node }));
-        assert_eq!(ServingProcess::read(&format!("HTTP/1.1 503 Service Unavailable\r\n\r\n{told}")), None);
+        assert_eq!(ServingProcess::read(&format!("HTTP/1.1 503 Service Unavailable\r\n\r\n{answer}")), None);
         assert_eq!(ServingProcess::read("HTTP/1.1 200 OK\r\n\r\nweb-01"), None);
     }
 }

@@ -9,18 +9,18 @@ use serde_json::{Value, json};
 
 use super::REPLICAS;
 use super::deployments::RequiredReplicas;
-use super::observer::{ServingProcess, look};
+use super::observer::{ServingProcess, serving};
 use crate::{TestClient, payloads};
 
 /// Nodes of the fleet, alternately in two update domains.
 const NODES: [&str; 4] = ["node-1", "node-2", "node-3", "node-4"];
 /// Number of replicas that fit on a node.
-const ROOM: usize = 3;
+const CAPACITY: usize = 3;
 
 /// Sets each node's resources so that exactly [`ROOM`] replicas fit.
-pub(super) fn give_room(client: &TestClient) {
+pub(super) fn set_capacity(client: &TestClient) {
     for node in NODES {
-        let total = json!({"cpu": 100 * ROOM, "memory": 16u64 << 30, "disk": 0});
+        let total = json!({"cpu": 100 * CAPACITY, "memory": 16u64 << 30, "disk": 0});
         let spec = json!({"domain": domain(node), "resources": total});
         client.must("node.apply", &json!({"name": node, "cluster": "local", "spec": spec}));
     }
@@ -59,11 +59,11 @@ pub(super) fn is_at_rest(plan: &Value) -> bool {
 pub(super) fn check_set(
     client: &TestClient,
     data: &Path,
-    wanted: &RequiredReplicas,
+    required: &RequiredReplicas,
 ) -> Result<Vec<ServingProcess>> {
     let mut seen = (Vec::new(), Vec::new(), 0);
     let came = comes("running replicas are those of the rows", || {
-        let mut serving = look(data);
+        let mut serving = serving(data);
         serving.sort();
         seen = (shown(client)?, serving, payloads(data).len());
         Ok((seen.0 == seen.1 && seen.1.len() == seen.2).then_some(()))
@@ -71,11 +71,11 @@ pub(super) fn check_set(
     let (shown, serving, alive) = seen;
     came.with_context(|| format!("rows show {shown:?}; {alive} processes run, of which serve {serving:?}"))?;
     let versions: BTreeSet<_> = serving.iter().map(|serving| serving.version.clone()).collect();
-    let count = REPLICAS..=wanted.most;
+    let count = REPLICAS..=required.most;
     ensure!(
-        count.contains(&serving.len()) && versions.is_subset(&wanted.versions),
+        count.contains(&serving.len()) && versions.is_subset(&required.versions),
         "{count:?} replicas of {:?} are wanted, and {serving:?} serve",
-        wanted.versions
+        required.versions
     );
     Ok(serving)
 }
@@ -121,7 +121,7 @@ pub(super) fn better(on: &BTreeMap<&str, usize>, drained: Option<&str>) -> Optio
         if domain(from) == domain(to) { on[to] + 1 < on[from] } else { in_domain(to) + 1 < in_domain(from) }
     };
     let to = |from: &str| {
-        let mut nodes = on.keys().copied().filter(|to| on[to] < ROOM && drained != Some(*to));
+        let mut nodes = on.keys().copied().filter(|to| on[to] < CAPACITY && drained != Some(*to));
         nodes.find(|to| improves(from, to))
     };
     let mut from = on.iter().filter(|(_, count)| **count > 0).map(|(node, _)| *node);
@@ -143,12 +143,12 @@ pub(super) fn check_spread(
     let spread = client.read("plans/web")["spread"].clone();
     ensure!(spread["domains"] == json!(domains), "the row has {spread}, and on nodes are {on:?}");
     let Some(better) = better(&on, drained) else { return Ok(false) };
-    says(client, "uneven").with_context(|| format!("a move {better} would be better: {on:?}"))?;
+    check_balance(client, "uneven").with_context(|| format!("a move {better} would be better: {on:?}"))?;
     Ok(true)
 }
 
 /// Waits until the plan's row reports this balance. The decider checks at least every ten seconds.
-pub(super) fn says(client: &TestClient, balance: &str) -> Result<()> {
+pub(super) fn check_balance(client: &TestClient, balance: &str) -> Result<()> {
     comes(&format!("the plan's row reports a spread that is {balance}"), || {
         Ok((client.read("plans/web")["spread"]["balance"] == balance).then_some(()))
     })

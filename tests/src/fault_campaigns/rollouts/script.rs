@@ -196,7 +196,7 @@ pub(super) struct RoundScript {
     /// Steps, each with the delay until the next.
     pub(super) steps: Vec<(RoundStep, Duration)>,
     /// Action that ends such a deployment, and the time to wait before it.
-    pub(super) way: EndAction,
+    pub(super) end_action: EndAction,
     pub(super) patience: Duration,
     /// Whether a working canary is finally promoted, or rolled back.
     pub(super) promotes: bool,
@@ -226,7 +226,7 @@ impl RoundScript {
                 steps.push((step, pause(&mut random)));
             }
         }
-        let way = match random.below(3) {
+        let end_action = match random.below(3) {
             0 => EndAction::Cancel,
             1 => EndAction::RollBack,
             _ => EndAction::Supersede,
@@ -234,7 +234,7 @@ impl RoundScript {
         RoundScript {
             policy,
             steps,
-            way,
+            end_action,
             patience: Duration::from_millis(random.below(800)),
             promotes: random.chance(600),
             undrains_early: random.chance(300),

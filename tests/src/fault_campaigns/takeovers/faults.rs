@@ -253,10 +253,10 @@ impl TakeoverFault {
         let broker = 1 + targets.random.below(3) as u32;
         match self {
             TakeoverFault::CutConnections => {
-                pass(ProxyFaults { cuts: true, ..ProxyFaults::default() }, targets)
+                pass(ProxyFaults { cuts: true, ..ProxyFaults::default() }, targets);
             }
             TakeoverFault::StallResponses => {
-                pass(ProxyFaults { stalls: true, ..ProxyFaults::default() }, targets)
+                pass(ProxyFaults { stalls: true, ..ProxyFaults::default() }, targets);
             }
             TakeoverFault::KillLeadingBroker => {
                 let leader = leader(cluster, JOURNAL);

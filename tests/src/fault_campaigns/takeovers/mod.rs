@@ -46,8 +46,8 @@ pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     set_up(&client, &sleeper());
     by_hand(&client, &sleeper());
     let mut executor =
-        ExecutorProcess::start_for(standbys.servers[0].home(), &standbys.urls(), "e1", "--process");
-    let file = standbys.servers[0].home().join("history.jsonl");
+        ExecutorProcess::start_for(standbys.servers[0].directory(), &standbys.urls(), "e1", "--process");
+    let file = standbys.servers[0].directory().join("history.jsonl");
     let load = ProducerLoad::begin(&standbys.servers[0].url(), 4, seed, Duration::from_secs(30), &file)?;
     let messages = MessageProducers::begin(cluster.bootstrap(), 4);
     let follower = StreamFollower::begin(standbys.servers.iter().map(ServerProcess::url).collect());

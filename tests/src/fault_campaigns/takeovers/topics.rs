@@ -57,7 +57,7 @@ impl FaultTargets<'_> {
     /// Deletes everything that the events topic has now.
     pub(super) fn empty_events(&mut self) -> Result<()> {
         let (end, last) = last_exported(self.cluster.bootstrap())?;
-        let file = self.standbys.servers[0].home().join("delete.json");
+        let file = self.standbys.servers[0].directory().join("delete.json");
         let all = json!({"partitions": [{"topic": EVENTS, "partition": 0, "offset": end}], "version": 1});
         std::fs::write(&file, all.to_string())?;
         let file = file.to_str().context("a path that is text")?;
@@ -154,7 +154,7 @@ impl FaultTargets<'_> {
     /// Assigns partition 0 of the topics to the brokers, the first of which leads, and waits until the move
     /// is complete.
     fn assign(&self, topics: &[&str], brokers: &[u32]) -> Result<()> {
-        let file = self.standbys.servers[0].home().join("assign.json");
+        let file = self.standbys.servers[0].directory().join("assign.json");
         let partition = |topic: &&str| json!({"topic": topic, "partition": 0, "replicas": brokers});
         let all = json!({"version": 1, "partitions": topics.iter().map(partition).collect::<Vec<_>>()});
         std::fs::write(&file, all.to_string())?;

@@ -21,7 +21,7 @@ mod replacing;
 mod reports;
 mod requests;
 mod rollbacks;
-mod scopes;
+mod savepoints;
 mod setting;
 mod spread;
 mod strategies;

@@ -20,19 +20,19 @@ pub mod sim;
 #[cfg(test)]
 mod trace;
 
+mod backend;
 mod client;
 mod executor;
 mod launch;
-mod place;
 mod preload;
 mod processes;
 mod server;
 mod standbys;
 
+pub use backend::{FleetProcesses, JournalBackend};
 pub use client::{ServerAnswer, TestClient};
 pub use executor::ExecutorProcess;
 pub use launch::StartConditions;
-pub use place::{FleetProcesses, JournalBackend};
 pub use processes::{PayloadProcess, payloads};
 pub use server::{NotUp, ServerProcess, program};
 pub use standbys::{StandbyServers, decides};

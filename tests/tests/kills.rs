@@ -7,13 +7,13 @@ use chancery_tests::fault_campaigns::{CampaignKind, InjectedFault};
 use chancery_tests::ledger::ReliabilityLedger;
 
 /// Runs a campaign with a fixed seed; timing still varies.
-fn run(lane: CampaignKind, place: JournalBackend, rounds: u64) {
-    run_with(lane, place, rounds, &[InjectedFault::Kill]);
+fn run(campaign: CampaignKind, backend: JournalBackend, rounds: u64) {
+    run_with(campaign, backend, rounds, &[InjectedFault::Kill]);
 }
 
 /// Runs a campaign with these faults only; faults that this host does not allow are named and skipped.
-fn run_with(lane: CampaignKind, place: JournalBackend, rounds: u64, faults: &[InjectedFault]) {
-    let possible = InjectedFault::of(lane, place);
+fn run_with(campaign: CampaignKind, backend: JournalBackend, rounds: u64, faults: &[InjectedFault]) {
+    let possible = InjectedFault::of(campaign, backend);
     for fault in faults.iter().filter(|fault| !possible.contains(fault)) {
         println!("not shown here: this host does not allow the fault {fault}");
     }
@@ -21,7 +21,7 @@ fn run_with(lane: CampaignKind, place: JournalBackend, rounds: u64, faults: &[In
     if faults.is_empty() {
         return;
     }
-    let (tally, ran) = lane.run_with(place, rounds, 1, &faults);
+    let (tally, ran) = campaign.run_with(backend, rounds, 1, &faults);
     println!("{tally:?}");
     ran.unwrap_or_else(|error| panic!("{error:?}"));
     assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (rounds, 0, 0, 0));

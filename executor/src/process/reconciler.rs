@@ -28,7 +28,7 @@ use crate::reconcile::{
 };
 use crate::state_file::{FileAccess, LockAttempt};
 
-mod folder_lost;
+mod directory_lost;
 mod forgetting;
 mod starting;
 mod unproved;

@@ -1,7 +1,7 @@
 //! Races that went wrong in similar systems, each in the order of steps that failed there. `docs/races.md`
 //! lists them by the numbers that are named here.
 
-mod places;
+mod reservations;
 
 use std::time::Duration;
 

@@ -432,12 +432,12 @@ impl CheckedFleet {
     ) -> RuleResult {
         let of = self.plans.get(&operation.plan).zip(operation.deployment.as_ref());
         let Some(of) = of.and_then(|(plan, of)| plan.deployments.get(of)) else { return Ok(()) };
-        // The pause of its strategy does not count.
-        let pause = match of.spec.strategy {
-            DeploymentStrategy::Rolling { delay: pause, .. } => Duration::from_millis(pause),
+        // The delay of its strategy does not count.
+        let delay = match of.spec.strategy {
+            DeploymentStrategy::Rolling { delay, .. } => Duration::from_millis(delay),
             DeploymentStrategy::BlueGreen { .. } | DeploymentStrategy::Canary { .. } => Duration::ZERO,
         };
-        let paused = of.rested.map_or(of.progressed, |rested| rested + pause);
+        let paused = of.rested.map_or(of.progressed, |rested| rested + delay);
         let began = operation.begun.unwrap_or(at.time).max(of.progressed).max(paused);
         let due = began + Duration::from_millis(of.spec.progress_deadline) + STALLS_WITHIN;
         // The clock may have jumped, or the decider been away: it was active at the previous record.
@@ -539,15 +539,15 @@ impl CheckedFleet {
         let others: Vec<_> = others.iter().filter_map(|other| self.operations.get(other)).collect();
         let updates = others.iter().filter(|other| other.kind == OperationKind::Update).count();
         let alone = operation.kind != OperationKind::Update || updates == 0;
-        let DeploymentStrategy::Rolling { max_parallel: wave, per_domain, delay: pause } = strategy else {
+        let DeploymentStrategy::Rolling { max_parallel, per_domain, delay } = strategy else {
             demand!(6, alone, "{what}, an update concurrent with {updates} others of deployment {name}");
             return Ok(());
         };
-        match wave {
-            Some(wave) => demand!(
+        match max_parallel {
+            Some(max_parallel) => demand!(
                 6,
-                (others.len() as u64) < u64::from(wave),
-                "{what} concurrently with {} of deployment {name}, whose wave is {wave}",
+                (others.len() as u64) < u64::from(max_parallel),
+                "{what} concurrently with {} of deployment {name}, whose max_parallel is {max_parallel}",
                 others.len()
             ),
             None => {
@@ -563,11 +563,11 @@ impl CheckedFleet {
             elsewhere.is_none(),
             "{what} in another update domain than one that runs for deployment {name}"
         );
-        let rests = rested.filter(|_| pause > 0).map(|rested| rested + Duration::from_millis(pause));
+        let rests = rested.filter(|_| delay > 0).map(|rested| rested + Duration::from_millis(delay));
         demand!(
             6,
             rests.is_none_or(|until: Time| until <= at.time),
-            "{what} in the pause of deployment {name}"
+            "{what} in the delay of deployment {name}"
         );
         Ok(())
     }

@@ -23,7 +23,7 @@ impl Disruption {
 
 impl Node {
     /// Whether a disruption of the node is approved.
-    pub(super) fn is_disturbed(&self) -> bool {
+    pub(super) fn is_disrupted(&self) -> bool {
         self.disruptions.values().any(|disruption| disruption.state == DisruptionState::Approved)
     }
 }

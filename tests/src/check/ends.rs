@@ -18,7 +18,7 @@ use super::state::{
 };
 use super::violation::{InvariantViolation, RuleResult, demand};
 
-/// Longest wait for a restart by the plan's rule, in multiples of its cooldown.
+/// Longest wait for a restart by the plan's rule, in multiples of its restart delay.
 const LONGEST: u32 = 32;
 
 impl CheckedFleet {
@@ -130,7 +130,7 @@ impl CheckedFleet {
         let id = fact.incarnation;
         let unwound = matches!(fact.end, IncarnationEnd::Unwound { .. });
         demand!(5, unwound, "incarnation {id} was never started, and ends as if it had been");
-        let disturbed = self.nodes.get(&fact.node).is_some_and(super::state::Node::is_disturbed);
+        let disrupted = self.nodes.get(&fact.node).is_some_and(super::state::Node::is_disrupted);
         let edited = self.is_held_by_earlier_policy(id)?;
         let operation = self.operation(held_by)?;
         match fact.reschedules {
@@ -142,7 +142,7 @@ impl CheckedFleet {
                 );
                 demand!(
                     6,
-                    expunged || disturbed || edited,
+                    expunged || disrupted || edited,
                     "operation {held_by} loses its reservation without cause"
                 );
                 demand!(

@@ -7,13 +7,13 @@
 //! |---|---|
 //! | 1 | positions are dense, the chain and the lineage are unbroken, terms rise by one, time never falls; each intent has one verdict next to it, each key one decision; causes precede their effects |
 //! | 3 | a volume has one user at a time; a replica has no second incarnation before the first ended, except for an update, relocate or restart; an incarnation that follows another is not started before that one ended; an incarnation that was replaced is stopped |
-//! | 4 | reservations on a node fit at every position, are as in the spec (one that follows another there reserves only the difference), and are released once, as they were made; no reservation on a node that is disturbed, or that the plan's affinities forbid |
+//! | 4 | reservations on a node fit at every position, are as in the spec (one that follows another there reserves only the difference), and are released once, as they were made; no reservation on a node that is disrupted, or that the plan's affinities forbid |
 //! | 5 | nothing that ended changes; state tables are obeyed; a report that is stale, of an ended session or of another cluster changes nothing; a fenced writer writes nothing |
-//! | 6 | each operation is requested by a person, by a deployment in progress, or by a rule that applies; each command follows from an operation approved by an entitled actor (or a rule that applies, a policy within its windows and its number) on the proposed hash, starts in its order (wave, domain, pause, health of what was started), and has one outcome; each end is proved; a disruption moves no more than budgets and one domain allow; a rule restarts what ended as it defines, and not earlier; what ends or moves many replicas together, and what weakens approval, was approved as a whole, for what it does, by people who satisfy the policies in force |
+//! | 6 | each operation is requested by a person, by a deployment in progress, or by a rule that applies; each command follows from an operation approved by an entitled actor (or a rule that applies, a policy within its windows and its number) on the proposed hash, starts in its order (max_parallel, domain, delay, health of what was started), and has one outcome; each end is proved; a disruption moves no more than `max_unavailable` and one domain allow; a rule restarts what ended as it defines, and not earlier; what ends or moves many replicas together, and what weakens approval, was approved as a whole, for what it does, by people who satisfy the policies in force |
 //! | 7 | no operation that starts a replica is opened or approved after a user stopped the replica, until a user requests something newer |
 //! | 8 | only objects that this journal issued and that ended are removed; a volume is destroyed only on request, unused, and with a proved end; a lost volume has no user |
 //! | 10 | the watermark of the inbox is of one topic and never falls; its refused messages are located between the previous watermark and this one, in order |
-//! | 12 | a replica is placed where the replicas of its plan stay as even as possible, over domains, then nodes; a rebalance moves what makes them more even, within the budget; a plan at rest that a move would make more even is marked so |
+//! | 12 | a replica is placed where the replicas of its plan stay as even as possible, over domains, then nodes; a rebalance moves what makes them more even, within `max_unavailable`; a plan at rest that a move would make more even is marked so |
 //! | 11 | a set alongside the old one replaces it when all of it is ready, or on request of a person; before that the old set is left alone, and if the new set failed nothing of it is left. An incarnation is stopped for another one alongside it only when that one is ready |
 //! | 13 | a read is at least as new as every verdict that its server returned before, and shows what the facts up to its named position state; a read is refused as too new only while the rows are behind a position of the journal |
 //!
@@ -22,18 +22,18 @@
 
 mod alive;
 mod approvals;
-mod askers;
 mod chain;
 mod deployments;
 mod disruptions;
 mod ends;
 mod inbox;
 mod incarnations;
+mod nodes;
 mod obligations;
 mod operations;
-mod places;
 mod plans;
 mod reads;
+mod requesters;
 mod requests;
 mod reserving;
 mod spread;

@@ -107,7 +107,7 @@ impl CheckedFleet {
             let cluster = node.cluster.as_ref();
             let active = cluster.and_then(|cluster| self.clusters.get(cluster));
             let is_active = active.is_some_and(|cluster| cluster.activity == ClusterActivity::Active);
-            let allowed = node.state == NodeState::Allocated && !node.is_disturbed() && is_active;
+            let allowed = node.state == NodeState::Allocated && !node.is_disrupted() && is_active;
             let wanted = policy.cluster.is_none() || policy.cluster.as_ref() == cluster;
             let wanted = wanted && (policy.zone.is_none() || policy.zone == node.spec.zone);
             let wanted = wanted

@@ -125,7 +125,7 @@ impl CampaignKind {
         }
     }
 
-    /// Runs `rounds` rounds with seeds from `seed` on, and the journal at `place`. Returns the tally and the
+    /// Runs `rounds` rounds with seeds from `seed` on, and the journal at `backend`. Returns the tally and the
     /// first violation, if any.
     pub fn run(self, backend: JournalBackend, rounds: u64, seed: u64) -> (CountMap, Result<()>) {
         self.run_with(backend, rounds, seed, &InjectedFault::of(self, backend))
@@ -185,8 +185,8 @@ impl fmt::Display for CampaignKind {
 impl FromStr for CampaignKind {
     type Err = String;
     fn from_str(text: &str) -> Result<CampaignKind, String> {
-        let words: Vec<_> = CampaignKind::ALL.iter().map(|lane| lane.word()).collect();
-        let found = CampaignKind::ALL.iter().copied().find(|lane| lane.word() == text);
-        found.ok_or_else(|| format!("invalid lane {text:?}: must be one of {}", words.join(", ")))
+        let words: Vec<_> = CampaignKind::ALL.iter().map(|campaign| campaign.word()).collect();
+        let found = CampaignKind::ALL.iter().copied().find(|campaign| campaign.word() == text);
+        found.ok_or_else(|| format!("invalid campaign {text:?}: must be one of {}", words.join(", ")))
     }
 }

@@ -22,7 +22,7 @@
 //! Of several incomplete deployments, the one with the highest maximum counts: a deployment stops
 //! incarnations only when all that its predecessor stopped serve again.
 
-mod asks;
+mod actions;
 mod deployments;
 mod observer;
 mod rest;
@@ -140,7 +140,7 @@ impl RolloutsRound {
         let mut spec = client.read("plans/web")["spec"].clone();
         spec["update_order"] = json!(if policy.stop_first { "stop_first" } else { "start_first" });
         spec["restart"] = json!(if policy.always { "always" } else { "on_failure" });
-        spec["max_unavailable"] = json!(policy.budget);
+        spec["max_unavailable"] = json!(policy.max_unavailable);
         // Short, so that replicas that failed several times restart within the round.
         spec["restart_delay"] = json!(20);
         client.must("plan.apply", &json!({"name": "web", "spec": spec}));

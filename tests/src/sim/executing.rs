@@ -7,8 +7,8 @@ use chancery_executor::session::{ExecutorStop, ObjectWork, SessionAction, Sessio
 
 use super::executor::{ChannelProgress, ListProgress};
 use super::fault::SimulatedFault;
+use super::rendering;
 use super::universe::{ChannelInput, ScriptedWorld, SimulatedChannel, trace_step};
-use super::words;
 use crate::check::InvariantViolation;
 
 impl ScriptedWorld {
@@ -43,9 +43,9 @@ impl ScriptedWorld {
             self.let_go(machine);
             return self.executor(machine, SessionInput::Disconnected);
         };
-        trace_step!(self, "executor {machine} hears {}", words::from_decider(&message));
+        trace_step!(self, "executor {machine} hears {}", rendering::from_decider(&message));
         if let (Some(envelope), Some(process)) =
-            (words::envelope(&message), &mut self.machines[machine].process)
+            (rendering::envelope(&message), &mut self.machines[machine].process)
         {
             process.under = Some((envelope.session, envelope.head.term));
         }
@@ -114,7 +114,7 @@ impl ScriptedWorld {
         let next = self.random.below(process.works.len() as u64);
         let work = process.works.remove(usize::try_from(next).unwrap_or(0));
         process.done.push(work.object());
-        trace_step!(self, "executor {machine} does {}", words::work(&work));
+        trace_step!(self, "executor {machine} does {}", rendering::work(&work));
         for _ in 0..=u8::from(twice) {
             self.carry_out(machine, &work)?;
         }

@@ -1,12 +1,11 @@
 //! Deterministic simulation: whole worlds in one thread, each played from one seed.
 //!
-//! Reading order: draws ([`script`], with people in `asks`), faults ([`fault`]), the world and its parts
+//! Reading order: draws ([`script`], with people in `requests`), faults ([`fault`]), the world and its parts
 //! ([`universe`], [`server`], its [`rows`], [`executor`], [`producer`], and the inbox). Then actions
 //! ([`step`], [`serving`], [`executing`], [`breakage`]), readers ([`readers`]), the oracle ([`oracle`]), and
 //! the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and journal rule are the real
 //! ones. [`play`] plays a seed; [`shrink`] reduces a failure.
 
-mod asks;
 mod breakage;
 mod executing;
 pub mod executor;
@@ -16,6 +15,8 @@ mod oracle;
 pub mod producer;
 mod random;
 pub mod readers;
+mod rendering;
+mod requests;
 pub mod rows;
 pub mod script;
 pub mod server;
@@ -24,7 +25,6 @@ mod settle;
 pub mod shrink;
 mod step;
 pub mod universe;
-mod words;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -20,8 +20,8 @@ use rustc_hash::FxHashMap;
 
 use super::fault::OccurrenceCounts;
 use super::messages::{AnswerChecker, SimulatedTopic};
+use super::rendering;
 use super::server::FLEET;
-use super::words;
 use crate::check::{InvariantViolation, JournalChecker, ReadChecker, RunningProcesses};
 use crate::history::InvocationHistory;
 use crate::model::{self, SecondModel};
@@ -170,7 +170,7 @@ impl WorldOracle {
 
     /// Checks that a decider's message was based on durable records alone.
     pub fn check_message(&self, message: &DeciderMessage) -> Result<(), InvariantViolation> {
-        let Some(DeciderEnvelope { head, .. }) = words::envelope(message) else { return Ok(()) };
+        let Some(DeciderEnvelope { head, .. }) = rendering::envelope(message) else { return Ok(()) };
         let known = head.position == Position::ZERO || self.ends.get(&head.position) == Some(&head.hash);
         if !known {
             let what = format!("an executor receives a head {} that is not in the log", head.position);

@@ -9,9 +9,9 @@ use std::time::Duration;
 use chancery_events::spec::ClusterRuntime;
 use serde_json::Value;
 
-use super::asks::{self, MainActivity};
 use super::fault::SimulatedFault;
 use super::random::RandomSource;
+use super::requests::{self, MainActivity};
 
 /// Future request. Details are chosen when it is sent, from what is read then.
 #[derive(Clone, PartialEq, Debug)]
@@ -133,7 +133,7 @@ impl WorldScript {
         let habit = MainActivity::draw(&mut random);
         let likely = habit.map_or(&[][..], MainActivity::faults);
         faults.extend(likely.iter().filter(|_| random.chance(700)));
-        let inputs = asks::all(&mut random, &clusters, plans, habit);
+        let inputs = requests::all(&mut random, &clusters, plans, habit);
         let steps = random.between(300, 1200);
         let servers = random.between(1, 3);
         let lease = Duration::from_secs(random.between(3, 15));

@@ -9,10 +9,10 @@ use chancery_events::id::{ConnectionToken, WriterId};
 use chancery_journal::Journal;
 
 use super::fault::SimulatedFault;
+use super::rendering;
 use super::rows::{FoldedLog, ServerRows};
 use super::server::{BadStart, SimulatedServer};
 use super::universe::{ChannelInput, ScriptedWorld, ServerSeat, trace_step};
-use super::words;
 use crate::check::InvariantViolation;
 
 /// Number of appends that a full journal still takes.
@@ -157,7 +157,7 @@ impl ScriptedWorld {
                 server.driver().handle(CoreInput::Connected(ChannelNumber(number), token), reading);
             }
             ChannelInput::Message(message) => {
-                trace_step!(self, "server {seat} hears {}", words::to_decider(&message));
+                trace_step!(self, "server {seat} hears {}", rendering::to_decider(&message));
                 let Some(server) = &mut self.seats[seat].server else { return };
                 if twice {
                     server.driver().handle(CoreInput::Said(ChannelNumber(number), message.clone()), reading);

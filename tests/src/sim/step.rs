@@ -7,9 +7,9 @@ use chancery_executor::session::SessionInput;
 use super::executor::{ChannelProgress, ListProgress};
 use super::fault::SimulatedFault;
 use super::producer::ProducerRequestState;
+use super::rendering;
 use super::server::SimulatedServer;
 use super::universe::{ScriptedWorld, trace_step};
-use super::words;
 use crate::check::InvariantViolation;
 
 /// Possible action.
@@ -209,7 +209,7 @@ impl ScriptedWorld {
             WorldAction::Changes(machine) => {
                 let Some(process) = &self.machines[machine].process else { return Ok(()) };
                 let changes = process.statuses.unread(4);
-                trace_step!(self, "executor {machine} sees {}", words::reports(&changes));
+                trace_step!(self, "executor {machine} sees {}", rendering::reports(&changes));
                 self.executor(machine, SessionInput::Changed(changes))
             }
             WorldAction::Post => {

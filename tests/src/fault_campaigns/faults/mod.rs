@@ -14,9 +14,9 @@
 //! | `short-journal` | the last segment is missing, empty, zeroed or flipped in its last bytes | starts are refused until the segment is back |
 //! | `copied-directory` | a start over a copy of the data directory | that start is refused |
 
+mod epochs;
 mod full_log;
 mod journal;
-mod lives;
 mod mounts;
 mod supervisors;
 
@@ -125,10 +125,10 @@ impl InjectedFault {
             InjectedFault::CleanEnvironment => supervisors::kill(campaign),
             InjectedFault::StoppedSupervisor => supervisors::stop(campaign),
             InjectedFault::FullLog => full_log::put(campaign),
-            InjectedFault::Symlink => lives::by_link(campaign),
-            InjectedFault::PidNamespace => lives::in_pid_namespace(campaign),
-            InjectedFault::WrongClock => lives::ahead(campaign),
-            InjectedFault::CopiedDirectory => lives::on_a_copy(campaign),
+            InjectedFault::Symlink => epochs::by_link(campaign),
+            InjectedFault::PidNamespace => epochs::in_pid_namespace(campaign),
+            InjectedFault::WrongClock => epochs::ahead(campaign),
+            InjectedFault::CopiedDirectory => epochs::on_a_copy(campaign),
             InjectedFault::ShortJournal => journal::shorten(campaign),
         }
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::REPLICAS;
 use super::observer::ServingPromise;
-use super::script::{PayloadVersion, WAVE};
+use super::script::{MAX_PARALLEL, PayloadVersion};
 use crate::TestClient;
 
 /// Deployment requested by an operator or a rule.
@@ -83,7 +83,7 @@ impl Deployment {
     /// Maximum number of replicas down concurrently if updates stop the predecessor first; otherwise none.
     fn takes_down(&self, drains: bool) -> usize {
         match self.strategy {
-            DeploymentStrategy::Rolling { max_parallel: wave, .. } => wave.unwrap_or(1) as usize,
+            DeploymentStrategy::Rolling { max_parallel, .. } => max_parallel.unwrap_or(1) as usize,
             // After promotion, the other replicas are updated one at a time.
             DeploymentStrategy::Canary { .. } => usize::from(self.has_cut_over),
             // The old set is deleted and not updated. But surplus replicas on a drained node are deleted
@@ -222,7 +222,7 @@ impl RoundDeployments {
     pub(super) fn promise_of_any(&self) -> ServingPromise {
         let ServingPromise { mut good, least } = self.promise();
         good.extend(self.completed.iter().cloned());
-        let down = if self.stop_first { WAVE as usize } else { 0 };
+        let down = if self.stop_first { MAX_PARALLEL as usize } else { 0 };
         ServingPromise { good, least: least.min(REPLICAS - down) }
     }
 
@@ -268,8 +268,9 @@ impl std::fmt::Display for RoundDeployments {
 mod tests {
     use super::*;
 
-    fn of(name: &str, wave: u32, state: &str) -> Deployment {
-        let strategy = DeploymentStrategy::Rolling { max_parallel: Some(wave), per_domain: false, delay: 0 };
+    fn of(name: &str, max_parallel: u32, state: &str) -> Deployment {
+        let strategy =
+            DeploymentStrategy::Rolling { max_parallel: Some(max_parallel), per_domain: false, delay: 0 };
         Deployment { state: state.to_owned(), ..Deployment::new(name, name, strategy) }
     }
 

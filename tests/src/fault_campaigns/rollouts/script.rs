@@ -11,7 +11,7 @@ use crate::server::program;
 use crate::sim::RandomSource;
 
 /// Maximum number of concurrent updates of a deployment.
-pub(super) const WAVE: u32 = 3;
+pub(super) const MAX_PARALLEL: u32 = 3;
 
 /// Behaviour of a payload version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,7 +98,7 @@ pub(super) struct PlanSettings {
     /// Whether incarnations restart after every exit, not only after failures.
     pub(super) always: bool,
     /// Maximum number of replicas moved concurrently by a drain or rebalance.
-    pub(super) budget: u64,
+    pub(super) max_unavailable: u64,
 }
 
 /// Deployment of a new version.
@@ -115,7 +115,11 @@ impl VersionRollout {
     /// Working version that supersedes any current deployment.
     pub(super) const REPAIR: VersionRollout = VersionRollout {
         version: PayloadVersion::Good,
-        strategy: DeploymentStrategy::Rolling { max_parallel: Some(WAVE), per_domain: false, delay: 0 },
+        strategy: DeploymentStrategy::Rolling {
+            max_parallel: Some(MAX_PARALLEL),
+            per_domain: false,
+            delay: 0,
+        },
         supersedes: true,
         auto_rollback: false,
     };
@@ -146,7 +150,8 @@ fn strategy(random: &mut RandomSource, version: PayloadVersion) -> DeploymentStr
         0..6 => {
             // Updating slow versions one at a time would make a long round.
             let fewest = if version == PayloadVersion::Slow { 2 } else { 0 };
-            let max_parallel = Some(random.between(fewest, u64::from(WAVE)) as u32).filter(|wave| *wave > 0);
+            let max_parallel =
+                Some(random.between(fewest, u64::from(MAX_PARALLEL)) as u32).filter(|most| *most > 0);
             let delay = if random.chance(200) { 100 } else { 0 };
             DeploymentStrategy::Rolling { max_parallel, per_domain: random.chance(250), delay }
         }
@@ -214,7 +219,7 @@ impl RoundScript {
         let policy = PlanSettings {
             stop_first: random.chance(400),
             always: random.chance(300),
-            budget: random.between(1, REPLICAS as u64 / 2),
+            max_unavailable: random.between(1, REPLICAS as u64 / 2),
         };
         let mut steps = vec![(RoundStep::Deploy(VersionRollout::draw(&mut random)), pause(&mut random))];
         let (count, mut kills) = (random.between(3, 6) as usize, 0);

@@ -167,7 +167,7 @@ impl CheckedFleet {
         let active = replica.active.and_then(|id| self.incarnations.get(&id));
         demand!(6, active.is_some_and(|active| active.node == *node), "{what}, and it is not there");
         let others = || self.evictions.iter().filter_map(|id| self.operations.get(id));
-        let budget = self
+        let max_unavailable = self
             .plans
             .get(&replica.plan)
             .map_or(Ok(0), |plan| plan.latest().map(|spec| spec.max_unavailable))?;
@@ -175,8 +175,8 @@ impl CheckedFleet {
         let of_plan = (others().filter(|other| other.plan == replica.plan).count() + down) as u64;
         demand!(
             6,
-            of_plan < u64::from(budget),
-            "{what} concurrently with {of_plan} others, and {budget} may move"
+            of_plan < u64::from(max_unavailable),
+            "{what} concurrently with {of_plan} others, and {max_unavailable} may move"
         );
         let elsewhere = others().find(|other| self.evicts_from(other).is_some_and(|from| *from != domain));
         demand!(6, elsewhere.is_none(), "{what}, and another update domain is being emptied");

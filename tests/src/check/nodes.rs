@@ -116,7 +116,7 @@ impl CheckedFleet {
         demand!(4, allocated, "capacity is reserved on node {name}, which is {}", node.state);
         demand!(
             4,
-            !node.is_disturbed(),
+            !node.is_disrupted(),
             "capacity is reserved on node {name}, which has an approved disruption"
         );
         node.take(name, incarnation.holds)?;

@@ -44,12 +44,12 @@ pub struct InboxMessage {
     pub value: Option<Vec<u8>>,
     /// Size and digest of a message with more than [`LARGEST`] bytes, which is not copied: it has no headers
     /// and no value here.
-    pub oversized: Option<OversizedLetter>,
+    pub oversized: Option<OversizedMessage>,
 }
 
 /// Size and digest of an inbox message that is too large.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OversizedLetter {
+pub struct OversizedMessage {
     /// Size of value and headers, in bytes.
     pub bytes: usize,
     /// SHA-256 of the value, if the message has one.

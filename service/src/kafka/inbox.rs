@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use chancery_decider::inbox::{InboxStart, InboxTopic};
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
 use chancery_decider::{DeciderHandle, DeciderInput};
-use chancery_events::inbox_message::{InboxBinding, InboxMessage, LARGEST, OversizedLetter};
+use chancery_events::inbox_message::{InboxBinding, InboxMessage, LARGEST, OversizedMessage};
 use chancery_events::record::{InboxWatermark, RecordHash};
 use chancery_journal::kafka::{
     KafkaClient, KafkaClientError, PartitionReader, PollResult, ReaderWatch, UnreadablePartition, offsets,
@@ -175,7 +175,7 @@ fn inbox_message(message: &BorrowedMessage<'_>) -> InboxMessage {
     let bytes = headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
         + value.map_or(0, <[u8]>::len);
     if bytes > LARGEST {
-        let oversized = Some(OversizedLetter { bytes, digest: value.map(RecordHash::of) });
+        let oversized = Some(OversizedMessage { bytes, digest: value.map(RecordHash::of) });
         return InboxMessage { offset, oversized, ..InboxMessage::default() };
     }
     let owned = |(name, value): (&str, &[u8])| (name.to_owned(), value.to_vec());

@@ -71,7 +71,7 @@ fn simulate(receiver: RecordReceiver, events: u64) -> Result<FleetMaker> {
     Ok(maker)
 }
 
-/// Writes the story to segments on disk.
+/// Writes the journal to segments on disk.
 fn written(dir: &Path) -> Result<SegmentJournal> {
     let (deliveries, durable) = channel();
     let sink = Box::new(move |delivery: JournalDelivery| {

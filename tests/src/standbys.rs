@@ -33,7 +33,7 @@ impl StandbyServers {
         settings: &[(&str, &str)],
     ) -> StandbyServers {
         StandbyServers::start_each(cluster, prefix, clocks.len(), settings, |at, server| {
-            clocks[at].give_to(server)
+            clocks[at].give_to(server);
         })
     }
 

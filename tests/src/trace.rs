@@ -246,7 +246,7 @@ pub(crate) fn process() -> Value {
     json!([{"payload": "app", "index": 0, "pid": 7, "addresses": [], "status": "ready"}])
 }
 
-/// Point at which a story ends.
+/// Point at which a trace ends.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum TraceStage {
     /// Node in a cluster with a session, and a plan in which people approve everything.
@@ -286,7 +286,7 @@ impl TraceStage {
 
 type TraceStep = fn(&mut JournalTrace);
 
-/// Returns a valid story, up to a stage.
+/// Returns a valid trace, up to a stage.
 pub(crate) fn trace(until: TraceStage) -> JournalTrace {
     let mut s = JournalTrace::new();
     let cause = s.ask("cluster.apply.v1", &json!({"name": "local", "spec": {"runtime": "process"}}));

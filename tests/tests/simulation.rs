@@ -63,23 +63,23 @@ fn thousands_of_worlds_hold() {
 fn the_same_seed_gives_the_same_world() {
     for seed in [3, 44, 407] {
         let (one, two) = (
-            play(WorldScript::draw(seed), TraceOption::Told),
-            play(WorldScript::draw(seed), TraceOption::Told),
+            play(WorldScript::draw(seed), TraceOption::Traced),
+            play(WorldScript::draw(seed), TraceOption::Traced),
         );
         assert_eq!(one.hash, two.hash, "seed {seed}");
         assert!(one.trace == two.trace && !one.trace.is_empty(), "seed {seed}");
-        // Recording the story does not change the world.
-        assert_eq!(play(WorldScript::draw(seed), TraceOption::Untold).hash, one.hash, "seed {seed}");
+        // Recording the trace does not change the world.
+        assert_eq!(play(WorldScript::draw(seed), TraceOption::Untraced).hash, one.hash, "seed {seed}");
     }
 }
 
-/// Plays the world of `SEED`, with its story if a check fails.
+/// Plays the world of `SEED`, with its trace if a check fails.
 #[test]
 fn the_seed() {
     let Some(seed) = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
     println!("seed {seed}");
     let script = WorldScript::draw(seed);
-    if let Some(violation) = play(script.clone(), TraceOption::Untold).violation {
+    if let Some(violation) = play(script.clone(), TraceOption::Untraced).violation {
         let (small, played) = chancery_tests::sim::shrink::shrink(&script);
         println!("{}", played.trace.join("\n"));
         panic!("{violation}; the smallest world that fails so has {} inputs", small.inputs.len());

@@ -3,7 +3,7 @@
 //! ```text
 //! simulate [SEEDS] [FROM]     plays SEEDS worlds simulate ledger SEEDS       plays SEEDS worlds that were
 //! not played yet, and adds them to the ledger SEED=… simulate             plays one world; if it fails,
-//! prints the smallest that fails likewise as a story
+//! prints the smallest that fails likewise as a trace
 //! ```
 
 use std::process::ExitCode;
@@ -67,12 +67,12 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Plays one world. If it fails, prints the smallest that was found to fail likewise, as a story.
+/// Plays one world. If it fails, prints the smallest that was found to fail likewise, as a trace.
 fn one(seed: u64) -> ExitCode {
     println!("seed {seed}");
     let script = WorldScript::draw(seed);
-    let traced = std::env::var_os("STORY").is_some();
-    let played = play(script.clone(), if traced { TraceOption::Told } else { TraceOption::Untold });
+    let traced = std::env::var_os("TRACE").is_some();
+    let played = play(script.clone(), if traced { TraceOption::Traced } else { TraceOption::Untraced });
     for line in &played.trace {
         println!("{line}");
     }

@@ -29,7 +29,7 @@ impl CheckedFleet {
             match found.progress {
                 IncarnationProgress::Expunged => continue,
                 _ if expunged => continue,
-                IncarnationProgress::Over => {
+                IncarnationProgress::Ended => {
                     return Err(InvariantViolation::new(
                         4,
                         format!("incarnation {id} runs without a reservation"),
@@ -76,7 +76,7 @@ impl CheckedFleet {
         };
         let goes = |run: &Incarnation| matches!(run.progress, IncarnationProgress::Stopping(_));
         let stages = [came_beside(one), came_beside(two)];
-        let going = stages.contains(&Some(OperationProgress::Over)) && (goes(one) || goes(two));
+        let going = stages.contains(&Some(OperationProgress::Ended)) && (goes(one) || goes(two));
         stages.contains(&Some(OperationProgress::Running)) || going
     }
 }

@@ -34,7 +34,7 @@ pub(super) enum OperationTrigger {
     /// Start with the approval.
     Approved,
     /// Start when dequeued.
-    Turn,
+    Dequeued,
 }
 
 impl CheckedFleet {
@@ -77,7 +77,7 @@ impl CheckedFleet {
         );
         demand!(6, plan.next.is_none(), "two deployments of {owner} are queued");
         let again = plan.deployments.get(name).is_none_or(
-            |old| matches!(old.stage, DeploymentStage::Over(before) if plan.ended - before > KEPT),
+            |old| matches!(old.stage, DeploymentStage::Ended(before) if plan.ended - before > KEPT),
         );
         demand!(5, again, "deployment {name} of {owner} is created again");
         let deployment = Deployment {
@@ -283,7 +283,7 @@ impl CheckedFleet {
         let before = plan.ended;
         let deployment = plan.deployment(name)?.clone();
         let right = match &deployment.stage {
-            DeploymentStage::Over(_) => {
+            DeploymentStage::Ended(_) => {
                 return Err(InvariantViolation::new(
                     5,
                     format!("deployment {name} of {owner} ends a second time"),
@@ -320,7 +320,7 @@ impl CheckedFleet {
                 "deployment {name} of {owner} ends before its new set counts, and leaves {left:?}"
             );
         }
-        plan.deployment(name)?.stage = DeploymentStage::Over(before);
+        plan.deployment(name)?.stage = DeploymentStage::Ended(before);
         plan.ended += 1;
         for slot in [&mut plan.current, &mut plan.next] {
             if slot.as_ref() == Some(name) {
@@ -527,7 +527,7 @@ impl CheckedFleet {
         let (version, others) = (deployment.version, deployment.begun.clone());
         let (strategy, rested) = (deployment.spec.strategy, deployment.rested);
         deployment.begun.insert(id);
-        if trigger == OperationTrigger::Turn {
+        if trigger == OperationTrigger::Dequeued {
             let (right, _) = plan.sets(version);
             demand!(
                 6,

@@ -37,7 +37,7 @@ impl CheckedFleet {
         let over = match &run.progress {
             IncarnationProgress::Reserved => {
                 self.unwound(fact, run.operation, expunged)?;
-                IncarnationProgress::Over
+                IncarnationProgress::Ended
             }
             life => {
                 demand!(
@@ -157,7 +157,7 @@ impl CheckedFleet {
             }
             None => demand!(
                 6,
-                operation.stage == OperationProgress::Over,
+                operation.stage == OperationProgress::Ended,
                 "incarnation {id} ends, and operation {held_by} still needs it"
             ),
         }
@@ -202,7 +202,7 @@ impl CheckedFleet {
                 fact.end
             );
         }
-        Ok(IncarnationProgress::Over)
+        Ok(IncarnationProgress::Ended)
     }
 
     /// Checks whether and when the replica restarts by its plan's rule.

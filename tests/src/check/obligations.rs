@@ -66,7 +66,7 @@ impl CheckedFleet {
                 let by = self.operations.get(&id);
                 let takes = by.is_some_and(|by| {
                     matches!(by.kind, OperationKind::Stop | OperationKind::Delete)
-                        && matches!(by.stage, OperationProgress::Running | OperationProgress::Over)
+                        && matches!(by.stage, OperationProgress::Running | OperationProgress::Ended)
                 });
                 demand!(6, takes, "operation {id} supersedes a started operation without permission");
             }
@@ -100,13 +100,13 @@ impl CheckedFleet {
                 );
             }
             RecordObligation::Closed(id) => {
-                let over = self.operation(id)?.stage == OperationProgress::Over;
+                let over = self.operation(id)?.stage == OperationProgress::Ended;
                 demand!(6, over, "the subject of operation {id} has ended, and the operation has not");
             }
             RecordObligation::Fails(plan, name) => {
                 let of = self.plans.get(&plan).and_then(|of| of.deployments.get(&name));
                 let ends = of.is_none_or(|deployment| {
-                    matches!(deployment.stage, DeploymentStage::Ending(..) | DeploymentStage::Over(_))
+                    matches!(deployment.stage, DeploymentStage::Ending(..) | DeploymentStage::Ended(_))
                 });
                 demand!(
                     6,

@@ -153,7 +153,7 @@ impl CheckedFleet {
         let id = fact.operation;
         let operation = self.operation(id)?.clone();
         let (name, kind) = (&operation.replica, operation.kind);
-        demand!(5, operation.stage != OperationProgress::Over, "operation {id} has ended, and is approved");
+        demand!(5, operation.stage != OperationProgress::Ended, "operation {id} has ended, and is approved");
         demand!(
             6,
             operation.stage == OperationProgress::Pending,
@@ -217,7 +217,7 @@ impl CheckedFleet {
     pub(super) fn operation_begun(&mut self, fact: &OperationStarted, at: FactLocation) -> RuleResult {
         let id = fact.operation;
         let operation = self.operation(id)?.clone();
-        demand!(5, operation.stage != OperationProgress::Over, "operation {id} has ended, and starts");
+        demand!(5, operation.stage != OperationProgress::Ended, "operation {id} has ended, and starts");
         demand!(
             6,
             operation.stage == OperationProgress::Approved,
@@ -229,14 +229,14 @@ impl CheckedFleet {
             return Err(undone(&operation.replica, operation.kind, stop));
         }
         self.replica(&operation.replica)?.wants(operation.kind);
-        self.begin(id, fact.incarnation, OperationTrigger::Turn, at)
+        self.begin(id, fact.incarnation, OperationTrigger::Dequeued, at)
     }
 
     pub(super) fn operation_ended(&mut self, fact: &OperationEnded, at: FactLocation) -> RuleResult {
         let id = fact.operation;
         let operation = self.operation(id)?.clone();
         let stage = operation.stage;
-        demand!(5, stage != OperationProgress::Over, "operation {id} ends a second time");
+        demand!(5, stage != OperationProgress::Ended, "operation {id} ends a second time");
         demand!(5, fact.replica == operation.replica, "operation {id} is on replica {}", operation.replica);
         match &fact.end {
             OperationEnd::Succeeded => {
@@ -315,7 +315,7 @@ impl CheckedFleet {
         left.is_none_or(|run| match &run.progress {
             IncarnationProgress::Reserved
             | IncarnationProgress::Stopping(_)
-            | IncarnationProgress::Over
+            | IncarnationProgress::Ended
             | IncarnationProgress::Expunged => true,
             IncarnationProgress::Updating(to) => *to == run.deployment,
             IncarnationProgress::Creating | IncarnationProgress::Starting => false,
@@ -353,7 +353,7 @@ impl CheckedFleet {
                 let busy = self.operations.values().any(|other| {
                     other.plan == operation.plan
                         && other.deployment.as_ref() == Some(name)
-                        && other.stage != OperationProgress::Over
+                        && other.stage != OperationProgress::Ended
                 });
                 plan.deployments.get(name).is_some_and(|of| {
                     of.stage == DeploymentStage::InProgress
@@ -455,7 +455,7 @@ impl CheckedFleet {
         let operation = self.operation(id)?;
         let had_begun = operation.stage == OperationProgress::Running;
         let was_asked = operation.deployment.is_none() && operation.stage == OperationProgress::Pending;
-        operation.stage = OperationProgress::Over;
+        operation.stage = OperationProgress::Ended;
         operation.aborted = had_begun && matches!(end, OperationEnd::Cancelled { .. });
         operation.failed =
             had_begun && matches!(end, OperationEnd::Failed { .. } | OperationEnd::Cancelled { .. });

@@ -194,7 +194,7 @@ pub(super) enum DeploymentStage {
     /// Since the time, with the end that it will have.
     Ending(Time, DeploymentEnd),
     /// With the number of the plan's deployments that ended before.
-    Over(u64),
+    Ended(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -273,7 +273,7 @@ pub(super) enum OperationProgress {
     /// Queued after its approval.
     Approved,
     Running,
-    Over,
+    Ended,
 }
 
 #[derive(Clone, Debug)]
@@ -322,14 +322,14 @@ pub(super) enum IncarnationProgress {
     Updating(DeploymentName),
     /// With the end that counts when the end is proved.
     Stopping(IncarnationEnd),
-    Over,
+    Ended,
     /// Ended by the operator's expunge of the node: what still runs is not the fleet's.
     Expunged,
 }
 
 impl IncarnationProgress {
     pub(super) const fn is_over(&self) -> bool {
-        matches!(self, IncarnationProgress::Over | IncarnationProgress::Expunged)
+        matches!(self, IncarnationProgress::Ended | IncarnationProgress::Expunged)
     }
 
     /// Whether a start was requested, and the incarnation has not ended.
@@ -340,7 +340,7 @@ impl IncarnationProgress {
             | IncarnationProgress::Running
             | IncarnationProgress::Updating(_)
             | IncarnationProgress::Stopping(_) => true,
-            IncarnationProgress::Reserved | IncarnationProgress::Over | IncarnationProgress::Expunged => {
+            IncarnationProgress::Reserved | IncarnationProgress::Ended | IncarnationProgress::Expunged => {
                 false
             }
         }
@@ -365,7 +365,7 @@ impl IncarnationProgress {
             IncarnationProgress::Running => "running",
             IncarnationProgress::Updating(_) => "updating",
             IncarnationProgress::Stopping(_) => "stopping",
-            IncarnationProgress::Over | IncarnationProgress::Expunged => "over",
+            IncarnationProgress::Ended | IncarnationProgress::Expunged => "ended",
         }
     }
 }

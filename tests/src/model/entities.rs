@@ -162,7 +162,7 @@ pub(super) enum IncarnationProgress {
     /// Asked to become this other deployment's version.
     Updating(DeploymentName),
     Stopping,
-    Over(IncarnationEnd),
+    Ended(IncarnationEnd),
 }
 
 #[derive(Clone, Debug)]
@@ -237,7 +237,7 @@ pub(super) const fn brings_up(kind: OperationKind) -> bool {
 
 impl Incarnation {
     pub(super) const fn is_over(&self) -> bool {
-        matches!(self.progress, IncarnationProgress::Over(_))
+        matches!(self.progress, IncarnationProgress::Ended(_))
     }
 }
 

@@ -665,7 +665,7 @@ impl VisibleEntities {
             let by = self.operations.get(&kept.is.fact.operation);
             was_held =
                 kept.is.progress == IncarnationProgress::Reserved && by.is_none_or(|by| !by.is.has_begun);
-            (kept.is.progress, kept.is.command) = (IncarnationProgress::Over(fact.end.clone()), None);
+            (kept.is.progress, kept.is.command) = (IncarnationProgress::Ended(fact.end.clone()), None);
             if !fact.processes.is_empty() {
                 kept.is.processes.clone_from(&fact.processes);
             }
@@ -715,7 +715,7 @@ impl VisibleEntities {
 
     fn forget_of_replica(&mut self, replica: &ReplicaName) {
         let over = |kept: &StampedEntity<Incarnation>| {
-            kept.is.fact.replica == *replica && matches!(kept.is.progress, IncarnationProgress::Over(_))
+            kept.is.fact.replica == *replica && matches!(kept.is.progress, IncarnationProgress::Ended(_))
         };
         let ids = self.incarnations.iter().filter(|(_, kept)| over(kept)).map(|(id, _)| *id).collect();
         for id in beyond(ids) {

@@ -220,7 +220,7 @@ fn remaining(all: &VisibleEntities, plan: &PlanName) -> BTreeMap<DomainName, u32
         }
         let runs = kept.is.secondary.iter().chain(&kept.is.active).filter_map(|id| all.incarnations.get(id));
         let mut stays = runs.filter(|run| {
-            !matches!(run.is.progress, IncarnationProgress::Stopping | IncarnationProgress::Over(_))
+            !matches!(run.is.progress, IncarnationProgress::Stopping | IncarnationProgress::Ended(_))
         });
         let node = stays.next().and_then(|run| all.nodes.get(&run.is.fact.node));
         if let Some(node) = node {

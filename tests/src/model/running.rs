@@ -40,7 +40,7 @@ pub(super) fn phase(all: &VisibleEntities, name: &ReplicaName, kept: &StampedEnt
         (_, Some(IncarnationProgress::Running)) => PhaseStatus::Running,
         (_, Some(IncarnationProgress::Updating(_))) => PhaseStatus::Updating,
         (_, Some(IncarnationProgress::Stopping)) => PhaseStatus::Stopping,
-        (_, None | Some(IncarnationProgress::Over(_))) if open.iter().any(|(_, it)| brings_up(it.kind)) => {
+        (_, None | Some(IncarnationProgress::Ended(_))) if open.iter().any(|(_, it)| brings_up(it.kind)) => {
             PhaseStatus::Pending
         }
         (WillWord::Running, _) => match &kept.is.last {
@@ -86,7 +86,7 @@ pub(super) fn replica(
 /// Returns the reachability: unknown at an executor while its cluster has no session.
 fn reachability(all: &VisibleEntities, incarnation: &Incarnation) -> Reachability {
     let concerns =
-        !matches!(incarnation.progress, IncarnationProgress::Reserved | IncarnationProgress::Over(_));
+        !matches!(incarnation.progress, IncarnationProgress::Reserved | IncarnationProgress::Ended(_));
     let mut sessions = all.sessions.values();
     let heard =
         sessions.any(|s| Some(&s.is.fact.cluster) == incarnation.cluster.as_ref() && s.is.end.is_none());
@@ -112,9 +112,9 @@ const fn incarnation_status(progress: &IncarnationProgress) -> IncarnationStatus
         IncarnationProgress::Running => IncarnationStatus::Running,
         IncarnationProgress::Updating(_) => IncarnationStatus::Updating,
         IncarnationProgress::Stopping => IncarnationStatus::Stopping,
-        IncarnationProgress::Over(IncarnationEnd::Destroyed) => IncarnationStatus::Destroyed,
-        IncarnationProgress::Over(IncarnationEnd::Failed { .. }) => IncarnationStatus::Failed,
-        IncarnationProgress::Over(IncarnationEnd::Unwound { .. }) => IncarnationStatus::Unwound,
+        IncarnationProgress::Ended(IncarnationEnd::Destroyed) => IncarnationStatus::Destroyed,
+        IncarnationProgress::Ended(IncarnationEnd::Failed { .. }) => IncarnationStatus::Failed,
+        IncarnationProgress::Ended(IncarnationEnd::Unwound { .. }) => IncarnationStatus::Unwound,
     }
 }
 

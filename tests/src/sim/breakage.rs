@@ -34,7 +34,7 @@ impl ScriptedWorld {
             SimulatedFault::AmbiguousAppend => self.blur(seat),
             SimulatedFault::LateAppend => self.log.land_late(),
             SimulatedFault::DuplicateRecord => self.repeat_record(),
-            SimulatedFault::Noise => self.noise(),
+            SimulatedFault::InvalidRecord => self.inject_invalid_record(),
             SimulatedFault::ChannelBreak => return self.break_channel(),
             SimulatedFault::HalfOpen => return self.half_open(),
             SimulatedFault::ExecutorCrash => self.stop_executor(machine),
@@ -43,7 +43,7 @@ impl ScriptedWorld {
                 self.counts.add(fault.word());
                 return self.executor(machine, SessionInput::Leave);
             }
-            SimulatedFault::Strike => self.strike(machine),
+            SimulatedFault::Strike => self.end_process(machine),
             SimulatedFault::Unwell => self.ail(machine),
             SimulatedFault::ForeignObject => self.foreign(machine),
             SimulatedFault::Wipe => self.wipe(machine),
@@ -156,7 +156,7 @@ impl ScriptedWorld {
         true
     }
 
-    fn noise(&mut self) -> bool {
+    fn inject_invalid_record(&mut self) -> bool {
         let entries = self.log.entries();
         let mut bytes = match (self.random.below(3), self.random.pick(&entries)) {
             // A record that was cut in its header, as a torn write leaves it.
@@ -184,7 +184,7 @@ impl ScriptedWorld {
         let (held, seat) = (channel.held, channel.seat);
         channel.up.truncate(keep.max(1));
         self.counts.add(SimulatedFault::ChannelBreak.word());
-        trace_step!(self, "FAULT link break of executor {machine}");
+        trace_step!(self, "FAULT channel break of executor {machine}");
         if !held || self.random.chance(300) {
             // The server is the first to notice.
             self.close(seat, number);
@@ -208,7 +208,7 @@ impl ScriptedWorld {
         self.counts.add(SimulatedFault::HalfOpen.word());
         trace_step!(self, "FAULT executor {machine} loses its channel, and the server is not notified");
         if let Some(process) = &mut self.machines[machine].process {
-            process.link = ChannelProgress::No;
+            process.channel = ChannelProgress::No;
             process.listing = super::executor::ListProgress::No;
         }
         self.sweep_links();
@@ -239,7 +239,7 @@ impl ScriptedWorld {
         true
     }
 
-    fn strike(&mut self, machine: usize) -> bool {
+    fn end_process(&mut self, machine: usize) -> bool {
         let ours = |(id, _): (IncarnationId, usize)| (!self.oracle.strangers.contains_key(&id)).then_some(id);
         let alive: Vec<_> = self.worlds[machine].alive().filter_map(ours).collect();
         let Some(victim) = self.random.pick(&alive).copied() else { return false };

@@ -61,7 +61,7 @@ impl ScriptedWorld {
     pub fn let_go(&mut self, machine: usize) {
         let Some(process) = &mut self.machines[machine].process else { return };
         process.listing = ListProgress::No;
-        if let ChannelProgress::By(number) = std::mem::replace(&mut process.link, ChannelProgress::No)
+        if let ChannelProgress::By(number) = std::mem::replace(&mut process.channel, ChannelProgress::No)
             && let Some(channel) = self.channels.get_mut(&number)
         {
             channel.held = false;
@@ -77,11 +77,11 @@ impl ScriptedWorld {
         let seat = self.random.pick(&up).copied();
         let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
         let Some(seat) = seat else {
-            process.link = ChannelProgress::No;
+            process.channel = ChannelProgress::No;
             return self.executor(machine, SessionInput::Disconnected);
         };
         self.linked += 1;
-        process.link = ChannelProgress::By(self.linked);
+        process.channel = ChannelProgress::By(self.linked);
         let up = [ChannelInput::Connected].into();
         let channel =
             SimulatedChannel { machine, seat, up, down: [].into(), held: true, served: true, silent: false };
@@ -170,10 +170,10 @@ impl ScriptedWorld {
             }
             let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
             match output {
-                SessionAction::Connect => process.link = ChannelProgress::Coming,
+                SessionAction::Connect => process.channel = ChannelProgress::Coming,
                 SessionAction::HangUp => self.let_go(machine),
                 SessionAction::Say(message) => {
-                    if let ChannelProgress::By(channel) = process.link
+                    if let ChannelProgress::By(channel) = process.channel
                         && let Some(executor_channel) = self.channels.get_mut(&channel)
                     {
                         executor_channel.up.push_back(ChannelInput::Message(message));

@@ -67,7 +67,7 @@ pub struct SimulatedExecutor {
     /// Executor's session.
     pub core: SessionCore,
     /// Executor's channel.
-    pub link: ChannelProgress,
+    pub channel: ChannelProgress,
     /// Executor's list.
     pub listing: ListProgress,
     /// Work that was started and not done.
@@ -127,7 +127,7 @@ impl ExecutorMachine {
         };
         self.process = Some(SimulatedExecutor {
             core: SessionCore::new(identity, self.directory.seen, AT_ONCE),
-            link: ChannelProgress::No,
+            channel: ChannelProgress::No,
             listing: ListProgress::No,
             works: Vec::new(),
             done: Vec::new(),

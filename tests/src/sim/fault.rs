@@ -40,8 +40,7 @@ faults! {
     /// A record is stored a second time.
     DuplicateRecord = "duplicate record",
     /// Bytes in the log that are no record, or not of this fleet.
-    // tidy: allow(noise)
-    Noise = "noise",
+    InvalidRecord = "invalid record",
     /// The journal takes nothing more for a while.
     FullJournal = "full journal",
     /// A channel between an executor and a server breaks, with some messages in flight.

@@ -58,14 +58,14 @@ pub struct WorldResult {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TraceOption {
     /// Recorded, which costs more than the world.
-    Told,
+    Traced,
     /// Not recorded; there is only the result.
-    Untold,
+    Untraced,
 }
 
 /// Plays a script to its end, or to the first violation.
 pub fn play(script: WorldScript, trace: TraceOption) -> WorldResult {
-    let mut world = ScriptedWorld::new(script, trace == TraceOption::Told);
+    let mut world = ScriptedWorld::new(script, trace == TraceOption::Traced);
     let ended = catch_unwind(AssertUnwindSafe(|| world.play()));
     let violation = match ended {
         Ok(ended) => ended.err(),
@@ -131,7 +131,7 @@ pub fn play_many(from: u64, seeds: u64) -> WorldsResult {
                     if seed >= from + seeds {
                         break;
                     }
-                    let played = play(WorldScript::draw(seed), TraceOption::Untold);
+                    let played = play(WorldScript::draw(seed), TraceOption::Untraced);
                     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
                     all.counts.merge(&played.counts);
                     all.hours += played.seconds / 3600.0;

@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn stories_tell_of_reads() {
-        let trace_option = play(WorldScript::draw(1), TraceOption::Told).trace;
-        assert!(trace_option.iter().any(|line| line.contains("answers a read")), "{trace_option:#?}");
+        let trace = play(WorldScript::draw(1), TraceOption::Traced).trace;
+        assert!(trace.iter().any(|line| line.contains("answers a read")), "{trace:#?}");
     }
 }

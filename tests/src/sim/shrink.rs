@@ -15,10 +15,10 @@ fn shrink_by(
     script: &WorldScript,
     failure: impl Fn(&WorldResult) -> Option<u8>,
 ) -> (WorldScript, WorldResult) {
-    let fails = |script: &WorldScript| failure(&play(script.clone(), TraceOption::Untold));
+    let fails = |script: &WorldScript| failure(&play(script.clone(), TraceOption::Untraced));
     let mut best = script.clone();
     let mut tries = 0;
-    let Some(invariant) = fails(&best) else { return (best.clone(), play(best, TraceOption::Told)) };
+    let Some(invariant) = fails(&best) else { return (best.clone(), play(best, TraceOption::Traced)) };
     let mut keeps_failing = |candidate: &WorldScript| {
         tries += 1;
         tries <= TRIES && fails(candidate) == Some(invariant)
@@ -53,7 +53,7 @@ fn shrink_by(
             }
         }
         if size(&best) == before {
-            return (best.clone(), play(best, TraceOption::Told));
+            return (best.clone(), play(best, TraceOption::Traced));
         }
     }
 }
@@ -72,7 +72,7 @@ mod tests {
         let failure = |played: &WorldResult| (played.counts.get("server failed") > 0).then_some(0);
         let mut scripts = (1..=100).map(WorldScript::draw);
         let script = scripts
-            .find(|script| failure(&play(script.clone(), TraceOption::Untold)).is_some())
+            .find(|script| failure(&play(script.clone(), TraceOption::Untraced)).is_some())
             .expect("a server fails in one of a hundred worlds");
         let (small, told) = shrink_by(&script, failure);
         assert_eq!(failure(&told), Some(0));

@@ -121,7 +121,7 @@ impl ScriptedWorld {
             if process.core.due().is_some_and(|due| due <= machine.clock(now)) {
                 all.extend([WorldAction::Tick(index); 2]);
             }
-            if process.link == ChannelProgress::Coming {
+            if process.channel == ChannelProgress::Coming {
                 all.push(WorldAction::Connect(index));
             }
             if !matches!(process.listing, ListProgress::No) {

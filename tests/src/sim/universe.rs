@@ -206,15 +206,11 @@ impl ScriptedWorld {
 
     /// Adds the contents of the log to the trace, if one is recorded.
     pub fn trace_log(&mut self) {
-        let Some(trace_option) = &mut self.trace else { return };
+        let Some(trace) = &mut self.trace else { return };
         let Ok(records) = self.log.source().records(Position::FIRST) else { return };
         for record in records.flatten() {
             for (position, line) in record.events() {
-                trace_option.push(format!(
-                    "{} #{position} {}",
-                    record.header().time,
-                    String::from_utf8_lossy(line)
-                ));
+                trace.push(format!("{} #{position} {}", record.header().time, String::from_utf8_lossy(line)));
             }
         }
     }

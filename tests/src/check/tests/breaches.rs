@@ -11,7 +11,7 @@ use crate::trace::{HASH, JournalTrace, TOPIC, TraceStage, lineage, process, prop
 
 type BreachCase = (TraceStage, u8, &'static str, fn(&mut JournalTrace));
 
-/// Plays each breach on the valid story at its stage.
+/// Plays each breach on the valid trace at its stage.
 fn find(breaches: &[BreachCase]) {
     for (stage, invariant, what, breach) in breaches {
         let mut s = trace(*stage);
@@ -435,7 +435,7 @@ fn an_inbox_that_is_answered_wrongly() {
     let mut s = trace(Fleet);
     s.refuse_messages(&[3, 5], 6);
     s.refuse_messages(&[6, 9], 10);
-    assert!(check(&s).is_ok(), "a valid story");
+    assert!(check(&s).is_ok(), "a valid trace");
     find(&[
         (Fleet, 10, "the watermark falls", |s| {
             s.refuse_messages(&[3], 6);
@@ -504,7 +504,7 @@ fn approvals_as_a_whole_that_are_missing_or_of_the_wrong_person() {
     let mut s = trace(Running);
     let request = cascade(&mut s, 1);
     remove(&mut s, &request, HASH);
-    check(&s).expect("a valid story: any person will do");
+    check(&s).expect("a valid trace: any person will do");
     find(&[
         (Running, 6, "a plan is removed without approval", |s| {
             let cause = s.ask("plan.delete.v1", &json!({"name": "web", "cascade": "yes"}));

@@ -10,7 +10,7 @@ use super::super::{RowStamp, StampList};
 use super::check;
 use crate::trace::{TraceStage, trace};
 
-/// Returns a story's checker, and the positions of its `plan.applied` and its end. In between, a policy was
+/// Returns the checker of a trace, and the positions of its `plan.applied` and its end. In between, a policy was
 /// applied and the activity changed.
 fn checked() -> (super::JournalChecker, u64, u64) {
     let mut s = trace(TraceStage::Fleet);

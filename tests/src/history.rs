@@ -94,7 +94,7 @@ pub enum HistoryLine {
 
 /// Invalid line of a history.
 #[derive(Debug, thiserror::Error)]
-pub enum BadHistory {
+pub enum InvalidHistory {
     /// The line cannot be read.
     #[error("read line {line} of a history")]
     Read {
@@ -168,24 +168,24 @@ impl InvocationHistory {
 
     /// Reads a history that a [`HistoryRecorder`] wrote. A last line without its line feed was cut by the end of the
     /// process, and is ignored.
-    pub fn read(from: impl BufRead) -> Result<InvocationHistory, BadHistory> {
+    pub fn read(from: impl BufRead) -> Result<InvocationHistory, InvalidHistory> {
         let mut history = InvocationHistory::new();
         let mut lines = (1..).zip(from.split(b'\n')).peekable();
         while let Some((line, text)) = lines.next() {
-            let text = text.map_err(|source| BadHistory::Read { line, source })?;
+            let text = text.map_err(|source| InvalidHistory::Read { line, source })?;
             match serde_json::from_slice(&text) {
                 Ok(HistoryLine::Invoke { op, key, digest, type_name }) => {
                     if history.invoke(key, digest, &type_name) != op {
-                        return Err(BadHistory::Order { line });
+                        return Err(InvalidHistory::Order { line });
                     }
                 }
                 Ok(HistoryLine::End { op, ending }) => {
-                    let found = history.invocations.get_mut(op.0).ok_or(BadHistory::Order { line })?;
+                    let found = history.invocations.get_mut(op.0).ok_or(InvalidHistory::Order { line })?;
                     found.ending = ending;
                 }
                 // Cut in the middle: only the last line can be.
                 Err(source) if source.is_eof() && lines.peek().is_none() => {}
-                Err(source) => return Err(BadHistory::Json { line, source }),
+                Err(source) => return Err(InvalidHistory::Json { line, source }),
             }
         }
         Ok(history)
@@ -267,6 +267,6 @@ mod tests {
             assert!(read.invocations().len() <= history.invocations().len());
         }
         let twice = [&file[..], &file[..]].concat();
-        assert!(matches!(InvocationHistory::read(&*twice), Err(BadHistory::Order { .. })));
+        assert!(matches!(InvocationHistory::read(&*twice), Err(InvalidHistory::Order { .. })));
     }
 }

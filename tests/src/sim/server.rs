@@ -35,7 +35,7 @@ pub struct QueuedRequest {
 
 /// Server that cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum BadStart {
+pub enum StartFailure {
     /// The log cannot be folded.
     #[error("fold the log: {0}")]
     Fold(#[from] FoldError),
@@ -85,7 +85,7 @@ impl SimulatedServer {
         now: Duration,
         wall: i64,
         topic: Option<&SimulatedTopic>,
-    ) -> Result<SimulatedServer, BadStart> {
+    ) -> Result<SimulatedServer, StartFailure> {
         let deliveries: Arc<Mutex<VecDeque<JournalDelivery>>> = Arc::default();
         let sink = Arc::clone(&deliveries);
         let take = move |delivery| sink.lock().unwrap_or_else(PoisonError::into_inner).push_back(delivery);

@@ -11,7 +11,7 @@ use chancery_journal::Journal;
 use super::fault::SimulatedFault;
 use super::rendering;
 use super::rows::{FoldedLog, ServerRows};
-use super::server::{BadStart, SimulatedServer};
+use super::server::{SimulatedServer, StartFailure};
 use super::universe::{ChannelInput, ScriptedWorld, ServerSeat, trace_step};
 use crate::check::InvariantViolation;
 
@@ -33,7 +33,7 @@ impl ScriptedWorld {
         // The process of a former standby is the same, and its rows do not go back.
         let least = self.seats[seat].rows.as_ref().map(ServerRows::position).unwrap_or_default();
         let started = FoldedLog::fold(&self.log, snapshot, self.readers.behind(), least);
-        let begun = started.map_err(BadStart::from).and_then(|FoldedLog { head, rows, behind }| {
+        let begun = started.map_err(StartFailure::from).and_then(|FoldedLog { head, rows, behind }| {
             let server =
                 SimulatedServer::start(&self.log, head, bits, self.script.lease, self.now, wall, topic)?;
             Ok((server, rows, behind))

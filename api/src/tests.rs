@@ -8,6 +8,7 @@ mod listener;
 mod published;
 mod rates;
 mod reads;
+mod schema_comparison;
 mod streams;
 mod streams_of_http2;
 mod world;

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use chancery_events::event::{Event, EventLine, FoldableEvent};
 use serde_json::Value;
 
+use super::schema_comparison::breaks;
 use super::world::ServedFleet;
 use crate::problem::KINDS;
-use crate::schemas::{breaks, pretty, schemas};
+use crate::schemas::{pretty, schemas};
 use crate::{event_filter, openapi};
 
 fn directory() -> PathBuf {

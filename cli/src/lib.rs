@@ -20,8 +20,6 @@ mod error;
 mod event_summary;
 mod events;
 mod explain;
-#[cfg(test)]
-mod fake;
 mod fields;
 mod flags;
 mod get;

@@ -5,10 +5,11 @@ use chancery_events::intent::{CascadePolicy, NodeDelete};
 use clap::Parser as _;
 use serde_json::{Value, json};
 
-use super::fake::{FakeAction, FakeCli, FakeRequest, context, serve};
 use super::*;
+use fake::{FakeAction, FakeCli, FakeRequest, context, serve};
 
 mod bulk;
+pub(crate) mod fake;
 mod life;
 
 fn ok(body: &Value) -> FakeAction {

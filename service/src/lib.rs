@@ -18,10 +18,11 @@ pub mod server;
 
 pub mod cli;
 pub mod config;
-#[cfg(test)]
-mod error_reference;
 
 pub mod demo;
 pub mod doctor;
 pub mod payload;
 pub mod verify;
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use clap::Parser as _;
 
 use super::*;
 use crate::error::CliExit;
-use crate::fake::{FakeCli, context};
+use crate::tests::fake::{FakeCli, context};
 
 /// Runs a command line without a server.
 fn output(line: &str) -> Result<String, CliError> {

@@ -20,8 +20,6 @@ mod form;
 mod locate;
 mod policy;
 mod recovery;
-#[cfg(test)]
-mod reference;
 mod schema;
 mod strategy;
 pub mod suggest;

@@ -10,6 +10,8 @@ use chancery_events::spec::{
 
 use super::*;
 
+mod reference;
+
 fn only(text: &str) -> Intent {
     let manifests = read("f.yaml", text).unwrap_or_else(|faults| panic!("{faults}"));
     assert_eq!(manifests.len(), 1, "{text}");

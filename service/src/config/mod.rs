@@ -4,8 +4,6 @@
 //! prints. An unknown or unreadable setting is refused with its location.
 
 mod file;
-#[cfg(test)]
-pub(crate) mod reference;
 mod settings;
 #[cfg(test)]
 mod tests;

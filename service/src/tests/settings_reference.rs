@@ -8,8 +8,8 @@ use chancery_events::spec::{VOLUME_VARIABLE, port_variable, volume_variable};
 use chancery_executor::process::PAYLOAD_VARIABLES;
 use clap::CommandFactory as _;
 
-use super::{FILE, FILE_ENV, SETTINGS, SettingEntry};
 use crate::cli::CliArgs;
+use crate::config::{FILE, FILE_ENV, SETTINGS, SettingEntry};
 
 const PAGE: &str = "../docs/settings.md";
 const VARIABLES: &str = "../docs/environment.md";
@@ -80,7 +80,7 @@ fn variables() -> String {
 }
 
 /// Compares a page with the generated text, or writes it.
-pub(crate) fn keep(page: &str, wanted: &str) {
+pub(super) fn keep(page: &str, wanted: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&path, wanted).expect("docs can be written");

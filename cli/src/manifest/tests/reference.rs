@@ -7,7 +7,7 @@ use std::path::Path;
 use schemars::Schema;
 use serde_json::Value;
 
-use super::{API_VERSION, KINDS, LARGEST, schemas};
+use crate::manifest::{API_VERSION, KINDS, LARGEST, schemas};
 
 const FILE: &str = "../docs/manifests.md";
 

@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use super::args::{GlobalArgs, ServerCommand};
-use super::context::{CliContext, OutputFormat};
+use crate::args::{GlobalArgs, ServerCommand};
+use crate::context::{CliContext, OutputFormat};
 
 /// Command line with only the client commands.
 #[derive(Parser, Debug)]
 #[command(name = "chancery")]
-pub(super) struct FakeCli {
+pub(crate) struct FakeCli {
     #[command(flatten)]
-    pub(super) globals: GlobalArgs,
+    pub(crate) globals: GlobalArgs,
     #[command(subcommand)]
-    pub(super) command: ServerCommand,
+    pub(crate) command: ServerCommand,
 }
 
 /// Action on one connection.
 #[derive(Clone)]
-pub(super) enum FakeAction {
+pub(crate) enum FakeAction {
     /// Sends an answer.
     Say(u16, String),
     /// Closes the connection after the request.
@@ -31,20 +31,20 @@ pub(super) enum FakeAction {
 
 /// Request that was received.
 #[derive(Debug)]
-pub(super) struct FakeRequest {
+pub(crate) struct FakeRequest {
     /// Method and path: `POST /v1/…`.
-    pub(super) line: String,
-    pub(super) body: String,
+    pub(crate) line: String,
+    pub(crate) body: String,
 }
 
-pub(super) fn context(server: String, output: Option<OutputFormat>) -> CliContext {
+pub(crate) fn context(server: String, output: Option<OutputFormat>) -> CliContext {
     let (fleet, actor) = ("default".parse().expect("a name"), "local".parse().expect("a name"));
     let context = CliContext::new(server, fleet, actor, output);
     CliContext { person: false, shows_progress: false, backoff: Duration::from_millis(1), ..context }
 }
 
 /// Serves the script, then closes the port.
-pub(super) fn serve(script: Vec<FakeAction>) -> (String, Receiver<FakeRequest>) {
+pub(crate) fn serve(script: Vec<FakeAction>) -> (String, Receiver<FakeRequest>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let server = format!("http://{}", listener.local_addr().expect("an address"));
     let (sender, asked) = channel();

@@ -8,7 +8,7 @@ use chancery_api::problem::KINDS;
 use chancery_cli::{CliExit, exit_of};
 use chancery_events::refusal::RefusalCode;
 
-use crate::config::reference::keep;
+use super::settings_reference::keep;
 
 const PAGE: &str = "../docs/errors.md";
 

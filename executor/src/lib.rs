@@ -5,7 +5,7 @@
 //! and the durable record of commands and tombstones (`executor_store`). Then the session with the decider
 //! ([`session`], pure), the loop around both ([`run`]), and channels to a remote decider ([`remote`]). Last
 //! the orchestrators: operating-system processes ([`process`]) and nodes in memory ([`simulated`]), which
-//! both pass [`conformance`].
+//! both pass the conformance suite (`tests/executor/conformance`).
 //!
 //! Copied directories are detected by [`directory`].
 //!
@@ -13,7 +13,6 @@
 //! it is durably recorded that nothing at or below the revision will be carried out. One failing command
 //! delays no other.
 
-pub mod conformance;
 pub mod directory;
 mod executor_store;
 mod locked_directory;

@@ -9,6 +9,7 @@
 )]
 
 mod bench;
+mod conformance;
 mod copies;
 mod drift;
 mod large;

@@ -17,7 +17,6 @@ use chancery_events::spec::{
     ExecSpec, PayloadPort, PortProtocol, ProbeTiming, ReadinessProbe, RestartPolicy,
 };
 use chancery_executor::Orchestrator;
-use chancery_executor::conformance::{self, ApiAccess, OrchestratorUnderTest, OutputAccess, TestBehaviour};
 use chancery_executor::process::{
     CgroupSetting, CgroupSupport, EndProof, OutputLimits, ProcessConfig, ProcessOrchestrator,
     SupervisorProgram,
@@ -25,6 +24,8 @@ use chancery_executor::process::{
 use chancery_executor::reconcile::ObjectTarget;
 use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedWorld};
 use serde_json::json;
+
+use super::conformance::{self, ApiAccess, OrchestratorUnderTest, OutputAccess, TestBehaviour};
 
 /// Time limit; long, because without control groups, orphans of another test delay the proof of an end.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);

@@ -9,7 +9,7 @@ use chancery_events::observation::{ObjectReport, ObservedState};
 use chancery_events::protocol::ObjectSpec;
 
 use super::{OrchestratorUnderTest, command, is_clean};
-use crate::orchestrator::Orchestrator;
+use chancery_executor::orchestrator::Orchestrator;
 
 /// Time limit of each wait.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);

@@ -7,8 +7,8 @@ use chancery_events::id::IncarnationId;
 
 use super::reader::{OrchestratorClient, PATIENCE};
 use super::{OrchestratorUnderTest, OutputAccess, TestBehaviour, is_ready};
-use crate::logs::{LogOutput, LogReader, LogSource, LogStart, LogStream};
-use crate::orchestrator::Orchestrator as _;
+use chancery_executor::logs::{LogOutput, LogReader, LogSource, LogStart, LogStream};
+use chancery_executor::orchestrator::Orchestrator as _;
 
 pub(super) async fn what_is_written_is_read<S: OrchestratorUnderTest>(
     subject: &S,

@@ -9,7 +9,7 @@ use chancery_events::protocol::{
 
 use super::reader::OrchestratorClient;
 use super::{OrchestratorUnderTest, TestBehaviour, command, is_gone, is_ready};
-use crate::orchestrator::Orchestrator as _;
+use chancery_executor::orchestrator::Orchestrator as _;
 
 fn volume(capacity: u64) -> ObjectSpec {
     let name = |name: &str| name.parse().expect("a name");

@@ -5,7 +5,7 @@ use chancery_events::id::IncarnationId;
 
 use super::reader::{OrchestratorClient, PATIENCE};
 use super::{ApiAccess, OrchestratorUnderTest, TestBehaviour, command, is_ready};
-use crate::orchestrator::{Orchestrator as _, WorkProgress};
+use chancery_executor::orchestrator::{Orchestrator as _, WorkProgress};
 
 pub(super) async fn a_list_that_fails_says_nothing_of_what_runs<S: OrchestratorUnderTest>(
     subject: &S,

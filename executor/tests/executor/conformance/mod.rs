@@ -17,12 +17,12 @@ mod volumes;
 
 use reader::OrchestratorClient;
 
-use crate::orchestrator::Orchestrator;
-use crate::reconcile::UpdateSupport;
+use chancery_executor::orchestrator::Orchestrator;
+use chancery_executor::reconcile::UpdateSupport;
 
 /// Behaviour of a started object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TestBehaviour {
+pub(crate) enum TestBehaviour {
     /// Runs until asked to end.
     Stays,
     /// First process ends on its own with this status, soon after its start.
@@ -38,7 +38,7 @@ pub enum TestBehaviour {
 
 /// Whether the output of processes can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OutputAccess {
+pub(crate) enum OutputAccess {
     /// Output can be read.
     IsRead,
     /// Processes write nothing.
@@ -47,7 +47,7 @@ pub enum OutputAccess {
 
 /// State of the API between the orchestrator and its world, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ApiAccess {
+pub(crate) enum ApiAccess {
     /// No responses until the API is connected.
     CutOff,
     /// Requests are answered.
@@ -55,7 +55,7 @@ pub enum ApiAccess {
 }
 
 /// Orchestrator under test, and its world.
-pub trait OrchestratorUnderTest: Sync {
+pub(crate) trait OrchestratorUnderTest: Sync {
     /// Type of the orchestrator.
     type Orchestrator: Orchestrator;
 
@@ -92,7 +92,7 @@ pub trait OrchestratorUnderTest: Sync {
 }
 
 /// Runs the whole suite.
-pub async fn check<S: OrchestratorUnderTest>(subject: &S) {
+pub(crate) async fn check<S: OrchestratorUnderTest>(subject: &S) {
     subject.plant_foreign_things();
     let mut at = Position::FIRST;
     let mut next = || {

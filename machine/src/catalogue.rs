@@ -22,11 +22,10 @@ use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::ClusterActivity;
 use chancery_events::text::counted;
 
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult};
 use crate::meta::{EntityMeta, FactPosition};
+use crate::refuse::DecidedFacts;
 use crate::state::{Capability, Cluster, Session};
-
-type DecidedFacts = Result<Vec<Fact>, Refusal>;
 
 pub(crate) fn cluster_apply(fleet: &FleetState, ask: &ClusterApply) -> DecidedFacts {
     match fleet.clusters().get(&ask.name) {
@@ -100,11 +99,7 @@ pub(crate) fn capability_delete(fleet: &FleetState, ask: &CapabilityDelete) -> D
     Ok(vec![CapabilityDeleted { name: ask.name.clone() }.into()])
 }
 
-pub(crate) fn cluster_applied(
-    fleet: &mut FleetState,
-    fact: &ClusterApplied,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn cluster_applied(fleet: &mut FleetState, fact: &ClusterApplied, at: FactPosition) -> FoldResult {
     if fleet.clusters().get(&fact.name).is_some() {
         return fleet.bump::<Cluster>(&fact.name, at, |cluster| cluster.spec = fact.spec.clone());
     }
@@ -118,7 +113,7 @@ pub(crate) fn cluster_activity_changed(
     fleet: &mut FleetState,
     fact: &ClusterActivityChanged,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Cluster>(&fact.name, at, |cluster| cluster.activity = fact.activity)
 }
 
@@ -136,15 +131,12 @@ pub(crate) fn capability_activity_changed(
     fleet: &mut FleetState,
     fact: &CapabilityActivityChanged,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Capability>(&fact.name, at, |capability| capability.activity = fact.activity)
 }
 
 /// Deletes the cluster and its retained sessions.
-pub(crate) fn cluster_deleted(
-    fleet: &mut FleetState,
-    fact: &ClusterDeleted,
-) -> Result<(), StateContradiction> {
+pub(crate) fn cluster_deleted(fleet: &mut FleetState, fact: &ClusterDeleted) -> FoldResult {
     let of_it = |session: &&Session| session.cluster == fact.name;
     let sessions: Vec<_> =
         fleet.sessions().sorted().into_iter().filter(of_it).map(|session| session.id).collect();
@@ -154,9 +146,6 @@ pub(crate) fn cluster_deleted(
     fleet.remove::<Cluster>(&fact.name)
 }
 
-pub(crate) fn capability_deleted(
-    fleet: &mut FleetState,
-    fact: &CapabilityDeleted,
-) -> Result<(), StateContradiction> {
+pub(crate) fn capability_deleted(fleet: &mut FleetState, fact: &CapabilityDeleted) -> FoldResult {
     fleet.remove::<Capability>(&fact.name)
 }

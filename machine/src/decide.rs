@@ -13,9 +13,10 @@ use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::subject::Subject;
 
 use crate::context::DecisionContext;
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult};
 use crate::keys::{AHEAD, AcceptedIntent, IdempotencyKeys, StoredVerdict};
 use crate::meta::FactPosition;
+use crate::refuse::DecidedFacts;
 use crate::state::{ApprovalRequest, Cluster, Incarnation, Operation, Plan, Replica, RequestState, Volume};
 use crate::{
     catalogue, deployment, disruption, incarnation, node, operation, plan, policy, rebalance, replica,
@@ -47,11 +48,7 @@ pub fn repeat<'a>(keys: &'a IdempotencyKeys, request: &IntentRequest) -> Idempot
 }
 
 /// Decides a new intent: returns its facts, or a refusal. No facts mean that the intent changes nothing.
-pub fn decide(
-    fleet: &FleetState,
-    request: &IntentRequest,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub fn decide(fleet: &FleetState, request: &IntentRequest, ctx: &DecisionContext) -> DecidedFacts {
     fleet.index().assert_settled();
     if let Some(time) = request.time {
         let floor = fleet.keys().floor(request.key());
@@ -86,7 +83,7 @@ pub fn decide(
 }
 
 /// Decides an intent without regard to the approval that it may need as a whole.
-fn by_type(fleet: &FleetState, intent: &Intent, ctx: &DecisionContext) -> Result<Vec<Fact>, Refusal> {
+fn by_type(fleet: &FleetState, intent: &Intent, ctx: &DecisionContext) -> DecidedFacts {
     match intent {
         Intent::ClusterApply(ask) => catalogue::cluster_apply(fleet, ask),
         Intent::ClusterSetActivity(ask) => catalogue::cluster_set_activity(fleet, ask),
@@ -136,7 +133,7 @@ fn by_type(fleet: &FleetState, intent: &Intent, ctx: &DecisionContext) -> Result
 pub fn verdict(
     fleet: &FleetState,
     request: &IntentRequest,
-    decided: &Result<Vec<Fact>, Refusal>,
+    decided: &DecidedFacts,
     ctx: &DecisionContext,
 ) -> Fact {
     let (key, digest, at) = (request.key(), request.digest(), request.time.unwrap_or(ctx.now));
@@ -204,7 +201,7 @@ pub fn observe(fleet: &FleetState, observation: &Observation, ctx: &DecisionCont
 /// Folds one fact without judging it. An error is a contradiction in the journal: the caller must stop.
 ///
 /// After the last of consecutive facts, the caller calls [`FleetState::settle`] before it decides anything.
-pub fn evolve(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> Result<(), StateContradiction> {
+pub fn evolve(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> FoldResult {
     fleet.head = at.position;
     match fact {
         Fact::TermStarted(fact) => {
@@ -328,12 +325,7 @@ fn refused(fleet: &mut FleetState, fact: &IntentRefused, at: FactPosition) {
 }
 
 /// Removes a quarantined entity from the queues that lead to it.
-fn quarantine(
-    fleet: &mut FleetState,
-    subject: &Subject,
-    detail: &str,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+fn quarantine(fleet: &mut FleetState, subject: &Subject, detail: &str, at: FactPosition) -> FoldResult {
     match subject {
         Subject::Plan(name) => {
             fleet.bump::<Plan>(name, at, |plan| plan.quarantined = Some(detail.to_owned()))

@@ -27,7 +27,7 @@ mod waits;
 
 use chancery_events::fact::{
     DeploymentCreated, DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentHalted, DeploymentPaused,
-    DeploymentResumed, Fact,
+    DeploymentResumed,
 };
 use chancery_events::intent::{
     DeploymentCancel, DeploymentCreate, DeploymentPause, DeploymentPromote, DeploymentResume,
@@ -44,7 +44,7 @@ use chancery_events::template;
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::FleetState;
 use crate::plan;
-use crate::refuse::{BodyErrors, invalid_transition};
+use crate::refuse::{BodyErrors, DecidedFacts, invalid_transition};
 use crate::state::{Deployment, DeploymentState, Plan};
 
 pub(crate) use fold::{created, cut_over, ended, halted, paused, progress, resumed, stalled, started};
@@ -55,11 +55,7 @@ pub use waits::{DeploymentWait, waits_for};
 /// Maximum size of a payload's filled arguments and environment, in bytes: Linux allows at most 2 MiB.
 const FILLED_BYTES: usize = 1 << 20;
 
-pub(crate) fn create(
-    fleet: &FleetState,
-    ask: &DeploymentCreate,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn create(fleet: &FleetState, ask: &DeploymentCreate, ctx: &DecisionContext) -> DecidedFacts {
     let owner = fleet.find::<Plan>(&ask.plan)?;
     if let Some(now) = fleet.deployment(&ask.plan, &ask.name) {
         if *now.spec == ask.spec {
@@ -232,7 +228,7 @@ pub const fn state_word(state: &DeploymentState) -> DeploymentStatus {
     }
 }
 
-pub(crate) fn cancel(fleet: &FleetState, ask: &DeploymentCancel) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn cancel(fleet: &FleetState, ask: &DeploymentCancel) -> DecidedFacts {
     let now = fleet.find::<Deployment>(&(ask.plan.clone(), ask.name.clone()))?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     match &now.state {
@@ -252,7 +248,7 @@ pub(crate) fn cancel(fleet: &FleetState, ask: &DeploymentCancel) -> Result<Vec<F
     }
 }
 
-pub(crate) fn pause(fleet: &FleetState, ask: &DeploymentPause) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn pause(fleet: &FleetState, ask: &DeploymentPause) -> DecidedFacts {
     let now = fleet.find::<Deployment>(&(ask.plan.clone(), ask.name.clone()))?;
     match &now.state {
         DeploymentState::Paused => Ok(vec![]),
@@ -265,7 +261,7 @@ pub(crate) fn pause(fleet: &FleetState, ask: &DeploymentPause) -> Result<Vec<Fac
     }
 }
 
-pub(crate) fn resume(fleet: &FleetState, ask: &DeploymentResume) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn resume(fleet: &FleetState, ask: &DeploymentResume) -> DecidedFacts {
     let now = fleet.find::<Deployment>(&(ask.plan.clone(), ask.name.clone()))?;
     match &now.state {
         DeploymentState::InProgress => Ok(vec![]),
@@ -300,7 +296,7 @@ fn canary<'a>(
     Ok(now)
 }
 
-pub(crate) fn promote(fleet: &FleetState, ask: &DeploymentPromote) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn promote(fleet: &FleetState, ask: &DeploymentPromote) -> DecidedFacts {
     let now = canary(fleet, &ask.plan, &ask.name, "promoted")?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     Ok(match now.active_set {
@@ -309,7 +305,7 @@ pub(crate) fn promote(fleet: &FleetState, ask: &DeploymentPromote) -> Result<Vec
     })
 }
 
-pub(crate) fn roll_back(fleet: &FleetState, ask: &DeploymentRollback) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn roll_back(fleet: &FleetState, ask: &DeploymentRollback) -> DecidedFacts {
     let now = canary(fleet, &ask.plan, &ask.name, "rolled back")?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
     match now.active_set {

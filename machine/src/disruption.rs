@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 
 use chancery_events::fact::{
-    DisruptionApproved, DisruptionCompleted, DisruptionDeleted, DisruptionScheduled, Fact, NodeDeleted,
+    DisruptionApproved, DisruptionCompleted, DisruptionDeleted, DisruptionScheduled, NodeDeleted,
     NodeStateChanged, OperationEnd, Requester,
 };
 use chancery_events::id::Position;
@@ -30,11 +30,11 @@ use chancery_events::time::Time;
 
 use crate::advance::DueStep;
 use crate::context::{DecisionContext, FactDraft};
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult, StateContradiction};
 use crate::incarnation;
 use crate::meta::{FactPosition, FactStamp};
 use crate::operation::{self, OperationRequest};
-use crate::refuse::{BodyErrors, invalid_transition};
+use crate::refuse::{BodyErrors, DecidedFacts, invalid_transition};
 use crate::state::{
     Disruption, Incarnation, IncarnationState, Node, Operation, OperationState, Plan, Replica,
 };
@@ -54,7 +54,7 @@ fn find<'a>(fleet: &'a FleetState, on: &NodeName, name: &DisruptionName) -> Resu
     })
 }
 
-pub(crate) fn schedule(fleet: &FleetState, ask: &DisruptionSchedule) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn schedule(fleet: &FleetState, ask: &DisruptionSchedule) -> DecidedFacts {
     let node = fleet.find::<Node>(&ask.node)?;
     if node.state == NodeState::Expunged {
         return Err(Refusal::new(RefusalCode::InvalidTransition, format!("node {} is expunged", ask.node)));
@@ -80,11 +80,7 @@ pub(crate) fn schedule(fleet: &FleetState, ask: &DisruptionSchedule) -> Result<V
     Ok(vec![DisruptionScheduled { node: on, name, spec: ask.spec.clone() }.into()])
 }
 
-pub(crate) fn approve(
-    fleet: &FleetState,
-    ask: &DisruptionApprove,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn approve(fleet: &FleetState, ask: &DisruptionApprove, ctx: &DecisionContext) -> DecidedFacts {
     let now = find(fleet, &ask.node, &ask.name)?;
     let approved_by =
         ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "an approval needs an actor"))?;
@@ -98,11 +94,7 @@ pub(crate) fn approve(
     }
 }
 
-pub(crate) fn complete(
-    fleet: &FleetState,
-    ask: &DisruptionComplete,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn complete(fleet: &FleetState, ask: &DisruptionComplete, ctx: &DecisionContext) -> DecidedFacts {
     let now = find(fleet, &ask.node, &ask.name)?;
     let (on, name) = (ask.node.clone(), ask.name.clone());
     let mut draft = FactDraft::new(ctx);
@@ -137,7 +129,7 @@ fn waiting_moves<'a>(fleet: &'a FleetState, node: &NodeName, by: &Requester) -> 
     operations.filter(|operation| operation.requested_by.as_deref() == Some(by)).collect()
 }
 
-pub(crate) fn delete(fleet: &FleetState, ask: &DisruptionDelete) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(fleet: &FleetState, ask: &DisruptionDelete) -> DecidedFacts {
     let now = find(fleet, &ask.node, &ask.name)?;
     let (on, name) = (ask.node.clone(), ask.name.clone());
     match now.state {
@@ -150,11 +142,7 @@ pub(crate) fn delete(fleet: &FleetState, ask: &DisruptionDelete) -> Result<Vec<F
 }
 
 /// Empties a node, and deletes it then.
-pub(crate) fn remove_node(
-    fleet: &FleetState,
-    ask: &NodeDelete,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn remove_node(fleet: &FleetState, ask: &NodeDelete, ctx: &DecisionContext) -> DecidedFacts {
     let on = fleet.find::<Node>(&ask.name)?;
     let approved_by =
         ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a deletion needs an actor"))?;
@@ -319,7 +307,7 @@ fn change(
     name: &DisruptionName,
     at: FactPosition,
     how: impl FnOnce(&mut Disruption),
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     if !fleet.require::<Node>(node)?.disruptions.contains_key(name) {
         let problem = format!("the fact is about disruption {name}, which the node does not have");
         return Err(StateContradiction { subject: Subject::Node(node.clone()), problem });
@@ -332,11 +320,7 @@ fn change(
     })
 }
 
-pub(crate) fn scheduled(
-    fleet: &mut FleetState,
-    fact: &DisruptionScheduled,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn scheduled(fleet: &mut FleetState, fact: &DisruptionScheduled, at: FactPosition) -> FoldResult {
     let (spec, state) = (fact.spec.clone(), DisruptionState::Scheduled);
     let disruption = Disruption { spec, state, approved_by: None, since: FactStamp::from(at) };
     fleet.bump::<Node>(&fact.node, at, |node| {
@@ -344,30 +328,18 @@ pub(crate) fn scheduled(
     })
 }
 
-pub(crate) fn approved(
-    fleet: &mut FleetState,
-    fact: &DisruptionApproved,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn approved(fleet: &mut FleetState, fact: &DisruptionApproved, at: FactPosition) -> FoldResult {
     change(fleet, &fact.node, &fact.name, at, |disruption| {
         disruption.state = DisruptionState::Approved;
         disruption.approved_by = Some(fact.approved_by.clone());
     })
 }
 
-pub(crate) fn over(
-    fleet: &mut FleetState,
-    fact: &DisruptionCompleted,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn over(fleet: &mut FleetState, fact: &DisruptionCompleted, at: FactPosition) -> FoldResult {
     change(fleet, &fact.node, &fact.name, at, |disruption| disruption.state = DisruptionState::Completed)
 }
 
-pub(crate) fn deleted(
-    fleet: &mut FleetState,
-    fact: &DisruptionDeleted,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn deleted(fleet: &mut FleetState, fact: &DisruptionDeleted, at: FactPosition) -> FoldResult {
     fleet.bump::<Node>(&fact.node, at, |node| {
         node.disruptions.remove(&fact.name);
     })

@@ -36,6 +36,9 @@ pub struct StateContradiction {
     pub problem: String,
 }
 
+/// Result of a change of the state by a fact.
+pub type FoldResult = Result<(), StateContradiction>;
+
 /// Key of a deployment.
 pub type DeploymentKey = (PlanName, DeploymentName);
 
@@ -405,11 +408,7 @@ impl FleetState {
     }
 
     /// Changes an existing entity in place; clones it only for the notes or if it is shared.
-    pub(crate) fn change<E: FleetEntity>(
-        &mut self,
-        key: &E::Key,
-        how: impl FnOnce(&mut E),
-    ) -> Result<(), StateContradiction> {
+    pub(crate) fn change<E: FleetEntity>(&mut self, key: &E::Key, how: impl FnOnce(&mut E)) -> FoldResult {
         self.change_and(key, how)
     }
 
@@ -441,7 +440,7 @@ impl FleetState {
         key: &E::Key,
         at: FactPosition,
         how: impl FnOnce(&mut E),
-    ) -> Result<(), StateContradiction> {
+    ) -> FoldResult {
         self.change_and(key, |entity| {
             how(entity);
             entity.meta_mut().bump(at);
@@ -454,7 +453,7 @@ impl FleetState {
         key: &E::Key,
         at: FactPosition,
         how: impl FnOnce(&mut E),
-    ) -> Result<(), StateContradiction> {
+    ) -> FoldResult {
         self.change_and(key, |entity| {
             how(entity);
             entity.meta_mut().touch(at);
@@ -462,7 +461,7 @@ impl FleetState {
     }
 
     /// Removes an existing entity.
-    pub(crate) fn remove<E: FleetEntity>(&mut self, key: &E::Key) -> Result<(), StateContradiction> {
+    pub(crate) fn remove<E: FleetEntity>(&mut self, key: &E::Key) -> FoldResult {
         if E::table(self).get(key).is_none() {
             return Err(absent::<E>(key));
         }

@@ -26,14 +26,14 @@ use chancery_events::text::counted;
 
 use crate::context::DecisionContext;
 use crate::disruption;
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult};
 use crate::meta::{EntityMeta, FactPosition};
-use crate::refuse::{BodyErrors, invalid_transition};
+use crate::refuse::{BodyErrors, DecidedFacts, invalid_transition};
 use crate::request;
 use crate::state::{ApprovalBypass, Cluster, Node};
 use crate::volume;
 
-pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> DecidedFacts {
     check(fleet, &ask.spec)?;
     let now = fleet.nodes().get(&ask.name);
     let mut facts = Vec::new();
@@ -140,11 +140,7 @@ fn check_break_glass(ask: &NodeSetState) -> Result<(), Refusal> {
     faults.done()
 }
 
-pub(crate) fn set_state(
-    fleet: &FleetState,
-    ask: &NodeSetState,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn set_state(fleet: &FleetState, ask: &NodeSetState, ctx: &DecisionContext) -> DecidedFacts {
     use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
     let now = fleet.find::<Node>(&ask.name)?;
     let impossible = || invalid_transition(&format!("node {}", ask.name), now.state.word(), ask.state.word());
@@ -226,11 +222,7 @@ fn check_without_volumes(fleet: &FleetState, node: &Node) -> Result<(), Refusal>
     }
 }
 
-pub(crate) fn delete(
-    fleet: &FleetState,
-    ask: &NodeDelete,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(fleet: &FleetState, ask: &NodeDelete, ctx: &DecisionContext) -> DecidedFacts {
     let now = fleet.find::<Node>(&ask.name)?;
     match (check_empty(fleet, now), ask.cascade) {
         (Ok(()), _) => {}
@@ -243,11 +235,7 @@ pub(crate) fn delete(
     Ok(vec![NodeDeleted { name: ask.name.clone() }.into()])
 }
 
-pub(crate) fn applied(
-    fleet: &mut FleetState,
-    fact: &NodeApplied,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn applied(fleet: &mut FleetState, fact: &NodeApplied, at: FactPosition) -> FoldResult {
     let spec = Arc::new(fact.spec.clone());
     if fleet.nodes().get(&fact.name).is_some() {
         return fleet.bump::<Node>(&fact.name, at, |node| node.spec = spec);
@@ -265,28 +253,20 @@ pub(crate) fn applied(
     Ok(())
 }
 
-pub(crate) fn state_changed(
-    fleet: &mut FleetState,
-    fact: &NodeStateChanged,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn state_changed(fleet: &mut FleetState, fact: &NodeStateChanged, at: FactPosition) -> FoldResult {
     fleet.bump::<Node>(&fact.name, at, |node| {
         node.state = fact.state;
         node.cluster.clone_from(&fact.cluster);
     })
 }
 
-pub(crate) fn bypassed(
-    fleet: &mut FleetState,
-    fact: &ApprovalBypassed,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn bypassed(fleet: &mut FleetState, fact: &ApprovalBypassed, at: FactPosition) -> FoldResult {
     let ApprovalBypassed { node, requested_by: by, reason, policies } = fact.clone();
     fleet.bump::<Node>(&node, at, |node| {
         node.bypass = Some(ApprovalBypass { requested_by: by, reason, policies });
     })
 }
 
-pub(crate) fn deleted(fleet: &mut FleetState, fact: &NodeDeleted) -> Result<(), StateContradiction> {
+pub(crate) fn deleted(fleet: &mut FleetState, fact: &NodeDeleted) -> FoldResult {
     fleet.remove::<Node>(&fact.name)
 }

@@ -47,7 +47,7 @@ mod place;
 
 use std::collections::BTreeSet;
 
-use chancery_events::fact::{ApprovalActor, ApprovalProposal, Fact, OperationEnd, Requester};
+use chancery_events::fact::{ApprovalActor, ApprovalProposal, OperationEnd, Requester};
 use chancery_events::intent::{OperationApprove, OperationReject};
 use chancery_events::lifecycle::OperationStatus;
 use chancery_events::name::{Actor, NodeName};
@@ -57,7 +57,7 @@ use chancery_events::spec::{ApprovalMode, OperationKind, PlanVersion};
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::FleetState;
 use crate::policy;
-use crate::refuse::BodyErrors;
+use crate::refuse::{BodyErrors, DecidedFacts};
 use crate::state::{Deployment, Operation, OperationState, Plan};
 
 pub(crate) use begin::{begin, stop, take_turn};
@@ -132,11 +132,7 @@ fn asked_by(fleet: &FleetState, operation: &Operation) -> Option<Actor> {
     }
 }
 
-pub(crate) fn approve(
-    fleet: &FleetState,
-    ask: &OperationApprove,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn approve(fleet: &FleetState, ask: &OperationApprove, ctx: &DecisionContext) -> DecidedFacts {
     let mut faults = BodyErrors::default();
     faults.check(!ask.operations.is_empty(), "/operations", "must name at least one");
     faults.check(ask.operations.len() <= BULK, "/operations", format!("must be at most {BULK}"));
@@ -201,11 +197,7 @@ pub(crate) fn approve(
     Ok(draft.done())
 }
 
-pub(crate) fn reject(
-    fleet: &FleetState,
-    ask: &OperationReject,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn reject(fleet: &FleetState, ask: &OperationReject, ctx: &DecisionContext) -> DecidedFacts {
     let mut faults = BodyErrors::default();
     faults.check(!ask.operations.is_empty(), "/operations", "must name at least one");
     faults.check(ask.operations.len() <= BULK, "/operations", format!("must be at most {BULK}"));

@@ -31,9 +31,9 @@ use chancery_events::text::counted;
 
 use crate::context::DecisionContext;
 use crate::deployment;
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult};
 use crate::meta::{EntityMeta, FactPosition};
-use crate::refuse::BodyErrors;
+use crate::refuse::{BodyErrors, DecidedFacts};
 use crate::state::{Deployment, Plan};
 
 pub use specs::PlanSpecs;
@@ -48,7 +48,7 @@ const PROCESSES: u16 = 1024;
 /// Longest timeout, in milliseconds: a year.
 pub(crate) const LONGEST: u64 = 365 * 24 * 60 * 60 * 1000;
 
-pub(crate) fn apply(fleet: &FleetState, ask: &PlanApply) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn apply(fleet: &FleetState, ask: &PlanApply) -> DecidedFacts {
     check(&ask.spec)?;
     let (name, spec) = (ask.name.clone(), ask.spec.clone());
     let Some(now) = fleet.plans().get(&ask.name) else {
@@ -233,7 +233,7 @@ pub(crate) fn texts<'a>(payload: &'a Payload, at: &str) -> Vec<(&'a str, String)
     argv.chain(env).collect()
 }
 
-pub(crate) fn set_activity(fleet: &FleetState, ask: &PlanSetActivity) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn set_activity(fleet: &FleetState, ask: &PlanSetActivity) -> DecidedFacts {
     let now = fleet.find::<Plan>(&ask.name)?;
     if now.activity == ask.activity {
         return Ok(vec![]);
@@ -241,11 +241,7 @@ pub(crate) fn set_activity(fleet: &FleetState, ask: &PlanSetActivity) -> Result<
     Ok(vec![PlanActivityChanged { name: ask.name.clone(), activity: ask.activity }.into()])
 }
 
-pub(crate) fn delete(
-    fleet: &FleetState,
-    ask: &PlanDelete,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(fleet: &FleetState, ask: &PlanDelete, ctx: &DecisionContext) -> DecidedFacts {
     let now = fleet.find::<Plan>(&ask.name)?;
     if now.deletion_requested_by.is_some() {
         return Ok(vec![]);
@@ -269,7 +265,7 @@ pub(crate) fn delete(
 }
 
 /// Deletes a plan: its deployments end, its replicas are deleted one by one, then the plan.
-fn remove(fleet: &FleetState, plan: &Plan, ctx: &DecisionContext) -> Result<Vec<Fact>, Refusal> {
+fn remove(fleet: &FleetState, plan: &Plan, ctx: &DecisionContext) -> DecidedFacts {
     let requested_by =
         ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a deletion needs an actor"))?;
     let name = &plan.name;
@@ -289,15 +285,11 @@ pub(crate) fn deletion_started(
     fleet: &mut FleetState,
     fact: &PlanDeletionStarted,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Plan>(&fact.name, at, |plan| plan.deletion_requested_by = Some(fact.requested_by.clone()))
 }
 
-pub(crate) fn applied(
-    fleet: &mut FleetState,
-    fact: &PlanApplied,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn applied(fleet: &mut FleetState, fact: &PlanApplied, at: FactPosition) -> FoldResult {
     if fleet.plans().get(&fact.name).is_some() {
         return fleet.bump::<Plan>(&fact.name, at, |plan| {
             plan.specs.edit(plan.generation, fact.spec.clone());
@@ -328,7 +320,7 @@ pub(crate) fn activity_changed(
     fleet: &mut FleetState,
     fact: &PlanActivityChanged,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Plan>(&fact.name, at, |plan| plan.activity = fact.activity)
 }
 
@@ -336,11 +328,11 @@ pub(crate) fn unschedulable(
     fleet: &mut FleetState,
     fact: &PlanUnschedulable,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Plan>(&fact.plan, at, |plan| plan.unschedulable.clone_from(&fact.reasons))
 }
 
-pub(crate) fn deleted(fleet: &mut FleetState, fact: &PlanDeleted) -> Result<(), StateContradiction> {
+pub(crate) fn deleted(fleet: &mut FleetState, fact: &PlanDeleted) -> FoldResult {
     let plan = fleet.require::<Plan>(&fact.name)?;
     for name in plan.deployments.clone() {
         fleet.remove::<Deployment>(&(fact.name.clone(), name))?;

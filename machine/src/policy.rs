@@ -12,22 +12,21 @@
 
 use std::collections::BTreeSet;
 
-use chancery_events::fact::{ApprovalActor, Fact, PolicyApplied, PolicyDeleted};
+use chancery_events::fact::{ApprovalActor, PolicyApplied, PolicyDeleted};
 use chancery_events::id::Position;
 use chancery_events::intent::{PolicyApply, PolicyDelete};
 use chancery_events::name::{PlanName, PolicyName};
-use chancery_events::refusal::Refusal;
 use chancery_events::spec::{ApprovalWindow, OperationKind, PolicyKind, PolicyRule, PolicySpec, Weekday};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
 use crate::advance::DueStep;
 use crate::context::{DecisionContext, FactDraft};
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult};
 pub(crate) use crate::index::is_about_work;
 use crate::meta::{EntityMeta, FactPosition};
 use crate::operation;
-use crate::refuse::BodyErrors;
+use crate::refuse::{BodyErrors, DecidedFacts};
 use crate::state::{Operation, OperationState, Policy};
 
 /// Maximum number of windows of a policy.
@@ -132,7 +131,7 @@ fn open_minutes(windows: &[ApprovalWindow]) -> Vec<bool> {
     open
 }
 
-pub(crate) fn apply(fleet: &FleetState, ask: &PolicyApply) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn apply(fleet: &FleetState, ask: &PolicyApply) -> DecidedFacts {
     let mut faults = BodyErrors::default();
     if let PolicyRule::Approve { windows, max_in_flight: in_flight } = &ask.spec.rule {
         let at = "/spec/rule/approve";
@@ -151,16 +150,12 @@ pub(crate) fn apply(fleet: &FleetState, ask: &PolicyApply) -> Result<Vec<Fact>, 
     Ok(if same { vec![] } else { vec![applied()] })
 }
 
-pub(crate) fn delete(fleet: &FleetState, ask: &PolicyDelete) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(fleet: &FleetState, ask: &PolicyDelete) -> DecidedFacts {
     fleet.find::<Policy>(&ask.name)?;
     Ok(vec![PolicyDeleted { name: ask.name.clone() }.into()])
 }
 
-pub(crate) fn applied(
-    fleet: &mut FleetState,
-    fact: &PolicyApplied,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn applied(fleet: &mut FleetState, fact: &PolicyApplied, at: FactPosition) -> FoldResult {
     let spec = std::sync::Arc::new(fact.spec.clone());
     if fleet.policies().get(&fact.name).is_some() {
         return fleet.bump::<Policy>(&fact.name, at, |policy| policy.spec = spec);
@@ -169,7 +164,7 @@ pub(crate) fn applied(
     Ok(())
 }
 
-pub(crate) fn deleted(fleet: &mut FleetState, fact: &PolicyDeleted) -> Result<(), StateContradiction> {
+pub(crate) fn deleted(fleet: &mut FleetState, fact: &PolicyDeleted) -> FoldResult {
     fleet.remove::<Policy>(&fact.name)
 }
 

@@ -37,10 +37,11 @@ use chancery_events::time::Time;
 use crate::advance::DueStep;
 use crate::context::{DecisionContext, FactDraft};
 use crate::disruption;
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult};
 use crate::index::{PlanIndex, PlanSpread};
 use crate::meta::FactPosition;
 use crate::operation::{self, OperationRequest};
+use crate::refuse::DecidedFacts;
 use crate::scheduler::{NodePlacement, PlacementCache};
 use crate::state::{IncarnationRef, Operation, Plan, RebalanceProgress, Replica};
 
@@ -147,11 +148,7 @@ fn is_improved(
     replica.remaining().zip(place).is_some_and(|(from, to)| improves(fleet, spread, from, &to))
 }
 
-pub(crate) fn ask(
-    fleet: &FleetState,
-    ask: &PlanRebalance,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn ask(fleet: &FleetState, ask: &PlanRebalance, ctx: &DecisionContext) -> DecidedFacts {
     let plan = fleet.find::<Plan>(&ask.name)?;
     let requested_by =
         ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a rebalance needs an actor"))?;
@@ -385,26 +382,18 @@ pub(crate) fn balance_changed(
     fleet: &mut FleetState,
     fact: &PlanBalanceChanged,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Plan>(&fact.plan, at, |plan| plan.balance = fact.balance)
 }
 
-pub(crate) fn started(
-    fleet: &mut FleetState,
-    fact: &PlanRebalanceStarted,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn started(fleet: &mut FleetState, fact: &PlanRebalanceStarted, at: FactPosition) -> FoldResult {
     let requested_by = fact.requested_by.clone();
     fleet.bump::<Plan>(&fact.plan, at, |plan| {
         plan.rebalance = Some(RebalanceProgress { requested_by, stops: None });
     })
 }
 
-pub(crate) fn ended(
-    fleet: &mut FleetState,
-    fact: &PlanRebalanceEnded,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn ended(fleet: &mut FleetState, fact: &PlanRebalanceEnded, at: FactPosition) -> FoldResult {
     fleet.bump::<Plan>(&fact.plan, at, |plan| plan.rebalance = None)
 }
 

@@ -1,7 +1,11 @@
 //! Refusals that several modules word alike.
 
+use chancery_events::fact::Fact;
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::subject::Subject;
+
+/// Facts that an intent results in, or its refusal.
+pub(crate) type DecidedFacts = Result<Vec<Fact>, Refusal>;
 
 pub(crate) fn not_found(subject: &Subject) -> Refusal {
     let text = subject.to_string();

@@ -28,10 +28,10 @@ use chancery_events::spec::{ClusterActivity, OperationKind, RestartPolicy};
 use smallvec::SmallVec;
 
 use crate::context::{DecisionContext, FactDraft};
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult};
 use crate::meta::{EntityMeta, FactPosition};
 use crate::operation::{self, OperationRequest};
-use crate::refuse::invalid_transition;
+use crate::refuse::{DecidedFacts, invalid_transition};
 use crate::state::{
     Deployment, DeploymentState, Incarnation, IncarnationState, Node, OpenOperation, Operation,
     OperationState, Plan, Replica,
@@ -112,11 +112,7 @@ fn check_node(fleet: &FleetState, node: Option<&NodeName>) -> Result<(), Refusal
     found.map_err(|refusal| refusal.at("/node", "does not exist"))
 }
 
-pub(crate) fn start(
-    fleet: &FleetState,
-    ask: &ReplicaStart,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn start(fleet: &FleetState, ask: &ReplicaStart, ctx: &DecisionContext) -> DecidedFacts {
     let replica = fleet.find::<Replica>(&ask.name)?;
     check_node(fleet, ask.node.as_ref())?;
     let what = format!("replica {}", ask.name);
@@ -196,11 +192,7 @@ fn runs(active: Option<&Incarnation>) -> bool {
     })
 }
 
-pub(crate) fn relocate(
-    fleet: &FleetState,
-    ask: &ReplicaRelocate,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn relocate(fleet: &FleetState, ask: &ReplicaRelocate, ctx: &DecisionContext) -> DecidedFacts {
     let replica = fleet.find::<Replica>(&ask.name)?;
     check_node(fleet, ask.node.as_ref())?;
     if may_replace(fleet, replica, OperationKind::Relocate, ask.node.as_ref())?.is_none() {
@@ -222,11 +214,7 @@ pub(crate) fn relocate(
     Ok(opened(fleet, replica, &want, ctx))
 }
 
-pub(crate) fn restart(
-    fleet: &FleetState,
-    ask: &ReplicaRestart,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn restart(fleet: &FleetState, ask: &ReplicaRestart, ctx: &DecisionContext) -> DecidedFacts {
     let replica = fleet.find::<Replica>(&ask.name)?;
     if replica.active.is_none() && replica.operation.is_none() {
         return start(fleet, &ReplicaStart { name: ask.name.clone(), node: None }, ctx);
@@ -242,11 +230,7 @@ pub(crate) fn restart(
     Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Restart, asker(ctx)), ctx))
 }
 
-pub(crate) fn create(
-    fleet: &FleetState,
-    ask: &ReplicaCreate,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn create(fleet: &FleetState, ask: &ReplicaCreate, ctx: &DecisionContext) -> DecidedFacts {
     let plan = fleet.find::<Plan>(&ask.plan)?;
     check_node(fleet, ask.node.as_ref())?;
     if plan.activity == ClusterActivity::Inactive || plan.deletion_requested_by.is_some() {
@@ -316,11 +300,7 @@ fn carried_out<'a>(fleet: &'a FleetState, replica: &Replica) -> Option<&'a Deplo
     (current.state == DeploymentState::InProgress && own.version == current.version).then_some(current)
 }
 
-pub(crate) fn stop(
-    fleet: &FleetState,
-    ask: &ReplicaStop,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn stop(fleet: &FleetState, ask: &ReplicaStop, ctx: &DecisionContext) -> DecidedFacts {
     let replica = fleet.find::<Replica>(&ask.name)?;
     if replica.is_deleting() {
         return Err(invalid_transition(&format!("replica {}", ask.name), "being deleted", "stopped"));
@@ -337,11 +317,7 @@ pub(crate) fn stop(
     Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Stop, asker(ctx)), ctx))
 }
 
-pub(crate) fn delete(
-    fleet: &FleetState,
-    ask: &ReplicaDelete,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(fleet: &FleetState, ask: &ReplicaDelete, ctx: &DecisionContext) -> DecidedFacts {
     let replica = fleet.find::<Replica>(&ask.name)?;
     if replica.is_deleting() {
         return Ok(vec![]);
@@ -374,7 +350,7 @@ pub(crate) fn deployment_changed(
     fleet: &mut FleetState,
     fact: &ReplicaDeploymentChanged,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Replica>(&fact.name, at, |replica| {
         replica.deployment = fact.deployment.clone();
         // The previous restarts were of the previous version.
@@ -383,11 +359,7 @@ pub(crate) fn deployment_changed(
 }
 
 /// Deletes a replica with its operations and incarnations; the plan keeps the totals.
-pub(crate) fn deleted(
-    fleet: &mut FleetState,
-    fact: &ReplicaDeleted,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn deleted(fleet: &mut FleetState, fact: &ReplicaDeleted, at: FactPosition) -> FoldResult {
     let replica = fleet.require::<Replica>(&fact.name)?;
     let (operations, incarnations) = (replica.operations.clone(), replica.incarnations.clone());
     let plan = replica.plan.clone();

@@ -45,10 +45,10 @@ use chancery_events::spec::{
 };
 
 use crate::context::{DecisionContext, FactDraft};
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult};
 use crate::meta::{EntityMeta, FactPosition};
 use crate::policy;
-use crate::refuse::BodyErrors;
+use crate::refuse::{BodyErrors, DecidedFacts};
 use crate::state::{ApprovalRequest, Node, RequestState};
 
 /// Time that a request waits for approval, where no plan's timeout is shorter.
@@ -317,7 +317,7 @@ pub(crate) fn hold(
     intent: &Intent,
     decided: Vec<Fact>,
     ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+) -> DecidedFacts {
     let may_wait = intent.entry().ending.may_wait() && !decided.is_empty() && !breaks_glass(intent);
     let held = may_wait.then(|| assess(fleet, intent)).flatten();
     match held.filter(|held| held.needs != RequiredApproval::Nothing) {
@@ -335,7 +335,7 @@ pub(crate) fn bypassed(fleet: &FleetState, node: &NodeName) -> Vec<PolicyName> {
     expunge(fleet, node).map(|held| held.needs.policies().into_iter().collect()).unwrap_or_default()
 }
 
-fn open(fleet: &FleetState, held: AssessedChange, ctx: &DecisionContext) -> Result<Vec<Fact>, Refusal> {
+fn open(fleet: &FleetState, held: AssessedChange, ctx: &DecisionContext) -> DecidedFacts {
     let by =
         ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a request needs an actor"))?;
     let waiting = waiting(fleet, &held.change);
@@ -422,8 +422,8 @@ pub(crate) fn approve(
     fleet: &FleetState,
     ask: &RequestApprove,
     ctx: &DecisionContext,
-    carry_out: impl FnOnce(&Intent, &DecisionContext) -> Result<Vec<Fact>, Refusal>,
-) -> Result<Vec<Fact>, Refusal> {
+    carry_out: impl FnOnce(&Intent, &DecisionContext) -> DecidedFacts,
+) -> DecidedFacts {
     let request = pending(fleet, ask.request, ctx)?;
     let by =
         ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "an approval needs an actor"))?;
@@ -455,11 +455,7 @@ pub(crate) fn approve(
     Ok(draft.done())
 }
 
-pub(crate) fn reject(
-    fleet: &FleetState,
-    ask: &RequestReject,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn reject(fleet: &FleetState, ask: &RequestReject, ctx: &DecisionContext) -> DecidedFacts {
     let mut faults = BodyErrors::default();
     let plain = ask.reason.len() <= 512 && !ask.reason.chars().any(char::is_control);
     faults.check(plain, "/reason", "must be at most 512 bytes, without control characters");
@@ -504,28 +500,15 @@ pub(crate) fn opened(fleet: &mut FleetState, fact: &RequestOpened, at: FactPosit
     });
 }
 
-pub(crate) fn approved(
-    fleet: &mut FleetState,
-    fact: &RequestApproved,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn approved(fleet: &mut FleetState, fact: &RequestApproved, at: FactPosition) -> FoldResult {
     close(fleet, fact.request, RequestState::Approved { approved_by: fact.approved_by.clone() }, at)
 }
 
-pub(crate) fn ended(
-    fleet: &mut FleetState,
-    fact: &RequestEnded,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn ended(fleet: &mut FleetState, fact: &RequestEnded, at: FactPosition) -> FoldResult {
     close(fleet, fact.request, RequestState::Ended(fact.end.clone()), at)
 }
 
-fn close(
-    fleet: &mut FleetState,
-    id: RequestId,
-    state: RequestState,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+fn close(fleet: &mut FleetState, id: RequestId, state: RequestState, at: FactPosition) -> FoldResult {
     fleet.bump::<ApprovalRequest>(&id, at, |request| request.state = state)?;
     let ended = &fleet.index().requests.ended;
     let surplus: Vec<_> = ended.iter().take(ended.len().saturating_sub(KEPT)).copied().collect();

@@ -15,7 +15,7 @@ use chancery_events::fact::{Fact, OrphanResolution, OrphanResolved, SessionClose
 use chancery_events::id::{ExecutorStoreId, ObjectId, SessionId};
 use chancery_events::observation::{OrphanReported, SessionEnded, SessionRequested};
 
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult};
 use crate::meta::{EntityMeta, FactPosition};
 use crate::state::{Cluster, ClusterStore, Session};
 
@@ -166,11 +166,7 @@ pub(crate) fn object(fleet: &FleetState, saw: &OrphanReported) -> Vec<Fact> {
     vec![OrphanResolved { cluster: session.cluster.clone(), object: id, resolution, revision }.into()]
 }
 
-pub(crate) fn opened(
-    fleet: &mut FleetState,
-    fact: &SessionOpened,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn opened(fleet: &mut FleetState, fact: &SessionOpened, at: FactPosition) -> FoldResult {
     let id = SessionId::issue(at.lineage, at.position);
     fleet.bump::<Cluster>(&fact.cluster, at, |cluster| {
         cluster.session = Some(id);
@@ -191,11 +187,7 @@ pub(crate) fn opened(
     Ok(())
 }
 
-pub(crate) fn closed(
-    fleet: &mut FleetState,
-    fact: &SessionClosed,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn closed(fleet: &mut FleetState, fact: &SessionClosed, at: FactPosition) -> FoldResult {
     fleet.bump::<Session>(&fact.session, at, |session| session.end = Some(fact.end))?;
     fleet.touch::<Cluster>(&fact.cluster, at, |cluster| {
         cluster.session = None;

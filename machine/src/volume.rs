@@ -27,11 +27,11 @@ use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::intent::VolumeDelete;
 use chancery_events::name::{NodeName, ReplicaName, StorageClass, VolumeName};
 use chancery_events::observation::{IncarnationExit, ObjectReport, ObservedState, RetryClass};
-use chancery_events::refusal::Refusal;
 use chancery_events::spec::{PlanVersion, VolumeClaim};
 
 use crate::context::{BACKOFF, DecisionContext, FactDraft};
 use crate::fleet::FleetState;
+use crate::refuse::DecidedFacts;
 use crate::scheduler::ExistingVolume;
 use crate::state::{Incarnation, Operation, Volume, VolumeState};
 use crate::{incarnation, operation};
@@ -139,11 +139,7 @@ fn misfit(volume: &Volume, claim: &VolumeClaim, replica: &ReplicaName) -> Option
     (has < wants).then(|| format!("volume {name} has {has} bytes, and {wants} are requested"))
 }
 
-pub(crate) fn delete(
-    fleet: &FleetState,
-    ask: &VolumeDelete,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn delete(fleet: &FleetState, ask: &VolumeDelete, ctx: &DecisionContext) -> DecidedFacts {
     let volume = fleet.find::<Volume>(&ask.name)?;
     let (name, by) = (ask.name.clone(), ctx.actor.clone().map(Requester::Actor));
     let removing = by

@@ -11,7 +11,7 @@ use chancery_events::lifecycle::SetWord;
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_events::spec::{DeploymentSpec, PlanVersion};
 
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult};
 use crate::meta::{EntityMeta, FactPosition};
 use crate::state::{Deployment, DeploymentState, Plan};
 
@@ -28,11 +28,7 @@ fn version(plan: PlanVersion<'_>, spec: &DeploymentSpec) -> Digest {
     Digest::of(&[&json(serde_json::to_vec(&plan)), &json(serde_json::to_vec(&spec.coordinates))])
 }
 
-pub(crate) fn created(
-    fleet: &mut FleetState,
-    fact: &DeploymentCreated,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn created(fleet: &mut FleetState, fact: &DeploymentCreated, at: FactPosition) -> FoldResult {
     let version = version(fleet.require::<Plan>(&fact.plan)?.version_of(fact.generation), &fact.spec);
     fleet.touch::<Plan>(&fact.plan, at, |plan| {
         plan.deployments.push(fact.name.clone());
@@ -63,7 +59,7 @@ pub(crate) fn progress(
     plan: &PlanName,
     name: &DeploymentName,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     let key = (plan.clone(), name.clone());
     if fleet.deployments().get(&key).is_some_and(super::is_begun) {
         fleet.change::<Deployment>(&key, |deployment| {
@@ -73,11 +69,7 @@ pub(crate) fn progress(
     Ok(())
 }
 
-pub(crate) fn stalled(
-    fleet: &mut FleetState,
-    fact: &DeploymentStalled,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn stalled(fleet: &mut FleetState, fact: &DeploymentStalled, at: FactPosition) -> FoldResult {
     fleet.bump::<Deployment>(&(fact.plan.clone(), fact.name.clone()), at, |deployment| {
         deployment.stalled = Some(at.time);
     })
@@ -89,7 +81,7 @@ fn set(
     name: &DeploymentName,
     state: DeploymentState,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Deployment>(&(plan.clone(), name.clone()), at, |deployment| {
         deployment.stalled = None;
         if state == DeploymentState::InProgress {
@@ -99,11 +91,7 @@ fn set(
     })
 }
 
-pub(crate) fn started(
-    fleet: &mut FleetState,
-    fact: &DeploymentStarted,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn started(fleet: &mut FleetState, fact: &DeploymentStarted, at: FactPosition) -> FoldResult {
     set(fleet, &fact.plan, &fact.name, DeploymentState::InProgress, at)?;
     fleet.change::<Deployment>(&(fact.plan.clone(), fact.name.clone()), |it| it.deadline = fact.deadline)?;
     fleet.touch::<Plan>(&fact.plan, at, |plan| {
@@ -112,27 +100,15 @@ pub(crate) fn started(
     })
 }
 
-pub(crate) fn paused(
-    fleet: &mut FleetState,
-    fact: &DeploymentPaused,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn paused(fleet: &mut FleetState, fact: &DeploymentPaused, at: FactPosition) -> FoldResult {
     set(fleet, &fact.plan, &fact.name, DeploymentState::Paused, at)
 }
 
-pub(crate) fn resumed(
-    fleet: &mut FleetState,
-    fact: &DeploymentResumed,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn resumed(fleet: &mut FleetState, fact: &DeploymentResumed, at: FactPosition) -> FoldResult {
     set(fleet, &fact.plan, &fact.name, DeploymentState::InProgress, at)
 }
 
-pub(crate) fn cut_over(
-    fleet: &mut FleetState,
-    fact: &DeploymentCutOver,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn cut_over(fleet: &mut FleetState, fact: &DeploymentCutOver, at: FactPosition) -> FoldResult {
     fleet.bump::<Deployment>(&(fact.plan.clone(), fact.name.clone()), at, |deployment| {
         deployment.active_set = SetWord::New;
         deployment.deadline = None;
@@ -140,19 +116,11 @@ pub(crate) fn cut_over(
     })
 }
 
-pub(crate) fn halted(
-    fleet: &mut FleetState,
-    fact: &DeploymentHalted,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn halted(fleet: &mut FleetState, fact: &DeploymentHalted, at: FactPosition) -> FoldResult {
     set(fleet, &fact.plan, &fact.name, DeploymentState::Halted(fact.end.clone()), at)
 }
 
-pub(crate) fn ended(
-    fleet: &mut FleetState,
-    fact: &DeploymentEnded,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn ended(fleet: &mut FleetState, fact: &DeploymentEnded, at: FactPosition) -> FoldResult {
     set(fleet, &fact.plan, &fact.name, DeploymentState::Ended(fact.end.clone()), at)?;
     fleet.touch::<Plan>(&fact.plan, at, |plan| {
         for slot in [&mut plan.current, &mut plan.next] {
@@ -166,7 +134,7 @@ pub(crate) fn ended(
 /// Deletes the oldest ended deployments to which no replica refers, and unused generations. The last
 /// completed ones stay as rollback targets. This happens when a deployment is created, which may be a
 /// rollback to one of them.
-fn forget(fleet: &mut FleetState, owner: &PlanName) -> Result<(), StateContradiction> {
+fn forget(fleet: &mut FleetState, owner: &PlanName) -> FoldResult {
     let plan = fleet.require::<Plan>(owner)?;
     let replicas = |name: &DeploymentName| {
         let of = fleet.index().plan_index(owner).and_then(|index| index.deployments.get(name));

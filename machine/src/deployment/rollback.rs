@@ -16,7 +16,7 @@
 //! that scaling persists. The actor of an automatic rollback is the requester of the failed deployment, and
 //! thereby of `auto_rollback`.
 
-use chancery_events::fact::{DeploymentCreated, Fact, RollbackReference, RollbackRule};
+use chancery_events::fact::{DeploymentCreated, RollbackReference, RollbackRule};
 use chancery_events::intent::PlanRollback;
 use chancery_events::name::DeploymentName;
 use chancery_events::refusal::{Refusal, RefusalCode};
@@ -25,13 +25,10 @@ use chancery_events::spec::{ClusterActivity, DeploymentSpec, DeploymentStrategy}
 use super::{can_run, check, current, state_word, supersede_current, supersede_next};
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::FleetState;
+use crate::refuse::DecidedFacts;
 use crate::state::{Deployment, Plan};
 
-pub(crate) fn rollback(
-    fleet: &FleetState,
-    ask: &PlanRollback,
-    ctx: &DecisionContext,
-) -> Result<Vec<Fact>, Refusal> {
+pub(crate) fn rollback(fleet: &FleetState, ask: &PlanRollback, ctx: &DecisionContext) -> DecidedFacts {
     let owner = fleet.find::<Plan>(&ask.plan)?;
     if let Some(now) = fleet.deployment(&ask.plan, &ask.name) {
         let same = |of: &RollbackReference| ask.to.as_ref().is_none_or(|to| *to == of.to);

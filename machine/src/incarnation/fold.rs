@@ -13,7 +13,7 @@ use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
 use super::start_deadline;
-use crate::fleet::{FleetState, StateContradiction, absent};
+use crate::fleet::{FleetState, FoldResult, StateContradiction, absent};
 use crate::meta::{EntityMeta, FactPosition};
 use crate::operation::{self, VersionUpdate};
 use crate::state::{
@@ -25,11 +25,7 @@ use crate::{deployment, volume};
 /// Maximum number of ended incarnations kept for each replica.
 const KEPT: usize = 20;
 
-pub(crate) fn reserved(
-    fleet: &mut FleetState,
-    fact: &IncarnationReserved,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn reserved(fleet: &mut FleetState, fact: &IncarnationReserved, at: FactPosition) -> FoldResult {
     let id = IncarnationId::issue(at.lineage, at.position);
     let (cluster, domain) = match fleet.whereabouts(&fact.node) {
         Some((cluster, domain)) => (cluster.cloned(), domain.clone()),
@@ -141,7 +137,7 @@ pub(crate) fn asked(
     by: OperationRef,
     deadline: Option<Time>,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     if !fleet.require::<Incarnation>(&id)?.is_live() {
         let problem = "the incarnation is commanded after its end".into();
         return Err(StateContradiction { subject: Subject::Incarnation(id), problem });
@@ -179,7 +175,7 @@ pub(crate) fn start_requested(
     fleet: &mut FleetState,
     fact: &IncarnationStartRequested,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     let to = fact.deployment.clone();
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         let new = incarnation.state == IncarnationState::Reserved;
@@ -199,7 +195,7 @@ pub(crate) fn stop_requested(
     fleet: &mut FleetState,
     fact: &IncarnationStopRequested,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.state = IncarnationState::Stopping(Box::new(fact.end.clone()));
         command(incarnation, fact.effect, fact.deadline, at);
@@ -211,7 +207,7 @@ pub(crate) fn command_failed(
     fleet: &mut FleetState,
     fact: &IncarnationCommandFailed,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.command = match (incarnation.command, fact.not_before) {
             (Some(command), Some(not_before)) => {
@@ -222,11 +218,7 @@ pub(crate) fn command_failed(
     })
 }
 
-pub(crate) fn started(
-    fleet: &mut FleetState,
-    fact: &IncarnationStarted,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn started(fleet: &mut FleetState, fact: &IncarnationStarted, at: FactPosition) -> FoldResult {
     let (id, session) = (fact.incarnation, session_of(fleet, fact.incarnation));
     fleet.bump::<Incarnation>(&id, at, |incarnation| {
         incarnation.state = match std::mem::replace(&mut incarnation.state, IncarnationState::Starting) {
@@ -247,11 +239,7 @@ pub(crate) fn started(
     set_health(fleet, id, at)
 }
 
-pub(crate) fn running(
-    fleet: &mut FleetState,
-    fact: &IncarnationRunning,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn running(fleet: &mut FleetState, fact: &IncarnationRunning, at: FactPosition) -> FoldResult {
     let id = fact.incarnation;
     fleet.bump::<Incarnation>(&id, at, |incarnation| {
         if let IncarnationState::Updating(to) = &incarnation.state {
@@ -299,7 +287,7 @@ pub(crate) fn processes_changed(
     fleet: &mut FleetState,
     fact: &IncarnationProcessesChanged,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     let session = session_of(fleet, fact.incarnation);
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.processes.clone_from(&fact.processes);
@@ -318,7 +306,7 @@ fn session_of(fleet: &FleetState, id: IncarnationId) -> Option<SessionId> {
 }
 
 /// Updates the replica's record of its incarnation: whether it is healthy, and whether it is ending.
-fn set_health(fleet: &mut FleetState, id: IncarnationId, at: FactPosition) -> Result<(), StateContradiction> {
+fn set_health(fleet: &mut FleetState, id: IncarnationId, at: FactPosition) -> FoldResult {
     let incarnation = fleet.require::<Incarnation>(&id)?;
     let healthy = incarnation.state == IncarnationState::Running && incarnation.ready;
     let ending = matches!(incarnation.state, IncarnationState::Stopping(_));
@@ -337,11 +325,7 @@ fn set_health(fleet: &mut FleetState, id: IncarnationId, at: FactPosition) -> Re
     })
 }
 
-pub(crate) fn ended(
-    fleet: &mut FleetState,
-    fact: &IncarnationEnded,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn ended(fleet: &mut FleetState, fact: &IncarnationEnded, at: FactPosition) -> FoldResult {
     let run = fleet.require::<Incarnation>(&fact.incarnation)?;
     // An unused reservation does not count as the replica's last end.
     let was_held = run.state == IncarnationState::Reserved && !run.awaits_volumes;
@@ -393,7 +377,7 @@ pub(crate) fn ended(
 
 /// Sets the update domain of the stop or delete that waits behind another operation to the replica's current
 /// domain. Policies concern the domain in which that operation would end an incarnation.
-fn move_next(fleet: &mut FleetState, name: &ReplicaName) -> Result<(), StateContradiction> {
+fn move_next(fleet: &mut FleetState, name: &ReplicaName) -> FoldResult {
     let replica = fleet.require::<Replica>(name)?;
     let (Some(next), Some(active)) = (&replica.queued_operation, &replica.active) else { return Ok(()) };
     let (id, domain) = (next.id, active.domain.clone());
@@ -402,11 +386,7 @@ fn move_next(fleet: &mut FleetState, name: &ReplicaName) -> Result<(), StateCont
 }
 
 /// Transfers the shared resources to the incarnation that follows the ended one.
-fn hand_over(
-    fleet: &mut FleetState,
-    fact: &IncarnationEnded,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+fn hand_over(fleet: &mut FleetState, fact: &IncarnationEnded, at: FactPosition) -> FoldResult {
     let left = fleet.require::<Replica>(&fact.replica)?.active.as_ref().map(|active| active.incarnation);
     let follower = left.filter(|id| {
         let starts_after = fleet.incarnations().get(id).and_then(|left| left.ties.starts_after);

@@ -11,7 +11,7 @@ use chancery_events::lifecycle::WillWord;
 use chancery_events::spec::{OperationKind, RestartPolicy};
 
 use super::end_word;
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult};
 use crate::meta::{EntityMeta, FactPosition, FactStamp};
 use crate::state::{
     Deployment, DrainBackoff, IncarnationState, OpenOperation, Operation, OperationState, Plan, Replica,
@@ -24,11 +24,7 @@ const SETBACK: Duration = Duration::from_secs(1);
 /// Maximum number of ended operations kept for each replica.
 const KEPT: usize = 20;
 
-pub(crate) fn created(
-    fleet: &mut FleetState,
-    fact: &OperationCreated,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn created(fleet: &mut FleetState, fact: &OperationCreated, at: FactPosition) -> FoldResult {
     let id = OperationId::issue(at.lineage, at.position);
     let replica = fleet.require::<Replica>(&fact.replica)?;
     let (plan, version) =
@@ -103,11 +99,7 @@ pub(crate) fn created(
     Ok(())
 }
 
-pub(crate) fn approved(
-    fleet: &mut FleetState,
-    fact: &OperationApproved,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn approved(fleet: &mut FleetState, fact: &OperationApproved, at: FactPosition) -> FoldResult {
     let begins = fact.start == ApprovalStart::Immediate;
     let keeps_promise = fleet.require::<Operation>(&fact.operation)?.keeps_promise();
     let by = fleet.change_and(&fact.operation, |operation: &mut Operation| {
@@ -137,11 +129,7 @@ pub(crate) fn approved(
 }
 
 /// Records a decision about an operation as progress of the deployment that waited for it.
-fn decided(
-    fleet: &mut FleetState,
-    operation: OperationId,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+fn decided(fleet: &mut FleetState, operation: OperationId, at: FactPosition) -> FoldResult {
     let operation = fleet.require::<Operation>(&operation)?;
     let plan = operation.plan.clone();
     let current = || fleet.plans().get(&plan).and_then(|plan| plan.current.clone());
@@ -186,11 +174,7 @@ fn note_begun(replica: &mut Replica, operation: OperationId, keeps_promise: bool
     }
 }
 
-pub(crate) fn started(
-    fleet: &mut FleetState,
-    fact: &OperationStarted,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn started(fleet: &mut FleetState, fact: &OperationStarted, at: FactPosition) -> FoldResult {
     let keeps_promise = fleet.require::<Operation>(&fact.operation)?.keeps_promise();
     let by = fleet.change_and(&fact.operation, |operation: &mut Operation| {
         if operation.state == OperationState::Approved {
@@ -210,11 +194,7 @@ pub(crate) fn started(
     }
 }
 
-pub(crate) fn ended(
-    fleet: &mut FleetState,
-    fact: &OperationEnded,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn ended(fleet: &mut FleetState, fact: &OperationEnded, at: FactPosition) -> FoldResult {
     close(fleet, fact.operation, &fact.end, at, VersionUpdate::Bump)
 }
 
@@ -240,7 +220,7 @@ pub(crate) fn close(
     end: &OperationEnd,
     at: FactPosition,
     version: VersionUpdate,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     let operation = fleet.require::<Operation>(&id)?;
     let (replica, plan, kind) = (operation.replica.clone(), operation.plan.clone(), operation.kind);
     let succeeded = *end == OperationEnd::Succeeded;

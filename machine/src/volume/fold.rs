@@ -11,16 +11,12 @@ use chancery_events::name::VolumeName;
 use chancery_events::spec::VolumeDeletion;
 use chancery_events::subject::Subject;
 
-use crate::fleet::{FleetState, StateContradiction};
+use crate::fleet::{FleetState, FoldResult, StateContradiction};
 use crate::incarnation;
 use crate::meta::{EntityMeta, FactPosition};
 use crate::state::{Incarnation, Node, PendingCommand, Volume, VolumeState};
 
-pub(crate) fn created(
-    fleet: &mut FleetState,
-    fact: &VolumeCreated,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn created(fleet: &mut FleetState, fact: &VolumeCreated, at: FactPosition) -> FoldResult {
     let cluster = fleet.require::<Node>(&fact.node)?.cluster.clone().ok_or_else(|| StateContradiction {
         subject: Subject::Volume(fact.name.clone()),
         problem: format!("the volume is created on node {}, which is in no cluster", fact.node),
@@ -55,22 +51,14 @@ pub(crate) fn created(
     Ok(())
 }
 
-pub(crate) fn ready(
-    fleet: &mut FleetState,
-    fact: &VolumeReady,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn ready(fleet: &mut FleetState, fact: &VolumeReady, at: FactPosition) -> FoldResult {
     fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.state = VolumeState::Ready;
         (volume.command, volume.error) = (None, None);
     })
 }
 
-pub(crate) fn failed(
-    fleet: &mut FleetState,
-    fact: &VolumeCommandFailed,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn failed(fleet: &mut FleetState, fact: &VolumeCommandFailed, at: FactPosition) -> FoldResult {
     fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.command = volume.command.zip(fact.not_before).map(|(command, not_before)| PendingCommand {
             effect: command.effect,
@@ -81,11 +69,7 @@ pub(crate) fn failed(
     })
 }
 
-pub(crate) fn lost(
-    fleet: &mut FleetState,
-    fact: &VolumeLost,
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn lost(fleet: &mut FleetState, fact: &VolumeLost, at: FactPosition) -> FoldResult {
     fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.state = VolumeState::Lost(fact.reason.clone());
         volume.command = None;
@@ -96,7 +80,7 @@ pub(crate) fn deletion_started(
     fleet: &mut FleetState,
     fact: &VolumeDeletionStarted,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.deletion_requested_by = Some(fact.requested_by.clone());
     })
@@ -106,7 +90,7 @@ pub(crate) fn destroy_requested(
     fleet: &mut FleetState,
     fact: &VolumeDestroyRequested,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     fleet.bump::<Volume>(&fact.name, at, |volume| {
         volume.state = VolumeState::Destroying;
         volume.revision += 1;
@@ -116,7 +100,7 @@ pub(crate) fn destroy_requested(
     })
 }
 
-pub(crate) fn destroyed(fleet: &mut FleetState, fact: &VolumeDestroyed) -> Result<(), StateContradiction> {
+pub(crate) fn destroyed(fleet: &mut FleetState, fact: &VolumeDestroyed) -> FoldResult {
     fleet.remove::<Volume>(&fact.name)
 }
 
@@ -126,7 +110,7 @@ pub(crate) fn take(
     mounts: &[VolumeName],
     user: IncarnationId,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     let run = fleet.require::<Incarnation>(&user)?;
     let node = run.node.clone();
     let says: BTreeMap<_, _> = incarnation::version_of(fleet, run)
@@ -143,7 +127,7 @@ pub(crate) fn take(
 }
 
 /// Records that the volumes of a started incarnation may contain data.
-pub(crate) fn fill(fleet: &mut FleetState, user: IncarnationId) -> Result<(), StateContradiction> {
+pub(crate) fn fill(fleet: &mut FleetState, user: IncarnationId) -> FoldResult {
     let mounts = fleet.require::<Incarnation>(&user)?.ties.mounts.clone();
     for name in mounts {
         let empty = |volume: &Volume| volume.used_by == Some(user) && !volume.may_hold_data;
@@ -160,7 +144,7 @@ pub(crate) fn free(
     mounts: &[VolumeName],
     end: &IncarnationEnd,
     at: FactPosition,
-) -> Result<(), StateContradiction> {
+) -> FoldResult {
     let started = !matches!(end, IncarnationEnd::Unwound { .. });
     for name in mounts {
         fleet.touch::<Volume>(name, at, |volume| {
@@ -172,11 +156,7 @@ pub(crate) fn free(
 }
 
 /// Removes the owner of a deleted replica's volumes, which are deleted if unused or `destroy`.
-pub(crate) fn leave(
-    fleet: &mut FleetState,
-    volumes: &[VolumeName],
-    at: FactPosition,
-) -> Result<(), StateContradiction> {
+pub(crate) fn leave(fleet: &mut FleetState, volumes: &[VolumeName], at: FactPosition) -> FoldResult {
     for name in volumes {
         fleet.touch::<Volume>(name, at, |volume| {
             let owner = volume.owner.take();

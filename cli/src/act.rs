@@ -13,7 +13,7 @@ use chancery_events::text::counted;
 use chancery_projector::rows::NodeRow;
 use serde_json::json;
 
-use super::client::{ApiClient, VerdictResponse};
+use super::client::{CommandIo, VerdictResponse};
 use super::columns::typed;
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
@@ -24,29 +24,22 @@ use super::{replica, request};
 use crate::note;
 
 /// Sends an intent, and shows its outcome: `done` for a change.
-pub(super) fn ask(
-    client: &ApiClient<'_>,
-    verb: &str,
-    intent: &Intent,
-    done: &str,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
+pub(super) fn ask(io: &mut CommandIo<'_>, verb: &str, intent: &Intent, done: &str) -> Result<(), CliError> {
     let subject = intent.subject().map(|subject| subject.to_string()).unwrap_or_default();
-    ask_as(client, verb, &subject, intent, done, out)
+    ask_as(io, verb, &subject, intent, done)
 }
 
 /// Sends an intent as [`ask`] does, and shows the entity as `name`.
 pub(super) fn ask_as(
-    client: &ApiClient<'_>,
+    io: &mut CommandIo<'_>,
     verb: &str,
     name: &str,
     intent: &Intent,
     done: &str,
-    out: &mut dyn Write,
 ) -> Result<(), CliError> {
-    client.context.output(FORMS)?;
-    let verdict = client.ask(&format!("cannot {verb} {name}"), intent)?;
-    shown(client, name, done, &verdict, out)
+    io.client.context.output(FORMS)?;
+    let verdict = io.client.ask(&format!("cannot {verb} {name}"), intent)?;
+    shown(io, name, done, &verdict)
 }
 
 /// Output formats of a verdict.
@@ -55,11 +48,10 @@ pub(super) const FORMS: &[OutputFormat] =
 
 /// Shows the outcome of an intent.
 pub(super) fn shown(
-    client: &ApiClient<'_>,
+    io: &mut CommandIo<'_>,
     name: &str,
     done: &str,
     verdict: &VerdictResponse,
-    out: &mut dyn Write,
 ) -> Result<(), CliError> {
     let waits = verdict.request();
     let outcome = match verdict.outcome.as_str() {
@@ -71,16 +63,15 @@ pub(super) fn shown(
     if let Some(id) = waits {
         json["request"] = id.into();
     }
-    client.context.output(FORMS)?.outcome(name, outcome, &json, out)?;
-    waits.map_or(Ok(()), |id| request::hint(client, id))
+    io.client.context.output(FORMS)?.outcome(name, outcome, &json, io.out)?;
+    waits.map_or(Ok(()), |id| request::hint(io.client, id))
 }
 
 pub(super) fn delete(
     kind: EntityKind,
     name: &str,
     cascade: CascadePolicy,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let may_cascade = intent_entry(kind, "delete").is_some_and(cascades);
     if cascade == CascadePolicy::Yes && !may_cascade {
@@ -90,7 +81,7 @@ pub(super) fn delete(
         )));
     }
     match kind {
-        EntityKind::Replica => return replica::ask("delete", name, None, "deletion requested", client, out),
+        EntityKind::Replica => return replica::ask("delete", name, None, "deletion requested", io),
         EntityKind::Deployment => {
             let advice = format!("chancery cancel deployment {name}\nhint: or deploy a count of 0");
             return Err(CliError::usage(format!(
@@ -116,7 +107,7 @@ pub(super) fn delete(
         EntityKind::Volume => "deletion started, destroyed once unused",
         _ => "deleted",
     };
-    ask_as(client, "delete", &format!("{}/{name}", kind.word()), &intent, done, out).map_err(|mut error| {
+    ask_as(io, "delete", &format!("{}/{name}", kind.word()), &intent, done).map_err(|mut error| {
         if error.exit == CliExit::Conflict && cascade == CascadePolicy::No && may_cascade {
             let word = kind.word();
             let advice = format_args!("\ntry: chancery delete {word} {name} --cascade");
@@ -131,8 +122,7 @@ pub(super) fn set_state(
     name: &str,
     state: NodeState,
     (cluster, break_glass): (Option<&String>, Option<&String>),
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let name = EntityKind::Node.name_in(name)?;
     let cluster = cluster.map(|cluster| EntityKind::Cluster.name_in(cluster)).transpose()?;
@@ -145,17 +135,17 @@ pub(super) fn set_state(
         break_glass: break_glass.cloned(),
     }
     .into();
-    ask(client, verb, &intent, state.word(), out)
+    ask(io, verb, &intent, state.word())
 }
 
 /// Starts a rebalance, or reports why none is needed.
-pub(super) fn rebalance(name: &str, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+pub(super) fn rebalance(name: &str, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let name = EntityKind::Plan.name_in(name)?;
     let intent = PlanRebalance { name: read(EntityKind::Plan, name)? }.into();
-    client.context.output(FORMS)?;
+    io.client.context.output(FORMS)?;
     let subject = format!("plan/{name}");
-    let verdict = client.ask(&format!("cannot rebalance {subject}"), &intent)?;
-    shown(client, &subject, "rebalance started", &verdict, out)?;
+    let verdict = io.client.ask(&format!("cannot rebalance {subject}"), &intent)?;
+    shown(io, &subject, "rebalance started", &verdict)?;
     if verdict.outcome == "unchanged" {
         note!("hint: a rebalance is in progress, or no permitted move makes the spread more even");
     } else {
@@ -165,9 +155,9 @@ pub(super) fn rebalance(name: &str, client: &ApiClient<'_>, out: &mut dyn Write)
 }
 
 /// Skips the message that blocks the inbox.
-pub(super) fn skip_message(offset: u64, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+pub(super) fn skip_message(offset: u64, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let intent = InboxSkip { offset }.into();
-    ask_as(client, "skip", &format!("inbox message {offset}"), &intent, "skipped", out)
+    ask_as(io, "skip", &format!("inbox message {offset}"), &intent, "skipped")
 }
 
 /// Expunges a node. The command cannot be undone and ends replicas, so it asks for confirmation.
@@ -175,15 +165,14 @@ pub(super) fn expunge(
     name: &str,
     yes: bool,
     break_glass: Option<&String>,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let name = EntityKind::Node.name_in(name)?;
     if !yes {
-        let node: NodeRow = typed(&get::one(client, EntityKind::Node, name)?)?;
+        let node: NodeRow = typed(&get::one(io.client, EntityKind::Node, name)?)?;
         let incarnations = counted(node.incarnations, "incarnation");
         let what = format!("declares node/{name} permanently lost, with its {incarnations}");
-        if !client.context.person {
+        if !io.client.context.person {
             return Err(CliError::usage(format!(
                 "cannot expunge without confirmation: {what}\nhint: confirm with --yes"
             )));
@@ -192,7 +181,7 @@ pub(super) fn expunge(
             return Err(CliError::failure("cannot expunge: not confirmed"));
         }
     }
-    set_state("expunge", name, NodeState::Expunged, (None, break_glass), client, out)
+    set_state("expunge", name, NodeState::Expunged, (None, break_glass), io)
 }
 
 /// Asks for confirmation; every answer other than yes is a no.
@@ -209,15 +198,14 @@ pub(super) fn set_activity(
     kind: EntityKind,
     name: &str,
     activity: ClusterActivity,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let Some(intent) = intent(kind, "set_activity", name, &[("activity", activity.word())])? else {
         let all = kinds("set_activity", |_| true);
         return Err(CliError::usage(format!("invalid kind: must be one of {all}")));
     };
     let verb = if activity == ClusterActivity::Active { "activate" } else { "deactivate" };
-    ask(client, verb, &intent, activity.word(), out)
+    ask(io, verb, &intent, activity.word())
 }
 
 /// Returns the registered intent `KIND.VERB`.

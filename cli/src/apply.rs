@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::act::FORMS;
 use super::bulk::{BulkIntent, ask_all};
-use super::client::{ApiClient, PlanChanges};
+use super::client::{ApiClient, CommandIo, PlanChanges};
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit, PointerError};
 use super::get::{json_text, list, name_of};
@@ -27,10 +27,9 @@ const LOOKED_UP: usize = 100;
 pub(super) fn run(
     files: &[PathBuf],
     overlap: Option<OverlapPolicy>,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
-    client.context.output(FORMS)?;
+    io.client.context.output(FORMS)?;
     let mut manifests = read("apply", "applied", files)?;
     for manifest in &mut manifests {
         if let (Some(turn), Intent::DeploymentCreate(create)) = (overlap, &mut manifest.intent) {
@@ -39,10 +38,10 @@ pub(super) fn run(
     }
     // The verdict does not show whether the entity existed before: a node that is also allocated has more
     // than one version from the start.
-    let mut known = known(client, &manifests)?;
+    let mut known = known(io.client, &manifests)?;
     let asks: Vec<_> = manifests.iter().map(|manifest| ask("apply", manifest, &manifest.intent)).collect();
-    let mut report = ApplyReport::of(client, out)?;
-    ask_all(client, "documents", &asks, &mut |at, answer| {
+    let mut report = ApplyReport::of(io.client, io.out)?;
+    ask_all(io.client, "documents", &asks, &mut |at, answer| {
         let manifest = &manifests[at];
         let verdict = match answer {
             Ok(verdict) => verdict,
@@ -65,7 +64,7 @@ pub(super) fn run(
         }
         report.line(&name, outcome, json)?;
         if let Some(id) = verdict.request() {
-            return request::hint(client, id);
+            return request::hint(io.client, id);
         }
         known.insert(name);
         Ok(())

@@ -9,7 +9,7 @@ use chancery_events::text::counted;
 use chancery_projector::rows::{OperationRow, OperationStatus};
 use serde_json::{Value, json};
 
-use super::client::ApiClient;
+use super::client::{ApiClient, CommandIo};
 use super::columns::{table, typed};
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
@@ -56,12 +56,11 @@ impl ApprovalDecision<'_> {
 pub(super) fn run(
     decision: ApprovalDecision<'_>,
     choose: &OperationArgs,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let (verb, done) = decision.words();
-    let output = client.context.output(&[OutputFormat::Table, OutputFormat::Name, OutputFormat::Jsonl])?;
-    let person = client.context.person;
+    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Name, OutputFormat::Jsonl])?;
+    let person = io.client.context.person;
     if choose.ids.is_empty() && !choose.all && !person {
         return Err(CliError::usage(format!(
             "cannot {verb} operations: none is named\nhint: give ids, or --all for all pending operations, with \
@@ -69,14 +68,14 @@ pub(super) fn run(
         )));
     }
     let mut items =
-        if choose.ids.is_empty() { waiting(choose, client)? } else { named(verb, choose, client)? };
+        if choose.ids.is_empty() { waiting(choose, io.client)? } else { named(verb, choose, io.client)? };
     if items.is_empty() {
         // A typo in a name must not read as nothing to do.
         for (kind, of) in of(choose)? {
-            one(client, kind, of)?;
+            one(io.client, kind, of)?;
         }
         note!("no operation is pending approval");
-        return if of(choose)?.is_empty() { request::waiting(client) } else { Ok(()) };
+        return if of(choose)?.is_empty() { request::waiting(io.client) } else { Ok(()) };
     }
     if choose.ids.is_empty() && !choose.all {
         let mut input = std::io::stdin().lock();
@@ -86,18 +85,19 @@ pub(super) fn run(
     }
     let rows = items.iter().map(typed::<OperationRow>).collect::<Result<Vec<_>, _>>()?;
     for chunk in rows.chunks(AT_ONCE) {
-        let verdict = client.ask(&format!("cannot {verb} {}", many(chunk.len())), &decision.intent(chunk))?;
+        let verdict =
+            io.client.ask(&format!("cannot {verb} {}", many(chunk.len())), &decision.intent(chunk))?;
         for row in chunk {
             let name = format!("operation/{}", row.id);
             let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
-            output.outcome(&name, format_args!("{done}: {} {}", row.kind, place(row)), &json, out)?;
+            output.outcome(&name, format_args!("{done}: {} {}", row.kind, place(row)), &json, io.out)?;
         }
     }
     if rows.len() > 1 {
         note!("{done} {}", many(rows.len()));
     }
     if choose.ids.is_empty() && of(choose)?.is_empty() {
-        return request::waiting(client);
+        return request::waiting(io.client);
     }
     Ok(())
 }

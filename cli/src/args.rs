@@ -1,7 +1,6 @@
 //! Command line of the client: its commands, and the functions that carry them out.
 #![expect(clippy::doc_markdown, rustdoc::bare_urls, reason = "the comments are the help texts")]
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use chancery_events::time::parse_span;
 use clap::{Args, Subcommand};
 
 use super::approve::{self, ApprovalDecision};
-use super::client::ApiClient as HttpClient;
+use super::client::CommandIo;
 use super::context::OutputFormat;
 use super::error::CliError;
 use super::flags::{
@@ -270,13 +269,8 @@ pub(super) const NOT_CANARIES: &str = "approve or reject operations";
 impl EntityArgs {
     /// Sends an intent about the deployment. `verb` is the verb, the outcome shown, and the advice for other
     /// kinds.
-    fn of_deployment(
-        &self,
-        verb: (&str, &str, &str),
-        client: &HttpClient<'_>,
-        out: &mut dyn Write,
-    ) -> Result<(), CliError> {
-        rollout::run(verb, self.what.kind, &self.what.one(self.name.as_ref())?, client, out)
+    fn of_deployment(&self, verb: (&str, &str, &str), io: &mut CommandIo<'_>) -> Result<(), CliError> {
+        rollout::run(verb, self.what.kind, &self.what.one(self.name.as_ref())?, io)
     }
 }
 
@@ -284,115 +278,96 @@ impl EntityArgs {
 fn decide(
     decision: ApprovalDecision<'_>,
     choose: &OperationArgs,
-    client: &HttpClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let requests = request::named(&choose.ids)?;
     if requests.is_empty() {
-        return approve::run(decision, choose, client, out);
+        return approve::run(decision, choose, io);
     }
-    request::decide(decision, &requests, client, out)
+    request::decide(decision, &requests, io)
 }
 
 impl ServerCommand {
     /// Runs the command, and writes its data to `out`.
-    pub(super) fn run(&self, client: &HttpClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    pub(super) fn run(&self, io: &mut CommandIo<'_>) -> Result<(), CliError> {
         match self {
             ServerCommand::Apply { files, supersede } => {
                 let overlap = if *supersede { Some(OverlapPolicy::Supersede) } else { None };
-                apply::run(files, overlap, client, out)
+                apply::run(files, overlap, io)
             }
-            ServerCommand::Get(what) => get::run(what, client, out),
-            ServerCommand::Explain(what) => explain::run(what, client.context, out),
-            ServerCommand::Describe { what, name } => {
-                describe::run(what.kind, &what.one(name.as_ref())?, client, out)
-            }
+            ServerCommand::Get(what) => get::run(what, io),
+            ServerCommand::Explain(what) => explain::run(what, io.client.context, io.out),
+            ServerCommand::Describe { what, name } => describe::run(what.kind, &what.one(name.as_ref())?, io),
             ServerCommand::Delete { what, name, files, cascade, timeout } => {
                 let cascade = if *cascade { CascadePolicy::Yes } else { CascadePolicy::No };
                 match what {
-                    Some(what) => act::delete(what.kind, &what.one(name.as_ref())?, cascade, client, out),
-                    None => delete::run(files, cascade, *timeout, client, out),
+                    Some(what) => act::delete(what.kind, &what.one(name.as_ref())?, cascade, io),
+                    None => delete::run(files, cascade, *timeout, io),
                 }
             }
             ServerCommand::Create { what, plan, node: on } => {
-                replica::create(what.kind, plan, on.as_ref(), client, out)
+                replica::create(what.kind, plan, on.as_ref(), io)
             }
             ServerCommand::Approve(choose) => match disruption::named(&choose.ids)? {
-                Some(name) => {
-                    disruption::ask("approve", "approved", EntityKind::Disruption, name, client, out)
-                }
-                None => decide(ApprovalDecision::Approve, choose, client, out),
+                Some(name) => disruption::ask("approve", "approved", EntityKind::Disruption, name, io),
+                None => decide(ApprovalDecision::Approve, choose, io),
             },
             ServerCommand::Reject { choose, reason } => {
-                decide(ApprovalDecision::Reject { reason }, choose, client, out)
+                decide(ApprovalDecision::Reject { reason }, choose, io)
             }
             ServerCommand::Rollback { what, to, name } => {
-                rollout::rollback(what, to.as_deref(), name.as_deref(), client, out)
+                rollout::rollback(what, to.as_deref(), name.as_deref(), io)
             }
-            ServerCommand::Cancel(which) => {
-                which.of_deployment(("cancel", "cancelled", NOT_CANCELLED), client, out)
-            }
-            ServerCommand::Pause(which) => which.of_deployment(("pause", "paused", NOT_PAUSED), client, out),
-            ServerCommand::Resume(which) => {
-                which.of_deployment(("resume", "resumed", NOT_PAUSED), client, out)
-            }
-            ServerCommand::Promote(which) => {
-                which.of_deployment(("promote", "promoted", NOT_CANARIES), client, out)
-            }
-            ServerCommand::Stop { replica } => {
-                replica::ask("stop", replica, None, "stop requested", client, out)
-            }
+            ServerCommand::Cancel(which) => which.of_deployment(("cancel", "cancelled", NOT_CANCELLED), io),
+            ServerCommand::Pause(which) => which.of_deployment(("pause", "paused", NOT_PAUSED), io),
+            ServerCommand::Resume(which) => which.of_deployment(("resume", "resumed", NOT_PAUSED), io),
+            ServerCommand::Promote(which) => which.of_deployment(("promote", "promoted", NOT_CANARIES), io),
+            ServerCommand::Stop { replica } => replica::ask("stop", replica, None, "stop requested", io),
             ServerCommand::Start { replica, node: on } => {
-                replica::ask("start", replica, on.as_ref(), "start requested", client, out)
+                replica::ask("start", replica, on.as_ref(), "start requested", io)
             }
             ServerCommand::Relocate { replica, to } => {
-                replica::ask("relocate", replica, to.as_ref(), "relocation requested", client, out)
+                replica::ask("relocate", replica, to.as_ref(), "relocation requested", io)
             }
-            ServerCommand::Rebalance { plan } => act::rebalance(plan, client, out),
+            ServerCommand::Rebalance { plan } => act::rebalance(plan, io),
             ServerCommand::Restart { replica } => {
-                replica::ask("restart", replica, None, "restart requested", client, out)
+                replica::ask("restart", replica, None, "restart requested", io)
             }
-            ServerCommand::Drain(what) => drain::drain(what, client, out),
-            ServerCommand::Undrain(what) => drain::undrain(what, client, out),
-            ServerCommand::Schedule(what) => disruption::schedule(what, client, out),
+            ServerCommand::Drain(what) => drain::drain(what, io),
+            ServerCommand::Undrain(what) => drain::undrain(what, io),
+            ServerCommand::Schedule(what) => disruption::schedule(what, io),
             ServerCommand::Complete(EntityArgs { what, name }) => {
                 let name = what.one(name.as_ref())?;
-                disruption::ask("complete", "completed", what.kind, &name, client, out)
+                disruption::ask("complete", "completed", what.kind, &name, io)
             }
             ServerCommand::Allocate { node, cluster } => {
-                act::set_state("allocate", node, NodeState::Allocated, (Some(cluster), None), client, out)
+                act::set_state("allocate", node, NodeState::Allocated, (Some(cluster), None), io)
             }
             ServerCommand::Evict { node } => {
-                act::set_state("evict", node, NodeState::Evicted, (None, None), client, out)
+                act::set_state("evict", node, NodeState::Evicted, (None, None), io)
             }
             ServerCommand::Sanitize { node } => {
-                act::set_state("sanitize", node, NodeState::Sanitizing, (None, None), client, out)
+                act::set_state("sanitize", node, NodeState::Sanitizing, (None, None), io)
             }
             ServerCommand::Release { node } => {
-                act::set_state("release", node, NodeState::Unallocated, (None, None), client, out)
+                act::set_state("release", node, NodeState::Unallocated, (None, None), io)
             }
             ServerCommand::Expunge { node, yes, break_glass } => {
-                act::expunge(node, *yes, break_glass.as_ref(), client, out)
+                act::expunge(node, *yes, break_glass.as_ref(), io)
             }
             ServerCommand::Activate { what, name } => {
-                act::set_activity(what.kind, &what.one(name.as_ref())?, ClusterActivity::Active, client, out)
+                act::set_activity(what.kind, &what.one(name.as_ref())?, ClusterActivity::Active, io)
             }
-            ServerCommand::Deactivate { what, name } => act::set_activity(
-                what.kind,
-                &what.one(name.as_ref())?,
-                ClusterActivity::Inactive,
-                client,
-                out,
-            ),
-            ServerCommand::Events(which) => events::run(which, client, out),
+            ServerCommand::Deactivate { what, name } => {
+                act::set_activity(what.kind, &what.one(name.as_ref())?, ClusterActivity::Inactive, io)
+            }
+            ServerCommand::Events(which) => events::run(which, io),
             ServerCommand::History { what, name } => {
-                events::history(what.kind, &what.one(name.as_ref())?, client, out)
+                events::history(what.kind, &what.one(name.as_ref())?, io)
             }
-            ServerCommand::Logs(whose) => logs::run(whose, client, out),
-            ServerCommand::Wait(what) => wait::run(what, client, out),
-            ServerCommand::Inbox { what: InboxCommand::Skip { offset } } => {
-                act::skip_message(*offset, client, out)
-            }
+            ServerCommand::Logs(whose) => logs::run(whose, io),
+            ServerCommand::Wait(what) => wait::run(what, io),
+            ServerCommand::Inbox { what: InboxCommand::Skip { offset } } => act::skip_message(*offset, io),
         }
     }
 }

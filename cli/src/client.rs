@@ -13,7 +13,7 @@
 //! | any other answer | return it |
 
 use std::cell::Cell;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::time::Duration;
 
 use chancery_events::id::{Lineage, Position};
@@ -40,6 +40,14 @@ const LONGEST: Duration = Duration::from_mins(1);
 const TAKEOVER: u32 = 40;
 /// Number of attempts without a leader after which a message informs the user.
 const WORD: u32 = 2;
+
+/// Server that a command uses, and its standard output.
+pub(super) struct CommandIo<'a> {
+    /// Client of the server.
+    pub(super) client: &'a ApiClient<'a>,
+    /// Destination of the command's data.
+    pub(super) out: &'a mut dyn Write,
+}
 
 /// Answer to an intent.
 #[derive(Clone, Debug, Deserialize)]

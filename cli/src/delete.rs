@@ -2,7 +2,6 @@
 //! reported and is no failure, so that the command is idempotent.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::mem::discriminant;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use serde_json::json;
 use super::act;
 use super::apply::{ApplyReport, ask, name, names, read};
 use super::bulk::ask_all;
-use super::client::ApiClient;
+use super::client::{ApiClient, CommandIo};
 use super::error::{CliError, CliExit};
 use super::kind::{EntityKind, KindNaming as _};
 use super::request;
@@ -29,18 +28,17 @@ pub(super) fn run(
     files: &[PathBuf],
     cascade: CascadePolicy,
     timeout: Duration,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
-    let mut report = ApplyReport::of(client, out)?;
+    let mut report = ApplyReport::of(io.client, io.out)?;
     let mut manifests = read("delete", "deleted", files)?;
     manifests.reverse();
     let end = Instant::now() + timeout;
     let mut kinds = manifests.chunk_by(|a, b| discriminant(&a.intent) == discriminant(&b.intent)).peekable();
     while let Some(of_kind) = kinds.next() {
-        let going = delete(of_kind, cascade, client, &mut report)?;
+        let going = delete(of_kind, cascade, io.client, &mut report)?;
         if kinds.peek().is_some() {
-            wait(going, end, client)?;
+            wait(going, end, io.client)?;
         }
     }
     report.end(|exit, deleted| {

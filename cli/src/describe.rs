@@ -1,8 +1,6 @@
 //! `describe`: one entity with its fields, related entities, waiting operations and recent events. Plans have
 //! a page of their own.
 
-use std::io::Write;
-
 use chancery_events::resources::{Resources, show_bytes};
 use chancery_events::spec::DeploymentStrategy;
 use chancery_projector::rows::{
@@ -11,7 +9,7 @@ use chancery_projector::rows::{
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use super::client::ApiClient;
+use super::client::{ApiClient, CommandIo};
 use super::columns::{span, strategy, table, typed};
 use super::context::OutputFormat;
 use super::error::CliError;
@@ -33,43 +31,40 @@ const MOST: u64 = 2000;
 /// Fields that are shown first; the others follow by name.
 const FIRST: &[&str] = &["name", "id", "plan", "state", "phase", "activity", "message"];
 
-pub(super) fn run(
-    kind: EntityKind,
-    name: &str,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
-    let output = client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
-    let item = one(client, kind, name)?;
+pub(super) fn run(kind: EntityKind, name: &str, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
+    let item = one(io.client, kind, name)?;
     if kind == EntityKind::Request && output == OutputFormat::Table {
-        out.write_all(request::page(&typed(&item)?).as_bytes())?;
-        writeln!(out, "\nRecent events")?;
-        return Ok(out.write_all(events::table(&events::past(kind, name, client)?).lines("  ").as_bytes())?);
+        io.out.write_all(request::page(&typed(&item)?).as_bytes())?;
+        writeln!(io.out, "\nRecent events")?;
+        return Ok(io
+            .out
+            .write_all(events::table(&events::past(kind, name, io.client)?).lines("  ").as_bytes())?);
     }
     if kind == EntityKind::Plan {
-        return plan(name, &item, output, client, out);
+        return plan(name, &item, output, io);
     }
-    let past = events::past(kind, name, client)?;
+    let past = events::past(kind, name, io.client)?;
     let recent = &past[past.len().saturating_sub(RECENT)..];
-    let belonging = belonging(kind, &item, client)?;
+    let belonging = belonging(kind, &item, io.client)?;
     let mut all = json!({ kind.word(): item, "recent": recent });
     for RelatedEntities { kind, items, .. } in &belonging {
         all[kind.plural()] = items.clone().into();
     }
     match output {
-        OutputFormat::Json => json_text(&all, out),
-        OutputFormat::Yaml => yaml_text(&all, out),
+        OutputFormat::Json => json_text(&all, io.out),
+        OutputFormat::Yaml => yaml_text(&all, io.out),
         _ => {
-            out.write_all(fields(kind, &item)?.as_bytes())?;
+            io.out.write_all(fields(kind, &item)?.as_bytes())?;
             for belonging in &belonging {
-                out.write_all(belonging.text()?.as_bytes())?;
+                io.out.write_all(belonging.text()?.as_bytes())?;
             }
             let operations =
                 belonging.iter().filter(|b| b.kind == EntityKind::Operation).flat_map(|b| &b.items);
             let itself = Some(&item).filter(|_| kind == EntityKind::Operation);
-            out.write_all(waits(operations.chain(itself))?.as_bytes())?;
-            writeln!(out, "\nRecent events")?;
-            Ok(out.write_all(events::table(recent).lines("  ").as_bytes())?)
+            io.out.write_all(waits(operations.chain(itself))?.as_bytes())?;
+            writeln!(io.out, "\nRecent events")?;
+            Ok(io.out.write_all(events::table(recent).lines("  ").as_bytes())?)
         }
     }
 }
@@ -231,15 +226,9 @@ fn parts(text: &mut String, name: &str, label: &str, value: &Value) -> Result<()
 }
 
 /// Shows a plan with its related entities.
-fn plan(
-    name: &str,
-    item: &Value,
-    output: OutputFormat,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
+fn plan(name: &str, item: &Value, output: OutputFormat, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let of = [("plan", name.to_owned())];
-    let read = |kind| list(client, kind, &of, MOST);
+    let read = |kind| list(io.client, kind, &of, MOST);
     let (deployments, replicas) = (read(EntityKind::Deployment)?, read(EntityKind::Replica)?);
     let (incarnations, operations) = (read(EntityKind::Incarnation)?, read(EntityKind::Operation)?);
     let more = [&deployments, &replicas, &incarnations, &operations].iter().any(|listed| listed.more);
@@ -253,8 +242,8 @@ fn plan(
         })
     };
     match output {
-        OutputFormat::Json => return json_text(&all(), out),
-        OutputFormat::Yaml => return yaml_text(&all(), out),
+        OutputFormat::Json => return json_text(&all(), io.out),
+        OutputFormat::Yaml => return yaml_text(&all(), io.out),
         _ => {}
     }
     let plan: PlanRow = typed(item)?;
@@ -284,7 +273,7 @@ fn plan(
             members[index].operations.push(row);
         }
     }
-    Ok(out.write_all(PlanPage { plan: &plan, deployments: &rows, members: &members }.text().as_bytes())?)
+    Ok(io.out.write_all(PlanPage { plan: &plan, deployments: &rows, members: &members }.text().as_bytes())?)
 }
 
 #[cfg(test)]

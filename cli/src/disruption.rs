@@ -1,8 +1,6 @@
 //! Disruptions of nodes, which are part of the rows of nodes and named NODE/NAME. `schedule` schedules a
 //! disruption, `approve` permits its action, and `complete` ends it.
 
-use std::io::Write;
-
 use chancery_events::intent::DisruptionSchedule;
 use chancery_events::name::NodeName;
 use chancery_events::spec::{DisruptionAction, DisruptionSpec};
@@ -12,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::act::{self, read};
-use super::client::ApiClient;
+use super::client::{ApiClient, CommandIo};
 use super::columns::typed;
 use super::error::CliError;
 use super::flags::ScheduleArgs;
@@ -96,11 +94,7 @@ pub(super) fn named(words: &[String]) -> Result<Option<&str>, CliError> {
     }
 }
 
-pub(super) fn schedule(
-    disrupt: &ScheduleArgs,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
+pub(super) fn schedule(disrupt: &ScheduleArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let kind = disrupt.which.what.kind;
     if kind != EntityKind::Disruption {
         return Err(CliError::usage(format!(
@@ -114,8 +108,8 @@ pub(super) fn schedule(
     let (node, of) = EntityKind::Disruption.halves(&name)?;
     let (node, of) = (read(EntityKind::Node, node)?, read(EntityKind::Disruption, of)?);
     let intent = DisruptionSchedule { node, name: of, spec }.into();
-    act::ask_as(client, "schedule", &format!("disruption/{name}"), &intent, "scheduled", out)?;
-    let item: DisruptionItem = typed(&get::one(client, EntityKind::Disruption, &name)?)?;
+    act::ask_as(io, "schedule", &format!("disruption/{name}"), &intent, "scheduled")?;
+    let item: DisruptionItem = typed(&get::one(io.client, EntityKind::Disruption, &name)?)?;
     if item.row.approved_by.is_none() {
         note!(
             "hint: the disruption has no effect before its approval\ntry: chancery approve disruption {name}"
@@ -130,8 +124,7 @@ pub(super) fn ask(
     done: &str,
     kind: EntityKind,
     name: &str,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let word = kind.word();
     let intent = match kind {
@@ -142,7 +135,7 @@ pub(super) fn ask(
         let advice = "only disruptions are completed; other entities end automatically";
         return Err(CliError::usage(format!("cannot {verb} {word}/{name}: {advice}")));
     };
-    act::ask_as(client, verb, &format!("{word}/{name}"), &intent, done, out)
+    act::ask_as(io, verb, &format!("{word}/{name}"), &intent, done)
 }
 
 #[cfg(test)]

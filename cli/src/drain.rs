@@ -21,7 +21,7 @@ use chancery_projector::rows::{DisruptionRow, NodeRow, ReplicaRow};
 use serde_json::Value;
 
 use super::act::{read, shown};
-use super::client::{ApiClient, PlanChanges, VerdictResponse};
+use super::client::{ApiClient, CommandIo, PlanChanges, VerdictResponse};
 use super::columns::typed;
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
@@ -40,14 +40,14 @@ const NAME: &str = "drain";
 /// Maximum number of remaining replicas that are named.
 const NAMED: usize = 5;
 
-pub(super) fn drain(drain: &DrainArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+pub(super) fn drain(drain: &DrainArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let node: NodeName = read(EntityKind::Node, EntityKind::Node.name_in(&drain.node)?)?;
-    let row: NodeRow = typed(&get::one(client, EntityKind::Node, node.as_str())?)?;
+    let row: NodeRow = typed(&get::one(io.client, EntityKind::Node, node.as_str())?)?;
     let begun = row.disruptions.iter().find(|one| empties(one));
     let scheduled = begun.filter(|one| one.state == DisruptionState::Scheduled);
     let name = match begun {
         Some(known) => known.name.clone(),
-        None => schedule(&node, &row, drain.reason.clone(), client)?,
+        None => schedule(&node, &row, drain.reason.clone(), io.client)?,
     };
     if let Some(known) = begun.filter(|one| one.state == DisruptionState::Approved) {
         note!("hint: disruption/{node}/{} already drains the node{}", known.name, by(known));
@@ -56,13 +56,13 @@ pub(super) fn drain(drain: &DrainArgs, client: &ApiClient<'_>, out: &mut dyn Wri
     }
     let intent = DisruptionApprove { node: node.clone(), name: name.clone() }.into();
     let of = format!("node/{node}");
-    let verdict = client.ask(&format!("cannot drain {of}"), &intent)?;
-    shown(client, &of, "drain requested", &verdict, out)?;
+    let verdict = io.client.ask(&format!("cannot drain {of}"), &intent)?;
+    shown(io, &of, "drain requested", &verdict)?;
     if verdict.request().is_some() {
         return Ok(());
     }
     if drain.wait {
-        return NodeDrain { node: &node, name: &name, timeout: drain.timeout }.wait(client, out);
+        return NodeDrain { node: &node, name: &name, timeout: drain.timeout }.wait(io);
     }
     note!("hint: to follow the progress\ntry: chancery drain {node} --wait");
     Ok(())
@@ -122,38 +122,39 @@ enum DrainProgress {
 }
 
 impl NodeDrain<'_> {
-    fn wait(&self, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+    fn wait(&self, io: &mut CommandIo<'_>) -> Result<(), CliError> {
         let NodeDrain { node, name, .. } = self;
-        let output = client.context.output(&[
+        let output = io.client.context.output(&[
             OutputFormat::Table,
             OutputFormat::Name,
             OutputFormat::Json,
             OutputFormat::Jsonl,
         ])?;
         let mut told = Vec::new();
-        let end = wait_for(client, format!("node/{node}"), self.timeout, &mut || match self.look(client)? {
-            DrainProgress::Left(left) => {
-                if left != told {
-                    note!("node/{node} has {} incarnations left: {}", left.len(), shortened(&left));
+        let end =
+            wait_for(io.client, format!("node/{node}"), self.timeout, &mut || match self.look(io.client)? {
+                DrainProgress::Left(left) => {
+                    if left != told {
+                        note!("node/{node} has {} incarnations left: {}", left.len(), shortened(&left));
+                    }
+                    told = left;
+                    Ok(None)
                 }
-                told = left;
-                Ok(None)
-            }
-            end => Ok(Some(end)),
-        })?;
+                end => Ok(Some(end)),
+            })?;
         match end {
             Some(DrainProgress::Empty) => {
-                self.done("is empty", output, out)?;
+                self.done("is empty", output, io.out)?;
                 note!("hint: the node was evicted from its cluster\ntry: chancery undrain {node}");
                 Ok(())
             }
-            Some(DrainProgress::Removed) => self.done("is empty and deleted", output, out),
+            Some(DrainProgress::Removed) => self.done("is empty and deleted", output, io.out),
             Some(DrainProgress::GivenUp) => {
                 let what =
                     format!("cannot drain node/{node}: disruption {name} was completed before it was empty");
                 Err(CliError::failure(what))
             }
-            Some(DrainProgress::Left(_)) | None => Err(self.late(client)?),
+            Some(DrainProgress::Left(_)) | None => Err(self.late(io.client)?),
         }
     }
 
@@ -216,44 +217,40 @@ fn shortened(left: &[String]) -> String {
     if more > 0 { format!("{named} and {more} more") } else { named }
 }
 
-pub(super) fn undrain(
-    undrain: &UndrainArgs,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
+pub(super) fn undrain(undrain: &UndrainArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let name: NodeName = read(EntityKind::Node, EntityKind::Node.name_in(&undrain.node)?)?;
-    let row: NodeRow = typed(&get::one(client, EntityKind::Node, name.as_str())?)?;
+    let row: NodeRow = typed(&get::one(io.client, EntityKind::Node, name.as_str())?)?;
     let (doing, of) = (format!("cannot undrain node/{name}"), format!("node/{name}"));
     let mut verdict = None;
     for disruption in row.disruptions.iter().filter(|one| empties(one)) {
         let intent = DisruptionComplete { node: name.clone(), name: disruption.name.clone() }.into();
-        verdict = Some(client.ask(&doing, &intent)?);
+        verdict = Some(io.client.ask(&doing, &intent)?);
     }
     // The node may have become empty meanwhile, and been evicted.
     let row =
-        if verdict.is_some() { typed(&get::one(client, EntityKind::Node, name.as_str())?)? } else { row };
+        if verdict.is_some() { typed(&get::one(io.client, EntityKind::Node, name.as_str())?)? } else { row };
     let way: &[NodeState] = match row.state {
-        NodeState::Evicted if has_volumes(&name, client)? => &[NodeState::Allocated],
+        NodeState::Evicted if has_volumes(&name, io.client)? => &[NodeState::Allocated],
         NodeState::Evicted => &[NodeState::Sanitizing, NodeState::Unallocated, NodeState::Allocated],
         NodeState::Sanitizing => &[NodeState::Unallocated, NodeState::Allocated],
         NodeState::Unallocated => &[NodeState::Allocated],
         NodeState::Allocating | NodeState::Allocated | NodeState::Expunged => &[],
     };
     // Read before the first step: without a cluster, the last step cannot succeed.
-    let cluster = if way.is_empty() { None } else { Some(cluster(&name, client)?) };
+    let cluster = if way.is_empty() { None } else { Some(cluster(&name, io.client)?) };
     for state in way {
         let cluster = cluster.clone().filter(|_| *state == NodeState::Allocated);
         let intent = NodeSetState { name: name.clone(), state: *state, cluster, break_glass: None }.into();
-        verdict = Some(client.ask(&doing, &intent)?);
+        verdict = Some(io.client.ask(&doing, &intent)?);
     }
     if let Some(verdict) = verdict {
-        return shown(client, &of, "is in use again", &verdict, out);
+        return shown(io, &of, "is in use again", &verdict);
     }
     note!("hint: no drain of {of}, which is {}", row.state);
     let (position, version) = (row.position.get(), Some(row.version));
     let (outcome, changed) = ("unchanged".into(), PlanChanges::default());
     let verdict = VerdictResponse { position, outcome, version, subject: None, changed };
-    shown(client, &of, "unchanged", &verdict, out)
+    shown(io, &of, "unchanged", &verdict)
 }
 
 /// Whether volumes are on the node: sanitizing it would destroy their data.

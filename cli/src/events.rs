@@ -8,7 +8,7 @@ use chancery_events::id::Position;
 use chancery_events::lineage::NamedPosition;
 use serde_json::{Value, json};
 
-use super::client::ApiClient;
+use super::client::{ApiClient, CommandIo};
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
 use super::event_summary::EventSummary;
@@ -27,8 +27,8 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// Minimum widths of the columns of a stream, in characters; later events are seldom wider.
 const WIDTHS: [usize; 4] = [8, 20, 8, 24];
 
-pub(super) fn run(events: &EventsArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let output = client.context.output(&[OutputFormat::Table, OutputFormat::Jsonl, OutputFormat::Json])?;
+pub(super) fn run(events: &EventsArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Jsonl, OutputFormat::Json])?;
     let mut query: Vec<_> = events.subject.clone().map(|subject| ("subject", subject)).into_iter().collect();
     if !events.types.is_empty() {
         query.push(("types", events.types.join(",")));
@@ -38,12 +38,12 @@ pub(super) fn run(events: &EventsArgs, client: &ApiClient<'_>, out: &mut dyn Wri
         rows: TextTable::new(HEADS),
         lines: StreamTable::of(WIDTHS),
         begun: false,
-        out,
+        out: &mut *io.out,
     };
     if !events.follow {
         query.push(("follow", "false".to_owned()));
         let mut next = events.from;
-        pass_on(client, &query, &mut next, &mut |told, line| show.keep(told, line))?;
+        pass_on(io.client, &query, &mut next, &mut |told, line| show.keep(told, line))?;
         return show.flush();
     }
     let mut each = |told: &EventSummary<'_>, line: &str| {
@@ -54,7 +54,7 @@ pub(super) fn run(events: &EventsArgs, client: &ApiClient<'_>, out: &mut dyn Wri
         note!("{}; resuming", error.message.lines().next().unwrap_or_default());
         Ok(())
     };
-    follow(client, &query, events.from, &mut each, &mut lost)
+    follow(io.client, &query, events.from, &mut each, &mut lost)
 }
 
 const HEADS: [&str; 5] = ["POSITION", "TIME", "ACTOR", "SUBJECT", "WHAT"];
@@ -164,18 +164,13 @@ fn pass_on(
     Ok(())
 }
 
-pub(super) fn history(
-    kind: EntityKind,
-    name: &str,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
-    let output = client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Jsonl])?;
-    let items = past(kind, name, client)?;
+pub(super) fn history(kind: EntityKind, name: &str, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Jsonl])?;
+    let items = past(kind, name, io.client)?;
     match output {
-        OutputFormat::Json => json_text(&json!({ "items": items }), out),
-        OutputFormat::Jsonl => Ok(items.iter().try_for_each(|item| writeln!(out, "{item}"))?),
-        _ => Ok(out.write_all(table(&items).lines("").as_bytes())?),
+        OutputFormat::Json => json_text(&json!({ "items": items }), io.out),
+        OutputFormat::Jsonl => Ok(items.iter().try_for_each(|item| writeln!(io.out, "{item}"))?),
+        _ => Ok(io.out.write_all(table(&items).lines("").as_bytes())?),
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use serde_json::{Value, json};
 
-use super::client::ApiClient;
+use super::client::{ApiClient, CommandIo};
 use super::columns;
 use super::context::OutputFormat;
 use super::disruption;
@@ -30,9 +30,9 @@ pub(super) struct EntityList {
     pub(super) more: bool,
 }
 
-pub(super) fn run(get: &GetArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
+pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     if get.watch {
-        return watch::run(get, client, out);
+        return watch::run(get, io);
     }
     let (kind, possible) = (
         get.kind(),
@@ -45,22 +45,24 @@ pub(super) fn run(get: &GetArgs, client: &ApiClient<'_>, out: &mut dyn Write) ->
             OutputFormat::Jsonl,
         ],
     );
-    let output = client.context.output(&possible)?;
+    let output = io.client.context.output(&possible)?;
     let Some(name) = get.name()? else {
         let filters: Vec<_> =
             get.filters.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
         let most = if get.all { u64::MAX } else { get.limit };
-        let listed = list(client, kind, &filters, most)?;
+        let listed = list(io.client, kind, &filters, most)?;
         if listed.more {
             note!("hint: only the first {} are shown; use --all to show all", listed.items.len());
         }
-        return show(kind, &listed, output, out);
+        return show(kind, &listed, output, io.out);
     };
-    let item = one(client, kind, &name)?;
+    let item = one(io.client, kind, &name)?;
     match output {
-        OutputFormat::Json => json_text(&item, out),
-        OutputFormat::Yaml => yaml_text(&item, out),
-        _ => show(kind, &EntityList { items: vec![item], since: 0, position: 0, more: false }, output, out),
+        OutputFormat::Json => json_text(&item, io.out),
+        OutputFormat::Yaml => yaml_text(&item, io.out),
+        _ => {
+            show(kind, &EntityList { items: vec![item], since: 0, position: 0, more: false }, output, io.out)
+        }
     }
 }
 

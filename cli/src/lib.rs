@@ -54,9 +54,9 @@ pub use get::json_text;
 pub use kind::{EntityKind, EntitySelector, FieldPath};
 pub use table::TextTable;
 
-use client::ApiClient;
+use client::{ApiClient, CommandIo};
 
 /// Runs a client command, and writes its data to `out`.
 pub fn run(command: &ClientCommand, context: &CliContext, out: &mut impl Write) -> Result<(), CliError> {
-    command.run(&ApiClient::new(context), out)
+    command.run(&mut CommandIo { client: &ApiClient::new(context), out })
 }

@@ -1,11 +1,11 @@
 //! `logs`: output of the processes of an incarnation.
 
-use std::io::{Read as _, Write};
+use std::io::Read as _;
 
 use chancery_events::id::IncarnationId;
 use serde_json::Value;
 
-use super::client::ApiClient;
+use super::client::{ApiClient, CommandIo};
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
 use super::flags::LogsArgs;
@@ -15,16 +15,16 @@ use super::kind::{self, EntityKind, KindNaming as _};
 /// Advice after a stream that ended early.
 const AGAIN: &str = "retry when the server is back, with --tail 0 for new output only";
 
-pub(super) fn run(logs: &LogsArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    client.context.output(&[OutputFormat::Table])?;
+pub(super) fn run(logs: &LogsArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    io.client.context.output(&[OutputFormat::Table])?;
     let incarnation = match (whose(&logs.of)?, logs.previous) {
         ((EntityKind::Incarnation, id), false) => id.to_owned(),
         ((EntityKind::Incarnation, id), true) => {
             let advice = "invalid flag --previous: must be used with a replica";
             return Err(CliError::usage(format!("{advice}, not incarnation {id}")));
         }
-        ((_, replica), false) => latest(replica, client)?,
-        ((_, replica), true) => previous(replica, client)?,
+        ((_, replica), false) => latest(replica, io.client)?,
+        ((_, replica), true) => previous(replica, io.client)?,
     };
     let stream = match (logs.stdout, logs.stderr) {
         (true, false) => Some("out"),
@@ -40,7 +40,7 @@ pub(super) fn run(logs: &LogsArgs, client: &ApiClient<'_>, out: &mut dyn Write) 
     query.push(("follow", logs.follow.to_string()));
     let doing = format!("cannot read logs of incarnation/{incarnation}");
     let path = format!("{}/logs", EntityKind::Incarnation.path_of(&incarnation)?);
-    let mut stream = client.stream(&doing, &path, &query, "text/plain")?;
+    let mut stream = io.client.stream(&doing, &path, &query, "text/plain")?;
     let mut buffer = vec![0; 64 << 10];
     loop {
         let count = stream.read(&mut buffer).map_err(|error| {
@@ -54,8 +54,8 @@ pub(super) fn run(logs: &LogsArgs, client: &ApiClient<'_>, out: &mut dyn Write) 
         if count == 0 {
             return Ok(());
         }
-        out.write_all(&buffer[..count])?;
-        out.flush()?;
+        io.out.write_all(&buffer[..count])?;
+        io.out.flush()?;
     }
 }
 

@@ -1,7 +1,6 @@
 //! Commands for one replica: create, start, stop, relocate, restart, delete. They report whether the
 //! operation waits for a placement or for approval.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use chancery_events::intent::{Intent, ReplicaCreate};
@@ -10,7 +9,7 @@ use chancery_events::spec::OperationKind;
 use chancery_projector::rows::{OperationRow, OperationStatus};
 
 use super::act::{self, read, shown};
-use super::client::ApiClient;
+use super::client::{ApiClient, CommandIo};
 use super::columns::typed;
 use super::error::CliError;
 use super::get;
@@ -27,8 +26,7 @@ pub(super) fn ask(
     name: &str,
     on: Option<&String>,
     done: &str,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let name = EntityKind::Replica.name_in(name)?;
     let node = node(on)?;
@@ -36,8 +34,8 @@ pub(super) fn ask(
     let Some(intent) = act::intent(EntityKind::Replica, verb, name, &more)? else {
         return Err(CliError::usage(format!("cannot {verb}: replicas have no such command")));
     };
-    act::ask(client, verb, &intent, done, out)?;
-    tell(client, &[("replica", name.to_owned())], name, 0)
+    act::ask(io, verb, &intent, done)?;
+    tell(io.client, &[("replica", name.to_owned())], name, 0)
 }
 
 /// Reports what the last operation after a position waits for, if it has not ended.
@@ -99,8 +97,7 @@ pub(super) fn create(
     kind: EntityKind,
     plan: &str,
     on: Option<&String>,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     if kind != EntityKind::Replica {
         let advice = "only replicas are created this way\ntry: chancery apply -f FILE";
@@ -108,11 +105,11 @@ pub(super) fn create(
     }
     let plan = EntityKind::Plan.name_in(plan)?;
     let intent: Intent = ReplicaCreate { plan: read(EntityKind::Plan, plan)?, node: node(on)? }.into();
-    let verdict = client.ask(&format!("cannot create replica of plan/{plan}"), &intent)?;
+    let verdict = io.client.ask(&format!("cannot create replica of plan/{plan}"), &intent)?;
     let filters = [("plan", plan.to_owned()), ("kind", "create".to_owned())];
     // The name of the replica derives from a position after that of the verdict.
-    let row = last(client, &filters, verdict.position)?;
+    let row = last(io.client, &filters, verdict.position)?;
     let replica = row.map_or_else(String::new, |row| row.replica.to_string());
-    shown(client, &format!("replica/{replica}"), "created", &verdict, out)?;
-    tell(client, &[("replica", replica.clone())], &replica, 0)
+    shown(io, &format!("replica/{replica}"), "created", &verdict)?;
+    tell(io.client, &[("replica", replica.clone())], &replica, 0)
 }

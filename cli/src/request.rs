@@ -1,8 +1,6 @@
 //! Approval requests: changes that wait for approval as a whole. `get requests` lists them, `describe
 //! request/ID` shows the effects of a request, and `approve request/ID` and `reject request/ID` decide it.
 
-use std::io::Write;
-
 use chancery_events::fact::RequestedChange;
 use chancery_events::intent::{Intent, RequestApprove, RequestReject};
 use chancery_events::text::counted;
@@ -10,7 +8,7 @@ use chancery_projector::rows::{RequestRow, RequestStatus};
 use serde_json::{Value, json};
 
 use super::approve::ApprovalDecision;
-use super::client::ApiClient;
+use super::client::{ApiClient, CommandIo};
 use super::columns::typed;
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
@@ -215,14 +213,13 @@ pub(super) fn waiting(client: &ApiClient<'_>) -> Result<(), CliError> {
 pub(super) fn decide(
     decision: ApprovalDecision<'_>,
     ids: &[String],
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let (verb, done) = decision.words();
-    let output = client.context.output(&[OutputFormat::Table, OutputFormat::Name, OutputFormat::Jsonl])?;
+    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Name, OutputFormat::Jsonl])?;
     let mut rows = Vec::new();
     for id in ids {
-        let row: RequestRow = typed(&one(client, EntityKind::Request, id)?)?;
+        let row: RequestRow = typed(&one(io.client, EntityKind::Request, id)?)?;
         if row.state != RequestStatus::Pending {
             let what = format!("cannot {verb} request/{id}: the request is {}, not pending", row.state);
             return Err(CliError::new(CliExit::Conflict, format!("{what}; nothing was sent")));
@@ -238,9 +235,9 @@ pub(super) fn decide(
                 RequestReject { request: row.id, reason: reason.to_owned() }.into()
             }
         };
-        let verdict = client.ask(&format!("cannot {verb} {name}"), &intent)?;
+        let verdict = io.client.ask(&format!("cannot {verb} {name}"), &intent)?;
         let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
-        output.outcome(&name, format_args!("{done}: {}", change(&row)), &json, out)?;
+        output.outcome(&name, format_args!("{done}: {}", change(&row)), &json, io.out)?;
     }
     Ok(())
 }

@@ -1,12 +1,10 @@
 //! Commands for a deployment in progress: cancel, pause, resume, promote; rollback of a canary or of a plan.
 
-use std::io::Write;
-
 use chancery_events::intent::PlanRollback;
 
 use super::act::{ask, intent, read};
 use super::args::NOT_CANARIES;
-use super::client::ApiClient;
+use super::client::CommandIo;
 use super::error::CliError;
 use super::kind::{EntityKind, KindNaming as _};
 
@@ -16,8 +14,7 @@ pub(super) fn run(
     (verb, done, instead): (&str, &str, &str),
     kind: EntityKind,
     name: &str,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let word = kind.word();
     let intent = match kind {
@@ -31,7 +28,7 @@ pub(super) fn run(
         let told = format!("cannot {verb} {word}/{name}: only deployments are {done}\nhint: {instead}");
         return Err(CliError::usage(told));
     };
-    ask(client, verb, &intent, done, out)
+    ask(io, verb, &intent, done)
 }
 
 /// Target of `rollback`.
@@ -58,8 +55,7 @@ pub(super) fn rollback(
     what: &str,
     to: Option<&str>,
     name: Option<&str>,
-    client: &ApiClient<'_>,
-    out: &mut dyn Write,
+    io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let plan = match target(what)? {
         RollbackTarget::Plan(plan) => plan,
@@ -70,7 +66,7 @@ pub(super) fn rollback(
         }
         RollbackTarget::Canary(canary) => {
             let verb = ("roll back", "rolled back", NOT_CANARIES);
-            return run(verb, EntityKind::Deployment, canary, client, out);
+            return run(verb, EntityKind::Deployment, canary, io);
         }
     };
     let to = to
@@ -82,7 +78,7 @@ pub(super) fn rollback(
     };
     let intent =
         PlanRollback { plan: read(EntityKind::Plan, plan)?, name: read(EntityKind::Deployment, &name)?, to };
-    ask(client, "roll back", &intent.into(), "created", out)
+    ask(io, "roll back", &intent.into(), "created")
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! `wait`: waits until a field has a value, or the entity is deleted. The event stream wakes the command; it
 //! also polls, so that it ends without a stream.
 
-use std::io::{BufRead as _, BufReader, Write};
+use std::io::{BufRead as _, BufReader};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::client::ApiClient;
+use super::client::{ApiClient, CommandIo};
 use super::context::{CliContext, OutputFormat};
 use super::error::{CliError, CliExit};
 use super::events::past;
@@ -35,8 +35,8 @@ enum WaitProgress {
     Over(String),
 }
 
-pub(super) fn run(wait: &WaitArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    client.context.output(&[OutputFormat::Table])?;
+pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    io.client.context.output(&[OutputFormat::Table])?;
     let (kind, name) = EntityKind::split(&wait.of)?;
     let until = WaitCondition::read(&wait.until)?;
     if let WaitCondition::Field { path, value } = &until {
@@ -51,11 +51,11 @@ pub(super) fn run(wait: &WaitArgs, client: &ApiClient<'_>, out: &mut dyn Write) 
         _ => of.clone(),
     };
     let mut last = None;
-    let reached = wait_for(client, subject, wait.timeout, &mut || {
-        let row = find(client, &doing, kind, name)?;
+    let reached = wait_for(io.client, subject, wait.timeout, &mut || {
+        let row = find(io.client, &doing, kind, name)?;
         if row.is_none() && until == WaitCondition::Deleted && last.is_none() {
             // An entity without a history never existed: its name has a typo.
-            past(kind, name, client)?;
+            past(kind, name, io.client)?;
         }
         match look(&until, kind, row.as_ref())? {
             WaitProgress::Reached => Ok(Some(())),
@@ -67,10 +67,10 @@ pub(super) fn run(wait: &WaitArgs, client: &ApiClient<'_>, out: &mut dyn Write) 
         }
     })?;
     if reached.is_some() {
-        return Ok(writeln!(out, "{of} {}", wait.until)?);
+        return Ok(writeln!(io.out, "{of} {}", wait.until)?);
     }
     let now = last.unwrap_or_default();
-    Err(late(kind, name, client, &format!("{doing}: after {:?} it is {now}", wait.timeout)))
+    Err(late(kind, name, io.client, &format!("{doing}: after {:?} it is {now}", wait.timeout)))
 }
 
 /// Checks with each event about `subject`, and each second, until there is a result; none after `timeout`.

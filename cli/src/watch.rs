@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use chancery_events::lineage::NamedPosition;
 use serde_json::{Value, json};
 
-use super::client::ApiClient;
+use super::client::{ApiClient, CommandIo};
 use super::columns;
 use super::context::{CliContext, OutputFormat};
 use super::error::{CliError, CliExit};
@@ -73,27 +73,27 @@ enum WatchSignal {
     Over(CliError),
 }
 
-pub(super) fn run(get: &GetArgs, client: &ApiClient<'_>, out: &mut dyn Write) -> Result<(), CliError> {
-    let output = client.context.output(&[
+pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    let output = io.client.context.output(&[
         OutputFormat::Table,
         OutputFormat::Wide,
         OutputFormat::Jsonl,
         OutputFormat::Name,
     ])?;
     let kind = get.kind();
-    let mut view = WatchView::new(kind, output, client.context.person);
+    let mut view = WatchView::new(kind, output, io.client.context.person);
     let mut known = WatchedRows::default();
-    let (items, since) = look(get, client)?;
+    let (items, since) = look(get, io.client)?;
     let changes = known.take(kind, items);
-    view.show(&known, &changes, out)?;
-    let woken = follower(client.context.clone(), client.named(since + 1));
+    view.show(&known, &changes, io.out)?;
+    let woken = follower(io.client.context.clone(), io.client.named(since + 1));
     loop {
         match next(&woken)? {
             WatchSignal::At(position) => {
-                client.after(position);
-                let items = look_again(get, client)?;
+                io.client.after(position);
+                let items = look_again(get, io.client)?;
                 let changes = known.take(kind, items);
-                view.show(&known, &changes, out)?;
+                view.show(&known, &changes, io.out)?;
             }
             WatchSignal::Lost(error) => {
                 note!("{}; resuming", error.message.lines().next().unwrap_or_default());

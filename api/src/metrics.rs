@@ -63,20 +63,25 @@ pub struct ServerMetrics {
     fleets: FleetMetricFamilies,
 }
 
+/// Gauges of a fleet that are read at each scrape: name and meaning, in the order of [`FleetMetrics::look`].
+const GAUGES: [(&str, &str); 8] = [
+    ("journal_position", "Last durable position"),
+    ("read_model_position", "Last position in the rows"),
+    ("read_model_lag_events", "Durable positions that are not in the rows"),
+    ("is_leader", "Whether this server is the leader: 1, or 0"),
+    ("decider_queue_length", "Inputs that wait for the decider"),
+    ("open_streams", "Open streams"),
+    ("executor_channels", "Executors connected over HTTP"),
+    ("deployments_stalled", "Deployments without progress for their progress deadline, at most 1000"),
+];
+
 /// Metric families with one series for each fleet.
-#[derive(Default)]
+#[derive(Clone, Default, Debug)]
 struct FleetMetricFamilies {
     intent_verdicts: Family<CodeLabels, Counter>,
     bypassed: Family<FleetLabels, Counter>,
     records_skipped: Family<FleetLabels, Counter>,
-    journal: Family<FleetLabels, Gauge>,
-    read_model_position: Family<FleetLabels, Gauge>,
-    read_model_lag: Family<FleetLabels, Gauge>,
-    decider_queue_length: Family<FleetLabels, Gauge>,
-    is_leader: Family<FleetLabels, Gauge>,
-    open_streams: Family<FleetLabels, Gauge>,
-    executor_channels: Family<FleetLabels, Gauge>,
-    stalled: Family<FleetLabels, Gauge>,
+    gauges: [Family<FleetLabels, Gauge>; GAUGES.len()],
     troubles: Family<PartLabels, Gauge>,
 }
 
@@ -84,18 +89,10 @@ struct FleetMetricFamilies {
 #[derive(Debug)]
 pub struct FleetMetrics {
     fleet: String,
-    intent_verdicts: Family<CodeLabels, Counter>,
     bypassed: Counter,
     records_skipped: Counter,
-    journal: Gauge,
-    read_model_position: Gauge,
-    read_model_lag: Gauge,
-    decider_queue_length: Gauge,
-    is_leader: Gauge,
-    open_streams: Gauge,
-    executor_channels: Gauge,
-    stalled: Gauge,
-    troubles: Family<PartLabels, Gauge>,
+    gauges: [Gauge; GAUGES.len()],
+    families: FleetMetricFamilies,
 }
 
 impl fmt::Debug for ServerMetrics {
@@ -153,32 +150,9 @@ impl ServerMetrics {
                 "Journal records skipped as invalid",
                 fleets.records_skipped.clone(),
             );
-            to.register("journal_position", "Last durable position", fleets.journal.clone());
-            to.register(
-                "read_model_position",
-                "Last position in the rows",
-                fleets.read_model_position.clone(),
-            );
-            to.register(
-                "read_model_lag_events",
-                "Durable positions that are not in the rows",
-                fleets.read_model_lag.clone(),
-            );
-            let decides = "Whether this server is the leader: 1, or 0";
-            to.register("is_leader", decides, fleets.is_leader.clone());
-            to.register(
-                "decider_queue_length",
-                "Inputs that wait for the decider",
-                fleets.decider_queue_length.clone(),
-            );
-            to.register("open_streams", "Open streams", fleets.open_streams.clone());
-            to.register(
-                "executor_channels",
-                "Executors connected over HTTP",
-                fleets.executor_channels.clone(),
-            );
-            let stalled = "Deployments without progress for their progress deadline, at most 1000";
-            to.register("deployments_stalled", stalled, fleets.stalled.clone());
+            for ((name, meaning), family) in GAUGES.into_iter().zip(&fleets.gauges) {
+                to.register(name, meaning, family.clone());
+            }
             let troubles = "Whether a part of the fleet does not work on this server: 1, or 0";
             to.register("trouble", troubles, fleets.troubles.clone());
         });
@@ -188,22 +162,13 @@ impl ServerMetrics {
     /// Returns the metrics of a fleet, which are exposed from now on.
     pub fn of(&self, fleet: &FleetName) -> FleetMetrics {
         let labels = FleetLabels { fleet: fleet.to_string() };
-        let gauge = |family: &Family<FleetLabels, Gauge>| family.get_or_create_owned(&labels);
-        let fleets = &self.fleets;
+        let families = self.fleets.clone();
         FleetMetrics {
-            fleet: fleet.to_string(),
-            intent_verdicts: fleets.intent_verdicts.clone(),
-            bypassed: fleets.bypassed.get_or_create_owned(&labels),
-            records_skipped: fleets.records_skipped.get_or_create_owned(&labels),
-            journal: gauge(&fleets.journal),
-            read_model_position: gauge(&fleets.read_model_position),
-            read_model_lag: gauge(&fleets.read_model_lag),
-            decider_queue_length: gauge(&fleets.decider_queue_length),
-            is_leader: gauge(&fleets.is_leader),
-            open_streams: gauge(&fleets.open_streams),
-            executor_channels: gauge(&fleets.executor_channels),
-            stalled: gauge(&fleets.stalled),
-            troubles: fleets.troubles.clone(),
+            bypassed: families.bypassed.get_or_create_owned(&labels),
+            records_skipped: families.records_skipped.get_or_create_owned(&labels),
+            gauges: families.gauges.each_ref().map(|family| family.get_or_create_owned(&labels)),
+            families,
+            fleet: labels.fleet,
         }
     }
 
@@ -246,30 +211,35 @@ impl FleetMetrics {
     }
 
     pub(super) fn verdict(&self, code: &'static str) {
-        self.intent_verdicts.get_or_create(&CodeLabels { fleet: self.fleet.clone(), code }).inc();
+        self.families.intent_verdicts.get_or_create(&CodeLabels { fleet: self.fleet.clone(), code }).inc();
     }
 
     fn look(&self, app: &FleetApi) {
         let tail = app.source.head().map_or(0, |head| head.position.get());
         let applied = app.reader.applied().position.get();
         let here = app.router.here();
-        self.journal.set(tail as i64);
-        self.read_model_position.set(applied as i64);
-        self.read_model_lag.set(tail.saturating_sub(applied) as i64);
-        self.decider_queue_length.set(here.as_ref().map_or(0, DeciderHandle::backlog) as i64);
-        self.is_leader.set(i64::from(here.is_some()));
-        self.open_streams.set(app.hub.followers() as i64);
-        self.executor_channels.set(app.channels.count() as i64);
-        if let Ok(stalled) =
-            app.reader.list::<DeploymentRow>(&ListQuery::all().by("stalled", "yes").limit(LIMIT_MAX))
-        {
-            self.stalled.set(stalled.items.len() as i64);
+        let stalled = ListQuery::all().by("stalled", "yes").limit(LIMIT_MAX);
+        let readings = [
+            Some(tail as i64),
+            Some(applied as i64),
+            Some(tail.saturating_sub(applied) as i64),
+            Some(i64::from(here.is_some())),
+            Some(here.as_ref().map_or(0, DeciderHandle::backlog) as i64),
+            Some(app.hub.followers() as i64),
+            Some(app.channels.count() as i64),
+            app.reader.list::<DeploymentRow>(&stalled).ok().map(|stalled| stalled.items.len() as i64),
+        ];
+        for (gauge, reading) in self.gauges.iter().zip(readings) {
+            // A gauge that cannot be read keeps its value.
+            if let Some(reading) = reading {
+                gauge.set(reading);
+            }
         }
         let troubles = app.troubles();
         for part in FleetPart::ALL {
             let labels = PartLabels { fleet: self.fleet.clone(), part: part.name() };
             let is_blocked = troubles.iter().any(|(troubled, _)| *troubled == part);
-            self.troubles.get_or_create(&labels).set(i64::from(is_blocked));
+            self.families.troubles.get_or_create(&labels).set(i64::from(is_blocked));
         }
     }
 }

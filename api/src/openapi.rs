@@ -213,149 +213,86 @@ const CONSISTENCY: &str = "With `eventual`, the answer is immediate and has the 
 /// Description of a history's `from`.
 const FROM: &str = "First position: a number, or `POSITION.LINEAGE` (default: 1).";
 
+/// Declares lists of parameters: each with its location, name, schema and meaning.
+macro_rules! parameters {
+    ($($list:ident: $($location:literal $name:literal $schema:tt $about:expr;)+)+) => {$(
+        fn $list() -> Vec<Value> {
+            vec![$(json!({"name": $name, "in": $location, "schema": $schema, "description": $about})),+]
+        }
+    )+};
+}
+
+parameters! {
+    read_parameters:
+        "query" "min_position" {"type": "string"} UNTIL;
+        "query" "consistency" {"type": "string", "enum": ["eventual"]} CONSISTENCY;
+    list_parameters:
+        "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of rows, from 1 to 1000 (default: 100).";
+        "query" "page_token" {"type": "string"} "Token of the page after which to continue.";
+    history_parameters:
+        "query" "from" {"type": "string"} FROM;
+        "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of events, from 1 to 1000 (default: 100).";
+    event_parameters:
+        "query" "from" {"type": "string"} "First position: a number or `POSITION.LINEAGE`, or `end` for new events only (default: the first event).";
+        "query" "types" {"type": "string"} "Only these event types, comma-separated; `replica.*` matches all types of a kind.";
+        "query" "subject" {"type": "string"} "Only events about these subjects, comma-separated: `node/node-1`, or `node` for all entities of a kind.";
+        "query" "kinds" {"type": "string"} "Only these kinds of events: `intent`, `observation`, `fact`, comma-separated.";
+        "query" "follow" {"type": "boolean"} "Whether to continue at the end of the journal (default: true for server-sent events, else false).";
+        "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of events, at least 1 (default: unlimited).";
+        "header" "Last-Event-ID" {"type": "string"} "Resume after the event with this id; takes precedence over `from`.";
+    log_parameters:
+        "query" "payload" {"type": "string"} "Only output of this payload.";
+        "query" "process" {"type": "integer", "minimum": 0} "Only output of the process with this number in its payload, from 0.";
+        "query" "stream" {"type": "string", "enum": ["out", "err"]} "Only this output stream.";
+        "query" "tail" {"type": "integer", "minimum": 0} "Maximum number of last lines of each output (default: all lines).";
+        "query" "since" {"type": "string"} "Only output written since: a duration before now as in `5m`, or a time as in `2026-11-21T09:00:00Z`. Up to ten seconds more are returned.";
+        "query" "marked" {"type": "boolean"} "Whether to mark each line with its output, as in `out | ` (default: false).";
+        "query" "follow" {"type": "boolean"} "Whether to continue with new output (default: false).";
+    intent_parameters:
+        "header" "Idempotency-Key" {"type": "string"} "Id that makes the intent safe to repeat (default: a random id).";
+        "header" "If-Match" {"type": "string"} "Expected version of the entity, in quotes.";
+        "header" "Chancery-Actor" {"type": "string"} "Actor of the intent (default: `local`).";
+        "header" "Chancery-Source" {"type": "string"} "Source of the intent (default: `http`).";
+        "header" "Chancery-Time" {"type": "string", "format": "date-time"} "Time of the first request, by the client's clock.";
+        "header" "traceparent" {"type": "string"} "W3C trace context, stored with the intent.";
+    message_parameters:
+        "query" "after" {"type": "integer", "minimum": 0} "Number of earlier messages on the channel.";
+}
+
 fn parameters(route: &HttpRoute) -> Vec<Value> {
     let names = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
-    let string = json!({"type": "string"});
-    let integer = json!({"type": "integer", "minimum": 0});
-    let eventual = json!({"type": "string", "enum": ["eventual"]});
-    let mut all: Vec<_> =
-        names.map(|name| json!({"name": name, "in": "path", "required": true, "schema": string})).collect();
-    let mut add = |place: &str, name: &str, schema: &Value, about: &str| {
-        all.push(json!({"name": name, "in": place, "schema": schema, "description": about}));
+    let in_path =
+        names.map(|name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}}));
+    let query = |names: &[&str], schema: Value, about: &str| -> Vec<Value> {
+        let one = |name| json!({"name": name, "in": "query", "schema": schema, "description": about});
+        names.iter().map(one).collect()
     };
-    match route.does {
+    let of_target = match route.does {
         RouteTarget::List(kind) => {
-            for name in kind.filters() {
-                add("query", name, &string, "Only rows that match the filter.");
-            }
-            add("query", "limit", &integer, "Maximum number of rows, from 1 to 1000 (default: 100).");
-            add("query", "page_token", &string, "Token of the page after which to continue.");
-            add("query", "min_position", &string, UNTIL);
-            add("query", "consistency", &eventual, CONSISTENCY);
+            let filters =
+                query(&kind.filters(), json!({"type": "string"}), "Only rows that match the filter.");
+            [filters, list_parameters(), read_parameters()].concat()
         }
-        RouteTarget::Get(_) => {
-            add("query", "min_position", &string, UNTIL);
-            add("query", "consistency", &eventual, CONSISTENCY);
+        RouteTarget::Get(_) => read_parameters(),
+        RouteTarget::History(_) => [history_parameters(), read_parameters()].concat(),
+        RouteTarget::Events => event_parameters(),
+        RouteTarget::Logs => log_parameters(),
+        RouteTarget::Intent(entry, _) => {
+            let schema = json!({"type": "string", "enum": ["yes", "no", "true", "false"]});
+            let about = "Value of the member of this name in the body, which must then be absent there.";
+            [query(entry.query, schema, about), intent_parameters()].concat()
         }
-        RouteTarget::History(_) => {
-            add("query", "from", &string, FROM);
-            add("query", "limit", &integer, "Maximum number of events, from 1 to 1000 (default: 100).");
-            add("query", "min_position", &string, UNTIL);
-            add("query", "consistency", &eventual, CONSISTENCY);
-        }
-        RouteTarget::Events => event_parameters(&mut add),
-        RouteTarget::Logs => log_parameters(&mut add),
-        RouteTarget::Intent(..) | RouteTarget::Intents => {
-            intent_parameters(route, &mut add);
-        }
-        RouteTarget::SendMessages => {
-            add("query", "after", &integer, "Number of earlier messages on the channel.");
-        }
+        RouteTarget::Intents => intent_parameters(),
+        RouteTarget::SendMessages => message_parameters(),
         RouteTarget::OpenChannel
         | RouteTarget::Live
         | RouteTarget::Ready
         | RouteTarget::Metrics
         | RouteTarget::OpenApi
         | RouteTarget::Schema
-        | RouteTarget::ErrorEntry => {}
-    }
-    all
-}
-
-/// Parameters of the stream of events.
-fn event_parameters(add: &mut dyn FnMut(&str, &str, &Value, &str)) {
-    let string = json!({"type": "string"});
-    let integer = json!({"type": "integer", "minimum": 0});
-    let boolean = json!({"type": "boolean"});
-    add(
-        "query",
-        "from",
-        &string,
-        "First position: a number or `POSITION.LINEAGE`, or `end` for new events only (default: the first event).",
-    );
-    add(
-        "query",
-        "types",
-        &string,
-        "Only these event types, comma-separated; `replica.*` matches all types of a kind.",
-    );
-    add(
-        "query",
-        "subject",
-        &string,
-        "Only events about these subjects, comma-separated: `node/node-1`, or `node` for all entities of a kind.",
-    );
-    add(
-        "query",
-        "kinds",
-        &string,
-        "Only these kinds of events: `intent`, `observation`, `fact`, comma-separated.",
-    );
-    add(
-        "query",
-        "follow",
-        &boolean,
-        "Whether to continue at the end of the journal (default: true for server-sent events, else false).",
-    );
-    add("query", "limit", &integer, "Maximum number of events, at least 1 (default: unlimited).");
-    add(
-        "header",
-        "Last-Event-ID",
-        &string,
-        "Resume after the event with this id; takes precedence over `from`.",
-    );
-}
-
-/// Parameters of the output of an incarnation.
-fn log_parameters(add: &mut dyn FnMut(&str, &str, &Value, &str)) {
-    let string = json!({"type": "string"});
-    let integer = json!({"type": "integer", "minimum": 0});
-    let boolean = json!({"type": "boolean"});
-    add("query", "payload", &string, "Only output of this payload.");
-    add("query", "process", &integer, "Only output of the process with this number in its payload, from 0.");
-    add("query", "stream", &json!({"type": "string", "enum": ["out", "err"]}), "Only this output stream.");
-    add("query", "tail", &integer, "Maximum number of last lines of each output (default: all lines).");
-    let since = "Only output written since: a duration before now as in `5m`, or a time as in \
-                 `2026-11-21T09:00:00Z`. Up to ten seconds more are returned.";
-    add("query", "since", &string, since);
-    add(
-        "query",
-        "marked",
-        &boolean,
-        "Whether to mark each line with its output, as in `out | ` (default: false).",
-    );
-    add("query", "follow", &boolean, "Whether to continue with new output (default: false).");
-}
-
-fn intent_parameters(route: &HttpRoute, add: &mut dyn FnMut(&str, &str, &Value, &str)) {
-    let string = json!({"type": "string"});
-    if let RouteTarget::Intent(entry, _) = route.does {
-        let word = json!({"type": "string", "enum": ["yes", "no", "true", "false"]});
-        for name in entry.query {
-            add(
-                "query",
-                name,
-                &word,
-                "Value of the member of this name in the body, which must then be absent there.",
-            );
-        }
-    }
-    add(
-        "header",
-        "Idempotency-Key",
-        &string,
-        "Id that makes the intent safe to repeat (default: a random id).",
-    );
-    add("header", "If-Match", &string, "Expected version of the entity, in quotes.");
-    add("header", "Chancery-Actor", &string, "Actor of the intent (default: `local`).");
-    add("header", "Chancery-Source", &string, "Source of the intent (default: `http`).");
-    add(
-        "header",
-        "Chancery-Time",
-        &json!({"type": "string", "format": "date-time"}),
-        "Time of the first request, by the client's clock.",
-    );
-    add("header", "traceparent", &string, "W3C trace context, stored with the intent.");
+        | RouteTarget::ErrorEntry => vec![],
+    };
+    in_path.chain(of_target).collect()
 }
 
 fn request_body(

@@ -192,7 +192,7 @@ token! {
 
 /// Kind of entity that an id names. Each kind has its own type, so that ids of different kinds cannot be
 /// confused.
-pub trait IdKind: 'static {
+pub trait IdKind: Copy + Ord + 'static {
     /// Four bits of the kind in the id.
     const BITS: u8;
     /// Name of the kind in subjects and errors.
@@ -200,6 +200,7 @@ pub trait IdKind: 'static {
 }
 
 /// Id of an entity of kind `K`. Its text form is a UUID.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EntityId<K>(Uuid, PhantomData<fn() -> K>);
 
 impl<K: IdKind> EntityId<K> {
@@ -259,28 +260,6 @@ impl<K: IdKind> TryFrom<Uuid> for EntityId<K> {
     }
 }
 
-impl<K> Clone for EntityId<K> {
-    fn clone(&self) -> EntityId<K> {
-        *self
-    }
-}
-impl<K> Copy for EntityId<K> {}
-impl<K> PartialEq for EntityId<K> {
-    fn eq(&self, other: &EntityId<K>) -> bool {
-        self.0 == other.0
-    }
-}
-impl<K> Eq for EntityId<K> {}
-impl<K> PartialOrd for EntityId<K> {
-    fn partial_cmp(&self, other: &EntityId<K>) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl<K> Ord for EntityId<K> {
-    fn cmp(&self, other: &EntityId<K>) -> std::cmp::Ordering {
-        self.0.cmp(&other.0)
-    }
-}
 impl<K> std::hash::Hash for EntityId<K> {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         // Ids of one journal differ in their positions.
@@ -328,7 +307,7 @@ impl<K: IdKind> KeyPart for EntityId<K> {
 macro_rules! ids {
     ($($(#[$doc:meta])* $kind:ident $id:ident = $bits:literal $word:literal;)*) => {$(
         $(#[$doc])*
-        #[derive(Debug)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         pub enum $kind {}
         impl IdKind for $kind {
             const BITS: u8 = $bits;

@@ -1,14 +1,12 @@
 //! Short SHA-256 digests: of idempotency keys, of bodies, and of the work that an approval is bound to.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
 use data_encoding::HEXLOWER;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
+
+use crate::text::string_form;
 
 /// First 128 bits of a SHA-256. Its text form has 32 hexadecimal digits. Stored in two words, so that a type
 /// that contains a digest need not be aligned to 16 bytes.
@@ -83,23 +81,4 @@ impl FromStr for Digest {
     }
 }
 
-impl Serialize for Digest {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Digest {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Digest, D::Error> {
-        Cow::<'de, str>::deserialize(from)?.parse().map_err(D::Error::custom)
-    }
-}
-
-impl JsonSchema for Digest {
-    fn schema_name() -> Cow<'static, str> {
-        "Digest".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "pattern": "^[0-9a-f]{32}$" })
-    }
-}
+string_form!(Digest, { "type": "string", "pattern": "^[0-9a-f]{32}$" });

@@ -20,6 +20,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
 use crate::kind::KeyPart;
+use crate::text::string_form;
 
 /// Position of an event in a fleet's journal: consecutive numbers from 1. `0` is before the first event.
 #[derive(
@@ -145,26 +146,7 @@ macro_rules! token {
             }
         }
 
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-                to.collect_str(self)
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<$name, D::Error> {
-                std::borrow::Cow::<'de, str>::deserialize(from)?.parse().map_err(D::Error::custom)
-            }
-        }
-
-        impl JsonSchema for $name {
-            fn schema_name() -> std::borrow::Cow<'static, str> {
-                stringify!($name).into()
-            }
-            fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({ "type": "string", "pattern": "^[0-9a-f]{16}$" })
-            }
-        }
+        string_form!($name, { "type": "string", "pattern": "^[0-9a-f]{16}$" });
     };
 }
 

@@ -1,16 +1,12 @@
 //! Subjects of events: `node/node-1`, `deployment/nginx/deployment-1`, `operation/<uuid>`.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::each_kind;
 use crate::id::Position;
 use crate::kind::{EntityKind, KeyPart, keys};
+use crate::text::string_form;
 
 macro_rules! subjects {
     ($($kind:ident $word:literal $plural:literal $aliases:tt $place:literal $about:literal {
@@ -111,26 +107,9 @@ impl FromStr for Subject {
     }
 }
 
-impl Serialize for Subject {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Subject {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Subject, D::Error> {
-        String::deserialize(from)?.parse().map_err(D::Error::custom)
-    }
-}
-
-impl JsonSchema for Subject {
-    fn schema_name() -> Cow<'static, str> {
-        "Subject".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "examples": ["node/node-1", "deployment/nginx/deployment-1"] })
-    }
-}
+string_form!(Subject, {
+    "type": "string", "examples": ["node/node-1", "deployment/nginx/deployment-1"]
+});
 
 #[cfg(test)]
 mod tests {

@@ -63,7 +63,7 @@ pub struct ServerMetrics {
     fleets: FleetMetricFamilies,
 }
 
-/// Gauges of a fleet that are read at each scrape: name and meaning, in the order of [`FleetMetrics::look`].
+/// Gauges of a fleet that are read at each scrape: name and meaning, in the order of [`FleetMetrics::refresh`].
 const GAUGES: [(&str, &str); 8] = [
     ("journal_position", "Last durable position"),
     ("read_model_position", "Last position in the rows"),
@@ -214,7 +214,7 @@ impl FleetMetrics {
         self.families.intent_verdicts.get_or_create(&CodeLabels { fleet: self.fleet.clone(), code }).inc();
     }
 
-    fn look(&self, app: &FleetApi) {
+    fn refresh(&self, app: &FleetApi) {
         let tail = app.source.head().map_or(0, |head| head.position.get());
         let applied = app.reader.applied().position.get();
         let here = app.router.here();
@@ -247,7 +247,7 @@ impl FleetMetrics {
 /// Answers a scrape.
 pub(super) fn show(api: &ApiState) -> Result<Response<Body>, ProblemDetails> {
     for app in api.fleets.values() {
-        app.figures.look(app);
+        app.figures.refresh(app);
     }
     let metrics = &api.common.metrics;
     metrics.debts.set(chancery_executor::process::debts().len() as i64);

@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         [_, "as-hider", root, groups, out] => {
             proofs::hider(Path::new(root), Path::new(groups), Path::new(out))
         }
-        [_, "as-onlooker", root] => proofs::onlooker(Path::new(root)),
+        [_, "as-observer", root] => proofs::observer(Path::new(root)),
         _ => run_tests(),
     }
 }

@@ -316,19 +316,19 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
         kill_supervisors(&root);
         let flags = ["-p", "-f", "--mount-proc"];
         if cgroup == CgroupSetting::Detect && is_allowed(&flags) {
-            // Whoever takes one process for dead ends the others, after their grace and by their group.
-            let looked = Command::new("unshare")
+            // An executor that takes one process for dead ends the others by their group, after their grace.
+            let observed = Command::new("unshare")
                 .args(flags)
                 .arg(std::env::current_exe().unwrap())
-                .args(["as-onlooker", root.path().to_str().unwrap()])
+                .args(["as-observer", root.path().to_str().unwrap()])
                 .status();
-            assert!(looked.unwrap().success());
-            assert!(is_alive(child.0) && root.payloads().len() == 1, "nobody asked for its end");
+            assert!(observed.unwrap().success());
+            assert!(is_alive(child.0) && root.payloads().len() == 1, "its end was not requested");
         }
-        let Some(told_there) = in_another_namespace(&root, &cgroup, &flags) else {
+        let Some(seen_there) = in_another_namespace(&root, &cgroup, &flags) else {
             return;
         };
-        let (seen, then): (Vec<ObjectReport>, ObjectReport) = serde_json::from_str(&told_there).unwrap();
+        let (seen, then): (Vec<ObjectReport>, ObjectReport) = serde_json::from_str(&seen_there).unwrap();
         let seen = seen.iter().find(|report| report.object == id(1).into()).expect("it is listed");
         assert!(!is_ended(seen), "{cgroup:?}: pids of another namespace are not dead: {seen:?}");
         assert!(
@@ -355,11 +355,11 @@ pub(crate) async fn an_executor_that_sees_the_processes_of_another_namespace_doe
     assert!(error.starts_with("cannot use /proc: it belongs to another PID namespace"), "{error}");
 }
 
-/// Time for which an onlooker stays.
+/// Time for which an observer stays.
 const LOOKS: Duration = Duration::from_secs(2);
 
 /// Runs an executor that only lists.
-pub(crate) fn onlooker(root: &Path) -> ExitCode {
+pub(crate) fn observer(root: &Path) -> ExitCode {
     block_on(async {
         let processes = open(root, &CgroupSetting::Detect).await;
         processes.list().await.unwrap();
@@ -381,8 +381,8 @@ pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
         drop(processes);
         let hidden = where_hidden(child.0, file);
         let flags = hidden.each_ref().map(String::as_str);
-        let Some(told_there) = in_another_namespace(&root, &CgroupSetting::Off, &flags) else { return };
-        let (_, then): (Vec<ObjectReport>, ObjectReport) = serde_json::from_str(&told_there).unwrap();
+        let Some(seen_there) = in_another_namespace(&root, &CgroupSetting::Off, &flags) else { return };
+        let (_, then): (Vec<ObjectReport>, ObjectReport) = serde_json::from_str(&seen_there).unwrap();
         assert!(is_alive(child.0));
         assert!(failed(&then).is_some(), "{file}: no end is proved: {then:?}");
     }
@@ -394,12 +394,12 @@ pub(crate) async fn a_process_that_cannot_be_read_is_not_taken_for_absent() {
     drop(processes);
     kill_supervisors(&root);
     let hidden = where_hidden(root.payloads()[0], "stat");
-    let looked = Command::new("unshare")
+    let observed = Command::new("unshare")
         .args(hidden)
         .arg(std::env::current_exe().unwrap())
-        .args(["as-onlooker", root.path().to_str().unwrap()])
+        .args(["as-observer", root.path().to_str().unwrap()])
         .status();
-    assert!(looked.unwrap().success());
+    assert!(observed.unwrap().success());
     let processes = root.open().await;
     until(&processes, id(1), "both continue to run", is_ready).await;
 }

@@ -76,7 +76,8 @@ MANIFEST (chancery apply -f)
     ready, the old ones are deleted.
   FIELDS
     on_timeout <string>
-      Action after the timeout (default: the new replicas are deleted).
+      Action after the timeout (default: `rollback`). `rollback` deletes the new
+      replicas, `cut_over` the old ones.
       enum: rollback, cut_over
     timeout <string> -required-
       Maximum time until all new replicas are ready.

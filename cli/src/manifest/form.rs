@@ -171,7 +171,9 @@ pub(super) struct MatcherForm {
     /// Type of the capabilities that are compared.
     #[serde(rename = "type", alias = "capabilityType")]
     kind: CapabilityType,
-    /// Comparator for the capabilities.
+    /// Comparison with the named capabilities: the node has one of them (`in`), none (`not_in`) or all
+    /// (`eq`). Or it has one of the type whose score is at least (`gte`) or at most (`lte`) that of each of
+    /// them.
     comparator: AnyCase<MatchComparator>,
     /// Names of the capabilities to compare with.
     #[serde(alias = "capabilityNames")]
@@ -210,8 +212,8 @@ impl From<PortForm> for PayloadPort {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VolumeForm {
-    /// Name of a shared volume, which plans may hand to each other. Without a name, each replica has its own
-    /// volume.
+    /// Name of a named volume: no replica owns it, one incarnation uses it at a time, and plans can pass it
+    /// on. Without a name, each replica has its own volume.
     #[serde(default)]
     volume: Option<VolumeName>,
     /// Action on a replica's own volume when the replica is deleted: keep or destroy.
@@ -403,7 +405,7 @@ pub(super) struct PlanForm {
     #[serde(default)]
     #[schemars(skip)]
     name: Option<Spanned<PlanName>>,
-    /// Namespace of the plan's incarnations.
+    /// Namespace of the plan's incarnations: a label, which isolates nothing.
     namespace: Namespace,
     /// Service that the plan provides; replicas are named after the service.
     #[serde(alias = "serviceName")]
@@ -420,7 +422,7 @@ pub(super) struct PlanForm {
     /// Conditions on a node's capabilities, at most one for each type; all must hold.
     #[serde(default, alias = "matchingComputeCapabilities")]
     matchers: Vec<MatcherForm>,
-    /// Whether replicas of the plan may share a node.
+    /// Whether replicas of the plan may share a node (default: `never`).
     #[serde(default)]
     sharing: Option<NodeSharing>,
     /// Placement of replicas on suitable nodes (default: spread). `spread`: in the update domain with the
@@ -431,17 +433,18 @@ pub(super) struct PlanForm {
     /// Payloads of a replica, at least one.
     #[serde(alias = "applications")]
     payloads: Vec<PayloadForm>,
-    /// Affinity to nodes on which replicas of groups are placed.
+    /// Affinities to groups of replicas, at most one for each group.
     #[serde(default)]
     affinity: Vec<AffinityRule>,
-    /// Condition of an automatic restart after an end that was not requested (default: after a failure).
+    /// Condition of an automatic restart after an end that was not requested (default: `on_failure`).
     #[serde(default)]
     restart: Option<RestartPolicy>,
     /// Delay between the first and the second automatic restart; the delay doubles each time, up to 32 times
     /// its first value (default: 10s). The first restart is immediate.
     #[serde(default)]
     restart_delay: Option<DurationText>,
-    /// Order of an update that cannot be made in place (default: `start_first`).
+    /// Order of the incarnations in an update (default: `start_first`). An update in place keeps its
+    /// incarnation: only `simulated` clusters do that.
     #[serde(default)]
     update_order: Option<UpdateOrder>,
     /// Maximum number of replicas that disruptions move concurrently (default: 1).

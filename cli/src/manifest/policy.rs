@@ -13,7 +13,8 @@ use super::units::{AnyCase, ClockTime, MinuteSpan};
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PolicyForm {
-    /// Kinds of operations that the policy applies to (default: all).
+    /// Changes that the policy applies to (default: all): kinds of operations, and `expunge` of a node, for
+    /// `four_eyes` only.
     #[serde(default)]
     kinds: Vec<AnyCase<PolicyKind>>,
     /// Plans that the policy applies to (default: all).

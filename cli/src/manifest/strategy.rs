@@ -40,7 +40,8 @@ struct RollingForm {
 struct BlueGreenForm {
     /// Maximum time until all new replicas are ready.
     timeout: DurationText,
-    /// Action after the timeout (default: the new replicas are deleted).
+    /// Action after the timeout (default: `rollback`). `rollback` deletes the new replicas, `cut_over` the
+    /// old ones.
     #[serde(default)]
     on_timeout: Option<TimeoutAction>,
 }

@@ -13,7 +13,7 @@ use crate::resources::Resources;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterSpec {
-    /// Runtime of the cluster's orchestrator.
+    /// Runtime that starts and ends the cluster's incarnations; its executors must have the same.
     pub runtime: ClusterRuntime,
 }
 

@@ -42,8 +42,8 @@ pub struct PayloadPort {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeClaim {
-    /// Name of a shared volume, which plans can pass on and which has one user at a time. If absent, each
-    /// replica has its own volume.
+    /// Name of a named volume: no replica owns it, one incarnation uses it at a time, and plans can pass it
+    /// on. Without a name, each replica has its own volume.
     #[serde(default)]
     pub volume: Option<VolumeName>,
     /// Action on a replica's own volume when the replica is deleted; `keep` if absent.

@@ -168,9 +168,9 @@ impl Default for UnreadyRule {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AffinityRule {
-    /// Name of the group. Every plan that names the group adds its replicas.
+    /// Name of the group: the replicas of every plan that names it.
     pub group: GroupName,
-    /// Demand on the nodes of the group's replicas.
+    /// Demand on nodes: another replica of the group, if any node has one; or none of its other replicas.
     pub kind: AffinityKind,
     /// Fallback if there is no such node; `fail` if absent.
     #[serde(default = "fail")]
@@ -185,7 +185,7 @@ fn fail() -> AffinityPolicy {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanSpec {
-    /// Namespace of the plan's incarnations.
+    /// Namespace of the plan's incarnations: a label, which isolates nothing.
     pub namespace: Namespace,
     /// Service that the plan provides; replicas are named after it.
     pub service: ServiceName,

@@ -182,7 +182,7 @@ impl DeciderFixture {
 }
 
 /// Whether the plan is accepted. An accepted plan has started, and is deleted again.
-fn epochs(shape: PlanShape) -> bool {
+fn is_accepted(shape: PlanShape) -> bool {
     let mut rig = DeciderFixture::with_storage();
     let spec = spec(shape);
     let bytes = spec.processes_bytes();
@@ -230,17 +230,17 @@ fn every_plan_that_validates_can_be_created_reported_and_ended() {
         PlanShape { payloads: 8, ports: 64, name: 63, volumes: 64, mount: 255, before: 250_000, ..shape },
     ];
     for shape in largest {
-        assert!(epochs(shape), "{shape:?}");
+        assert!(is_accepted(shape), "{shape:?}");
     }
     // As many processes as each payload may have: 64 payloads of 1024, and 1024 with nine ports.
     for shape in [PlanShape { payloads: 64, ..shape }, PlanShape { ports: 9, ..shape }] {
-        assert!(!epochs(PlanShape { fill: 100_000, ..shape }), "{shape:?}");
+        assert!(!is_accepted(PlanShape { fill: 100_000, ..shape }), "{shape:?}");
     }
     let config = ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() };
     let lived = std::cell::Cell::new(0);
     TestRunner::new(config)
         .run(&shapes(), |shape| {
-            lived.set(lived.get() + u32::from(epochs(shape)));
+            lived.set(lived.get() + u32::from(is_accepted(shape)));
             Ok(())
         })
         .expect("every plan that validates");

@@ -42,6 +42,9 @@ use crate::segments::{self, SegmentJournal, VerifyError, VerifyOutcome, verify};
 
 /// Time limit for the start and the end of a transaction, and for the next acknowledgment in between.
 const SETTLING: Duration = Duration::from_mins(1);
+/// Time limit for one call of the client in between. An abort purges the records that wait in the queue at each call,
+/// among them those whose request has failed since: the limit is longer than that of a request.
+const CALL: Duration = Duration::from_secs(5);
 /// Time without data from the brokers until reading back fails.
 const SILENCE: Duration = Duration::from_mins(2);
 /// Pause before the brokers are queried again.
@@ -442,17 +445,19 @@ fn refused(options: &KafkaOptions, doing: &'static str) -> impl FnOnce(KafkaErro
     move |source| ImportError::Refused { doing, place, source: Box::new(KafkaClientError(source)) }
 }
 
-/// Retries while the brokers report a retriable error.
+/// Retries for `SETTLING` while the brokers report a retriable error. Time in which the process was stopped counts
+/// as one call.
 fn patiently(mut ask: impl FnMut(Duration) -> Result<(), KafkaError>) -> Result<(), KafkaError> {
-    let until = Instant::now() + SETTLING;
+    let mut left = SETTLING;
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        match ask(left) {
+        let began = Instant::now();
+        match ask(left.min(CALL)) {
             Err(KafkaError::Transaction(error)) if error.is_retriable() && !left.is_zero() => {
                 std::thread::sleep(PAUSE);
             }
             done => return done,
         }
+        left = left.saturating_sub(began.elapsed().min(CALL));
     }
 }
 
@@ -494,6 +499,7 @@ impl ImportProgress<'_> {
     /// stopped does not count.
     fn wait(&mut self) -> Result<(), ImportError> {
         std::thread::sleep(PAUSE);
+        self.look()?;
         let ImportProducer { options, heard, .. } = self.filling;
         let acknowledged = lock(&heard.0).records;
         if acknowledged > self.acknowledged {
@@ -504,7 +510,7 @@ impl ImportProgress<'_> {
         if PAUSE * self.pauses > SETTLING {
             return Err(refused(options, WRITE)(KafkaError::MessageProduction(Code::MessageTimedOut)));
         }
-        self.look()
+        Ok(())
     }
 
     /// Returns the error or timeout that ends sending.

@@ -219,7 +219,7 @@ impl FleetMetrics {
         let applied = app.reader.applied().position.get();
         let here = app.router.here();
         let stalled = ListQuery::all().by("stalled", "yes").limit(LIMIT_MAX);
-        let readings = [
+        let readings: [Option<i64>; GAUGES.len()] = [
             Some(tail as i64),
             Some(applied as i64),
             Some(tail.saturating_sub(applied) as i64),

@@ -97,7 +97,7 @@ pub(super) fn delete(
     }
     let Some(intent) = deletion(kind, name, cascade)? else {
         return Err(CliError::usage(format!(
-            "cannot delete {}: they are deleted with their owners",
+            "cannot delete {}: they are deleted with the entities that they belong to",
             kind.plural()
         )));
     };

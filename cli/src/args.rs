@@ -15,7 +15,7 @@ use super::context::OutputFormat;
 use super::error::CliError;
 use super::flags::{
     DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs,
-    UndrainArgs, WaitArgs,
+    UndrainArgs, WaitArgs, of_deployments, of_disruptions,
 };
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::{
@@ -106,7 +106,8 @@ pub enum ServerCommand {
     },
     /// Approve operations, requests or a disruption, exactly as shown
     Approve(OperationArgs),
-    /// Reject operations or requests
+    /// Reject operations or requests; a disruption is called off with complete
+    #[command(mut_arg("ids", |ids| ids.help("Ids of operations, or request/ID (default: choose from a list)")))]
     Reject {
         /// Operations or requests to reject
         #[command(flatten)]
@@ -131,12 +132,16 @@ pub enum ServerCommand {
         name: Option<String>,
     },
     /// Cancel a deployment; finished operations are not reverted
+    #[command(mut_args(of_deployments))]
     Cancel(EntityArgs),
     /// Pause a deployment: start no more operations until it is resumed
+    #[command(mut_args(of_deployments))]
     Pause(EntityArgs),
     /// Resume a paused deployment
+    #[command(mut_args(of_deployments))]
     Resume(EntityArgs),
     /// Promote the canary of a deployment: update all replicas to its version
+    #[command(mut_args(of_deployments))]
     Promote(EntityArgs),
     /// Stop a replica, and keep it stopped until it is started
     Stop {
@@ -174,8 +179,10 @@ pub enum ServerCommand {
     /// Put a draining or drained node back into use
     Undrain(UndrainArgs),
     /// Schedule a disruption of a node, which needs approval: schedule disruption NODE/NAME
+    #[command(mut_args(of_disruptions))]
     Schedule(ScheduleArgs),
-    /// Complete a disruption
+    /// Complete a disruption, or call it off before it starts
+    #[command(mut_args(of_disruptions))]
     Complete(EntityArgs),
     /// Allocate a node to a cluster
     Allocate {
@@ -190,12 +197,12 @@ pub enum ServerCommand {
         /// Name of the node
         node: String,
     },
-    /// Start to sanitize an evicted node
+    /// Mark an evicted node as being sanitized, which operators do themselves
     Sanitize {
         /// Name of the node
         node: String,
     },
-    /// Release a sanitized node, so that it can be allocated
+    /// Mark a node as sanitized, so that it can be allocated
     Release {
         /// Name of the node
         node: String,
@@ -212,7 +219,7 @@ pub enum ServerCommand {
         break_glass: Option<String>,
     },
     /// Activate an entity
-    #[command(about = format!("Activate one of the {}", act::kinds("set_activity", |_| true)))]
+    #[command(about = activity_help("Activate", ""))]
     Activate {
         /// Kind of the entity, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
@@ -221,7 +228,7 @@ pub enum ServerCommand {
         name: Option<String>,
     },
     /// Deactivate an entity
-    #[command(about = format!("Deactivate one of the {}", act::kinds("set_activity", |_| true)))]
+    #[command(about = activity_help("Deactivate", "no "))]
     Deactivate {
         /// Kind of the entity, or KIND/NAME
         #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
@@ -274,6 +281,11 @@ impl EntityArgs {
     }
 }
 
+fn activity_help(verb: &str, no: &str) -> String {
+    let kinds = act::kinds("set_activity", |_| true);
+    format!("{verb} one of the {kinds}: it takes {no}placements, matches or deployments")
+}
+
 /// Approves or rejects the named requests, or operations if no request is named.
 fn decide(
     decision: ApprovalDecision<'_>,
@@ -313,6 +325,7 @@ impl ServerCommand {
                 None => decide(ApprovalDecision::Approve, choose, io),
             },
             ServerCommand::Reject { choose, reason } => {
+                disruption::not_rejected(&choose.ids)?;
                 decide(ApprovalDecision::Reject { reason }, choose, io)
             }
             ServerCommand::Rollback { what, to, name } => {

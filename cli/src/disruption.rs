@@ -94,6 +94,16 @@ pub(super) fn named(words: &[String]) -> Result<Option<&str>, CliError> {
     }
 }
 
+/// Returns an error if the arguments of `reject` name a disruption.
+pub(super) fn not_rejected(words: &[String]) -> Result<(), CliError> {
+    match named(words).unwrap_or(Some("NODE/NAME")) {
+        None => Ok(()),
+        Some(name) => Err(CliError::usage(format!(
+            "cannot reject a disruption: it is called off by its completion\ntry: chancery complete disruption {name}"
+        ))),
+    }
+}
+
 pub(super) fn schedule(disrupt: &ScheduleArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let kind = disrupt.which.what.kind;
     if kind != EntityKind::Disruption {

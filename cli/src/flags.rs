@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chancery_events::lineage::NamedPosition;
 use chancery_events::time::{Time, parse_span};
-use clap::Args;
+use clap::{Arg, Args};
 
 use super::error::CliError;
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser, FieldPath, FieldPathParser};
@@ -17,6 +17,24 @@ pub struct EntityArgs {
     pub what: EntitySelector,
     /// PLAN/NAME of the deployment or NODE/NAME of the disruption, unless given in KIND/NAME
     pub name: Option<String>,
+}
+
+/// Describes [`EntityArgs`] of a command that takes only deployments.
+pub(super) fn of_deployments(arg: Arg) -> Arg {
+    of_kind(arg, "`deployment`, or deployment/PLAN/NAME", "PLAN/NAME of the deployment, unless given before")
+}
+
+/// Describes [`EntityArgs`] of a command that takes only disruptions.
+pub(super) fn of_disruptions(arg: Arg) -> Arg {
+    of_kind(arg, "`disruption`, or disruption/NODE/NAME", "NODE/NAME of the disruption, unless given before")
+}
+
+fn of_kind(arg: Arg, what: &'static str, name: &'static str) -> Arg {
+    match arg.get_id().as_str() {
+        "what" => arg.help(what),
+        "name" => arg.help(name),
+        _ => arg,
+    }
 }
 
 /// Node to drain.
@@ -78,7 +96,7 @@ pub struct GetArgs {
     pub what: EntitySelector,
     /// Name or id of one entity; PLAN/NAME for a deployment (default: all entities)
     pub name: Option<String>,
-    /// Show only entities whose field has this value; repeatable
+    /// Show only entities with this value, as in node=node-1; each kind has its own filters; repeatable
     #[arg(short = 'l', long = "filter", value_name = "NAME=VALUE", value_parser = pair)]
     pub filters: Vec<(String, String)>,
     /// Maximum number of entities
@@ -111,16 +129,16 @@ impl GetArgs {
 /// Operations, requests or a disruption to decide.
 #[derive(Args, Debug, Default)]
 pub struct OperationArgs {
-    /// Ids of operations, or request/ID; approve also takes disruption NODE/NAME (default: choose from a list)
+    /// Ids of operations, request/ID, or disruption NODE/NAME (default: choose from a list)
     #[arg(value_name = "ID")]
     pub ids: Vec<String>,
-    /// Decide the pending operations of a plan
+    /// Select only the pending operations of this plan
     #[arg(long, value_name = "PLAN", conflicts_with = "ids")]
     pub plan: Option<String>,
-    /// Decide the pending operation of a replica
+    /// Select only the pending operation of this replica
     #[arg(long, value_name = "REPLICA", conflicts_with = "ids")]
     pub replica: Option<String>,
-    /// Decide all pending operations, without confirmation
+    /// Take all selected operations, without confirmation (default selection: all that are pending)
     #[arg(short = 'y', long, visible_alias = "yes", conflicts_with = "ids")]
     pub all: bool,
 }

@@ -9,6 +9,10 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::error::CliError;
 
+fn with_article(word: &str) -> String {
+    format!("{} {word}", if word.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" })
+}
+
 /// Names of entities of a kind, on the command line and in paths.
 pub(super) trait KindNaming: Sized {
     /// Returns the path of an entity below the fleet. A disruption has the path of its node, whose row
@@ -61,9 +65,10 @@ impl KindNaming for EntityKind {
             // A name of a capability may contain any word before its slash.
             Some(_) if self == EntityKind::Capability => Ok(text),
             Some(other) => Err(CliError::usage(format!(
-                "invalid {0} {text:?}: must name a {0}, not a {1}",
+                "invalid {} {text:?}: must name {}, not {}",
                 self.word(),
-                other.word()
+                with_article(self.word()),
+                with_article(other.word())
             ))),
             // The server reports the error in the name.
             None => Ok(text),

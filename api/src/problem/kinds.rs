@@ -67,7 +67,7 @@ kinds! {
         "Choose another name. `chancery describe KIND NAME` shows the entity that has the name.";
     VERSION_CONFLICT = 409 "version_conflict" final
         "The expected version is not the version of the entity. The status is 412 if `If-Match` gave the expected version."
-        "Read the entity again, apply the change to it, and send it with the new version.",
+        "Read the entity again with `chancery get KIND NAME -o json`, apply the change to it, and send it with the new `version`.",
         PRECONDITION_FAILED = 412;
     INVALID = 422 "invalid" final
         "A value in the body breaks a rule. The member `errors` has the location of the value and the rule."
@@ -77,13 +77,13 @@ kinds! {
         "Read the state with `chancery describe KIND NAME`. Wait until the state allows the change, or make another change.";
     IN_USE = 409 "in_use" final
         "Other entities need the entity, or need what the change removes. The member `detail` names them."
-        "Stop, move or delete these entities first. `chancery delete KIND NAME --cascade` also deletes the dependents of a plan or node.";
+        "Delete these entities with `chancery delete KIND NAME`, or empty a node with `chancery drain NODE`. `chancery delete KIND NAME --cascade` first removes the dependents of a plan or node.";
     INACTIVE = 409 "inactive" final
         "The entity, or an entity that it needs, is inactive."
         "Activate the entity that `detail` names with `chancery activate KIND NAME`.";
     HASH_MISMATCH = 409 "hash_mismatch" final
         "The effect of the approval has changed since it was shown."
-        "Show the operation or request again with `chancery describe KIND ID`, and approve it with the new hash.";
+        "Approve it with `chancery approve ID`, which shows the new effect. Over HTTP, read the operation or request again, and send its new hash.";
     NOT_PENDING = 409 "not_pending" final
         "The operation or request does not wait for approval. It is approved, rejected, expired or no longer requested."
         "Read its state with `chancery describe KIND ID`. If the change is still needed, request it again.";
@@ -92,7 +92,7 @@ kinds! {
         "Send the intent with a new idempotency key.";
     INTENT_EXPIRED = 409 "intent_expired" final
         "The intent is older than the idempotency keys that are kept. Whether it was decided before is unknown."
-        "Read the entity. If the change is missing, send it with a new idempotency key and with the time that `detail` names.";
+        "Read the entity with `chancery get KIND NAME`. If the change is missing, send it with a new idempotency key and with the time that `detail` names.";
     TIMESTAMP_IN_FUTURE = 422 "timestamp_in_future" final
         "The time of the intent is more than five minutes ahead of the server's clock."
         "Correct the clock of the client, and send the intent with the correct time.";
@@ -104,10 +104,10 @@ kinds! {
         "Split the request, or request less. The setting `limits.body_bytes` limits the body of a request.";
     INTERNAL = 500 "internal" final
         "The server has an internal error. A refused intent with this code has changed nothing."
-        "Find the cause in the server's log, and report it.";
+        "Find the cause in the server's log, and report it as a defect.";
     DENIED = 403 "denied" final
         "The client must not send the intent, or must not send it in this way. A four-eyes policy needs another person."
-        "Let another person approve, or send the intent as `detail` describes.";
+        "Let another person approve with `chancery approve ID`, or send the intent as `detail` describes.";
 
     // All other problems: nothing was recorded, unless the outcome is unknown.
     MALFORMED = 400 "malformed" final
@@ -142,10 +142,10 @@ kinds! {
         "Open another channel. `chancery executor` does this automatically.";
     GONE = 410 "gone" final
         "The entity is deleted, or the channel of the executor is closed."
-        "Read the history of the entity at the path in `see`, or open another channel.";
+        "Read the history of the entity with `chancery history KIND NAME`, or at the path in `see`. An executor opens another channel.";
     OTHER_LINEAGE = 410 "other_lineage" final
         "The position of the client is not in the lineage of this journal. The records after it are lost, or are of another journal."
-        "Read the state again, then the events from the position in `since` with the lineage in `lineage`.";
+        "Read the state again, then the events with `chancery events --from POSITION.LINEAGE`, from the members `since` and `lineage`.";
     URI_TOO_LONG = 414 "uri_too_long" final
         "The path and the query are longer than the limit that `detail` names."
         "Shorten the path or the query.";
@@ -154,7 +154,7 @@ kinds! {
         "Send a media type that `detail` names. Every request that changes something needs `Content-Type`, also without a body.";
     MISDIRECTED = 421 "misdirected" final
         "A forwarded request is for a leader of another journal or of a later term. Nothing was recorded."
-        "Send the request again. A server that gets this answer reports `no_leader` to the client.";
+        "None is needed. The server that forwarded the request reports `no_leader` to its client, which is retryable.";
     TOO_MANY = 429 "too_many_requests" retry
         "The client sends more requests a second than the limit that `detail` names."
         "Send the request again after the time in `Retry-After`, and send fewer requests a second.";
@@ -172,7 +172,7 @@ kinds! {
         "Correct the clock of the server. If the clock is correct, start the server once with `--accept-clock`.";
     FLEET_BLOCKED = 503 "fleet_blocked" retry
         "The journal, the inbox, the events topic or the election of the fleet does not work. Only `/readyz` reports this."
-        "Repair the part that `detail` names.";
+        "Repair the part that `detail` names. `chancery doctor` also checks the brokers.";
     POSITION_NOT_APPLIED = 503 "position_not_applied" retry
         "The rows or the journal of this server have not reached the position that the read needs."
         "Send the request again. A read with `consistency=eventual` and without `min_position` does not wait.";

@@ -247,8 +247,8 @@ impl FoldableEvent {
     /// Reads a line. The form that [`Event::line`] writes is parsed in one pass; any other form is parsed in
     /// two, the frame and then the data.
     pub fn read(line: &[u8]) -> Result<FoldableEvent, InvalidEvent> {
-        if let Some(told) = FoldableEvent::as_written(line) {
-            return Ok(told);
+        if let Some(event) = FoldableEvent::as_written(line) {
+            return Ok(event);
         }
         let line = EventLine::read(line)?;
         let known = match line.kind {

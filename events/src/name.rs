@@ -241,9 +241,9 @@ impl ReplicaName {
             rest /= 36;
         }
         let suffix: String = suffix.into_iter().map(char::from).collect();
-        let room = 62 - suffix.len();
+        let max_length = 62 - suffix.len();
         let service = service.as_str();
-        let stem = service[..service.len().min(room)].trim_end_matches(['-', '.']);
+        let stem = service[..service.len().min(max_length)].trim_end_matches(['-', '.']);
         ReplicaName(format!("{stem}-{suffix}").into())
     }
 }

@@ -70,9 +70,9 @@ impl Resources {
         }
     }
 
-    /// Whether each field is at most that of `room`.
-    pub fn fits(self, room: Resources) -> bool {
-        self.cpu <= room.cpu && self.memory <= room.memory && self.disk <= room.disk
+    /// Whether each field is at most that of `capacity`.
+    pub fn fits(self, capacity: Resources) -> bool {
+        self.cpu <= capacity.cpu && self.memory <= capacity.memory && self.disk <= capacity.disk
     }
 }
 

@@ -92,8 +92,8 @@ fn noise_has_no_header_and_a_bad_body_has_one() {
         let other = good.replace("\"chancery\":2", &format!("\"chancery\":{format}"));
         let error = Record::decode(other.as_bytes()).expect_err("another format");
         assert!(matches!(error, InvalidRecord::Body(InvalidBody::Format { found }) if found == format));
-        let told = "this build reads only format 2; format 1 was written by builds before 0.1.0";
-        assert_eq!(error.to_string(), format!("cannot read record of format {format}: {told}"));
+        let reason = "this build reads only format 2; format 1 was written by builds before 0.1.0";
+        assert_eq!(error.to_string(), format!("cannot read record of format {format}: {reason}"));
     }
     // A first event that only mentions such a type starts nothing.
     assert!(

@@ -27,7 +27,7 @@ pub trait JournalFixture {
     /// Opens the log. The previous journal has been closed.
     fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal>;
     /// Opens the log for another writer while others have it open; `None` if only one can.
-    fn open_beside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>>;
+    fn open_alongside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>>;
     /// Puts bytes into the log, bypassing the journal. Returns whether that is possible.
     fn inject(&mut self, bytes: &[u8]) -> bool;
 }
@@ -303,7 +303,7 @@ fn a_takeover_shuts_out_the_last_writer<B: JournalFixture>() {
     let mut author = TestWriter::new(2, zombie.at());
     let (takeover, late) = (author.takeover(), zombie.record(1, 10));
     let (sink, delivered) = sink();
-    let Some(journal) = bench.open_beside(sink) else {
+    let Some(journal) = bench.open_alongside(sink) else {
         // One process at a time: the new writer uses the same journal.
         router.append(&takeover);
         assert_same(&router.records(1), &[takeover]);

@@ -299,11 +299,11 @@ fn read_meta(file: &mut BufReader<File>) -> io::Result<SnapshotMeta> {
     if line.len() != META || !line.ends_with(b"\n") {
         return Err(damaged("the first line is incomplete"));
     }
-    let (said, hash) = line.split_at(HASHED);
-    if hash.trim_ascii_end() != RecordHash::of(said).to_string().as_bytes() {
+    let (content, hash) = line.split_at(HASHED);
+    if hash.trim_ascii_end() != RecordHash::of(content).to_string().as_bytes() {
         return Err(damaged("the first line is damaged"));
     }
-    let meta: SnapshotMeta = serde_json::from_slice(said)?;
+    let meta: SnapshotMeta = serde_json::from_slice(content)?;
     if meta.format != FORMAT {
         return Err(damaged("the format is that of another build"));
     }

@@ -20,7 +20,7 @@ impl JournalFixture for MemoryFixture {
         Box::new(self.0.open(sink).expect("open"))
     }
 
-    fn open_beside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
+    fn open_alongside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
         Some(self.open(sink))
     }
 
@@ -60,7 +60,7 @@ impl<const FIRST: u64, const LARGEST: u64> JournalFixture for SegmentsFixture<FI
         Box::new(journal)
     }
 
-    fn open_beside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
+    fn open_alongside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
         assert!(SegmentJournal::open(&Self::options(self.0.path()), sink).is_err(), "locked");
         None
     }
@@ -99,8 +99,8 @@ impl JournalFixture for AppendHereFixture {
         Box::new(HereJournal(self.0.open(sink)))
     }
 
-    fn open_beside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
-        self.0.open_beside(sink)
+    fn open_alongside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
+        self.0.open_alongside(sink)
     }
 
     fn inject(&mut self, bytes: &[u8]) -> bool {

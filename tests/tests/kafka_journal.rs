@@ -52,7 +52,7 @@ impl<const BROKERS: usize> JournalFixture for OnKafka<BROKERS> {
         Box::new(KafkaJournal::open(&self.options("mirror"), sink).expect("open").0)
     }
 
-    fn open_beside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
+    fn open_alongside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
         self.opened += 1;
         let options = self.options(&format!("beside-{}", self.opened));
         Some(Box::new(KafkaJournal::open(&options, sink).expect("open").0))

@@ -39,7 +39,7 @@ pub(super) fn watermarks(options: &KafkaOptions) -> Result<(i64, i64), KafkaOpen
                 until = Instant::now() + NEWS;
                 continue;
             }
-            told => told.map_err(cluster(options, "query metadata of"))?,
+            result => result.map_err(cluster(options, "query metadata of"))?,
         };
         let has_partition = metadata.topics().iter().any(|topic| {
             topic.error().is_none() && topic.partitions().iter().any(|one| one.id() == options.partition)
@@ -73,7 +73,7 @@ pub(super) struct PartitionBacklog<'a> {
     ends: i64,
     /// Whether the first offset must have a record, whatever end the brokers report.
     has_first: bool,
-    heard: Instant,
+    last_message: Instant,
     warned: Instant,
 }
 
@@ -86,9 +86,9 @@ impl<'a> PartitionBacklog<'a> {
         from: i64,
         ends: i64,
     ) -> PartitionBacklog<'a> {
-        let (heard, warned) = (Instant::now(), Instant::now());
+        let (last_message, warned) = (Instant::now(), Instant::now());
         reader.ended_at(ends);
-        PartitionBacklog { options, reader, next: from, ends, has_first: false, heard, warned }
+        PartitionBacklog { options, reader, next: from, ends, has_first: false, last_message, warned }
     }
 
     /// Reads like [`PartitionBacklog::new`], where the first offset is known to have a record.
@@ -110,7 +110,7 @@ impl<'a> PartitionBacklog<'a> {
             }
             match self.reader.poll(Duration::from_millis(100)).map_err(BacklogError::Gone)? {
                 PollResult::Message(message) => {
-                    (self.heard, self.warned) = (Instant::now(), Instant::now());
+                    (self.last_message, self.warned) = (Instant::now(), Instant::now());
                     self.has_first = false;
                     self.next = message.offset() + 1;
                     let value = message.payload().unwrap_or_default().into();
@@ -118,8 +118,9 @@ impl<'a> PartitionBacklog<'a> {
                 }
                 PollResult::Nothing => {}
             }
-            if self.options.silence.is_some_and(|most| self.heard.elapsed() > most) {
-                let (place, silence) = (Box::new(PartitionAddress::of(self.options)), self.heard.elapsed());
+            if self.options.silence.is_some_and(|most| self.last_message.elapsed() > most) {
+                let (place, silence) =
+                    (Box::new(PartitionAddress::of(self.options)), self.last_message.elapsed());
                 let (next, ends) = (self.next, self.ends);
                 return Err(BacklogError::Cluster(KafkaOpenError::Silent { place, next, ends, silence }));
             }

@@ -277,7 +277,7 @@ struct ImportProducer<'a> {
     size: ImportSize,
     time: Duration,
     producer: ThreadedProducer<ImportDeliveries>,
-    heard: ImportDeliveries,
+    deliveries: ImportDeliveries,
 }
 
 impl<'a> ImportProducer<'a> {
@@ -292,12 +292,12 @@ impl<'a> ImportProducer<'a> {
         watermarks(options)?;
         let name = format!("{}.import.{}", options.topic, options.partition);
         let config = options.client.filler(&name, time + SETTLING);
-        let heard = ImportDeliveries::default();
-        let producer = config.create_with_context(heard.clone());
+        let deliveries = ImportDeliveries::default();
+        let producer = config.create_with_context(deliveries.clone());
         let producer: ThreadedProducer<ImportDeliveries> =
             producer.map_err(refused(options, "create a producer for"))?;
         patiently(|time| producer.init_transactions(time)).map_err(refused(options, "start writing to"))?;
-        Ok(ImportProducer { options, source, size, time, producer, heard })
+        Ok(ImportProducer { options, source, size, time, producer, deliveries })
     }
 
     /// Writes all records if the partition is empty, then checks its content.
@@ -500,8 +500,8 @@ impl ImportProgress<'_> {
     fn wait(&mut self) -> Result<(), ImportError> {
         std::thread::sleep(PAUSE);
         self.look()?;
-        let ImportProducer { options, heard, .. } = self.filling;
-        let acknowledged = lock(&heard.0).records;
+        let ImportProducer { options, deliveries, .. } = self.filling;
+        let acknowledged = lock(&deliveries.0).records;
         if acknowledged > self.acknowledged {
             (self.acknowledged, self.pauses) = (acknowledged, 0);
         } else {
@@ -515,8 +515,8 @@ impl ImportProgress<'_> {
 
     /// Returns the error or timeout that ends sending.
     fn look(&self) -> Result<(), ImportError> {
-        let ImportProducer { options, size, time, heard, .. } = self.filling;
-        if let Some(error) = lock(&heard.0).error.take() {
+        let ImportProducer { options, size, time, deliveries, .. } = self.filling;
+        if let Some(error) = lock(&deliveries.0).error.take() {
             return Err(refused(options, WRITE)(error));
         }
         if self.began.elapsed() > *time {

@@ -53,7 +53,7 @@ pub fn offsets(asking: &BaseConsumer, topic: &str, partition: i32) -> Result<(i6
     loop {
         let code = match asking.fetch_watermarks(topic, partition, ASKING) {
             Err(KafkaError::MetadataFetch(code)) if passes(code) && Instant::now() < until => code,
-            told => return told,
+            result => return result,
         };
         if !waits {
             tracing::warn!(%code, topic, partition, "partition leader not available, waiting");
@@ -726,15 +726,16 @@ mod tests {
             let answer = |end: i64| {
                 if end == NONE { Err(KafkaError::MetadataFetch(Code::OffsetNotAvailable)) } else { Ok(end) }
             };
-            let told: Vec<_> = ends.iter().map(|end| quiet.answered(answer(*end), 10, known_end)).collect();
-            let settled = match told.last().expect("an answer") {
+            let results: Vec<_> =
+                ends.iter().map(|end| quiet.answered(answer(*end), 10, known_end)).collect();
+            let settled = match results.last().expect("an answer") {
                 Some(QuietReason::Shorter(_)) => "shorter",
                 Some(QuietReason::Stalled) => "stalled",
                 Some(QuietReason::Unanswered(_)) => "unanswered",
                 None => NOTHING,
             };
             assert_eq!(settled, wanted, "{known_end}, {ends:?}");
-            assert!(told[..told.len() - 1].iter().all(Option::is_none), "{known_end}, {ends:?}");
+            assert!(results[..results.len() - 1].iter().all(Option::is_none), "{known_end}, {ends:?}");
         }
     }
 
@@ -822,12 +823,12 @@ mod tests {
             }
             cluster.partition_leader("it", 0, None).unwrap();
             std::thread::scope(|scope| {
-                let told = scope.spawn(|| offsets(&asking, "it", 0));
+                let query = scope.spawn(|| offsets(&asking, "it", 0));
                 // Longer than the client takes to detect that the partition has no leader.
                 std::thread::sleep(Duration::from_secs(2));
-                assert!(!told.is_finished(), "{:?}", told.join());
+                assert!(!query.is_finished(), "{:?}", query.join());
                 cluster.partition_leader("it", 0, Some(2)).unwrap();
-                assert_eq!(told.join().unwrap(), Ok((0, 0)));
+                assert_eq!(query.join().unwrap(), Ok((0, 0)));
             });
         }
     }

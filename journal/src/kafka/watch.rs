@@ -21,7 +21,7 @@ impl ReaderWatch {
     /// Records that a message was read. With such calls an advancing reader has no trouble, however far away
     /// the end is.
     pub fn advanced(&mut self) {
-        (self.0.heard, self.0.read) = (Instant::now(), Instant::now());
+        (self.0.last_answer, self.0.read) = (Instant::now(), Instant::now());
     }
 
     /// Returns the obstacle to reading the partition, if there is one. Call about once a second.
@@ -41,7 +41,7 @@ struct WatchProgress {
     /// Offset reached at the last check.
     reached: i64,
     /// Time of the last known answer from the brokers.
-    heard: Instant,
+    last_answer: Instant,
     /// Time when everything was last known to have been read.
     read: Instant,
 }
@@ -61,7 +61,7 @@ enum FollowingTrouble {
 
 impl WatchProgress {
     fn new(now: Instant) -> WatchProgress {
-        WatchProgress { answers: 0, reached: 0, heard: now, read: now }
+        WatchProgress { answers: 0, reached: 0, last_answer: now, read: now }
     }
 
     /// Returns the obstacle that has lasted for [`BEHIND`]. `answers` counts the leader's answers; `tail` is
@@ -75,7 +75,7 @@ impl WatchProgress {
     ) -> Option<FollowingTrouble> {
         // A client that was just created has no answers.
         if answers > 0 && answers != self.answers {
-            (self.answers, self.heard) = (answers, now);
+            (self.answers, self.last_answer) = (answers, now);
         }
         let reached = reached.unwrap_or(tail);
         // The last message may briefly be after the end that was reported last.
@@ -83,7 +83,7 @@ impl WatchProgress {
             self.read = now;
         }
         self.reached = reached;
-        if now.duration_since(self.heard) > BEHIND {
+        if now.duration_since(self.last_answer) > BEHIND {
             Some(FollowingTrouble::Silent)
         } else if now.duration_since(self.read) <= BEHIND {
             None

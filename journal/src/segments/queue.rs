@@ -158,8 +158,8 @@ impl AppendQueue {
             if is_due && let Some(writer) = state.writer.take() {
                 return if !is_empty {
                     state.bytes = 0;
-                    let room = Vec::with_capacity(state.records.len());
-                    QueueWork::Records(writer, std::mem::replace(&mut state.records, room))
+                    let replacement = Vec::with_capacity(state.records.len());
+                    QueueWork::Records(writer, std::mem::replace(&mut state.records, replacement))
                 } else if is_open {
                     QueueWork::Nothing(writer)
                 } else {

@@ -131,8 +131,8 @@ impl SegmentWriter {
         while let Some(next) = records.peek() {
             let need = HEAD + next.bytes().len();
             // Space for a marker is reserved, so that a segment can always be named up to its end.
-            let room = (self.open.size - self.open.offset) as usize;
-            let is_full = self.buffer.len() + need + HEAD > room;
+            let space = (self.open.size - self.open.offset) as usize;
+            let is_full = self.buffer.len() + need + HEAD > space;
             if is_full && group.is_empty() {
                 let (first, need) = (next.first(), need + HEAD);
                 self.roll(first, need as u64)?;

@@ -79,11 +79,11 @@ fn a_loss_tells_what_is_left_what_is_missing_and_which_lineages_are_abandoned() 
         JournalLoss { head, lineages: Some(lineages), witnesses: ahead, agreed: Position::new(60) };
     assert_eq!((loss.at(), loss.missing_through()), (Position::new(200), Some(Position::new(300))));
     assert_eq!(loss.abandoned(), [unknown]);
-    let said = format!(
+    let message = format!(
         "the journal ends at position 200 of lineage {second}; snapshot 300 names a record at position 300 of lineage \
          {unknown}; snapshot 250 names a record at position 250"
     );
-    assert_eq!(loss.to_string(), said);
+    assert_eq!(loss.to_string(), message);
     loss.witnesses =
         vec![witness(second, 180, WitnessCheck::Differs), witness(first, 90, WitnessCheck::Differs)];
     assert_eq!((loss.at(), loss.missing_through()), (Position::new(60), Some(Position::new(180))));

@@ -224,7 +224,7 @@ fn a_journal_of_format_1_is_refused_with_one_sentence_and_untouched() {
     frame::write(&mut bytes, frame::FrameKind::Record, Position::ZERO, old.as_bytes());
     let first = dir.path().join(file_name(Position::FIRST));
     fs::write(&first, &bytes).expect("written");
-    let told = "cannot read record of format 1: this build reads only format 2; format 1 was written by builds before 0.1.0";
+    let reason = "cannot read record of format 1: this build reads only format 2; format 1 was written by builds before 0.1.0";
     // It is the last segment, then an earlier one.
     for next in [None, Some(genesis.last().plus(1))] {
         if let Some(next) = next {
@@ -232,11 +232,11 @@ fn a_journal_of_format_1_is_refused_with_one_sentence_and_untouched() {
         }
         let error = recover(&options(dir.path(), SIZE, SIZE)).expect_err("refused");
         let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
-        assert_eq!(causes.last().map(ToString::to_string).as_deref(), Some(told));
+        assert_eq!(causes.last().map(ToString::to_string).as_deref(), Some(reason));
         let VerifyOutcome::Damaged(finding) = verify(dir.path()).expect("readable").outcome else {
             panic!("it cannot be verified");
         };
-        assert_eq!(finding.reason, told);
+        assert_eq!(finding.reason, reason);
         assert_eq!(fs::read(&first).expect("read"), bytes);
     }
 }

@@ -87,8 +87,8 @@ fn a_disk_that_refuses_stops_everything_and_loses_nothing_that_was_acknowledged(
                 syncs_after: AtomicU64::new(0),
             });
             let how = [SegmentJournal::append, SegmentJournal::append_here][passes as usize % 2];
-            let (acknowledged, was_told) = play(&options, &failing, how);
-            assert_eq!(was_told, 1, "{fault:?} after {passes}: notified once of the stop");
+            let (acknowledged, notifications) = play(&options, &failing, how);
+            assert_eq!(notifications, 1, "{fault:?} after {passes}: notified once of the stop");
             let (_, found) = recover(&options).expect("open");
             assert!(found.len() >= acknowledged.len(), "{fault:?} after {passes}");
             assert_prefix(&acknowledged, &found);
@@ -108,7 +108,7 @@ fn play(
     let (to, delivered) = sink();
     let disk = arc(FailingDisk(failing.clone()));
     let (journal, _) = SegmentJournal::open_on(disk, options, to).expect("open");
-    let (mut acknowledged, mut was_told) = (Vec::new(), 0);
+    let (mut acknowledged, mut notifications) = (Vec::new(), 0);
     for record in some_records(40) {
         if append(&journal, record).is_err() {
             break;
@@ -123,7 +123,7 @@ fn play(
                     text.contains(&options.dir.display().to_string()),
                     "the error names the directory: {text}"
                 );
-                was_told += 1;
+                notifications += 1;
             }
             other => panic!("not {other:?}"),
         }
@@ -134,7 +134,7 @@ fn play(
     if failing.fault == InjectedFault::Sync {
         assert!(failing.syncs_after.load(Ordering::SeqCst) <= 1, "no sync is retried");
     }
-    (acknowledged, was_told)
+    (acknowledged, notifications)
 }
 
 /// Disk that has no descriptor for the next `short` openings of a file or a directory.

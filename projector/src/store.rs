@@ -132,7 +132,7 @@ impl StoreError {
 }
 
 /// Checks for free disk space: sled waits permanently when it finds none for its first pages.
-fn has_room(path: &Path) -> Result<(), StoreError> {
+fn check_space(path: &Path) -> Result<(), StoreError> {
     let failed = |error: rustix::io::Errno| StoreError::Sled {
         operation: "open",
         source: io::Error::from(error).into(),
@@ -223,7 +223,7 @@ impl RowStore {
     }
 
     fn try_open(path: &Path, tuning: StoreTuning) -> Result<RowStore, StoreError> {
-        has_room(path)?;
+        check_space(path)?;
         // sled asks for no modes: its files are as private as the directory.
         private::create_dir_all(path)
             .map_err(|source| StoreError::Sled { operation: "open", source: source.into() })?;

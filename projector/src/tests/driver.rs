@@ -94,7 +94,7 @@ impl TestDriver {
         let (mark, next) = (self.draft.mark(), self.next);
         self.fleet.savepoint();
         for event in events {
-            self.draft.push(&event.line()).expect("room");
+            self.draft.push(&event.line()).expect("space");
             let at = FactPosition {
                 position: self.next,
                 time: self.now,
@@ -164,9 +164,9 @@ impl TestDriver {
         };
         let (cause, context) = (self.next, self.context(2));
         let decided = decide(&self.fleet, &request, &context);
-        let said = verdict(&self.fleet, &request, &decided, &context);
+        let verdict_fact = verdict(&self.fleet, &request, &decided, &context);
         let is_accepted = decided.is_ok();
-        let mut events = vec![Event::Intent(request), Event::Fact { cause, fact: said }];
+        let mut events = vec![Event::Intent(request), Event::Fact { cause, fact: verdict_fact }];
         events.extend(decided.unwrap_or_default().into_iter().map(|fact| Event::Fact { cause, fact }));
         self.put(&events);
         self.seal_if_full();

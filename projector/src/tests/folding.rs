@@ -102,9 +102,9 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
         let last = driver.records.last().expect("a record");
         let mut draft = RecordDraft::new();
         // Earlier events of the record must not stay folded.
-        draft.push(br#"{"k":"fact","t":"cluster.activity_changed.v1","c":1,"d":{"name":"east","activity":"inactive"}}"#).expect("room");
+        draft.push(br#"{"k":"fact","t":"cluster.activity_changed.v1","c":1,"d":{"name":"east","activity":"inactive"}}"#).expect("space");
         let line = format!(r#"{{"k":"{kind}","t":"moon.landed.v1",{more}"d":{{}}}}"#);
-        draft.push(line.as_bytes()).expect("room");
+        draft.push(line.as_bytes()).expect("space");
         let by = WriterIdentity { fleet: FLEET.into(), build: "newer".into(), writer: last.header().writer };
         let parts = ChainCursor::after(last).follow(&by, last.header().time, None);
         driver.log.inject(draft.seal(parts).expect("sealed").bytes().clone());
@@ -127,8 +127,8 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
         assert_eq!((projector.position(), stored(&projector)), (good, before));
         assert_right(&projector, "stopped");
         assert!(matches!(projector.catch_up(), Err(ProjectError::Stopped)));
-        let told = reader.wait(good.plus(1), std::time::Duration::from_mins(1)).expect_err("stopped");
-        assert!(told.to_string().contains("moon.landed.v1"), "{told}");
+        let error = reader.wait(good.plus(1), std::time::Duration::from_mins(1)).expect_err("stopped");
+        assert!(error.to_string().contains("moon.landed.v1"), "{error}");
     }
 }
 

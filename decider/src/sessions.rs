@@ -390,7 +390,7 @@ impl DeciderCore {
     pub(super) fn unheard(&mut self, span: Duration, now: Time) {
         let lease = self.settings.lease;
         if span > lease / 4 {
-            self.agenda.grace = self.agenda.grace.heard_late(now, span, lease / 2);
+            self.agenda.grace = self.agenda.grace.extended(now, span, lease / 2);
         }
     }
 

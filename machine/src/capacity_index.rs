@@ -133,7 +133,7 @@ pub(crate) struct ReservationChange<'a> {
 struct NodeSlot {
     class: Arc<NodeClass>,
     domain: DomainName,
-    room: Resources,
+    capacity: Resources,
     free_capacity: usize,
     number: SiteNumber,
 }
@@ -270,7 +270,7 @@ impl CapacityIndex {
 
     /// Unreserved resources of the node for placements.
     pub fn free(&self, node: &Node) -> Resources {
-        room(node).checked_sub(self.held(&node.name).resources).unwrap_or(Resources::ZERO)
+        capacity(node).checked_sub(self.held(&node.name).resources).unwrap_or(Resources::ZERO)
     }
 
     /// First of the required storage classes of which the node has too little.
@@ -337,7 +337,7 @@ impl CapacityIndex {
             site.is_expunged = new.state == NodeState::Expunged;
             let open = new.is_schedulable();
             if let (NodeState::Allocated, Some(cluster), true) = (new.state, &new.cluster, open) {
-                let spot = self.join(class_of(cluster, new), &new.spec.domain, room(new), site.number);
+                let spot = self.join(class_of(cluster, new), &new.spec.domain, capacity(new), site.number);
                 self.indexes[spot.free_capacity].add(FreeCapacity::new(
                     spot.free(&site.held),
                     name.clone(),
@@ -358,7 +358,7 @@ impl CapacityIndex {
         &mut self,
         class: NodeClass,
         domain: &DomainName,
-        room: Resources,
+        capacity: Resources,
         number: SiteNumber,
     ) -> NodeSlot {
         let class = match self.classes.get_key_value(&class) {
@@ -377,7 +377,7 @@ impl CapacityIndex {
             self.topology_token = Arc::new(());
             at
         };
-        NodeSlot { class, domain: domain.clone(), room, free_capacity: at, number }
+        NodeSlot { class, domain: domain.clone(), capacity, free_capacity: at, number }
     }
 
     /// Frees the shelf if it has no more nodes.
@@ -457,11 +457,11 @@ impl fmt::Debug for CapacityIndex {
             .by_name
             .iter()
             .map(|(node, site)| {
-                (node, (site.spot.as_ref().map(|s| s.room), &site.held, &site.storage, site.is_expunged))
+                (node, (site.spot.as_ref().map(|s| s.capacity), &site.held, &site.storage, site.is_expunged))
             })
-            .filter(|(_, (room, held, storage, expunged))| {
+            .filter(|(_, (capacity, held, storage, expunged))| {
                 let holds = !held.incarnations.is_empty() || !held.stored.is_empty();
-                room.is_some() || holds || !storage.is_empty() || *expunged
+                capacity.is_some() || holds || !storage.is_empty() || *expunged
             })
             .collect();
         f.debug_map().entries(indexes).entries(sites).finish()
@@ -471,7 +471,7 @@ impl fmt::Debug for CapacityIndex {
 impl NodeSlot {
     /// Unreserved resources of the node.
     fn free(&self, held: &NodeReservations) -> Resources {
-        self.room.checked_sub(held.resources).unwrap_or(Resources::ZERO)
+        self.capacity.checked_sub(held.resources).unwrap_or(Resources::ZERO)
     }
 }
 
@@ -486,6 +486,6 @@ pub(crate) fn class_of(cluster: &ClusterName, node: &Node) -> NodeClass {
 }
 
 /// Resources of a node for placements: the total without the reserved part.
-pub(crate) fn room(node: &Node) -> Resources {
+pub(crate) fn capacity(node: &Node) -> Resources {
     node.spec.resources.checked_sub(node.spec.reserved).unwrap_or(Resources::ZERO)
 }

@@ -126,8 +126,8 @@ fn check(plan: PlanVersion<'_>, spec: &DeploymentSpec, most: u32) -> Result<(), 
         faults.check(spec.count <= 1, "/spec/count", one);
     }
     let rolling = matches!(spec.strategy, DeploymentStrategy::Rolling { .. });
-    let beside = "must be rolling: the plan has volumes, and another set would start without their data";
-    faults.check(rolling || !plan.has_volumes(), "/spec/strategy", beside);
+    let rule = "must be rolling: the plan has volumes, and another set would start without their data";
+    faults.check(rolling || !plan.has_volumes(), "/spec/strategy", rule);
     for payload in spec.coordinates.keys() {
         let known = plan.payloads().iter().any(|p| p.name == *payload);
         faults.check(known, format!("/spec/coordinates/{payload}"), "names no payload of the plan");

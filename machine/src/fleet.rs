@@ -426,12 +426,12 @@ impl FleetState {
             slot.noted = scope;
             notes.push(E::before(key.clone(), Some(Arc::clone(&slot.entity))));
         }
-        let told = how(Arc::make_mut(&mut slot.entity));
+        let result = how(Arc::make_mut(&mut slot.entity));
         let after = slot.entity.index_key();
         if before != after {
             E::index(index, &slot.entity, [Some(&before), Some(&after)], head);
         }
-        Ok(told)
+        Ok(result)
     }
 
     /// Changes an entity by a fact about it.

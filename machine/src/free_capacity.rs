@@ -34,7 +34,7 @@ impl FreeCapacity {
     }
 
     /// Compares the entry with a node of the free capacity.
-    fn beside(&self, Resources { cpu, memory, disk }: Resources, node: &NodeName) -> Ordering {
+    fn compare(&self, Resources { cpu, memory, disk }: Resources, node: &NodeName) -> Ordering {
         (self.cpu, self.memory, self.disk).cmp(&(cpu, memory, disk)).then_with(|| self.node.cmp(node))
     }
 }
@@ -62,7 +62,7 @@ impl FreeCapacityLeaf {
 
     /// Returns where a node of the free capacity is, or would be inserted.
     fn place_of(&self, amounts: Resources, node: &NodeName) -> Result<usize, usize> {
-        self.nodes.binary_search_by(|free| free.beside(amounts, node))
+        self.nodes.binary_search_by(|free| free.compare(amounts, node))
     }
 
     fn measure(&mut self) {
@@ -103,7 +103,7 @@ impl FreeCapacityIndex {
     /// Returns the row where a node of the free capacity is, or would be inserted.
     fn row_of(&self, amounts: Resources, node: &NodeName) -> usize {
         let stands_before = |row: &FreeCapacityLeaf| {
-            row.nodes.first().is_some_and(|first| first.beside(amounts, node).is_le())
+            row.nodes.first().is_some_and(|first| first.compare(amounts, node).is_le())
         };
         self.rows.partition_point(stands_before).saturating_sub(1)
     }

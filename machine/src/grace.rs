@@ -24,7 +24,7 @@ impl DeadlineGrace {
     /// Extends the period: messages of executors are `late` when read, and executors get `more` time from
     /// `now`. A deadline is delayed by at most `late` plus `more`, even if all later messages are late.
     #[must_use]
-    pub fn heard_late(self, now: Time, late: Duration, more: Duration) -> DeadlineGrace {
+    pub fn extended(self, now: Time, late: Duration, more: Duration) -> DeadlineGrace {
         let until = self.until.max(now + more);
         match self.patience {
             _ if self.until <= now => DeadlineGrace { since: now, until, patience: Some(late + more) },
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn after_a_standstill_deadlines_wait_for_half_a_lease() {
-        let grace = DeadlineGrace::until(at(0)).heard_late(at(100), Duration::from_mins(1), LEASE / 2);
+        let grace = DeadlineGrace::until(at(0)).extended(at(100), Duration::from_mins(1), LEASE / 2);
         for (deadline, rings) in [(50, 108), (100, 108), (107, 108), (108, 108), (300, 300)] {
             assert_eq!(grace.rings_at(at(deadline)), at(rings), "{deadline}");
         }
@@ -66,7 +66,7 @@ mod tests {
     fn a_deadline_comes_late_by_the_delay_and_half_a_lease_where_everything_is_heard_late() {
         let mut grace = DeadlineGrace::until(at(0));
         for now in 100..1_000 {
-            grace = grace.heard_late(at(now), Duration::from_secs(5), LEASE / 2);
+            grace = grace.extended(at(now), Duration::from_secs(5), LEASE / 2);
             for deadline in [90, 100, 150] {
                 let rings = deadline.max(100) + 5 + 8;
                 assert_eq!(
@@ -80,9 +80,9 @@ mod tests {
 
     #[test]
     fn after_a_takeover_nothing_rings_before() {
-        let grace = DeadlineGrace::until(Time::FAR).heard_late(at(100), Duration::from_mins(1), LEASE / 2);
+        let grace = DeadlineGrace::until(Time::FAR).extended(at(100), Duration::from_mins(1), LEASE / 2);
         assert_eq!(grace.rings_at(at(1)), Time::FAR);
-        let grace = DeadlineGrace::until(at(100)).heard_late(at(90), Duration::from_mins(1), LEASE / 2);
+        let grace = DeadlineGrace::until(at(100)).extended(at(90), Duration::from_mins(1), LEASE / 2);
         assert_eq!(grace.rings_at(at(1)), at(100));
     }
 
@@ -90,7 +90,7 @@ mod tests {
     fn a_deadline_comes_late_by_a_bound_where_everything_is_heard_late_since_a_takeover() {
         let mut grace = DeadlineGrace::until(at(100));
         for now in 50..1_000 {
-            grace = grace.heard_late(at(now), Duration::from_secs(5), LEASE / 2);
+            grace = grace.extended(at(now), Duration::from_secs(5), LEASE / 2);
             for deadline in [40, 150] {
                 let rings = grace.rings_at(at(deadline));
                 assert!(

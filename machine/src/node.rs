@@ -96,8 +96,8 @@ fn check(fleet: &FleetState, spec: &NodeSpec) -> Result<(), Refusal> {
 
 fn check_held(fleet: &FleetState, now: &Node, spec: &NodeSpec) -> Result<(), Refusal> {
     let held = fleet.index().places.held(&now.name);
-    let room = spec.resources.checked_sub(spec.reserved).unwrap_or_default();
-    if !held.resources.fits(room) {
+    let capacity = spec.resources.checked_sub(spec.reserved).unwrap_or_default();
+    if !held.resources.fits(capacity) {
         let detail = format!("placements reserve {} of node {}", held.resources, now.name);
         return Err(Refusal::new(RefusalCode::InUse, detail)
             .at("/spec/resources", "is less than the reserved amount"));

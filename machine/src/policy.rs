@@ -189,7 +189,7 @@ pub(crate) fn step(
 ) -> Option<DueStep> {
     let policies = &fleet.index().policies;
     policies.approving.iter().find_map(|(name, of)| {
-        if !is_open(&of.spec, ctx.now) || !has_room(fleet, name, &of.spec) {
+        if !is_open(&of.spec, ctx.now) || !has_capacity(fleet, name, &of.spec) {
             return None;
         }
         of.waiting.iter().find_map(|id| {
@@ -210,7 +210,7 @@ pub(crate) fn step(
     })
 }
 
-fn has_room(fleet: &FleetState, name: &PolicyName, spec: &PolicySpec) -> bool {
+fn has_capacity(fleet: &FleetState, name: &PolicyName, spec: &PolicySpec) -> bool {
     let PolicyRule::Approve { max_in_flight: Some(most), .. } = spec.rule else { return true };
     let in_flight = fleet.index().policies.in_flight.get(name.as_str()).map_or(0, BTreeSet::len);
     (in_flight as u64) < u64::from(most)

@@ -59,7 +59,7 @@ impl TestRandom {
 pub(crate) struct TestFleet {
     pub(crate) fleet: FleetState,
     pub(crate) now: Time,
-    /// Facts since the last call of `told`, without verdicts.
+    /// Facts since the last call of `fact_types`, without verdicts.
     pub(crate) log: Vec<Fact>,
     /// Facts and verdicts, each as it was folded.
     pub(crate) folded: Vec<(FactPosition, Fact)>,
@@ -208,10 +208,10 @@ impl TestFleet {
     pub(crate) fn ask_request(&mut self, request: &IntentRequest) -> Result<Vec<Fact>, Refusal> {
         let context = DecisionContext { actor: Some(request.actor.clone()), ..self.context(2) };
         let decided = decide(&self.fleet, request, &context);
-        let said = verdict(&self.fleet, request, &decided, &context);
+        let fact = verdict(&self.fleet, request, &decided, &context);
         let position = self.fleet.head().plus(1);
         pass(&mut self.fleet, position);
-        self.fold_one(&said, position.plus(1));
+        self.fold_one(&fact, position.plus(1));
         self.fleet.settle();
         let facts = decided?;
         self.fold(&facts, position.plus(2));

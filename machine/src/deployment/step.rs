@@ -163,7 +163,7 @@ pub(crate) fn takes_over(fleet: &FleetState, plan: &Plan, operation: &Operation,
         && replica.recovers
         && replica.is_without_place()
         && current.stage == Some(DeploymentStage::InProgress)
-        && !current.stands_beside()
+        && !current.runs_alongside()
         && own != current.version
 }
 

@@ -115,7 +115,7 @@ fn carried_out(
     // Nothing is dequeued while a replica is being restored.
     let regains = |replica: &&Replica| replica.recovers || replica.operation.is_some_and(|open| open.regains);
     let regaining = || {
-        let of = old().filter(|of| of.regaining > 0 && !current.stands_beside());
+        let of = old().filter(|of| of.regaining > 0 && !current.runs_alongside());
         let all = of.flat_map(|of| of.members().take(LOOKS)).filter_map(|name| fleet.replicas().get(name));
         all.into_iter().find(regains)
     };

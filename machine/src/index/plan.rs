@@ -197,7 +197,7 @@ impl PlanIndex {
 
 impl DeploymentIndex {
     /// Whether the old replicas run alongside the new ones, and are left unchanged.
-    pub(crate) fn stands_beside(&self) -> bool {
+    pub(crate) fn runs_alongside(&self) -> bool {
         !matches!(self.strategy, DeploymentStrategy::Rolling { .. }) && self.active_set == SetWord::Old
     }
 
@@ -343,7 +343,7 @@ impl PlanIndex {
                 // Replicas of the version should run; others must be free for their update.
                 let right = of.version == current.version;
                 (right && of.asked_starts > 0)
-                    || (!right && !current.stands_beside() && of.asked_starts + of.asked_others > 0)
+                    || (!right && !current.runs_alongside() && of.asked_starts + of.asked_others > 0)
             })
         };
         let mut undecided = self.undecided.iter();

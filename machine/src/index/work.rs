@@ -78,11 +78,11 @@ impl PlanIndex {
         if let Some(operation) = current.unstarted.first().or(current.queued().next()) {
             return Some(DeploymentWork::Cancel(*operation));
         }
-        let beside = current.stands_beside();
-        let built = self.deployments.get(name).filter(|_| beside);
+        let alongside = current.runs_alongside();
+        let built = self.deployments.get(name).filter(|_| alongside);
         // A replica whose delete another actor requested does not wait for the approval of that delete.
         let undecided =
-            || self.undecided.iter().find(|(of, _)| beside && of == name).map(|(_, replica)| replica);
+            || self.undecided.iter().find(|(of, _)| alongside && of == name).map(|(_, replica)| replica);
         if let Some(replica) = built.and_then(DeploymentIndex::any).or_else(undecided) {
             return Some(DeploymentWork::TakeBack(replica.clone()));
         }
@@ -126,7 +126,7 @@ impl PlanIndex {
                 .find_map(|of| of.needs_start.first())
                 .map(|(_, name)| DeploymentWork::Restart(name.clone()))
         };
-        if let (SetWord::Old, Some(wanted)) = (current.active_set, current.beside())
+        if let (SetWord::Old, Some(wanted)) = (current.active_set, current.alongside())
             && is_old_left()
         {
             let fit = right().map(|of| of.present).sum::<u32>();
@@ -187,7 +187,7 @@ impl PlanIndex {
         let ailing = self.of_version(current.version, true).any(|of| of.unhealthy > 0);
         // A new set alongside the old one stops nothing.
         let regaining =
-            !current.stands_beside() && self.of_version(current.version, false).any(|of| of.regaining > 0);
+            !current.runs_alongside() && self.of_version(current.version, false).any(|of| of.regaining > 0);
         ailing || regaining
     }
 
@@ -235,7 +235,7 @@ fn first_id() -> OperationId {
 
 impl DeploymentIndex {
     /// Number of new replicas that run alongside the old ones, for strategies that do so.
-    fn beside(&self) -> Option<u32> {
+    fn alongside(&self) -> Option<u32> {
         match self.strategy {
             DeploymentStrategy::Rolling { .. } => None,
             DeploymentStrategy::BlueGreen { .. } => Some(self.count),

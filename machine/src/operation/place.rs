@@ -46,7 +46,7 @@ pub(crate) fn prepare(
         return None;
     }
     let stored = volume::stored(fleet, version, &replica.name);
-    let why = if speaks { ReasonUse::Told } else { ReasonUse::Unread };
+    let why = if speaks { ReasonUse::Reported } else { ReasonUse::Unread };
     let found = stored
         .map_err(|reason| vec![UnschedulableReason { reason, count: 0, nodes: Vec::new() }])
         .and_then(|stored| {
@@ -120,7 +120,7 @@ struct SearchCriteria<'a> {
 /// Use of the reasons for a failed search: collecting them visits every node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReasonUse {
-    Told,
+    Reported,
     /// The caller does not use the reasons for a failed search, so none are collected.
     Unread,
 }
@@ -130,7 +130,7 @@ impl<'a> SearchCriteria<'a> {
         SearchCriteria {
             kind: operation.kind,
             required_node: operation.required_node.as_ref(),
-            why: ReasonUse::Told,
+            why: ReasonUse::Reported,
         }
     }
 }

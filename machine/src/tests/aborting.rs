@@ -45,14 +45,14 @@ fn asked(world: &TestFleet) -> Vec<(String, Option<CommandEffect>)> {
 
 #[test]
 fn a_cancelled_deployment_aborts_an_update_beside_the_old_run_which_never_stops() {
-    for told_anything in [false, true] {
+    for is_reported in [false, true] {
         let mut world = world(3, &json!({"restart": "never"}));
         create(&mut world, "d1", 2, "queue");
         world.obey();
         let free = world.free_cpu();
         create(&mut world, "d2", 2, "queue");
         let new = world.asked().next().expect("one is updated");
-        if told_anything {
+        if is_reported {
             world.report(new, ObservedState::NotReady { processes: vec![] });
         }
         assert_eq!(world.deployment("d2"), "in progress");
@@ -536,8 +536,8 @@ fn no_other_replica_is_stopped_while_one_is_brought_back() {
         waits_for(&world.fleet, plan, deployment).expect("it waits").to_string()
     };
     let node = incarnation(&world, first).node.clone();
-    let said = waits(&world);
-    assert!(said.contains(&format!("incarnation {first} on node {node} to end")), "{said}");
+    let reason = waits(&world);
+    assert!(reason.contains(&format!("incarnation {first} on node {node} to end")), "{reason}");
     world.report(first, ended(IncarnationExit::Clean));
     let back = world.asked().next().expect("it is started again");
     assert!(waits(&world).contains(&format!("incarnation {back} on node ")), "{}", waits(&world));

@@ -140,8 +140,8 @@ fn a_start_that_ends_before_it_is_ready_fails_the_deployment_with_its_cause() {
     world.deploy("d1", 1);
     let id = world.commanded()[0];
     world.report(id, crashed());
-    let told = format!("{:?}", world.log);
-    assert!(told.contains("it ended before it was ready: app-0 exited with 3"), "{told}");
+    let log = format!("{:?}", world.log);
+    assert!(log.contains("it ended before it was ready: app-0 exited with 3"), "{log}");
     assert_eq!(
         (world.deployment("d1").as_str(), world.phases(), world.free_cpu()),
         ("failed", vec!["failed"], 4000)

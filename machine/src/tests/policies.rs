@@ -123,9 +123,9 @@ fn approve_as(world: &mut TestFleet, actor: &str) -> Result<(), chancery_events:
     let data = json!({"operations": [{"operation": operation, "hash": hash}]});
     let mut request = world.request(intent("operation.approve", &data));
     request.actor = name::<Actor>(actor);
-    let told = world.ask_request(&request).map(drop);
+    let result = world.ask_request(&request).map(drop);
     world.run();
-    told
+    result
 }
 
 #[test]

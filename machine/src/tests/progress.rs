@@ -63,13 +63,13 @@ fn a_deployment_without_progress_is_called_stalled_once_until_it_makes_some() {
     let before = find(&world, "d2").progressed.expect("it was started");
     pass(&mut world, Duration::from_secs(2));
     assert!(is_stalled(&world, "d2"));
-    let said = world.log.iter().rev().find_map(|fact| match fact {
+    let stalled = world.log.iter().rev().find_map(|fact| match fact {
         Fact::DeploymentStalled(fact) => Some(fact.clone()),
         _ => None,
     });
-    let said = said.expect("it is in the journal");
-    assert_eq!(said.since, before);
-    assert!(said.waits_for.contains("update of web-"), "{}", said.waits_for);
+    let stalled = stalled.expect("it is in the journal");
+    assert_eq!(stalled.since, before);
+    assert!(stalled.waits_for.contains("update of web-"), "{}", stalled.waits_for);
     pass(&mut world, DEADLINE * 3);
     assert_eq!(world.log.iter().filter(|fact| matches!(fact, Fact::DeploymentStalled(_))).count(), 1);
     let new = world.asked().next().expect("one is updated");
@@ -91,8 +91,8 @@ fn what_keeps_the_next_one_from_its_turn_is_named_and_not_the_next_one() {
     world.report(first, ObservedState::NotReady { processes: vec![process(ProcessStatus::Starting)] });
     pass(&mut world, Duration::from_secs(2));
     let name = &world.fleet.incarnations().get(&first).expect("it runs").replica;
-    let said = waits(&world, "d1");
-    assert!(said.starts_with(&format!("replica {name} ")), "{said}");
+    let reason = waits(&world, "d1");
+    assert!(reason.starts_with(&format!("replica {name} ")), "{reason}");
 }
 
 #[test]
@@ -105,11 +105,11 @@ fn of_operations_without_a_node_one_of_the_deployment_is_named() {
     world.must("replica.relocate", &json!({"name": replica}));
     world.run();
     create(&mut world, "d2", &json!({"count": 4}));
-    let said = waits(&world, "d2");
+    let reason = waits(&world, "d2");
     let all = world.fleet.operations().sorted();
-    let named: Vec<_> = all.into_iter().filter(|one| said.contains(&one.id.to_string())).collect();
-    let [named] = &named[..] else { panic!("{said}") };
-    assert_eq!(named.deployment, Some(name("d2")), "{said}");
+    let named: Vec<_> = all.into_iter().filter(|one| reason.contains(&one.id.to_string())).collect();
+    let [named] = &named[..] else { panic!("{reason}") };
+    assert_eq!(named.deployment, Some(name("d2")), "{reason}");
 }
 
 #[test]
@@ -127,8 +127,8 @@ fn a_replica_that_a_person_stopped_keeps_no_turn_and_is_named_where_it_keeps_a_c
     let first = world.asked().next().expect("one is created");
     world.report(first, ready());
     stop(&mut world, first);
-    let said = waits(&world, "d1");
-    assert!(said.starts_with("the start of operation "), "{said}");
+    let reason = waits(&world, "d1");
+    assert!(reason.starts_with("the start of operation "), "{reason}");
 
     let mut world = self::world("automatic");
     create(
@@ -139,9 +139,9 @@ fn a_replica_that_a_person_stopped_keeps_no_turn_and_is_named_where_it_keeps_a_c
     let first = world.asked().next().expect("one is created");
     world.report(first, ready());
     let replica = stop(&mut world, first);
-    let said = waits(&world, "d2");
-    assert!(said.starts_with(&format!("replica {replica}, which was stopped on request")), "{said}");
-    assert!(said.contains(&format!("start replica {replica}")), "{said}");
+    let reason = waits(&world, "d2");
+    assert!(reason.starts_with(&format!("replica {replica}, which was stopped on request")), "{reason}");
+    assert!(reason.contains(&format!("start replica {replica}")), "{reason}");
 }
 
 #[test]
@@ -150,10 +150,10 @@ fn time_in_which_people_have_to_approve_is_not_time_without_progress() {
     create(&mut world, "d2", &json!({}));
     pass(&mut world, DEADLINE * 3);
     assert!(!is_stalled(&world, "d2"), "people have to approve");
-    let said = waits(&world, "d2");
+    let reason = waits(&world, "d2");
     assert!(
-        said.starts_with("approval of operation ") && said.contains("approve or reject operation "),
-        "{said}"
+        reason.starts_with("approval of operation ") && reason.contains("approve or reject operation "),
+        "{reason}"
     );
     world.approve_all();
     world.run();
@@ -295,7 +295,7 @@ fn each_way_to_wait_names_what_is_waited_for_and_who_can_change_it() {
     let mut world = world("automatic");
     create(&mut world, "d2", &json!({}));
     let new = world.asked().next().expect("one is updated");
-    let said = waits(&world, "d2");
+    let reason = waits(&world, "d2");
     let wanted = format!("incarnation {new} on node ");
     for part in [
         "operation ",
@@ -305,26 +305,29 @@ fn each_way_to_wait_names_what_is_waited_for_and_who_can_change_it() {
         ", until ",
         "cancel deployment web/d2",
     ] {
-        assert!(said.contains(part), "{part:?} in {said:?}");
+        assert!(reason.contains(part), "{part:?} in {reason:?}");
     }
     let error = ProbeError::Refused;
     let unready = ObservedState::NotReady { processes: vec![process(ProcessStatus::Unready { error })] };
     world.report(new, unready);
-    let said = waits(&world, "d2");
-    assert!(said.contains("to be ready (readiness probe of app-0: connection refused) since "), "{said}");
+    let reason = waits(&world, "d2");
+    assert!(reason.contains("to be ready (readiness probe of app-0: connection refused) since "), "{reason}");
     create(&mut world, "d3", &json!({}));
     assert!(waits(&world, "d3").contains("deployment web/d2 to end"), "{}", waits(&world, "d3"));
     world.report(new, ready());
-    let said = waits(&world, "d2");
-    assert!(said.contains("to end since ") && said.contains("expunge node "), "{said}");
+    let reason = waits(&world, "d2");
+    assert!(reason.contains("to end since ") && reason.contains("expunge node "), "{reason}");
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"}));
-    assert_eq!(waits(&world, "d2"), said, "the operation that stops the old incarnation completes");
+    assert_eq!(waits(&world, "d2"), reason, "the operation that stops the old incarnation completes");
     // No other node has capacity.
     let mut world = TestFleet::with_nodes(1);
     world.plan_with("automatic", &json!({"restart": "never"}));
     create(&mut world, "d1", &json!({}));
     let first = world.asked().next().expect("one has a place");
     world.report(first, ObservedState::Ready { processes: Vec::new() });
-    let said = waits(&world, "d1");
-    assert!(said.contains("a node for operation ") && said.contains("add or free such a node"), "{said}");
+    let reason = waits(&world, "d1");
+    assert!(
+        reason.contains("a node for operation ") && reason.contains("add or free such a node"),
+        "{reason}"
+    );
 }

@@ -175,16 +175,16 @@ fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
     let far = |id: &IncarnationId| incarnation(&world, *id).cluster.as_str() == "far";
     let id = world.commanded().into_iter().find(far).expect("one is far");
     let replica = incarnation(&world, id).replica.clone();
-    let told = |world: &mut TestFleet, revision, saw| {
+    let report = |world: &mut TestFleet, revision, saw| {
         let report = IncarnationReport { incarnation: id, revision, observed: saw };
         world.see(&IncarnationReported { session, report }.into());
         world.run();
     };
-    told(&mut world, 1, ready());
+    report(&mut world, 1, ready());
     assert_eq!(world.phases(), ["running", "starting"]);
     world.must("replica.stop", &json!({"name": replica}));
     world.run();
-    told(&mut world, 2, ended(IncarnationExit::Clean));
+    report(&mut world, 2, ended(IncarnationExit::Clean));
     assert_eq!((world.phases(), world.free_cpu()), (vec!["starting", "stopped"], 7000));
 }
 

@@ -441,7 +441,7 @@ fn what_is_asked_while_something_is_open_waits_supersedes_or_is_refused() {
             world.approve_all();
         }
         let name = world.replica();
-        let told = match world.ask(&format!("replica.{verb}"), &json!({"name": name})) {
+        let answer = match world.ask(&format!("replica.{verb}"), &json!({"name": name})) {
             Err(refusal) => {
                 assert!(
                     matches!(refusal.code, RefusalCode::InUse | RefusalCode::InvalidTransition),
@@ -453,7 +453,7 @@ fn what_is_asked_while_something_is_open_waits_supersedes_or_is_refused() {
             Ok(_) if replica(&world).operation.is_some_and(|open| open.id == first.id) => "waits",
             Ok(_) => "superseded",
         };
-        assert_eq!(told, wanted, "{why}");
+        assert_eq!(answer, wanted, "{why}");
         world.run();
     }
 }

@@ -158,12 +158,12 @@ fn the_same_again_is_one_request_and_something_else_supersedes_it() {
     let first = waiting(&world).remove(0);
     let again = ask_as(&mut world, "bob", intent("plan.delete", &all)).expect("one that waits");
     assert!(again.is_empty(), "{again:?}");
-    let Some((_, Fact::IntentAccepted(said))) =
+    let Some((_, Fact::IntentAccepted(accepted))) =
         world.folded.iter().rev().find(|(_, fact)| matches!(fact, Fact::IntentAccepted(_)))
     else {
         panic!("a verdict")
     };
-    assert_eq!(said.subject, Some(Subject::Request(first.id)), "the verdict names the pending request");
+    assert_eq!(accepted.subject, Some(Subject::Request(first.id)), "the verdict names the pending request");
     world.deploy("d2", 4);
     world.approve_all();
     let facts = world.must("plan.delete", &all);

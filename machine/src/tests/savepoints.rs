@@ -225,7 +225,7 @@ fn live(seed: u64, found: &mut SavepointCounts) {
     world.counted = CountInterval::AtTheEnd;
     let mut twin = world.clone();
     for step in 0..60 {
-        let told = format!("seed {seed}, step {step}");
+        let context = format!("seed {seed}, step {step}");
         for _ in 0..dice.below(3) {
             let mut ahead = twin.clone();
             ahead.folded.clear();
@@ -235,7 +235,11 @@ fn live(seed: u64, found: &mut SavepointCounts) {
             let before = shown(&world.fleet);
             found.look(&world.fleet, &ahead.fleet, &ahead.folded);
             broken_off(&mut world.fleet, &ahead.folded, &mut dice);
-            assert!(shown(&world.fleet) == before, "{told}: {} facts were rolled back", ahead.folded.len());
+            assert!(
+                shown(&world.fleet) == before,
+                "{context}: {} facts were rolled back",
+                ahead.folded.len()
+            );
             world.check();
         }
         // A savepoint that is kept is noted as well.
@@ -243,8 +247,8 @@ fn live(seed: u64, found: &mut SavepointCounts) {
         let mut again = dice.clone();
         act(&mut world, &mut dice, step);
         act(&mut twin, &mut again, step);
-        assert_eq!(world.log, twin.log, "{told}: later decisions are the same");
-        assert!(shown(&world.fleet) == shown(&twin.fleet), "{told}: the later state is the same");
+        assert_eq!(world.log, twin.log, "{context}: later decisions are the same");
+        assert!(shown(&world.fleet) == shown(&twin.fleet), "{context}: the later state is the same");
         world.fact_types();
         twin.fact_types();
     }

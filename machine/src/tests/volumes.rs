@@ -242,8 +242,8 @@ fn plans_say_what_volumes_can_do() {
     let refusal = world.ask("deployment.create", &two).expect_err("one user at a time");
     assert!(refusal.errors.contains_key("/spec/count"), "{refusal:?}");
     let graceful = json!({"blue_green": {"timeout": 1000, "on_timeout": "rollback"}});
-    let beside = json!({"plan": "web", "name": "d1", "spec": {"count": 1, "strategy": graceful}});
-    let refusal = world.ask("deployment.create", &beside).expect_err("two sets");
+    let second = json!({"plan": "web", "name": "d1", "spec": {"count": 1, "strategy": graceful}});
+    let refusal = world.ask("deployment.create", &second).expect_err("two sets");
     assert!(refusal.errors.contains_key("/spec/strategy"), "{refusal:?}");
     put(&mut world, "web", "d1", 1);
     world.obey();

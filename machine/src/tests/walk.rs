@@ -208,8 +208,8 @@ fn holds(world: &TestFleet, why: &str) {
     let fleet = &world.fleet;
     for node in fleet.nodes().sorted() {
         let held = &fleet.index().places.held(&node.name).resources;
-        let room = node.spec.resources.checked_sub(node.spec.reserved).unwrap_or(Resources::ZERO);
-        assert!(held.fits(room), "{why}: node {} has {room}, and {held} are held", node.name);
+        let capacity = node.spec.resources.checked_sub(node.spec.reserved).unwrap_or(Resources::ZERO);
+        assert!(held.fits(capacity), "{why}: node {} has {capacity}, and {held} are held", node.name);
         let class = "s".parse().expect("a class");
         let stored = fleet.index().places.held(&node.name).storage(&class);
         assert!(stored <= 3, "{why}: node {} has 3 bytes of storage, and {stored} are held", node.name);

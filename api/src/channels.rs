@@ -359,7 +359,7 @@ async fn tell(open: &OpenChannel, said: &mut u64, after: u64, body: &Bytes) -> R
                 "cannot send messages on channel: closed meanwhile\nhint: open another channel",
             ));
         }
-        let told = open.way.said(message.to_vec()).await;
+        let told = open.way.send(message.to_vec()).await;
         told.map_err(|DeciderStopped| {
             ProblemDetails::new(BUSY, "cannot deliver message: the decider has stopped")
         })?;

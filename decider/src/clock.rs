@@ -25,7 +25,7 @@ pub struct JournalClock {
     time: Time,
     steady: Duration,
     max_gap: Duration,
-    leap: Option<Duration>,
+    jump: Option<Duration>,
     gap: Duration,
     wall: Time,
 }
@@ -34,7 +34,7 @@ impl JournalClock {
     /// Starts at the later of the wall clock and the journal's last time.
     pub fn begin(last: Time, ClockSample { wall, steady }: ClockSample) -> JournalClock {
         let time = last.max(wall);
-        JournalClock { time, steady, max_gap: Duration::MAX, leap: None, gap: Duration::ZERO, wall: time }
+        JournalClock { time, steady, max_gap: Duration::MAX, jump: None, gap: Duration::ZERO, wall: time }
     }
 
     /// Follows a wall clock that is ahead by at most `max_gap` from now on.
@@ -43,8 +43,8 @@ impl JournalClock {
     }
 
     /// Returns how far ahead the wall clock is, if it is too far to be followed.
-    pub fn leap(&self) -> Option<Duration> {
-        self.leap
+    pub fn jump(&self) -> Option<Duration> {
+        self.jump
     }
 
     /// Returns how far ahead the wall clock was at the last reading.
@@ -63,8 +63,8 @@ impl JournalClock {
         self.steady = self.steady.max(steady);
         let plain = self.time + passed;
         self.gap = wall.since(plain);
-        self.leap = Some(self.gap).filter(|ahead| *ahead > self.max_gap);
-        self.time = if self.leap.is_some() {
+        self.jump = Some(self.gap).filter(|ahead| *ahead > self.max_gap);
+        self.time = if self.jump.is_some() {
             plain
         } else if plain > wall {
             // Ahead: at half speed, but not behind the wall clock.
@@ -72,7 +72,7 @@ impl JournalClock {
         } else {
             (self.time + passed * 5 / 4).min(wall).max(plain)
         };
-        self.wall = if self.leap.is_some() { self.time } else { self.time.max(wall) };
+        self.wall = if self.jump.is_some() { self.time } else { self.time.max(wall) };
         self.time
     }
 }
@@ -105,7 +105,7 @@ mod tests {
                 90,
                 vec![(100, 10, 105), (110, 20, 110), (120, 30, 120)],
             ),
-            ("the wall clock leapt: a quarter faster", 0, 100, vec![(500, 8, 110), (510, 16, 120)]),
+            ("the wall clock jumped: a quarter faster", 0, 100, vec![(500, 8, 110), (510, 16, 120)]),
         ];
         for (case, last, start, readings) in cases {
             let mut clock = JournalClock::begin(wall(last), reading(start, 0));
@@ -125,13 +125,13 @@ mod tests {
             (5010, 26, 128, true, "still not followed"),
             (400, 34, 138, false, "it is back"),
         ];
-        for (now, steady, expected, leaps, case) in steps {
+        for (now, steady, expected, jumps, case) in steps {
             assert_eq!(clock.read(reading(now, steady)), wall(expected), "{case}");
-            assert_eq!(clock.leap().is_some(), leaps, "{case}");
-            let dated = if leaps { wall(expected) } else { wall(now.max(expected)) };
+            assert_eq!(clock.jump().is_some(), jumps, "{case}");
+            let dated = if jumps { wall(expected) } else { wall(now.max(expected)) };
             assert_eq!(clock.wall(), dated, "time of intents: {case}");
         }
         clock.bound(Duration::MAX);
-        assert_eq!((clock.read(reading(5000, 42)), clock.leap()), (wall(148), None), "it is trusted");
+        assert_eq!((clock.read(reading(5000, 42)), clock.jump()), (wall(148), None), "it is trusted");
     }
 }

@@ -66,11 +66,11 @@ pub enum CoreInput {
     /// New connection of an executor, with a random token.
     Connected(ChannelNumber, ConnectionToken),
     /// Message of an executor.
-    Said(ChannelNumber, ExecutorMessage),
+    ExecutorMessage(ChannelNumber, ExecutorMessage),
     /// Closed connection. The session lives until its lease expires.
     Disconnected(ChannelNumber),
     /// Maximum time that a message may have waited unread.
-    Unheard(Duration),
+    Unread(Duration),
     /// Records that are durable and valid.
     Delivered(Vec<Arc<Record>>),
     /// Request to do due work, up to the bounds of a commit.
@@ -263,9 +263,9 @@ impl DeciderCore {
             CoreInput::InboxPassed(next) => self.inbox_passed(next, now),
             CoreInput::InboxStands(offset) => self.inbox_stands(offset, now),
             CoreInput::Connected(connection, token) => self.connected(connection, token),
-            CoreInput::Said(connection, message) => self.said(connection, message, now),
+            CoreInput::ExecutorMessage(connection, message) => self.receive(connection, message, now),
             CoreInput::Disconnected(connection) => self.disconnected(connection),
-            CoreInput::Unheard(span) => self.unheard(span, now),
+            CoreInput::Unread(span) => self.extend_grace(span, now),
             CoreInput::Delivered(records) => self.delivered(&records),
             CoreInput::Work => {
                 if self.work(now) {
@@ -319,7 +319,7 @@ impl DeciderCore {
         self.record_every.map(|span| self.recorded + span)
     }
 
-    /// Records the time, so that a later start can distinguish a correct clock from a leapt one.
+    /// Records the time, so that a later start can distinguish a correct clock from one that has jumped.
     fn record_time(&mut self) {
         if self.draft.is_empty() && self.time_due().is_some_and(|due| due <= self.time) {
             self.commit_own(TimeRecorded {}.into());
@@ -345,7 +345,7 @@ impl DeciderCore {
     }
 
     /// Seals the draft commit if the next input might not fit: one message may hold many reports.
-    pub(super) fn make_room(&mut self) {
+    pub(super) fn seal_if_full(&mut self) {
         if self.is_full() {
             self.seal();
         }
@@ -408,7 +408,7 @@ impl DeciderCore {
             }
             Err(panic) => {
                 self.fleet.roll_back_broken();
-                CommitError::Failed(told(&*panic))
+                CommitError::Failed(panic_message(&*panic))
             }
         };
         self.draft.back_to(mark);
@@ -427,7 +427,7 @@ impl DeciderCore {
     /// Decides an intent.
     fn intent(&mut self, ticket: RequestTicket, request: &IntentRequest, now: Time) {
         self.set_time(now);
-        self.make_room();
+        self.seal_if_full();
         match self.settle(request, Ok(())) {
             RequestOutcome::Before(verdict) | RequestOutcome::Now(verdict) => {
                 self.hold(HeldEffect::Answer(ticket, verdict));
@@ -458,7 +458,7 @@ impl DeciderCore {
         let allowed = allowed.and_then(|()| self.may_skip(&request.intent));
         let decided = reused.and(allowed).and_then(|()| {
             catch_unwind(AssertUnwindSafe(|| (self.decide)(&self.fleet, request, &context)))
-                .unwrap_or_else(|panic| Err(internal(&told(&*panic))))
+                .unwrap_or_else(|panic| Err(internal(&panic_message(&*panic))))
         });
         let decided = self.record(request, position, decided, &context).or_else(|failure| {
             if let CommitError::Failed(failure) = &failure {
@@ -484,22 +484,22 @@ impl DeciderCore {
         decided: Result<Vec<Fact>, Refusal>,
         context: &DecisionContext,
     ) -> Result<Verdict, CommitError> {
-        let said = verdict(&self.fleet, request, &decided, context);
-        let result = match (&said, &decided) {
-            (Fact::IntentAccepted(said), _) => Ok(chancery_machine::keys::AcceptedIntent {
-                outcome: said.outcome,
-                subject: said.subject.clone(),
-                version: said.version,
+        let fact = verdict(&self.fleet, request, &decided, context);
+        let result = match (&fact, &decided) {
+            (Fact::IntentAccepted(accepted), _) => Ok(chancery_machine::keys::AcceptedIntent {
+                outcome: accepted.outcome,
+                subject: accepted.subject.clone(),
+                version: accepted.version,
             }),
-            (Fact::IntentRefused(said), Err(refusal)) => {
-                Err(Refusal { subject: said.subject.clone(), version: said.version, ..refusal.clone() })
+            (Fact::IntentRefused(refused), Err(refusal)) => {
+                Err(Refusal { subject: refused.subject.clone(), version: refused.version, ..refusal.clone() })
             }
             _ => return Err(CommitError::Failed("a verdict is either accepted or refused".into())),
         };
         let facts = decided.unwrap_or_default();
         let mut events = Vec::with_capacity(facts.len() + 2);
         events.push(Event::Intent(request.clone()));
-        events.push(Event::Fact { cause: position, fact: said });
+        events.push(Event::Fact { cause: position, fact });
         events.extend(facts.into_iter().map(|fact| Event::Fact { cause: position, fact }));
         self.commit_events(&events)?;
         Ok(Verdict { position: position.plus(1), result: Arc::new(result) })
@@ -507,7 +507,7 @@ impl DeciderCore {
 
     /// Takes an observation. Nothing is recorded if nothing follows from the observation.
     pub(super) fn observation(&mut self, by: &chancery_events::name::ExecutorName, observation: Observation) {
-        self.make_room();
+        self.seal_if_full();
         let position = self.next();
         let context = self.context(position.plus(1));
         let facts = catch_unwind(AssertUnwindSafe(|| observe(&self.fleet, &observation, &context)));
@@ -515,7 +515,7 @@ impl DeciderCore {
             Ok(facts) if facts.is_empty() => return,
             Ok(facts) => facts,
             Err(panic) => {
-                tracing::error!(%position, observation = observation.type_name(), failure = told(&*panic), "cannot judge observation");
+                tracing::error!(%position, observation = observation.type_name(), failure = panic_message(&*panic), "cannot judge observation");
                 return;
             }
         };
@@ -545,10 +545,10 @@ impl DeciderCore {
                 Ok(Some(step)) => self.take_step(step),
                 Err(panic) => {
                     let Some((subject, cause)) = self.agenda.in_progress() else {
-                        tracing::error!(failure = told(&*panic), "cannot find due work");
+                        tracing::error!(failure = panic_message(&*panic), "cannot find due work");
                         return false;
                     };
-                    self.quarantine(subject, cause, told(&*panic));
+                    self.quarantine(subject, cause, panic_message(&*panic));
                 }
             }
         }
@@ -681,7 +681,7 @@ pub(super) fn internal(failure: &str) -> Refusal {
     )
 }
 
-pub(super) fn told(panic: &(dyn std::any::Any + Send)) -> String {
+pub(super) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a panic without a message".into())

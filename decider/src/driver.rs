@@ -112,15 +112,15 @@ impl DeciderDriver {
     /// Passes an input to the core. Returns whether the outputs say that more is due, or that the decider is
     /// fenced.
     fn give(&mut self, now: Time, input: CoreInput) -> bool {
-        let mut is_told = false;
+        let mut is_notified = false;
         for output in self.core.handle(now, input) {
             match output {
                 CoreOutput::Effect(effect) => self.effects.push(effect),
                 CoreOutput::Append(record) => self.waiting.push_back(record),
-                CoreOutput::More | CoreOutput::Overtaken => is_told = true,
+                CoreOutput::More | CoreOutput::Overtaken => is_notified = true,
             }
         }
-        is_told
+        is_notified
     }
 
     /// Does due work, then commits if another commit may be in flight.
@@ -221,9 +221,9 @@ mod tests {
 
     #[test]
     fn while_a_commit_is_on_its_way_only_so_much_is_taken_in() {
-        let (told, delivered) = std::sync::mpsc::channel();
+        let (sender, delivered) = std::sync::mpsc::channel();
         let log = chancery_journal::memory::MemoryLog::new("default");
-        let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
+        let journal = log.open(Box::new(move |delivery| drop(sender.send(delivery)))).expect("a journal");
         let settings = DeciderSettings {
             fleet: "default".parse().expect("a name"),
             writer: chancery_events::id::WriterId::from_random(1),
@@ -240,16 +240,16 @@ mod tests {
         driver.turn(at).expect("a turn");
         let heartbeat =
             ExecutorMessage::Heartbeat { connection: ConnectionToken::from_random(1), sequence: 1 };
-        let mut said = 0;
+        let mut sent = 0;
         while driver.is_open() {
-            driver.handle(CoreInput::Said(ChannelNumber(1), heartbeat.clone()), at);
-            said += 1;
-            assert!(said < 100_000, "the number of waiting inputs is not bounded");
+            driver.handle(CoreInput::ExecutorMessage(ChannelNumber(1), heartbeat.clone()), at);
+            sent += 1;
+            assert!(sent < 100_000, "the number of waiting inputs is not bounded");
         }
         assert!(driver.effects().is_empty());
         driver.take(delivered.recv().expect("a delivery"), &mut |_| {}).expect("its own");
         assert!(driver.is_open());
-        assert!(driver.effects().len() >= said, "all effects are emitted");
+        assert!(driver.effects().len() >= sent, "all effects are emitted");
     }
 
     #[test]

@@ -51,10 +51,10 @@ pub enum DeciderInput {
     InboxPassed(u64),
     /// Offset of an inbox message that cannot be read.
     InboxStands(u64),
-    /// New connection of an executor, whose messages follow as [`DeciderInput::Said`].
+    /// New connection of an executor, whose messages follow as [`DeciderInput::ExecutorMessage`].
     Connected(ChannelNumber, ExecutorOutbox),
     /// Message of an executor: one serialised [`chancery_events::protocol::ExecutorMessage`].
-    Said(ChannelNumber, Vec<u8>, InputPermit),
+    ExecutorMessage(ChannelNumber, Vec<u8>, InputPermit),
     /// Closed connection of an executor.
     Disconnected(ChannelNumber),
     /// Request to drain: the decider takes no more inputs, and makes everything durable.
@@ -106,10 +106,10 @@ impl DeciderHandle {
     pub async fn ask(&self, request: IntentRequest, bytes: usize) -> Result<Verdict, VerdictError> {
         let (answer, verdict) = oneshot::channel();
         let pieces = pieces(bytes, self.queue.max_capacity());
-        let room = Arc::clone(&self.intents).try_acquire_many_owned(pieces);
-        let room = InboxPermit(room.map_err(|_| VerdictError::Busy)?);
+        let permit = Arc::clone(&self.intents).try_acquire_many_owned(pieces);
+        let permit = InboxPermit(permit.map_err(|_| VerdictError::Busy)?);
         self.queue
-            .try_send(DeciderInput::Intent(Box::new(request), answer, room))
+            .try_send(DeciderInput::Intent(Box::new(request), answer, permit))
             .map_err(|_| VerdictError::Busy)?;
         verdict.await.map_err(|_| VerdictError::Unknown)
     }

@@ -34,7 +34,7 @@ use chancery_events::record::InboxWatermark;
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::time::Time;
 
-use super::core::{DeciderCore, RequestOutcome, internal, told};
+use super::core::{DeciderCore, RequestOutcome, internal, panic_message};
 
 /// Time after which an inbox watermark that no commit contains gets a commit of its own.
 const LAG: Duration = Duration::from_secs(1);
@@ -276,7 +276,7 @@ impl DeciderCore {
         }
         self.set_time(now);
         // The commit must not be sealed between the answer and the watermark.
-        self.make_room();
+        self.seal_if_full();
         let Some(reading) = &self.inbox else { return };
         let binding = &reading.inbox.binding;
         let read = catch_unwind(AssertUnwindSafe(|| {
@@ -284,7 +284,7 @@ impl DeciderCore {
             let allowed = binding.check(&request.intent);
             Ok((request, allowed))
         }));
-        match read.unwrap_or_else(|panic| Err(internal(&told(&*panic)))) {
+        match read.unwrap_or_else(|panic| Err(internal(&panic_message(&*panic)))) {
             Ok((request, allowed)) => self.message_asks(message, &request, allowed),
             Err(refusal) => self.refuse_message(message, refusal),
         }

@@ -48,7 +48,7 @@ impl InputLag {
     }
 
     /// Returns how long an input may have waited unread.
-    pub(super) fn unheard(&self, now: Duration) -> Duration {
+    pub(super) fn unread_for(&self, now: Duration) -> Duration {
         now.saturating_sub(self.until)
     }
 }
@@ -65,26 +65,26 @@ mod tests {
     fn what_is_left_in_the_queue_is_unheard_until_it_has_been_taken() {
         let mut lag = InputLag::begin(at(0));
         lag.left(0, at(10));
-        assert_eq!(lag.unheard(at(12)), at(2), "it may have come just after");
+        assert_eq!(lag.unread_for(at(12)), at(2), "it may have come just after");
         lag.left(3, at(20));
-        assert_eq!(lag.unheard(at(20)), at(10));
+        assert_eq!(lag.unread_for(at(20)), at(10));
         lag.took();
         lag.took();
         lag.left(700, at(25));
-        assert_eq!(lag.unheard(at(25)), at(15), "one of the three is still queued");
+        assert_eq!(lag.unread_for(at(25)), at(15), "one of the three is still queued");
         lag.took();
-        assert_eq!(lag.unheard(at(25)), at(5), "all inputs up to 20 are taken, whatever arrived since");
+        assert_eq!(lag.unread_for(at(25)), at(5), "all inputs up to 20 are taken, whatever arrived since");
         lag.left(700, at(26));
         (0..700).for_each(|_| lag.took());
-        assert_eq!(lag.unheard(at(27)), at(1), "a queue that is never empty has its delay");
+        assert_eq!(lag.unread_for(at(27)), at(1), "a queue that is never empty has its delay");
     }
 
     #[test]
     fn who_waits_hears_and_who_stood_still_does_not() {
         let mut lag = InputLag::begin(at(0));
         lag.waited(at(100), at(60));
-        assert_eq!(lag.unheard(at(60)), at(0), "an idle wait is no lag");
+        assert_eq!(lag.unread_for(at(60)), at(0), "an idle wait is no lag");
         lag.waited(at(100), at(190));
-        assert_eq!(lag.unheard(at(190)), at(90), "the process was suspended past its time");
+        assert_eq!(lag.unread_for(at(190)), at(90), "the process was suspended past its time");
     }
 }

@@ -46,8 +46,9 @@ impl DeciderHandle {
     /// Queues an inbox message: waits for space. Messages reach the decider in posting order.
     pub async fn post(&self, message: InboxMessage) -> Result<(), DeciderStopped> {
         let pieces = pieces(message.bytes(), self.quarter);
-        let room = Arc::clone(&self.messages).acquire_many_owned(pieces).await.map_err(|_| DeciderStopped)?;
-        self.tell(DeciderInput::InboxMessage(Box::new(message), InboxPermit(room))).await
+        let permit =
+            Arc::clone(&self.messages).acquire_many_owned(pieces).await.map_err(|_| DeciderStopped)?;
+        self.tell(DeciderInput::InboxMessage(Box::new(message), InboxPermit(permit))).await
     }
 }
 
@@ -63,14 +64,14 @@ impl InputSender {
     }
 
     /// Queues a message: waits for its share, and then for space.
-    pub async fn said(&self, message: Vec<u8>) -> Result<(), DeciderStopped> {
+    pub async fn send(&self, message: Vec<u8>) -> Result<(), DeciderStopped> {
         let pieces = pieces(message.len(), SHARE.min(self.decider.half));
         // The connection's own share first: it bounds how many of its messages wait for the common share.
         let own = Arc::clone(&self.own).acquire_many_owned(pieces).await.map_err(|_| DeciderStopped)?;
         let common = Arc::clone(&self.decider.executors);
         let of_all = common.acquire_many_owned(pieces).await.map_err(|_| DeciderStopped)?;
         let share = InputPermit { _own: own, _of_all: of_all };
-        self.decider.tell(DeciderInput::Said(self.connection, message, share)).await
+        self.decider.tell(DeciderInput::ExecutorMessage(self.connection, message, share)).await
     }
 
     /// Reports the end of the connection.
@@ -93,17 +94,17 @@ mod tests {
 
     /// Whether the message can be sent without waiting.
     async fn says(way: &InputSender, message: &[u8]) -> bool {
-        let mut said = pin!(unconstrained(way.said(message.to_vec())));
-        poll_fn(|context| Poll::Ready(said.as_mut().poll(context).is_ready())).await
+        let mut sending = pin!(unconstrained(way.send(message.to_vec())));
+        poll_fn(|context| Poll::Ready(sending.as_mut().poll(context).is_ready())).await
     }
 
     /// Sends messages until one waits. Returns how many did not.
     async fn flood(way: &InputSender, message: &[u8]) -> usize {
-        let mut said = 0;
+        let mut sent = 0;
         while says(way, message).await {
-            said += 1;
+            sent += 1;
         }
-        said
+        sent
     }
 
     #[tokio::test]

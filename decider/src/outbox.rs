@@ -15,7 +15,7 @@ const BYTES: usize = 32 << 20;
 #[derive(Clone, Debug)]
 pub struct ExecutorOutbox {
     messages: mpsc::Sender<(Vec<u8>, OwnedSemaphorePermit)>,
-    room: Arc<Semaphore>,
+    free_bytes: Arc<Semaphore>,
 }
 
 /// Receiving end of the queue, which ends when the sending end is dropped.
@@ -32,15 +32,18 @@ pub struct OutboxFull;
 /// Returns both ends of a new queue.
 pub fn outbox() -> (ExecutorOutbox, OutboxReceiver) {
     let (sender, messages) = mpsc::channel(MESSAGES);
-    (ExecutorOutbox { messages: sender, room: Arc::new(Semaphore::new(BYTES)) }, OutboxReceiver { messages })
+    (
+        ExecutorOutbox { messages: sender, free_bytes: Arc::new(Semaphore::new(BYTES)) },
+        OutboxReceiver { messages },
+    )
 }
 
 impl ExecutorOutbox {
     /// Queues a message, if there is space.
     pub fn put(&self, message: Vec<u8>) -> Result<(), OutboxFull> {
         let bytes = u32::try_from(message.len()).map_err(|_| OutboxFull)?;
-        let room = Arc::clone(&self.room).try_acquire_many_owned(bytes).map_err(|_| OutboxFull)?;
-        self.messages.try_send((message, room)).map_err(|_| OutboxFull)
+        let permit = Arc::clone(&self.free_bytes).try_acquire_many_owned(bytes).map_err(|_| OutboxFull)?;
+        self.messages.try_send((message, permit)).map_err(|_| OutboxFull)
     }
 }
 

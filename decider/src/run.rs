@@ -110,14 +110,14 @@ struct DeciderLoop {
     lag: InputLag,
     clock: Arc<WallClock>,
     /// Whether the wall clock is not followed.
-    has_leapt: bool,
+    has_jumped: bool,
 }
 
 fn reading(began: Instant) -> ClockSample {
     ClockSample { wall: wall_clock::now(), steady: began.elapsed() }
 }
 
-/// Returns the judged clock plus the time since then. A clock set since then is read as a leap, and executors
+/// Returns the judged clock plus the time since then. A clock set since then is read as a jump, and executors
 /// get their whole grace from now on.
 fn first_reading(judged: JudgedClock) -> ClockSample {
     let passed = judged.at.elapsed();
@@ -144,16 +144,16 @@ impl DeciderLoop {
             executors: BTreeMap::new(),
             lag: InputLag::begin(judged.steady),
             clock,
-            has_leapt: false,
+            has_jumped: false,
         }
     }
 
-    /// Reports a leap of the wall clock, and follows it once it is trusted.
+    /// Reports a jump of the wall clock, and follows it once it is trusted.
     fn watch_clock(&mut self) {
-        let leap = self.driver.clock.leap();
-        if leap.is_some() != self.has_leapt {
-            self.has_leapt = leap.is_some();
-            self.clock.leapt(leap);
+        let jump = self.driver.clock.jump();
+        if jump.is_some() != self.has_jumped {
+            self.has_jumped = jump.is_some();
+            self.clock.jumped(jump);
         }
         self.driver.clock.bound(self.clock.follow_gap(self.driver.clock.gap()));
     }
@@ -164,14 +164,14 @@ impl DeciderLoop {
 
     async fn run(&mut self) -> DeciderEnd {
         loop {
-            let unheard = self.lag.unheard(self.now().steady);
+            let unread = self.lag.unread_for(self.now().steady);
             if let Err(ended) = self.take_what_waits() {
                 return ended;
             }
             let now = self.now();
             self.lag.left(self.inputs.len(), now.steady);
-            let unheard = unheard.max(self.lag.unheard(now.steady));
-            self.driver.handle(core::CoreInput::Unheard(unheard), now);
+            let unread = unread.max(self.lag.unread_for(now.steady));
+            self.driver.handle(core::CoreInput::Unread(unread), now);
             let left = match self.driver.turn(self.now()) {
                 Ok(left) => left,
                 Err(ended) => return ended,
@@ -246,13 +246,13 @@ impl DeciderLoop {
         let now = self.now();
         match input {
             // The input's share of the queue, here and below, is free when the input has been handled.
-            DeciderInput::Intent(request, answer, _room) => {
+            DeciderInput::Intent(request, answer, _permit) => {
                 self.tickets += 1;
                 let ticket = RequestTicket(self.tickets);
                 self.askers.insert(ticket, answer);
                 self.driver.handle(core::CoreInput::Intent(ticket, request), now);
             }
-            DeciderInput::InboxMessage(inbox_message, _room) => {
+            DeciderInput::InboxMessage(inbox_message, _permit) => {
                 self.driver.handle(core::CoreInput::InboxMessage(inbox_message), now);
             }
             DeciderInput::InboxPassed(next) => self.driver.handle(core::CoreInput::InboxPassed(next), now),
@@ -264,13 +264,17 @@ impl DeciderLoop {
                 let token = ConnectionToken::from_random(random());
                 self.driver.handle(core::CoreInput::Connected(connection, token), now);
             }
-            DeciderInput::Said(connection, message, _share) => match serde_json::from_slice(&message) {
-                Ok(message) => self.driver.handle(core::CoreInput::Said(connection, message), now),
-                Err(error) => {
-                    tracing::warn!(%error, "connection of executor closed: cannot read message");
-                    self.close(connection);
+            DeciderInput::ExecutorMessage(connection, message, _share) => {
+                match serde_json::from_slice(&message) {
+                    Ok(message) => {
+                        self.driver.handle(core::CoreInput::ExecutorMessage(connection, message), now);
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "connection of executor closed: cannot read message");
+                        self.close(connection);
+                    }
                 }
-            },
+            }
             DeciderInput::Disconnected(connection) => self.close(connection),
             DeciderInput::Drain => self.driver.handle(core::CoreInput::Drain, now),
         }

@@ -39,7 +39,7 @@ pub(super) struct LiveSession {
     /// Highest position that the executor has seen.
     pub(super) seen: Position,
     /// Time of the last message.
-    heard: Time,
+    last_message: Time,
     /// Position that must be durable before the last inventory part is sent.
     part: Position,
 }
@@ -70,12 +70,21 @@ impl SessionTable {
         sessions
     }
 
-    fn open(&mut self, id: SessionId, executor: ExecutorName, cluster: ClusterName, heard: Time) {
+    fn open(&mut self, id: SessionId, executor: ExecutorName, cluster: ClusterName, last_message: Time) {
         self.by_cluster.insert(cluster.clone(), id);
         let (seen, part) = (Position::ZERO, Position::ZERO);
         self.live.insert(
             id,
-            LiveSession { executor, cluster, epoch: None, attached: None, sequence: 0, seen, heard, part },
+            LiveSession {
+                executor,
+                cluster,
+                epoch: None,
+                attached: None,
+                sequence: 0,
+                seen,
+                last_message,
+                part,
+            },
         );
     }
 
@@ -113,7 +122,7 @@ impl DeciderCore {
         }
     }
 
-    pub(super) fn said(&mut self, connection: ChannelNumber, message: ExecutorMessage, now: Time) {
+    pub(super) fn receive(&mut self, connection: ChannelNumber, message: ExecutorMessage, now: Time) {
         self.set_time(now);
         match message {
             ExecutorMessage::Hello {
@@ -180,7 +189,7 @@ impl DeciderCore {
         if let Some(live) = id.and_then(|id| self.sessions.live.get_mut(&id))
             && live.attached == Some((connection, token))
         {
-            live.heard = live.heard.max(now);
+            live.last_message = live.last_message.max(now);
             return id;
         }
         let reason = "this connection has no session".into();
@@ -301,7 +310,7 @@ impl DeciderCore {
         }
         let head = self.fleet.head();
         let Some(live) = self.sessions.live.get_mut(&id) else { return };
-        (live.attached, live.sequence, live.seen, live.heard) =
+        (live.attached, live.sequence, live.seen, live.last_message) =
             (Some((connection, connection_token)), 0, seen, now);
         live.part = head;
         self.sessions.by_connection.insert(connection, id);
@@ -376,7 +385,7 @@ impl DeciderCore {
             self.command_again(Some(id));
         }
         let (lease, grace) = (self.settings.lease, self.agenda.grace);
-        let silent = |live: &LiveSession| grace.rings_at(live.heard + lease) < now;
+        let silent = |live: &LiveSession| grace.rings_at(live.last_message + lease) < now;
         let lost: Vec<_> =
             self.sessions.live.iter().filter(|(_, live)| silent(live)).map(|(id, _)| *id).collect();
         for id in lost {
@@ -387,7 +396,7 @@ impl DeciderCore {
     /// Extends the grace if messages may have waited unread for much of a lease. Each executor sends three
     /// messages per lease, so it has half a lease to be received. Before, neither leases nor deadlines end.
     /// If messages stay late, a deadline is late by a bound ([`chancery_machine::grace::DeadlineGrace`]).
-    pub(super) fn unheard(&mut self, span: Duration, now: Time) {
+    pub(super) fn extend_grace(&mut self, span: Duration, now: Time) {
         let lease = self.settings.lease;
         if span > lease / 4 {
             self.agenda.grace = self.agenda.grace.extended(now, span, lease / 2);
@@ -403,7 +412,7 @@ impl DeciderCore {
         let retry = self.sessions.retries.first().map(|(when, _)| *when);
         let lease = self.settings.lease;
         let grace = self.agenda.grace;
-        let lost = self.sessions.live.values().map(|live| grace.rings_at(live.heard + lease)).min();
+        let lost = self.sessions.live.values().map(|live| grace.rings_at(live.last_message + lease)).min();
         // One microsecond past the lease: a message at its very end is in time.
         retry.into_iter().chain(lost.map(|when| when + Duration::from_micros(1))).min()
     }

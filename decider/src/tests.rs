@@ -216,7 +216,7 @@ impl DeciderFixture {
     }
 
     fn say(&mut self, connection: u64, message: ExecutorMessage) {
-        self.give(CoreInput::Said(ChannelNumber(connection), message));
+        self.give(CoreInput::ExecutorMessage(ChannelNumber(connection), message));
     }
 
     fn hello(&mut self, connection: u64, executor: &str, seen: Option<(Lineage, JournalHead)>) {
@@ -420,8 +420,8 @@ fn ten_thousand_replicas_are_decided_in_portions_and_whoever_asks_meanwhile_is_n
         rig.give(CoreInput::Seal);
         assert!(rig.journal.len() - at <= 2, "one turn made {} commits", rig.journal.len() - at);
         let effects = rig.sync();
-        let told = answers(&effects);
-        assert!(told.iter().any(|(asked, ..)| *asked == ticket), "the answer waits for no other input");
+        let answered = answers(&effects);
+        assert!(answered.iter().any(|(asked, ..)| *asked == ticket), "the answer waits for no other input");
         if !left {
             break;
         }
@@ -518,8 +518,8 @@ fn an_input_that_cannot_be_folded_is_taken_back_whole_and_refused_and_the_next_i
     assert_eq!(rig.core.fleet().replicas().len(), 1, "no fact of it is kept");
     let from = rig.journal.len();
     let effects = rig.settle();
-    let told: Vec<_> = answers(&effects).into_iter().map(|(ticket, _, code)| (ticket, code)).collect();
-    assert_eq!(told, [(first, Some(RefusalCode::Internal)), (second, None)]);
+    let answered: Vec<_> = answers(&effects).into_iter().map(|(ticket, _, code)| (ticket, code)).collect();
+    assert_eq!(answered, [(first, Some(RefusalCode::Internal)), (second, None)]);
     let types = [
         "replica.delete.v1",
         "intent.refused.v1",

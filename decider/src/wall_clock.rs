@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use chancery_events::text::counted;
 use chancery_events::time::Time;
 
-/// Interval of the checks whether a clock that has leapt is synchronised.
+/// Interval of the checks whether a clock that has jumped is synchronised.
 const ASK_AGAIN: Duration = Duration::from_mins(1);
 /// Maximum time for an answer of systemd.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -58,9 +58,9 @@ pub fn is_synchronised() -> bool {
         let _ = (child.kill(), child.wait());
         return false;
     };
-    let mut said = Vec::new();
-    let is_read = child.stdout.is_some_and(|mut output| output.read_to_end(&mut said).is_ok());
-    is_read && status.success() && said.trim_ascii() == b"yes"
+    let mut answer = Vec::new();
+    let is_read = child.stdout.is_some_and(|mut output| output.read_to_end(&mut answer).is_ok());
+    is_read && status.success() && answer.trim_ascii() == b"yes"
 }
 
 /// Error for a wall clock that is too far ahead of the journal.
@@ -219,15 +219,15 @@ impl WallClock {
         self.tell(None);
     }
 
-    /// Reports that the clock of a running decider leapt ahead by `leap`, or is back.
-    pub fn leapt(self: &Arc<Self>, leap: Option<Duration>) {
-        let Some(leap) = leap else {
+    /// Reports that the clock of a running decider jumped ahead by `jump`, or is back.
+    pub fn jumped(self: &Arc<Self>, jump: Option<Duration>) {
+        let Some(jump) = jump else {
             tracing::info!("journal time follows the wall clock again");
             return self.tell(None);
         };
-        let days = counted(leap.as_secs() / DAY, "day");
+        let days = counted(jump.as_secs() / DAY, "day");
         let text = format!(
-            "the wall clock has leapt {days} ahead and is not followed: set the clock, or restart the server with --accept-clock"
+            "the wall clock has jumped {days} ahead and is not followed: set the clock, or restart the server with --accept-clock"
         );
         tracing::error!("{text}");
         self.tell(Some(text));
@@ -288,17 +288,17 @@ mod tests {
             DAYS * 31,
             "it started at {judged:?}: the gap has closed"
         );
-        clock.leapt(Some(DAYS * 100));
+        clock.jumped(Some(DAYS * 100));
         while clock.max_gap() < Duration::MAX {
             std::thread::yield_now();
         }
-        assert_eq!(clock.follow_gap(DAYS * 100), DAYS * 131, "that leap is followed");
+        assert_eq!(clock.follow_gap(DAYS * 100), DAYS * 131, "that jump is followed");
         assert_eq!(clock.follow_gap(DAYS * 120), DAYS * 131, "no more of another");
         assert_eq!(clock.follow_gap(DAYS * 50), DAYS * 81, "less, as journal time catches up");
         assert_eq!(clock.follow_gap(Duration::ZERO), DAYS * 31);
         assert_eq!(clock.follow_gap(DAYS * 32), DAYS * 31);
         // Trust ends with a decider, whatever the system reports afterwards.
-        clock.leapt(Some(DAYS * 100));
+        clock.jumped(Some(DAYS * 100));
         while clock.max_gap() < Duration::MAX {
             std::thread::yield_now();
         }

@@ -166,7 +166,7 @@ impl ExecutorHost {
         });
         tokio::spawn(async move {
             while let Some(message) = said.recv().await {
-                if way.said(message).await.is_err() {
+                if way.send(message).await.is_err() {
                     return;
                 }
             }

@@ -110,7 +110,7 @@ fn a_clock_that_leaps_years_ahead_while_a_server_decides_is_not_followed_and_rea
     capability(&server, "a");
     let now = year(&server);
     std::fs::write(&clock, AHEAD).expect("a file");
-    until("readyz reports that the clock leapt", || {
+    until("readyz reports that the clock jumped", || {
         let _ = capability(&server, "b");
         (server.client().get("/readyz").json()["code"] == "clock_ahead").then_some(())
     });

@@ -52,7 +52,7 @@ async fn hear(world: &mut ServedFleet) -> DeciderInput {
 /// Returns the next heartbeat of the channel.
 async fn beat(world: &mut ServedFleet, of: ChannelNumber) -> u64 {
     match hear(world).await {
-        DeciderInput::Said(connection, text, _) if connection == of => {
+        DeciderInput::ExecutorMessage(connection, text, _) if connection == of => {
             let message: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
             message["heartbeat"]["sequence"].as_u64().expect("a heartbeat")
         }

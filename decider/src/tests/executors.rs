@@ -375,13 +375,13 @@ fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
     while !rig.settle().is_empty() || rig.give(CoreInput::Work) {}
     for (which, say) in words {
         rig.must("cluster.delete", &json!({"name": "nowhere"}));
-        let mut said = 0;
+        let mut sent = 0;
         while !rig.core.holds_enough() {
-            say(&mut rig, said);
-            said += 1;
-            assert!(said <= 16_384, "{which}: not bounded");
+            say(&mut rig, sent);
+            sent += 1;
+            assert!(sent <= 16_384, "{which}: not bounded");
         }
-        assert!(which == "small ones" || said < 200, "{which}: {said}");
+        assert!(which == "small ones" || sent < 200, "{which}: {sent}");
         rig.settle();
         assert!(!rig.core.holds_enough(), "{which} are released");
     }
@@ -395,7 +395,7 @@ fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is(
     rig.settle();
     let closed = |rig: &DeciderFixture| rig.types(0).iter().filter(|t| **t == "session.closed.v1").count();
     rig.now = rig.now + LEASE * 4;
-    rig.give(CoreInput::Unheard(LEASE * 3));
+    rig.give(CoreInput::Unread(LEASE * 3));
     rig.settle();
     assert_eq!(closed(&rig), 0, "no session expires while the disk stalls");
     let due = rig.core.next_due().expect("a lease ends");
@@ -405,7 +405,7 @@ fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is(
     rig.settle();
     assert_eq!(closed(&rig), 0, "the heartbeat was in time");
     rig.now = rig.now + LEASE;
-    rig.give(CoreInput::Unheard(LEASE / 5));
+    rig.give(CoreInput::Unread(LEASE / 5));
     rig.settle();
     assert_eq!(closed(&rig), 1, "a short input lag extends no lease");
 }
@@ -444,7 +444,7 @@ fn a_deadline_that_passed_while_nobody_was_heard_waits_for_what_executors_say() 
         say(&mut rig, 2, unready());
         // The server pauses until after the deadline, and then finds waiting messages.
         rig.now = rig.now + Duration::from_secs(90);
-        rig.give(CoreInput::Unheard(Duration::from_secs(90)));
+        rig.give(CoreInput::Unread(Duration::from_secs(90)));
         let before = rig.journal.len();
         rig.settle();
         assert!(!rig.types(before).contains(&"incarnation.stop_requested.v1"), "{then:?}");

@@ -181,9 +181,10 @@ fn every_message_leaves_one_trace_in_the_order_of_their_offsets() {
     assert_eq!(rig.types(from), types);
     assert_eq!(rig.watermarks(from), [20]);
     let refused = rig.refused(from);
-    let told: Vec<_> = refused.iter().map(|fact| (fact.offset, fact.code, fact.digest.is_some())).collect();
+    let reported: Vec<_> =
+        refused.iter().map(|fact| (fact.offset, fact.code, fact.digest.is_some())).collect();
     assert_eq!(
-        told,
+        reported,
         [
             (11, RefusalCode::Invalid, true),
             (18, RefusalCode::Invalid, false),
@@ -337,8 +338,8 @@ fn a_message_that_is_poison_is_refused_once_and_the_next_is_answered() {
     // Other callers get the same answer.
     let request = rig.request("node.delete", &json!({"name": "n1"}));
     let ticket = rig.ask(&request);
-    let told = answers(&rig.settle());
-    assert_eq!((told[0].0, told[0].2), (ticket, Some(RefusalCode::Internal)));
+    let answered = answers(&rig.settle());
+    assert_eq!((answered[0].0, answered[0].2), (ticket, Some(RefusalCode::Internal)));
 }
 
 #[test]

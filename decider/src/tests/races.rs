@@ -78,7 +78,7 @@ impl DeciderFixture {
 fn commands(effects: &[DeciderEffect]) -> Vec<(IncarnationId, u32, u32, CommandStatus)> {
     let mut all = Vec::new();
     for message in sent(effects) {
-        let told = match message {
+        let listed = match message {
             DeciderMessage::Command { command, .. } => std::slice::from_ref(command),
             DeciderMessage::Welcome { commands, .. } | DeciderMessage::Inventory { commands, .. } => commands,
             _ => continue,
@@ -87,7 +87,7 @@ fn commands(effects: &[DeciderEffect]) -> Vec<(IncarnationId, u32, u32, CommandS
             ObjectId::Incarnation(id) => id,
             ObjectId::Volume(id) => panic!("unexpected command for volume {id}"),
         };
-        all.extend(told.iter().map(|c| (run(c.object), c.revision, c.attempt, c.status)));
+        all.extend(listed.iter().map(|c| (run(c.object), c.revision, c.attempt, c.status)));
     }
     all
 }
@@ -111,12 +111,12 @@ fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
     rig.crash(durable);
     rig.hello(2, "ex", None);
     rig.settle();
-    let mut told = 0;
+    let mut purged = 0;
     for _ in 0..3 {
         rig.level(2, vec![ObjectReport { object: id.into(), revision: 1, observed: crashed() }]);
-        told += forgets(&rig.settle());
+        purged += forgets(&rig.settle());
     }
-    assert_eq!(told, 3, "once for each report");
+    assert_eq!(purged, 3, "once for each report");
     let ends = rig.types(durable).into_iter().filter(|name| *name == "incarnation.ended.v1").count();
     assert_eq!((ends, rig.core.fleet().incarnations().sorted()[0].is_live()), (1, false));
 }
@@ -260,8 +260,8 @@ fn an_end_that_was_decided_and_told_nobody_is_in_the_next_welcome() {
         rig.crash(rig.journal.len());
         rig.settle();
         rig.hello(2, "ex", None);
-        let told = commands(&rig.settle());
-        assert_eq!(told, [(id, 2, 1, CommandStatus::Pending)], "{what}, accepted only: {accepted_only}");
+        let listed = commands(&rig.settle());
+        assert_eq!(listed, [(id, 2, 1, CommandStatus::Pending)], "{what}, accepted only: {accepted_only}");
         rig.report(2, 1, id, 2, ObservedState::Gone);
         rig.settle();
         assert_eq!(rig.core.fleet().replicas().is_empty(), what == "replica.delete");

@@ -340,7 +340,7 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
     ask(&decider, "a").await;
     let last = log.source().head().expect("a record").time;
     assert!(last.since(wall) < Duration::from_hours(1), "the journal is at {last}, and started at {wall}");
-    assert!(clock.trouble().is_some_and(|text| text.contains("has leapt 400 days")), "{:?}", clock.trouble());
+    assert!(clock.trouble().is_some_and(|text| text.contains("has jumped 400 days")), "{:?}", clock.trouble());
     decider.tell(DeciderInput::Drain).await.expect("it takes inputs");
     ended.await.expect("it ends");
 }

@@ -160,9 +160,11 @@ impl ScriptedWorld {
                 trace_step!(self, "server {seat} hears {}", rendering::to_decider(&message));
                 let Some(server) = &mut self.seats[seat].server else { return };
                 if twice {
-                    server.driver().handle(CoreInput::Said(ChannelNumber(number), message.clone()), reading);
+                    server
+                        .driver()
+                        .handle(CoreInput::ExecutorMessage(ChannelNumber(number), message.clone()), reading);
                 }
-                server.driver().handle(CoreInput::Said(ChannelNumber(number), message), reading);
+                server.driver().handle(CoreInput::ExecutorMessage(ChannelNumber(number), message), reading);
             }
             ChannelInput::Gone => {
                 channel.served = false;

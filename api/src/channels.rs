@@ -67,10 +67,10 @@ pub struct ExecutorChannels {
 struct OpenChannel {
     way: InputSender,
     /// Number of messages passed to the decider; locked while a request passes messages.
-    said: tokio::sync::Mutex<u64>,
+    received: tokio::sync::Mutex<u64>,
     opened: Instant,
     /// Time of the last sign of life from the executor.
-    heard: watch::Sender<Instant>,
+    last_data: watch::Sender<Instant>,
     /// Set when the channel must end.
     over: watch::Sender<bool>,
     /// Set when the decider has accepted the executor's hello.
@@ -108,9 +108,9 @@ impl ExecutorChannels {
         let id = Uuid::new_v4();
         let open = Arc::new(OpenChannel {
             way: decider.way(self.connections.next()),
-            said: tokio::sync::Mutex::default(),
+            received: tokio::sync::Mutex::default(),
             opened: Instant::now(),
-            heard: watch::channel(Instant::now()).0,
+            last_data: watch::channel(Instant::now()).0,
             over: watch::channel(false).0,
             welcomed: AtomicBool::new(false),
         });
@@ -207,7 +207,7 @@ impl ChannelPump {
     /// Carries messages until the channel ends, and returns the reason.
     async fn carry(&mut self) -> &'static str {
         loop {
-            let until = self.open.last_heard() + self.app.channels.silence;
+            let until = self.open.last_data() + self.app.channels.silence;
             let piece = tokio::select! {
                 biased;
                 _ = self.closing.wait_for(|closing| *closing) => return "server is stopping",
@@ -221,7 +221,7 @@ impl ChannelPump {
                     }
                 },
                 () = sleep_until(until) => {
-                    if self.open.last_heard() + self.app.channels.silence <= Instant::now() {
+                    if self.open.last_data() + self.app.channels.silence <= Instant::now() {
                         return "no data from the executor in time";
                     }
                     continue;
@@ -241,8 +241,8 @@ impl ChannelPump {
 impl OpenChannel {
     /// Returns the time of the last data, or before the welcome that of the opening, so that every channel
     /// ends.
-    fn last_heard(&self) -> Instant {
-        if self.welcomed.load(Ordering::Relaxed) { *self.heard.borrow() } else { self.opened }
+    fn last_data(&self) -> Instant {
+        if self.welcomed.load(Ordering::Relaxed) { *self.last_data.borrow() } else { self.opened }
     }
 
     /// Records whether the decider's messages include a welcome.
@@ -314,18 +314,18 @@ impl ChannelUpload {
     /// Passes the messages to the decider, in order.
     pub(super) async fn take(self, app: &FleetApi, body: Body) -> Result<Response<Body>, ProblemDetails> {
         let open = &*self.open;
-        open.heard.send_replace(Instant::now());
+        open.last_data.send_replace(Instant::now());
         // A concurrent upload on the same channel waits here, unread.
-        let mut said = open.said.lock().await;
+        let mut received = open.received.lock().await;
         let ApiShared { limits, uploads, .. } = &*app.common;
         let most = if open.welcomed.load(Ordering::Relaxed) { limits.messages } else { OWN };
         let (body, _reserved) = middleware::reserved(uploads, body, most, OWN, limits).await?;
-        let told = tell(open, &mut said, self.after, &body).await;
-        if told.is_err() {
+        let result = deliver(open, &mut received, self.after, &body).await;
+        if result.is_err() {
             // Later messages would leave a gap.
             open.over.send_replace(true);
         }
-        told?;
+        result?;
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
         Ok(response)
@@ -344,12 +344,18 @@ fn speaks_lines(call: &RoutedRequest) -> Result<(), ProblemDetails> {
     ))
 }
 
-async fn tell(open: &OpenChannel, said: &mut u64, after: u64, body: &Bytes) -> Result<(), ProblemDetails> {
-    open.heard.send_replace(Instant::now());
+async fn deliver(
+    open: &OpenChannel,
+    received: &mut u64,
+    after: u64,
+    body: &Bytes,
+) -> Result<(), ProblemDetails> {
+    open.last_data.send_replace(Instant::now());
     let messages = read(body)?;
-    let Some(known) = said.checked_sub(after) else {
-        let detail =
-            format!("cannot accept messages after {after}: only {said} received\nhint: open another channel");
+    let Some(known) = received.checked_sub(after) else {
+        let detail = format!(
+            "cannot accept messages after {after}: only {received} received\nhint: open another channel"
+        );
         return Err(ProblemDetails::new(OUT_OF_ORDER, detail));
     };
     for message in messages.into_iter().skip(usize::try_from(known).unwrap_or(usize::MAX)) {
@@ -359,14 +365,14 @@ async fn tell(open: &OpenChannel, said: &mut u64, after: u64, body: &Bytes) -> R
                 "cannot send messages on channel: closed meanwhile\nhint: open another channel",
             ));
         }
-        let told = open.way.send(message.to_vec()).await;
-        told.map_err(|DeciderStopped| {
+        let result = open.way.send(message.to_vec()).await;
+        result.map_err(|DeciderStopped| {
             ProblemDetails::new(BUSY, "cannot deliver message: the decider has stopped")
         })?;
-        *said += 1;
+        *received += 1;
     }
     // The decider may have been slow.
-    open.heard.send_replace(Instant::now());
+    open.last_data.send_replace(Instant::now());
     Ok(())
 }
 

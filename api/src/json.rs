@@ -27,7 +27,7 @@ pub(super) fn check(bytes: &[u8], depth: usize) -> Result<&str, ProblemDetails> 
         ),
         InvalidJson::Json { pointer, source } => {
             let place = (source.line(), source.column());
-            said(MALFORMED, &source, pointer, place)
+            json_problem(MALFORMED, &source, pointer, place)
         }
     })
 }
@@ -123,12 +123,12 @@ pub(super) fn read_at<T: DeserializeOwned>(
                 pointer.push_str(&step);
             }
         }
-        said(INVALID, &error, pointer, sent((error.line(), error.column())))
+        json_problem(INVALID, &error, pointer, sent((error.line(), error.column())))
     })?;
     Ok(value)
 }
 
-fn said(
+fn json_problem(
     kind: &'static super::problem::ProblemKind,
     error: &serde_json::Error,
     pointer: String,

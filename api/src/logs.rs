@@ -222,7 +222,7 @@ fn why_silent(
     keeps: bool,
 ) -> (&'static super::problem::ProblemKind, String) {
     let IncarnationRow { cluster: name, node, state, .. } = row;
-    let unheard = row.reachability == Reachability::Unknown;
+    let is_unreachable = row.reachability == Reachability::Unknown;
     let runtime = cluster.map(|cluster| cluster.runtime);
     match state {
         IncarnationStatus::Reserved => {
@@ -231,7 +231,7 @@ fn why_silent(
         _ if runtime == Some(ClusterRuntime::Simulated) => {
             (NOT_FOUND, format!("cluster {name} is simulated: no process on node {node} writes output"))
         }
-        _ if !keeps && unheard => (
+        _ if !keeps && is_unreachable => (
             NOT_FOUND,
             format!(
                 "cluster {name} is driven by an executor elsewhere, which stores the output there and is not \
@@ -256,7 +256,7 @@ fn why_silent(
                 "the incarnation is {state}, and its output is deleted: only that of the newest ended incarnation is kept"
             ),
         ),
-        _ if unheard => (
+        _ if is_unreachable => (
             NOT_FOUND,
             format!(
                 "node {node} cannot be reached: no executor of cluster {name} is connected; the server's log has the reason"
@@ -529,14 +529,14 @@ mod tests {
         while let Some((_, bytes)) = open.next() {
             lines += std::str::from_utf8(&bytes).expect("text");
         }
-        let said = lines.strip_prefix("err | chancery: cannot read this output: ");
-        assert!(said.is_some_and(|said| said.ends_with(" is not a regular file\nout | one\n")), "{lines}");
+        let text = lines.strip_prefix("err | chancery: cannot read this output: ");
+        assert!(text.is_some_and(|text| text.ends_with(" is not a regular file\nout | one\n")), "{lines}");
         assert!(outputs(&[file(LogStream::Err)], OpenLine::Ends).nothing_can_be_read().is_some());
     }
 
     #[test]
     fn silence_has_its_reason() {
-        for (state, heard, runtime, keeps, code, wanted) in [
+        for (state, executor, runtime, keeps, code, wanted) in [
             (
                 "reserved",
                 "known",
@@ -568,9 +568,9 @@ mod tests {
             ),
             ("starting", "known", "process", true, 404, "the processes on node n1 have not been started yet"),
         ] {
-            let (kind, why) = why_silent(&row(state, heard), Some(&cluster(runtime)), keeps);
-            assert_eq!(kind.status, code, "{state} {heard} {runtime} {keeps}");
-            assert!(why.contains(wanted), "{state} {heard} {runtime} {keeps}: {why}");
+            let (kind, why) = why_silent(&row(state, executor), Some(&cluster(runtime)), keeps);
+            assert_eq!(kind.status, code, "{state} {executor} {runtime} {keeps}");
+            assert!(why.contains(wanted), "{state} {executor} {runtime} {keeps}: {why}");
         }
     }
 }

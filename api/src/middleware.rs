@@ -281,7 +281,7 @@ async fn write_to(
     params: QueryParams,
     body: Result<Bytes, ProblemDetails>,
 ) -> Result<Response<Body>, ProblemDetails> {
-    let said = write::in_query(call.found.route.does, params)?;
+    let query_members = write::in_query(call.found.route.does, params)?;
     let decider = match app.router.find() {
         LeaderLocation::Local(decider) => decider,
         LeaderLocation::Remote(there) => {
@@ -293,7 +293,7 @@ async fn write_to(
     match call.found.route.does {
         RouteTarget::Intents => intents::take(app, &decider, call, body).await,
         RouteTarget::Intent(entry, shape) => {
-            write::typed(app, &decider, call, body, (entry, shape), said).await
+            write::typed(app, &decider, call, body, (entry, shape), query_members).await
         }
         RouteTarget::OpenChannel => channels::open(app, &decider, &call, body).await,
         other => Err(ProblemDetails::new(INTERNAL, format!("cannot write {other:?}: not a write"))),

@@ -167,7 +167,7 @@ impl ListenerState {
         builder.http1().keep_alive(false).header_read_timeout(limits.header_read.min(PROBE));
         let io = TokioIo::new(StallGuard::new(stream, limits.stall.min(PROBE)));
         let connection = builder.serve_connection(io, answer).into_owned();
-        if self.reserve.make_room() {
+        if self.reserve.make_space() {
             self.common.metrics.connection_rejected();
         }
         let task = self.open.spawn(async move {

@@ -90,8 +90,8 @@ struct ReservedConnection {
 }
 
 impl ProbeReserve {
-    /// Makes room for one more connection. Returns whether a connection was closed for it.
-    pub(super) fn make_room(&mut self) -> bool {
+    /// Makes space for one more connection. Returns whether a connection was closed for it.
+    pub(super) fn make_space(&mut self) -> bool {
         self.0.retain(|one| !one.task.is_finished());
         if self.0.len() < RESERVED {
             return false;
@@ -134,20 +134,20 @@ mod tests {
         let mut reserve = ProbeReserve::default();
         let mut tasks = Vec::new();
         for n in 0..RESERVED {
-            assert!(!reserve.make_room());
+            assert!(!reserve.make_space());
             let task = tokio::spawn(std::future::pending::<()>());
             reserve.add(task.abort_handle(), Arc::new(AtomicBool::new(n == 0)));
             tasks.push(task);
         }
-        assert!(reserve.make_room());
+        assert!(reserve.make_space());
         assert!(tasks.remove(1).await.expect_err("ended").is_cancelled(), "the first has its request");
-        assert!(!reserve.make_room(), "there is room for one now");
+        assert!(!reserve.make_space(), "there is room for one now");
         tasks.remove(5).abort();
         while reserve.0.iter().filter(|one| one.task.is_finished()).count() == 0 {
             tokio::task::yield_now().await;
         }
         let task = tokio::spawn(std::future::pending::<()>());
         reserve.add(task.abort_handle(), Arc::default());
-        assert!(!reserve.make_room(), "one that has ended is not counted");
+        assert!(!reserve.make_space(), "one that has ended is not counted");
     }
 }

@@ -216,7 +216,7 @@ struct StreamProgress {
     /// Next position to examine.
     next: Position,
     /// Last id that was sent to the client.
-    told: Position,
+    last_sent: Position,
     /// Number of events that may still be sent.
     left: u64,
     /// Lineage of the last examined record.
@@ -225,9 +225,9 @@ struct StreamProgress {
 
 impl StreamProgress {
     fn new(asked: &StreamRequest) -> StreamProgress {
-        let told = Position::new(asked.next.get().saturating_sub(1));
+        let last_sent = Position::new(asked.next.get().saturating_sub(1));
         let left = asked.limit.unwrap_or(u64::MAX);
-        StreamProgress { next: asked.next, told, left, lineage: asked.lineage }
+        StreamProgress { next: asked.next, last_sent, left, lineage: asked.lineage }
     }
 
     /// Whether an event must be sent; an event that is not sent is skipped.
@@ -242,7 +242,7 @@ impl StreamProgress {
         if !asked.wanted.fits(&shown.about) {
             return false;
         }
-        self.told = shown.position;
+        self.last_sent = shown.position;
         self.left -= 1;
         true
     }
@@ -263,11 +263,11 @@ impl StreamProgress {
 
     /// Returns a bookmark if the client could resume later than at its last id.
     fn bookmark(&mut self, form: StreamFormat) -> Option<Bytes> {
-        if form == StreamFormat::Lines || self.told >= self.last() {
+        if form == StreamFormat::Lines || self.last_sent >= self.last() {
             return None;
         }
-        self.told = self.last();
-        let (id, last) = (self.id(), self.told);
+        self.last_sent = self.last();
+        let (id, last) = (self.id(), self.last_sent);
         Some(format!("id: {id}\nevent: bookmark\ndata: {{\"position\":{last}}}\n\n").into())
     }
 
@@ -335,7 +335,7 @@ fn stream(app: Arc<FleetApi>, asked: StreamRequest, follower: FollowerGuard) -> 
                     break;
                 }
                 progress.next = progress.next.max(batch.last().plus(1));
-                if progress.last().get() - progress.told.get() >= PASSED
+                if progress.last().get() - progress.last_sent.get() >= PASSED
                     && let Some(bookmark) = progress.bookmark(asked.form)
                 {
                     yield Ok(bookmark);

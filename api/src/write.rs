@@ -87,7 +87,7 @@ pub(super) fn in_query(
     mut params: QueryParams,
 ) -> Result<Vec<BodyMember>, ProblemDetails> {
     let known = if let RouteTarget::Intent(entry, _) = does { entry.query } else { &[] };
-    let mut said = Vec::new();
+    let mut query_members = Vec::new();
     for name in known {
         let word = match params.take(name)?.as_deref() {
             None => continue,
@@ -95,10 +95,10 @@ pub(super) fn in_query(
             Some("false" | "no") => "no",
             Some(_) => return Err(ProblemDetails::parameter(RequestPart::Query, name, "must be yes or no")),
         };
-        said.push((*name, word));
+        query_members.push((*name, word));
     }
     params.end(known)?;
-    Ok(said)
+    Ok(query_members)
 }
 
 /// Whether a request must have a body. If the path contains everything, the body is optional.
@@ -113,7 +113,7 @@ pub(super) async fn typed(
     call: RoutedRequest,
     body: Result<Bytes, ProblemDetails>,
     (entry, shape): (&'static IntentEntry, BodyShape),
-    said: Vec<BodyMember>,
+    query_members: Vec<BodyMember>,
 ) -> Result<Response<Body>, ProblemDetails> {
     let RoutedRequest { found, parts, .. } = call;
     let meta = IntentHeaders::read(&parts.headers)?;
@@ -124,9 +124,9 @@ pub(super) async fn typed(
     let text = if is_empty { "{}" } else { check(&bytes, depth)? };
     let intent = match shape {
         BodyShape::Members => {
-            let members = [params.as_slice(), &said].concat();
+            let members = [params.as_slice(), &query_members].concat();
             typed::intent(entry.type_name, &SplicedJson::new(text, &members)?)
-                .map_err(|problem| elsewhere(problem, &params, &said))?
+                .map_err(|problem| elsewhere(problem, &params, &query_members))?
         }
         BodyShape::ApproveOne => {
             let hash = read::<ApproveOne>(text)?.hash;
@@ -164,13 +164,17 @@ fn operation(params: &[(&str, &str)]) -> Result<OperationId, ProblemDetails> {
 
 /// Reports an error of a member from the path as an error of the path. Members from the path or the query
 /// must not be repeated in the body.
-fn elsewhere(mut problem: ProblemDetails, params: &[(&str, &str)], said: &[BodyMember]) -> ProblemDetails {
+fn elsewhere(
+    mut problem: ProblemDetails,
+    params: &[(&str, &str)],
+    query_members: &[BodyMember],
+) -> ProblemDetails {
     let is_twice = problem.detail.contains("duplicate field");
     let fault = problem.errors_mut().first_mut();
     let name = fault.as_ref().and_then(|fault| fault.pointer.strip_prefix('/')).map(str::to_owned);
     let (Some(fault), Some(name)) = (fault, name) else { return problem };
     let within = |all: &[(&str, &str)]| all.iter().any(|(known, _)| *known == name);
-    match (within(params), within(said)) {
+    match (within(params), within(query_members)) {
         (true, _) if is_twice => "must be absent: the path has it".clone_into(&mut fault.detail),
         (_, true) if is_twice => "must be absent: the query has it".clone_into(&mut fault.detail),
         (true, _) => return ProblemDetails::parameter(RequestPart::Path, &name, fault.detail.clone()),

@@ -46,7 +46,7 @@ async fn open(world: &mut ServedFleet) -> TestChannel {
 }
 
 async fn hear(world: &mut ServedFleet) -> DeciderInput {
-    tokio::time::timeout(PATIENCE, world.heard.recv()).await.expect("something is heard").expect("a decider")
+    tokio::time::timeout(PATIENCE, world.received.recv()).await.expect("an input in time").expect("a decider")
 }
 
 /// Returns the next heartbeat of the channel.
@@ -318,8 +318,8 @@ async fn the_decider_has_a_channel_before_anything_can_be_said_on_it() {
     let response =
         world.router().oneshot(request(Method::POST, "/channels", &LINES, "")).await.expect("an answer");
     let id = response.headers()["chancery-channel"].to_str().expect("an id");
-    let said = request(Method::POST, &format!("/channels/{id}/messages?after=0"), &LINES, heartbeat(1));
-    assert_eq!(world.send(said).await.status, 204);
+    let upload = request(Method::POST, &format!("/channels/{id}/messages?after=0"), &LINES, heartbeat(1));
+    assert_eq!(world.send(upload).await.status, 204);
     let DeciderInput::Connected(connection, _mailbox) = hear(&mut world).await else {
         panic!("the decider has no link")
     };

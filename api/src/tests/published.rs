@@ -88,14 +88,14 @@ fn a_line_of_every_type_is_read_by_this_build_and_written_as_it_was() {
             assert!(data.get(property).is_some(), "the sample of {type_name} has no {property}");
         }
         let event = Event::read(line.as_bytes()).unwrap_or_else(|error| panic!("{type_name}: {error:?}"));
-        let told =
+        let foldable =
             FoldableEvent::read(line.as_bytes()).unwrap_or_else(|error| panic!("{type_name}: {error:?}"));
         let fact = if let Event::Fact { fact, .. } = &event {
             FoldableEvent::Fact(fact.clone())
         } else {
             FoldableEvent::NoChange
         };
-        assert_eq!(told, fact, "{type_name}");
+        assert_eq!(foldable, fact, "{type_name}");
         assert_eq!(str::from_utf8(&event.line()), Ok(line));
     }
     let stored = fs::read_dir(directory().join("samples")).expect("the directory").count();

@@ -158,7 +158,7 @@ fn a_change_that_old_data_does_not_survive_is_told() {
         *new.pointer_mut(pointer).expect(pointer) = value;
         breaks(&old, &new)
     };
-    for (pointer, value, told) in [
+    for (pointer, value, reported) in [
         ("/properties", json!({}), "/a: removed"),
         ("/properties/a", json!({"type": "integer"}), "/a: type"),
         ("/properties/b/type", json!("integer"), "/b: type"),
@@ -170,7 +170,7 @@ fn a_change_that_old_data_does_not_survive_is_told() {
         ("/properties/c/items/oneOf/1/properties", json!({}), "/c/items: oneOf 1 fits none"),
     ] {
         let found = changed(pointer, value);
-        assert!(found.iter().any(|what| what.starts_with(told)), "{pointer}: {found:?}");
+        assert!(found.iter().any(|what| what.starts_with(reported)), "{pointer}: {found:?}");
     }
     for (pointer, value) in [
         ("/$defs/Word/enum", json!(["x", "y", "z"])),

@@ -41,7 +41,7 @@ pub(super) struct ServedFleet {
     pub(super) asked: Arc<Mutex<Vec<intent::IntentRequest>>>,
     verdict: Arc<Mutex<Box<TestVerdict>>>,
     /// Inputs of executors that reached the decider.
-    pub(super) heard: mpsc::UnboundedReceiver<DeciderInput>,
+    pub(super) received: mpsc::UnboundedReceiver<DeciderInput>,
     _directory: tempfile::TempDir,
 }
 
@@ -141,8 +141,8 @@ impl ServedFleet {
         let (queue, inputs) = mpsc::channel(8);
         let asked: Arc<Mutex<Vec<intent::IntentRequest>>> = Arc::default();
         let says: Arc<Mutex<Box<TestVerdict>>> = Arc::new(Mutex::new(Box::new(|_| None)));
-        let (hear, heard) = mpsc::unbounded_channel();
-        tokio::spawn(decide(inputs, asked.clone(), says.clone(), hear));
+        let (sender, received) = mpsc::unbounded_channel();
+        tokio::spawn(decide(inputs, asked.clone(), says.clone(), sender));
         let common = Arc::new(ApiShared::new(limits, AllowedHosts::default()));
         let app = FleetApi {
             router: LeaderRouter::with(DeciderHandle::over(queue)),
@@ -165,7 +165,7 @@ impl ServedFleet {
             writer: WriterId::from_random(1),
         };
         let world =
-            ServedFleet { app, journal, lineage, by, asked, verdict: says, heard, _directory: directory };
+            ServedFleet { app, journal, lineage, by, asked, verdict: says, received, _directory: directory };
         world.begin();
         world
     }
@@ -186,7 +186,7 @@ impl ServedFleet {
         for text in facts {
             let (type_name, data) = text.split_once(' ').expect("type and data");
             let fact = Fact::read(type_name, data).expect("a known type").expect(text);
-            draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
+            draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("space");
         }
         let now = Time::from_micros(1_795_251_600_000_000);
         let parts = match self.journal.head() {
@@ -194,7 +194,7 @@ impl ServedFleet {
             Some(head) => head.follow(&self.by, now, None),
         };
         let record: Record = draft.seal(parts).expect("a record");
-        self.journal.append(record).expect("room");
+        self.journal.append(record).expect("space");
     }
 
     /// Updates a node `count` times, each in a record of its own.
@@ -258,7 +258,7 @@ async fn decide(
     mut inputs: mpsc::Receiver<DeciderInput>,
     asked: Arc<Mutex<Vec<intent::IntentRequest>>>,
     verdict_of: Arc<Mutex<Box<TestVerdict>>>,
-    heard: mpsc::UnboundedSender<DeciderInput>,
+    received: mpsc::UnboundedSender<DeciderInput>,
 ) {
     let mut silent = Vec::new();
     while let Some(input) = inputs.recv().await {
@@ -266,7 +266,7 @@ async fn decide(
             DeciderInput::Intent(request, answer, _) => (request, answer),
             other => {
                 // A finished test receives nothing.
-                let _ = heard.send(other);
+                let _ = received.send(other);
                 continue;
             }
         };

@@ -366,7 +366,7 @@ async fn a_full_queue_is_busy_and_nothing_is_recorded() {
         ..HttpLimits::default()
     });
     let (queue, _inputs) = tokio::sync::mpsc::channel(1);
-    queue.try_send(chancery_decider::DeciderInput::Drain).expect("room");
+    queue.try_send(chancery_decider::DeciderInput::Drain).expect("space");
     world.app.router =
         chancery_decider::leader_router::LeaderRouter::with(chancery_decider::DeciderHandle::over(queue));
     let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;

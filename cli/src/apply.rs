@@ -110,7 +110,7 @@ impl<'a> ApplyReport<'a> {
         manifest: &ManifestDocument,
         error: &CliError,
     ) -> Result<(), CliError> {
-        note!("{}", told(verb, manifest, error));
+        note!("{}", error_text(verb, manifest, error));
         self.failed.get_or_insert(error.exit);
         Ok(())
     }
@@ -182,7 +182,7 @@ fn hints(name: &str, changed: &PlanChanges) -> Vec<String> {
 }
 
 /// Formats the errors of a document, each with its location in the file.
-fn told(verb: &str, manifest: &ManifestDocument, error: &CliError) -> String {
+fn error_text(verb: &str, manifest: &ManifestDocument, error: &CliError) -> String {
     let name = name(manifest);
     let each = error.faults.iter().map(|PointerError { pointer, detail }| {
         let (place, value) = manifest.locate(pointer);

@@ -130,14 +130,14 @@ impl NodeDrain<'_> {
             OutputFormat::Json,
             OutputFormat::Jsonl,
         ])?;
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let end =
             wait_for(io.client, format!("node/{node}"), self.timeout, &mut || match self.look(io.client)? {
                 DrainProgress::Left(left) => {
-                    if left != told {
+                    if left != reported {
                         note!("node/{node} has {} incarnations left: {}", left.len(), shortened(&left));
                     }
-                    told = left;
+                    reported = left;
                     Ok(None)
                 }
                 end => Ok(Some(end)),

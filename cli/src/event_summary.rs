@@ -172,13 +172,13 @@ mod tests {
             "id": "41", "type": "chancery.node.state_changed.v1", "time": "2026-11-21T09:00:00.000001Z", "causationid": "40",
             "subject": "node/node-1", "data": {"name": "node-1", "state": "allocated", "cluster": "local"},
         });
-        let told = EventSummary(&moved);
+        let summary = EventSummary(&moved);
         assert_eq!(
-            (told.position(), told.time().as_str(), told.initiator().as_str()),
+            (summary.position(), summary.time().as_str(), summary.initiator().as_str()),
             (41, "2026-11-21T09:00:00Z", "decider")
         );
-        assert_eq!(told.what(), "node.state_changed state=allocated cluster=local");
-        assert_eq!(told.why(), "because of 40");
+        assert_eq!(summary.what(), "node.state_changed state=allocated cluster=local");
+        assert_eq!(summary.why(), "because of 40");
         let ended = json!({
             "position": 50, "type": "operation.ended.v1", "cause": 49,
             "data": {"operation": "x", "end": {"failed": {"reason": "web-0 exited 1"}}},

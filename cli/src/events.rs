@@ -43,11 +43,11 @@ pub(super) fn run(events: &EventsArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
     if !events.follow {
         query.push(("follow", "false".to_owned()));
         let mut next = events.from;
-        pass_on(io.client, &query, &mut next, &mut |told, line| show.keep(told, line))?;
+        pass_on(io.client, &query, &mut next, &mut |summary, line| show.keep(summary, line))?;
         return show.flush();
     }
-    let mut each = |told: &EventSummary<'_>, line: &str| {
-        show.keep(told, line)?;
+    let mut each = |summary: &EventSummary<'_>, line: &str| {
+        show.keep(summary, line)?;
         show.flush()
     };
     let mut lost = |error: &CliError| {
@@ -70,12 +70,18 @@ struct EventPrinter<'a> {
 }
 
 impl EventPrinter<'_> {
-    fn keep(&mut self, told: &EventSummary<'_>, line: &str) -> Result<(), CliError> {
+    fn keep(&mut self, summary: &EventSummary<'_>, line: &str) -> Result<(), CliError> {
         if self.output != OutputFormat::Table {
             return Ok(writeln!(self.out, "{line}")?);
         }
-        let subject = told.subject().to_owned();
-        self.rows.add([told.position().to_string(), told.time(), told.initiator(), subject, told.what()]);
+        let subject = summary.subject().to_owned();
+        self.rows.add([
+            summary.position().to_string(),
+            summary.time(),
+            summary.initiator(),
+            subject,
+            summary.what(),
+        ]);
         if self.rows.cells().count() == PAGE { self.flush() } else { Ok(()) }
     }
 
@@ -108,11 +114,11 @@ pub(super) fn follow(
     lost: &mut dyn FnMut(&CliError) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     let query = [query, &[("follow", "true".to_owned())]].concat();
-    let (mut next, mut pause, mut connected, mut told) = (from, client.context.backoff, false, false);
+    let (mut next, mut pause, mut connected, mut reported) = (from, client.context.backoff, false, false);
     loop {
         let before = next;
         let ended = pass_on(client, &query, &mut next, &mut |event, line| {
-            told = false;
+            reported = false;
             each(event, line)
         });
         let error = match ended {
@@ -126,7 +132,7 @@ pub(super) fn follow(
             Err(error) => error,
         };
         connected = true;
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut reported, true) {
             lost(&error)?;
         }
         pause =
@@ -156,10 +162,10 @@ fn pass_on(
         }
         let event: Value = serde_json::from_str(&line)
             .map_err(|error| CliError::failure(format!("cannot read events: invalid line: {error}")))?;
-        let told = EventSummary(&event);
-        each(&told, &line)?;
+        let summary = EventSummary(&event);
+        each(&summary, &line)?;
         // With its lineage, a position of another history is refused instead of continued.
-        *next = NamedPosition { position: Position::new(told.position() + 1), lineage: told.lineage() };
+        *next = NamedPosition { position: Position::new(summary.position() + 1), lineage: summary.lineage() };
     }
     Ok(())
 }
@@ -205,8 +211,14 @@ fn is_about_disruption(item: &Value, name: &str) -> bool {
 pub(super) fn table(items: &[Value]) -> TextTable {
     let mut rows = TextTable::new(["POSITION", "TIME", "INITIATOR", "WHAT", "WHY"]);
     for item in items {
-        let told = EventSummary(item);
-        rows.add([told.position().to_string(), told.time(), told.initiator(), told.what(), told.why()]);
+        let summary = EventSummary(item);
+        rows.add([
+            summary.position().to_string(),
+            summary.time(),
+            summary.initiator(),
+            summary.what(),
+            summary.why(),
+        ]);
     }
     rows
 }

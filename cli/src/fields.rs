@@ -212,8 +212,8 @@ mod tests {
             ),
         ] {
             let path: Vec<_> = field.split('.').collect();
-            let said = check(kind, &path, value).err().map_or(String::new(), |error| error.message);
-            assert_eq!(said, wanted, "{field}={value}");
+            let message = check(kind, &path, value).err().map_or(String::new(), |error| error.message);
+            assert_eq!(message, wanted, "{field}={value}");
         }
     }
 }

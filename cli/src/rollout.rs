@@ -25,8 +25,8 @@ pub(super) fn run(
         _ => None,
     };
     let Some(intent) = intent else {
-        let told = format!("cannot {verb} {word}/{name}: only deployments are {done}\nhint: {instead}");
-        return Err(CliError::usage(told));
+        let message = format!("cannot {verb} {word}/{name}: only deployments are {done}\nhint: {instead}");
+        return Err(CliError::usage(message));
     };
     ask(io, verb, &intent, done)
 }

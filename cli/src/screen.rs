@@ -18,9 +18,9 @@ impl LiveScreen {
     /// Limits the text to the terminal's width and height: lines that have scrolled away cannot be redrawn.
     fn draw_in(&mut self, text: &str, width: usize, height: usize) -> String {
         let all: Vec<&str> = text.lines().collect();
-        let room = height.saturating_sub(1).max(1);
+        let space = height.saturating_sub(1).max(1);
         let (shown, hidden) =
-            if all.len() > room { (room - 1, all.len() - (room - 1)) } else { (all.len(), 0) };
+            if all.len() > space { (space - 1, all.len() - (space - 1)) } else { (all.len(), 0) };
         let mut drawn = match self.drawn {
             0 => String::new(),
             // Moves to the start of the first line, and erases everything below.

@@ -83,8 +83,8 @@ impl StreamTable {
                 self.widths.push(0);
             }
             self.widths[at] = self.widths[at].max(cell.width());
-            let room = self.widths[at] - cell.width();
-            add(&mut text, format_args!("{cell}{:room$}  ", ""));
+            let padding = self.widths[at] - cell.width();
+            add(&mut text, format_args!("{cell}{:padding$}  ", ""));
         }
         format!("{}\n", text.trim_end())
     }

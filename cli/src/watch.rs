@@ -153,7 +153,7 @@ fn next(woken: &Receiver<WatchSignal>) -> Result<WatchSignal, CliError> {
 
 /// Follows all events: rows of one kind change with events about others.
 fn follower(context: CliContext, from: NamedPosition) -> Receiver<WatchSignal> {
-    fn told(sender: &Sender<WatchSignal>, news: WatchSignal) -> Result<(), CliError> {
+    fn notify(sender: &Sender<WatchSignal>, news: WatchSignal) -> Result<(), CliError> {
         // The receiver has ended.
         sender.send(news).map_err(|_| CliError::new(CliExit::Done, ""))
     }
@@ -161,19 +161,19 @@ fn follower(context: CliContext, from: NamedPosition) -> Receiver<WatchSignal> {
     std::thread::spawn(move || {
         let client = ApiClient::new(&context);
         let mut each = |event: &super::event_summary::EventSummary<'_>, _: &str| {
-            told(&sender, WatchSignal::At(event.position()))
+            notify(&sender, WatchSignal::At(event.position()))
         };
-        let mut lost = |error: &CliError| told(&sender, WatchSignal::Lost(error.clone()));
+        let mut lost = |error: &CliError| notify(&sender, WatchSignal::Lost(error.clone()));
         loop {
             match follow(&client, &[], from, &mut each, &mut lost) {
                 // A failure before the first event is treated like a stream that fails later.
                 Err(error) if error.exit == CliExit::Unreachable => {
-                    if told(&sender, WatchSignal::Lost(error)).is_err() {
+                    if notify(&sender, WatchSignal::Lost(error)).is_err() {
                         return;
                     }
                     std::thread::sleep(context.backoff * 5);
                 }
-                Err(error) => return told(&sender, WatchSignal::Over(error)).unwrap_or(()),
+                Err(error) => return notify(&sender, WatchSignal::Over(error)).unwrap_or(()),
                 Ok(()) => return,
             }
         }

@@ -432,8 +432,8 @@ fn a_document_tells_all_its_faults_and_none_that_follows_from_another() {
         "12:37: invalid value \"automatc\": did you mean \"automatic\"?",
         "13:21: invalid duration \"30\": must be as in 500ms, 30s, 5m or 24h",
     ];
-    let told: Vec<_> = faults.to_string().lines().map(|line| line.replace("f.yaml:", "")).collect();
-    assert_eq!(told, wanted, "{text}");
+    let messages: Vec<_> = faults.to_string().lines().map(|line| line.replace("f.yaml:", "")).collect();
+    assert_eq!(messages, wanted, "{text}");
     let many = format!("namespace: n\nservice: s\npayloads: [{}]", "x, ".repeat(100));
     assert_eq!(read("f.yaml", &header("Plan", &many)).expect_err("a hundred").0.len(), 20);
 }
@@ -465,8 +465,8 @@ fn what_a_server_points_to_is_found_in_the_file() {
     ];
     for (text, pointer, place, value) in cases {
         let manifests = read("f.yaml", &format!("---\n{text}")).expect("a manifest");
-        let (found, said) = manifests[0].locate(pointer);
-        assert_eq!((found.to_string(), said), (format!("f.yaml:{place}"), value), "{pointer}\n{text}");
+        let (found, found_value) = manifests[0].locate(pointer);
+        assert_eq!((found.to_string(), found_value), (format!("f.yaml:{place}"), value), "{pointer}\n{text}");
     }
 }
 

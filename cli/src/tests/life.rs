@@ -147,11 +147,11 @@ fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empt
 fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
     let types = |asked: &[FakeRequest]| {
         let events = asked.iter().filter(|asked| !asked.body.is_empty());
-        let told = |asked: &FakeRequest| {
+        let event_of = |asked: &FakeRequest| {
             let event: Value = serde_json::from_str(&asked.body).expect("an event");
             (event["type"].as_str().unwrap_or_default().to_owned(), event["data"].clone())
         };
-        events.map(told).collect::<Vec<_>>()
+        events.map(event_of).collect::<Vec<_>>()
     };
     let during = disrupted(&json!([disruption("drain", "approved", "drain")]), 1);
     let (result, asked) =

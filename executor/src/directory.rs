@@ -102,8 +102,8 @@ mod tests {
 
     #[test]
     fn a_directory_is_told_from_its_copy_and_known_after_a_boot() {
-        let home = tempfile::tempdir().unwrap();
-        let (original, copy) = (home.path().join("original"), home.path().join("copy"));
+        let parent = tempfile::tempdir().unwrap();
+        let (original, copy) = (parent.path().join("original"), parent.path().join("copy"));
         std::fs::create_dir(&original).unwrap();
         claim(&original, CopyPolicy::Refuse).unwrap();
         claim(&original, CopyPolicy::Refuse).unwrap();
@@ -114,7 +114,7 @@ mod tests {
         claim(&copy, CopyPolicy::Adopt).unwrap();
         claim(&copy, CopyPolicy::Refuse).expect("it is the one that was adopted");
         claim(&original, CopyPolicy::Refuse).unwrap();
-        let moved = home.path().join("moved");
+        let moved = parent.path().join("moved");
         std::fs::rename(&original, &moved).unwrap();
         claim(&moved, CopyPolicy::Refuse).expect("another name is no copy");
 

@@ -169,8 +169,8 @@ mod tests {
 
     #[test]
     fn a_store_that_was_copied_is_refused_and_begins_no_life_unless_it_is_adopted() {
-        let home = tempfile::tempdir().expect("a directory");
-        let (original, copy) = (home.path().join("original"), home.path().join("copy"));
+        let parent = tempfile::tempdir().expect("a directory");
+        let (original, copy) = (parent.path().join("original"), parent.path().join("copy"));
         let first = open(&original);
         let copied = std::process::Command::new("cp").arg("-a").args([&original, &copy]).status();
         assert!(copied.expect("cp").success());

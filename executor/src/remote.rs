@@ -123,13 +123,13 @@ impl DeciderEndpoint {
     /// Opens a channel.
     pub async fn connect(&self) -> io::Result<DeciderChannel> {
         let (id, body) = late(timeout(PATIENCE, self.open()).await)?;
-        let (to_decider, said) = mpsc::channel(WAITING);
-        let (told, from_decider) = mpsc::channel(WAITING);
+        let (to_decider, outgoing) = mpsc::channel(WAITING);
+        let (incoming, from_decider) = mpsc::channel(WAITING);
         let remote = self.clone();
         tokio::spawn(async move {
             let ended = tokio::select! {
-                ended = hear(body, told) => ended,
-                ended = remote.say(&id, said) => ended,
+                ended = hear(body, incoming) => ended,
+                ended = remote.say(&id, outgoing) => ended,
             };
             if let Err(error) = ended {
                 tracing::info!(%error, "channel to decider lost");

@@ -221,7 +221,7 @@ where
                 (Err(_), _) => LoopEvent::Lost,
             },
             message = or_never(from.map(mpsc::Receiver::recv)) => match message.as_deref().map(serde_json::from_slice) {
-                Some(Ok(message)) => LoopEvent::Input(SessionInput::Heard(message)),
+                Some(Ok(message)) => LoopEvent::Input(SessionInput::Message(message)),
                 Some(Err(error)) => LoopEvent::Unread(error),
                 None => LoopEvent::Lost,
             },

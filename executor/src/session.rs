@@ -62,7 +62,7 @@ struct SessionConnection {
     token: ConnectionToken,
     lineage: Lineage,
     /// Number of reports sent.
-    said: u64,
+    sent: u64,
     /// Number of reports that the decider accepted.
     accepted: u64,
     inventory: InventoryPart,
@@ -111,7 +111,7 @@ impl SessionCore {
     /// acceptance.
     pub fn takes_changes(&self) -> bool {
         matches!(&self.phase, SessionPhase::Attached(c)
-            if c.inventory == InventoryPart::Reported && c.said - c.accepted < WINDOW)
+            if c.inventory == InventoryPart::Reported && c.sent - c.accepted < WINDOW)
     }
 
     /// Returns when a tick is due, if nothing else happens.
@@ -133,8 +133,8 @@ impl SessionCore {
         match input {
             SessionInput::Connected => self.connected(now, &mut out),
             SessionInput::Disconnected => self.wait(now),
-            SessionInput::Heard(message) => {
-                if let Err(stop) = self.heard(now, message, &mut out) {
+            SessionInput::Message(message) => {
+                if let Err(stop) = self.receive(now, message, &mut out) {
                     out.push(SessionAction::Stop(stop));
                     return out;
                 }
@@ -219,7 +219,7 @@ impl SessionCore {
         }
     }
 
-    fn heard(
+    fn receive(
         &mut self,
         now: Duration,
         message: DeciderMessage,
@@ -264,7 +264,7 @@ impl SessionCore {
                 if self.believes(&envelope)?
                     && let SessionPhase::Listing(c) | SessionPhase::Attached(c) = &mut self.phase
                 {
-                    c.accepted = c.accepted.max(sequence.min(c.said));
+                    c.accepted = c.accepted.max(sequence.min(c.sent));
                 }
             }
             DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat } => {
@@ -311,7 +311,7 @@ impl SessionCore {
         self.phase = SessionPhase::Listing(SessionConnection {
             token: connection_token,
             lineage,
-            said: 0,
+            sent: 0,
             accepted: 0,
             inventory,
             failures: 0,
@@ -453,10 +453,10 @@ impl SessionCore {
         };
         c.failures = 0;
         for report in reports {
-            c.said += 1;
+            c.sent += 1;
             out.push(SessionAction::Say(ExecutorMessage::Report {
                 connection: c.token,
-                sequence: c.said,
+                sequence: c.sent,
                 report,
             }));
         }
@@ -491,8 +491,8 @@ fn issued(object: ObjectId, envelope: &DeciderEnvelope, lineage: Option<Lineage>
     issued
 }
 
-fn same_history(known: &JournalHead, told: &JournalHead) -> Result<(), ExecutorStop> {
-    if known.position == told.position && known.hash != told.hash {
+fn same_history(known: &JournalHead, received: &JournalHead) -> Result<(), ExecutorStop> {
+    if known.position == received.position && known.hash != received.hash {
         return Err(ExecutorStop::Diverged(known.position.get()));
     }
     Ok(())

@@ -132,7 +132,7 @@ fn replace(copies: &[PathBuf; 2], bytes: &[u8]) -> io::Result<()> {
         file?.sync_data()?;
     }
     for copy in copies {
-        std::fs::rename(beside(copy), copy)?;
+        std::fs::rename(new_file(copy), copy)?;
     }
     sync_directory(&copies[0])
 }
@@ -207,7 +207,7 @@ pub(crate) fn copies(path: &Path) -> [PathBuf; 2] {
     [path.to_owned(), path.with_extension("copy")]
 }
 
-fn beside(copy: &Path) -> PathBuf {
+fn new_file(copy: &Path) -> PathBuf {
     let mut name = copy.as_os_str().to_owned();
     name.push(".new");
     name.into()
@@ -215,7 +215,7 @@ fn beside(copy: &Path) -> PathBuf {
 
 fn begin(copy: &Path, bytes: &[u8]) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    let mut file = open_plain(options.write(true).create(true).truncate(true).mode(0o600), &beside(copy))?;
+    let mut file = open_plain(options.write(true).create(true).truncate(true).mode(0o600), &new_file(copy))?;
     file.write_all(bytes)?;
     Ok(file)
 }
@@ -281,7 +281,7 @@ fn settle(copies: &[PathBuf; 2], found: &[CopyState; 2]) -> io::Result<()> {
         };
         let mended = begin(copy, &newest.bytes)
             .and_then(|file| file.sync_data())
-            .and_then(|()| std::fs::rename(beside(copy), copy));
+            .and_then(|()| std::fs::rename(new_file(copy), copy));
         if let Err(error) = mended {
             tracing::warn!(%error, copy = %copy.display(), was, "cannot rewrite record copy");
         } else {

@@ -29,8 +29,8 @@ struct StatusCacheState {
 
 impl StatusCache {
     /// Stores a report as [`crate::reconcile::report`] classifies it.
-    pub(crate) fn show_told(&self, told: StatusUpdate) {
-        match told {
+    pub(crate) fn show_update(&self, update: StatusUpdate) {
+        match update {
             StatusUpdate::Change(report) => self.show(report),
             StatusUpdate::ListOnly(report) => self.show_in_lists(report),
         }

@@ -186,8 +186,8 @@ impl RotatedFiles {
     /// them where they would be.
     fn take(&mut self, bytes: &[u8]) {
         if let Some((count, error)) = self.lost.take() {
-            let told = format!("\n[{count} bytes of output were lost here: {error}]\n");
-            if self.try_take(told.as_bytes()).is_err() {
+            let notice = format!("\n[{count} bytes of output were lost here: {error}]\n");
+            if self.try_take(notice.as_bytes()).is_err() {
                 self.lost = Some((count + bytes.len() as u64, error));
                 return;
             }
@@ -199,8 +199,8 @@ impl RotatedFiles {
     /// bytes.
     fn try_take(&mut self, mut bytes: &[u8]) -> Result<(), (usize, io::Error)> {
         while !bytes.is_empty() {
-            let room = self.limits.max_file_bytes.get().saturating_sub(self.length);
-            let fits = usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len());
+            let space = self.limits.max_file_bytes.get().saturating_sub(self.length);
+            let fits = usize::try_from(space).unwrap_or(usize::MAX).min(bytes.len());
             let here = if fits == bytes.len() {
                 fits
             } else {
@@ -361,9 +361,9 @@ mod tests {
         let (capture, mut theirs) = open(&base, limits(1000, 2)).unwrap();
         rustix::fs::fcntl_setfl(&theirs, OFlags::NONBLOCK).unwrap();
         let over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let told = over.clone();
+        let is_over = over.clone();
         let writer = std::thread::spawn(move || {
-            while !told.load(std::sync::atomic::Ordering::Relaxed) {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
                 let _ = theirs.write(&[b'x'; 4096]);
             }
         });

@@ -331,8 +331,8 @@ mod tests {
             ("low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n", ""),
             ("", ""),
         ];
-        for (events, told) in table {
-            assert_eq!(LimitHits::read(events).to_string(), told, "{events:?}");
+        for (events, text) in table {
+            assert_eq!(LimitHits::read(events).to_string(), text, "{events:?}");
         }
     }
 

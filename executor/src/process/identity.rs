@@ -182,8 +182,8 @@ impl ReadingThread {
 
 /// Returns the identity of the file at another program's path, if its disk answers in time.
 pub(super) fn place_in_time(path: PathBuf) -> Option<FileId> {
-    let (told, found) = mpsc::channel();
-    let look = move || drop(told.send(FileId::of(&path)));
+    let (sender, found) = mpsc::channel();
+    let look = move || drop(sender.send(FileId::of(&path)));
     thread::Builder::new().name("place".into()).spawn(look).ok()?;
     let found = found.recv_timeout(PATIENCE).inspect_err(|_| {
         tracing::warn!("directory in environment of a process skipped: its disk does not answer");

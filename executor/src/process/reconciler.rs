@@ -314,8 +314,8 @@ impl IncarnationReconciler {
         }
         self.keep_watch();
         let Some(present) = self.present() else { return };
-        let told = reconcile::report(self.incarnation.into(), &present);
-        if let StatusUpdate::Change(ObjectReport { observed: ObservedState::Ready { .. }, .. }) = &told
+        let update = reconcile::report(self.incarnation.into(), &present);
+        if let StatusUpdate::Change(ObjectReport { observed: ObservedState::Ready { .. }, .. }) = &update
             && self.before == ReadyHistory::NeverReady
         {
             self.before = ReadyHistory::Ready;
@@ -327,14 +327,14 @@ impl IncarnationReconciler {
             probes.watch_liveness();
         }
         // An undetermined state is not reported: the incarnation may run.
-        if self.shown.as_ref() != Some(&told) && !matches!(self.hold, LockHolder::Unknown) {
-            self.show(told);
+        if self.shown.as_ref() != Some(&update) && !matches!(self.hold, LockHolder::Unknown) {
+            self.show(update);
         }
     }
 
-    fn show(&mut self, told: StatusUpdate) {
-        self.shared.board.show_told(told.clone());
-        self.shown = Some(told);
+    fn show(&mut self, update: StatusUpdate) {
+        self.shared.board.show_update(update.clone());
+        self.shown = Some(update);
     }
 
     /// Records ends and absences that are proved.

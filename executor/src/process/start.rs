@@ -149,8 +149,8 @@ pub(super) fn prepare(
     let fill = |text: &str| fill(text, &values);
     let bad = |bad: InvalidTemplate| never(format!("payload {name}: {bad}"));
     let argv = run.argv.iter().map(|arg| fill(arg)).collect::<Result<_, _>>().map_err(bad)?;
-    let home = work_directory(directory.path(), name, index).display().to_string();
-    let mut env = BTreeMap::from([("PATH".to_owned(), search_path()), ("HOME".to_owned(), home)]);
+    let work_dir = work_directory(directory.path(), name, index).display().to_string();
+    let mut env = BTreeMap::from([("PATH".to_owned(), search_path()), ("HOME".to_owned(), work_dir)]);
     for (key, value) in &run.env {
         env.insert(key.as_str().to_owned(), fill(value).map_err(bad)?);
     }

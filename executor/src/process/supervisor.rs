@@ -391,13 +391,13 @@ impl Supervisor {
     }
 
     fn say(&mut self) {
-        if let Some(frame) = self.said() {
+        if let Some(frame) = self.record_frame() {
             self.clients.retain_mut(|client| client.say(&frame));
         }
     }
 
     /// Frame of the record, once it is on disk: before that, nothing was started.
-    fn said(&self) -> Option<Vec<u8>> {
+    fn record_frame(&self) -> Option<Vec<u8>> {
         let is_written = self.record.is_over() || !self.record.processes.is_empty();
         is_written.then(|| supervisor_protocol::frame(&self.record))
     }
@@ -412,7 +412,7 @@ impl Supervisor {
                 return LockOwnership::No;
             }
             let Ok(mut client) = SupervisorClient::new(stream) else { continue };
-            if let Some(frame) = self.said() {
+            if let Some(frame) = self.record_frame() {
                 // A client that has disconnected may have sent requests: it is read below, and then dropped.
                 client.say(&frame);
             }

@@ -123,8 +123,8 @@ mod tests {
         let frame = supervisor_protocol::frame(&"x".repeat(1 << 20));
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut client = SupervisorClient::new(ours).unwrap();
-        let said = (0..100).take_while(|_| client.say(&frame)).count();
-        assert!((8..=17).contains(&said), "{said} messages of a mebibyte");
+        let sent = (0..100).take_while(|_| client.say(&frame)).count();
+        assert!((8..=17).contains(&sent), "{sent} messages of a mebibyte");
         drop(theirs);
     }
 

@@ -43,8 +43,8 @@ pub fn trampoline_main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     let mut line = Vec::new();
-    let told = BufReader::new(&socket).read_until(b'\n', &mut line);
-    if told.is_err() || line.last() != Some(&b'\n') {
+    let received = BufReader::new(&socket).read_until(b'\n', &mut line);
+    if received.is_err() || line.last() != Some(&b'\n') {
         return ExitCode::FAILURE;
     }
     let not_executed = match serde_json::from_slice(&line) {

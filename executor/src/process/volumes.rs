@@ -88,7 +88,7 @@ pub(super) fn find(volumes: &Path) -> io::Result<Vec<VolumeId>> {
 /// Reconciler of one volume.
 pub(super) struct VolumeReconciler {
     volume: VolumeId,
-    home: VolumeDirectory,
+    directory: VolumeDirectory,
     shared: Arc<ProcessShared>,
     found: Option<VolumeLookup<VolumeFile>>,
     /// Directory that was found to be ours.
@@ -107,7 +107,7 @@ impl VolumeReconciler {
     pub(super) fn new(volume: VolumeId, shared: Arc<ProcessShared>) -> VolumeReconciler {
         VolumeReconciler {
             volume,
-            home: VolumeDirectory::of(&shared.volumes(), volume),
+            directory: VolumeDirectory::of(&shared.volumes(), volume),
             shared,
             found: None,
             is: None,
@@ -196,25 +196,27 @@ impl VolumeReconciler {
         }
         self.unknown = None;
         // Another directory may have replaced ours.
-        if self.kept().is_some() && !self.home.identity().is_ok_and(|now| now.is_none() || now == self.is) {
+        if self.kept().is_some()
+            && !self.directory.identity().is_ok_and(|now| now.is_none() || now == self.is)
+        {
             self.found = None;
         }
         if self.kept().is_none() {
             let was_foreign = matches!(self.found, Some(VolumeLookup::Foreign(_)));
-            self.found = match self.home.look() {
+            self.found = match self.directory.look() {
                 Ok(found) => Some(found),
                 Err(error) => {
                     tracing::error!(%error, volume = %self.volume, "cannot read volume directory");
                     None
                 }
             };
-            self.is = self.home.identity().ok().flatten();
+            self.is = self.directory.identity().ok().flatten();
             if let (Some(VolumeLookup::Foreign(why)), false) = (&self.found, was_foreign) {
                 tracing::warn!(why, volume = %self.volume, "unknown volume directory left in place");
             }
             if let Some(kept) = self.kept() {
                 let goes_on = kept.is_being_destroyed();
-                if let Err(error) = self.home.repair() {
+                if let Err(error) = self.directory.repair() {
                     tracing::warn!(%error, volume = %self.volume, "cannot repair record copies of volume");
                 }
                 if goes_on {
@@ -229,17 +231,18 @@ impl VolumeReconciler {
     fn is_whole(&self) -> bool {
         self.kept().is_some_and(VolumeFile::is_up)
             && self.is.is_some()
-            && self.home.identity().is_ok_and(|now| now == self.is)
-            && self.home.has_data().is_ok_and(|has| has)
+            && self.directory.identity().is_ok_and(|now| now == self.is)
+            && self.directory.has_data().is_ok_and(|has| has)
     }
 
     /// Records that the volume is lost, if it is. An error is not a loss.
     fn find_lost(&mut self) {
         let Some(kept) = self.kept().filter(|kept| kept.is_up()) else { return };
-        if self.home.has_data().unwrap_or(true) {
+        if self.directory.has_data().unwrap_or(true) {
             return;
         }
-        let reason = format!("volume content is missing: {} is not a directory", self.home.data().display());
+        let reason =
+            format!("volume content is missing: {} is not a directory", self.directory.data().display());
         tracing::error!(reason, volume = %self.volume, "volume lost");
         if let Err(error) = self.keep(VolumeFile { phase: VolumePhase::Lost { reason }, ..kept.clone() }) {
             tracing::error!(%error, volume = %self.volume, "cannot record loss of volume");
@@ -250,7 +253,7 @@ impl VolumeReconciler {
     fn keep(&mut self, kept: VolumeFile) -> io::Result<()> {
         self.shared.check_open()?;
         let last = self.kept().map(|kept| &kept.order);
-        let written = self.home.keep(last, &kept, self.is);
+        let written = self.directory.keep(last, &kept, self.is);
         self.found = written.is_ok().then_some(VolumeLookup::Ours(kept));
         self.is = written.as_ref().ok().copied();
         written.map(drop)
@@ -258,12 +261,12 @@ impl VolumeReconciler {
 
     fn settle(&mut self) {
         let Some(kept) = self.kept() else { return };
-        let told = reconcile::report(self.volume.into(), &kept.present());
-        if self.shown.as_ref() == Some(&told) {
+        let update = reconcile::report(self.volume.into(), &kept.present());
+        if self.shown.as_ref() == Some(&update) {
             return;
         }
-        self.shared.board.show_told(told.clone());
-        self.shown = Some(told);
+        self.shared.board.show_update(update.clone());
+        self.shown = Some(update);
     }
 
     fn refuse(&self, revision: u32, message: String, retry: RetryClass) {
@@ -320,7 +323,7 @@ impl VolumeReconciler {
         mark::make(&self.shared.root)?;
         self.shown = None;
         self.keep(kept.clone())?;
-        let free = usage::free(self.home.path())?;
+        let free = usage::free(self.directory.path())?;
         if free < capacity {
             let message = format!("cannot create volume: {capacity} bytes requested, {free} free");
             return self.keep(VolumeFile {
@@ -329,14 +332,14 @@ impl VolumeReconciler {
             });
         }
         self.shared.check_open()?;
-        self.home.make_data()?;
+        self.directory.make_data()?;
         self.keep(VolumeFile { phase: VolumePhase::Made, ..kept })
     }
 
     /// Records a volume that was reported to exist: it still does, or is deleted. Nothing is removed for lack
     /// of a record.
     fn take_as_it_is(&mut self, order: ObjectTarget, spec: Option<VolumeSpec>) -> io::Result<()> {
-        let phase = if self.home.has_data()? { VolumePhase::Made } else { VolumePhase::Gone };
+        let phase = if self.directory.has_data()? { VolumePhase::Made } else { VolumePhase::Gone };
         self.shown = None;
         self.keep(VolumeFile { volume: self.volume, order, spec, phase })
     }
@@ -369,18 +372,18 @@ impl VolumeReconciler {
             // A foreign directory is not known to the decider either.
             return Ok(());
         };
-        let was_never_told = matches!(kept.phase, VolumePhase::Accepted | VolumePhase::Failed { .. });
+        let was_never_reported = matches!(kept.phase, VolumePhase::Accepted | VolumePhase::Failed { .. });
         if kept.is_being_destroyed()
             || kept.phase == VolumePhase::Made
-            || (!was_never_told && self.home.has_data()?)
+            || (!was_never_reported && self.directory.has_data()?)
         {
             return Err(io::Error::other("volume still exists"));
         }
         // Fails if the directory is not empty.
         for name in ["data", "data.new"] {
-            if_found(std::fs::remove_dir(self.home.file(name)))?;
+            if_found(std::fs::remove_dir(self.directory.file(name)))?;
         }
-        self.home.drop_record()
+        self.directory.drop_record()
     }
 
     /// Starts to measure the volume, if that is due.
@@ -389,7 +392,7 @@ impl VolumeReconciler {
         if !is_up || self.measuring.is_some() || Instant::now() < self.measured_at {
             return;
         }
-        let (data, one_at_a_time) = (self.home.data(), self.shared.measures.clone());
+        let (data, one_at_a_time) = (self.directory.data(), self.shared.measures.clone());
         self.measuring = Some(tokio::spawn(async move {
             let _turn = one_at_a_time.acquire_owned().await.map_err(io::Error::other)?;
             tokio::task::spawn_blocking(move || usage::measure(&data)).await.map_err(io::Error::other)?
@@ -410,7 +413,7 @@ impl VolumeReconciler {
         };
         let Some(kept) = self.kept().filter(|kept| kept.is_up()) else { return };
         let (bytes, capacity) = (used.bytes, kept.spec.as_ref().map_or(u64::MAX, |spec| spec.capacity));
-        if let Err(error) = used.note(&self.home) {
+        if let Err(error) = used.note(&self.directory) {
             tracing::warn!(%error, volume = %self.volume, "cannot record usage of volume");
         }
         if bytes > capacity && !self.is_over {

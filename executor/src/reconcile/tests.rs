@@ -496,8 +496,8 @@ fn a_command_fits_what_it_is_on() {
         let (command_status, grace) = (CommandStatus::Pending, Duration::from_secs(9));
         let command =
             Command { object, revision: 3, attempt: 2, effect, status: command_status, grace, spec };
-        let told = misfit(&command).is_none().then(|| ObjectTarget::of(&command));
-        assert_eq!(told.map(|order| order.aim), then, "{effect:?} on {object:?}");
-        assert!(told.is_none_or(|order| (order.revision, order.attempt) == (3, 2)));
+        let target = misfit(&command).is_none().then(|| ObjectTarget::of(&command));
+        assert_eq!(target.map(|order| order.aim), then, "{effect:?} on {object:?}");
+        assert!(target.is_none_or(|order| (order.revision, order.attempt) == (3, 2)));
     }
 }

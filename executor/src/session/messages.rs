@@ -66,7 +66,7 @@ pub enum SessionInput {
     /// Channel lost, or not opened.
     Disconnected,
     /// Message from the decider.
-    Heard(DeciderMessage),
+    Message(DeciderMessage),
     /// Reports that answer [`SessionAction::List`].
     Listed(Vec<ObjectReport>),
     /// Failed [`SessionAction::List`]: the orchestrator's inventory is unknown.

@@ -104,7 +104,7 @@ fn greeted(seen: Option<JournalHead>, answer: DeciderMessage) -> (SessionCore, V
         core.handle(secs(0), SessionInput::Connected)[..],
         [SessionAction::Say(ExecutorMessage::Hello { .. })]
     ));
-    let out = core.handle(secs(0), SessionInput::Heard(answer));
+    let out = core.handle(secs(0), SessionInput::Message(answer));
     (core, out)
 }
 
@@ -136,7 +136,7 @@ fn the_head_is_on_disk_before_anything_is_begun() {
         panic!("{out:?}")
     };
     assert_eq!(seen.head, head(100, 1, 3));
-    let out = core.handle(secs(1), SessionInput::Heard(given(8, 1)));
+    let out = core.handle(secs(1), SessionInput::Message(given(8, 1)));
     assert!(matches!(out[..], [SessionAction::Begin(_)]), "the same head is stored once: {out:?}");
 }
 
@@ -153,7 +153,7 @@ fn the_rest_of_an_inventory_is_asked_for_part_by_part() {
     let (mut core, out) = greeted(None, first);
     assert_eq!(asks(&out), Some(id(7)));
     let part = |commands, rest| {
-        SessionInput::Heard(DeciderMessage::Inventory {
+        SessionInput::Message(DeciderMessage::Inventory {
             envelope: envelope(head(100, 1, 3)),
             commands,
             next_after: rest,
@@ -185,26 +185,26 @@ fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
         spec.payloads = vec![serde_json::from_value(payload).unwrap()];
         command
     };
-    let heard = |command| {
-        SessionInput::Heard(DeciderMessage::Command { envelope: envelope(head(100, 1, 3)), command })
+    let received = |command| {
+        SessionInput::Message(DeciderMessage::Command { envelope: envelope(head(100, 1, 3)), command })
     };
     // No work here completes; there are two slots of each kind.
     let volumes = (1..=5).map(|position| volume(position, 1));
     let users = (6..=9).map(|position| mounting(position, 1, CommandEffect::Ensure));
     let (mut core, out) = attached(volumes.chain(users).collect());
     assert_eq!(begun(&out), [1, 2]);
-    assert_eq!(begun(&core.handle(secs(0), heard(command(90, 1)))), [90]);
+    assert_eq!(begun(&core.handle(secs(0), received(command(90, 1)))), [90]);
     // A stop accesses no volume, also before its start was dequeued.
-    assert_eq!(begun(&core.handle(secs(0), heard(mounting(9, 2, CommandEffect::Stop)))), [9]);
+    assert_eq!(begun(&core.handle(secs(0), received(mounting(9, 2, CommandEffect::Stop)))), [9]);
     assert_eq!(
-        begun(&core.handle(secs(0), heard(command(91, 1)))),
+        begun(&core.handle(secs(0), received(command(91, 1)))),
         [0; 0],
         "work on volumes has two slots too"
     );
     assert_eq!(begun(&core.handle(secs(0), SessionInput::Done(id(90)))), [91]);
     // The newest of several commands for an object is kept.
     for revision in 2..5 {
-        assert_eq!(begun(&core.handle(secs(0), heard(volume(1, revision)))), [0; 0]);
+        assert_eq!(begun(&core.handle(secs(0), received(volume(1, revision)))), [0; 0]);
     }
     let mut last = Vec::new();
     let mut at_work = vec![volume(1, 1).object, volume(2, 1).object];
@@ -222,20 +222,20 @@ fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
 #[test]
 fn nothing_is_begun_after_three_quarters_of_the_lease() {
     let (mut core, _) = attached(vec![]);
-    assert_eq!(begun(&core.handle(secs(8), SessionInput::Heard(given(7, 1)))), [7]);
+    assert_eq!(begun(&core.handle(secs(8), SessionInput::Message(given(7, 1)))), [7]);
     let beats = core.handle(secs(8), SessionInput::Tick);
     assert!(matches!(beats[..], [SessionAction::Say(ExecutorMessage::Heartbeat { sequence: 1, .. })]));
     assert_eq!(
-        begun(&core.handle(secs(9), SessionInput::Heard(given(8, 1)))),
+        begun(&core.handle(secs(9), SessionInput::Message(given(8, 1)))),
         [0; 0],
         "nine of twelve seconds have passed"
     );
     let heartbeat = DeciderMessage::HeartbeatAck { envelope: envelope(head(100, 1, 3)), sequence: 1 };
-    let out = core.handle(secs(11), SessionInput::Heard(heartbeat));
+    let out = core.handle(secs(11), SessionInput::Message(heartbeat));
     assert_eq!(begun(&out), [8], "the answer to the heartbeat of 8 s allows work until 17 s");
     core.handle(secs(11), SessionInput::Done(id(7)));
     assert_eq!(
-        begun(&core.handle(secs(17), SessionInput::Heard(given(9, 1)))),
+        begun(&core.handle(secs(17), SessionInput::Message(given(9, 1)))),
         [0; 0],
         "the arrival of the answer does not count"
     );
@@ -249,15 +249,23 @@ fn nothing_is_begun_after_three_quarters_of_the_lease() {
 fn work_on_one_object_never_overlaps_and_the_newest_waits() {
     let (mut core, out) = attached(vec![command(7, 1)]);
     assert_eq!(begun(&out), [7]);
-    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 2)))), [0; 0], "its object is busy");
-    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 3)))), [0; 0], "its object is busy");
     assert_eq!(
-        begun(&core.handle(secs(1), SessionInput::Heard(given(8, 1)))),
+        begun(&core.handle(secs(1), SessionInput::Message(given(7, 2)))),
+        [0; 0],
+        "its object is busy"
+    );
+    assert_eq!(
+        begun(&core.handle(secs(1), SessionInput::Message(given(7, 3)))),
+        [0; 0],
+        "its object is busy"
+    );
+    assert_eq!(
+        begun(&core.handle(secs(1), SessionInput::Message(given(8, 1)))),
         [8],
         "work on another object starts"
     );
     assert_eq!(
-        begun(&core.handle(secs(1), SessionInput::Heard(given(9, 1)))),
+        begun(&core.handle(secs(1), SessionInput::Message(given(9, 1)))),
         [0; 0],
         "at most two run concurrently"
     );
@@ -273,7 +281,11 @@ fn work_that_is_put_off_waits_again_for_as_long_as_the_lease_and_the_connection_
     assert_eq!(begun(&out), [7]);
     let put_off = |revision| SessionInput::PutOff(ObjectWork::CarryOut(command(7, revision)));
     assert_eq!(begun(&core.handle(secs(1), put_off(1))), [7], "the work is repeated");
-    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(7, 2)))), [0; 0], "its object is busy");
+    assert_eq!(
+        begun(&core.handle(secs(1), SessionInput::Message(given(7, 2)))),
+        [0; 0],
+        "its object is busy"
+    );
     let out = core.handle(secs(2), put_off(1));
     let [SessionAction::Begin(ObjectWork::CarryOut(newer))] = &out[..] else { panic!("{out:?}") };
     assert_eq!(newer.revision, 2, "newer work replaces it");
@@ -318,16 +330,16 @@ fn a_decider_that_knows_less_changes_nothing() {
     let mut late = envelope(head(100, 1, 2));
     let out = core.handle(
         secs(1),
-        SessionInput::Heard(DeciderMessage::Command { envelope: late.clone(), command: command(7, 1) }),
+        SessionInput::Message(DeciderMessage::Command { envelope: late.clone(), command: command(7, 1) }),
     );
     assert_eq!(begun(&out), [0; 0], "a message of an earlier term");
     late = DeciderEnvelope { connection: ConnectionToken::from_random(6), ..envelope(head(100, 1, 3)) };
     let out = core.handle(
         secs(1),
-        SessionInput::Heard(DeciderMessage::Command { envelope: late, command: command(7, 1) }),
+        SessionInput::Message(DeciderMessage::Command { envelope: late, command: command(7, 1) }),
     );
     assert_eq!(begun(&out), [0; 0], "a message of another connection");
-    assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(given(101, 1)))), [0; 0], "not issued yet");
+    assert_eq!(begun(&core.handle(secs(1), SessionInput::Message(given(101, 1)))), [0; 0], "not issued yet");
 }
 
 #[test]
@@ -348,7 +360,7 @@ fn only_a_decider_that_knows_all_removes_and_only_its_own() {
             resolution: judgement,
             revision: 2,
         };
-        assert_eq!(begun(&core.handle(secs(1), SessionInput::Heard(judged))).len(), then, "{because}");
+        assert_eq!(begun(&core.handle(secs(1), SessionInput::Message(judged))).len(), then, "{because}");
     }
 }
 
@@ -358,7 +370,7 @@ fn a_level_is_cut_into_parts_and_reports_count_from_one() {
         let (mut core, _) = greeted(None, welcome(head(9000, 1, 3), vec![]));
         assert!(!core.takes_changes(), "changes follow the full report");
         let out = core.handle(secs(0), SessionInput::Listed((1..=count).map(gone).collect()));
-        let said: Vec<(usize, ReportPart)> = out
+        let sent: Vec<(usize, ReportPart)> = out
             .iter()
             .map(|output| match output {
                 SessionAction::Say(ExecutorMessage::FullReport { reports, part, .. }) => {
@@ -367,9 +379,9 @@ fn a_level_is_cut_into_parts_and_reports_count_from_one() {
                 other => panic!("{other:?}"),
             })
             .collect();
-        assert_eq!(said.iter().map(|(size, _)| *size).collect::<Vec<_>>(), parts);
-        assert_eq!(said.iter().filter(|(_, part)| *part == ReportPart::Last).count(), 1);
-        assert_eq!(said.last().map(|(_, part)| *part), Some(ReportPart::Last));
+        assert_eq!(sent.iter().map(|(size, _)| *size).collect::<Vec<_>>(), parts);
+        assert_eq!(sent.iter().filter(|(_, part)| *part == ReportPart::Last).count(), 1);
+        assert_eq!(sent.last().map(|(_, part)| *part), Some(ReportPart::Last));
         let out = core.handle(secs(0), SessionInput::Changed(vec![gone(1), gone(2)]));
         assert!(matches!(
             out[..],
@@ -409,7 +421,7 @@ fn too_many_reports_that_wait_hold_back_changes() {
     assert!(!core.takes_changes());
     core.handle(
         secs(0),
-        SessionInput::Heard(DeciderMessage::ReportsAccepted {
+        SessionInput::Message(DeciderMessage::ReportsAccepted {
             envelope: envelope(head(100, 1, 3)),
             sequence: 1,
         }),
@@ -472,7 +484,7 @@ fn a_list_that_fails_says_nothing_and_is_asked_for_again_while_heartbeats_go_on(
                         let (envelope, beat) = (envelope(head(100, 1, 3)), *heartbeat);
                         let out = core.handle(
                             now,
-                            SessionInput::Heard(DeciderMessage::HeartbeatAck { envelope, sequence: beat }),
+                            SessionInput::Message(DeciderMessage::HeartbeatAck { envelope, sequence: beat }),
                         );
                         assert!(out.is_empty(), "{out:?}");
                     }
@@ -507,7 +519,7 @@ fn a_lost_watch_is_followed_by_a_list_and_holds_up_no_work() {
         assert_eq!(core.due(), Some(now));
         assert!(matches!(core.handle(now, SessionInput::Tick)[..], [SessionAction::List]));
         assert_eq!(
-            begun(&core.handle(now, SessionInput::Heard(given(7, 1)))).len(),
+            begun(&core.handle(now, SessionInput::Message(given(7, 1)))).len(),
             usize::from(pause == 100)
         );
         let out = core.handle(now, SessionInput::Listed(vec![gone(8)]));

@@ -77,8 +77,8 @@ impl SimulatedOrchestrator {
 
     fn at_present<T>(&self, act: impl FnOnce(&mut SimulatedWorld) -> T) -> (T, Option<Duration>) {
         let mut world = lock(&self.world);
-        for told in world.advance(self.now()) {
-            self.board.show_told(told);
+        for update in world.advance(self.now()) {
+            self.board.show_update(update);
         }
         let result = act(&mut world);
         (result, world.due())
@@ -92,8 +92,8 @@ impl Orchestrator for SimulatedOrchestrator {
         if !self.reaches().await {
             return WorkProgress::PutOff;
         }
-        let (told, _) = self.at_present(|world| world.carry_out(&command));
-        self.board.show_told(told);
+        let (update, _) = self.at_present(|world| world.carry_out(&command));
+        self.board.show_update(update);
         self.sooner.notify_one();
         WorkProgress::Begun
     }
@@ -102,8 +102,8 @@ impl Orchestrator for SimulatedOrchestrator {
         if !self.reaches().await {
             return WorkProgress::PutOff;
         }
-        let (told, _) = self.at_present(|world| world.remove(object, revision));
-        self.board.show_told(told);
+        let (update, _) = self.at_present(|world| world.remove(object, revision));
+        self.board.show_update(update);
         WorkProgress::Begun
     }
 
@@ -111,9 +111,9 @@ impl Orchestrator for SimulatedOrchestrator {
         if !self.reaches().await {
             return WorkProgress::PutOff;
         }
-        let (told, _) = self.at_present(|world| world.forget(object));
-        match told {
-            Some(told) => self.board.show_told(told),
+        let (update, _) = self.at_present(|world| world.forget(object));
+        match update {
+            Some(update) => self.board.show_update(update),
             None => self.board.clear(object),
         }
         WorkProgress::Begun

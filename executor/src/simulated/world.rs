@@ -97,17 +97,17 @@ impl SimulatedWorld {
 
     /// Advances to `now`, and returns the reports of what changed on its own.
     pub fn advance(&mut self, now: Duration) -> Vec<StatusUpdate> {
-        let mut told = Vec::new();
+        let mut updates = Vec::new();
         while let Some(&(at, id)) = self.timers.first() {
             if at > now {
                 break;
             }
             self.timers.pop_first();
             self.now = self.now.max(at);
-            told.extend(self.happen(id));
+            updates.extend(self.happen(id));
         }
         self.now = self.now.max(now);
-        told
+        updates
     }
 
     /// Returns the incarnations with existing processes, and the number of processes of each.
@@ -378,9 +378,9 @@ impl SimulatedWorld {
         if behaviour.delay.is_zero() && before.is_none() {
             return self.happen(id).expect("a start changes the object");
         }
-        let told = reconcile::report(id, &self.item(id).present);
+        let update = reconcile::report(id, &self.item(id).present);
         self.wake(id, before.unwrap_or(self.now + behaviour.delay));
-        told
+        update
     }
 
     fn wake(&mut self, id: ObjectId, due: Duration) {
@@ -436,7 +436,7 @@ impl SimulatedWorld {
             SimulatedReadiness::Partial | SimulatedReadiness::Never => ProcessStatus::Starting,
         });
         present.state = ObjectState::Up { processes, before: ReadyHistory::NeverReady };
-        let told = if behaviour.late && present.order.attempt == 1 {
+        let update = if behaviour.late && present.order.attempt == 1 {
             refused(id, present.order.revision, "simulated timeout".to_owned(), RetryClass::Retryable)
         } else {
             reconcile::report(id, present)
@@ -445,7 +445,7 @@ impl SimulatedWorld {
             let due = self.now + after;
             self.wake(id, due);
         }
-        told
+        update
     }
 
     /// Fails a change: the object continues as before, and ends when it would have ended.
@@ -456,12 +456,12 @@ impl SimulatedWorld {
         };
         (present.spec, *behaviour) = (spec, its);
         present.state = ObjectState::Unchanged { processes, before, message, retry: retry_class };
-        let told = reconcile::report(id, present);
+        let update = reconcile::report(id, present);
         self.record(id, None);
         if let Some(end) = end {
             self.wake(id, end);
         }
-        told
+        update
     }
 
     /// Ends an object on its own, if its behaviour has an end.

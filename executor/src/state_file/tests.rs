@@ -38,14 +38,14 @@ fn one_copy_that_is_altered_cut_or_gone_loses_nothing_and_is_written_again() {
                 Some(bytes) => fs::write(&copy, bytes).unwrap(),
                 None => fs::remove_file(&copy).unwrap(),
             }
-            let told = bad.as_deref().map(String::from_utf8_lossy);
+            let text = bad.as_deref().map(String::from_utf8_lossy);
             // An observer retries for a while, so not each time.
             if number % 16 == 0 {
-                assert_eq!(kept(&path, FileAccess::Observer).unwrap().as_deref(), Some("second"), "{told:?}");
+                assert_eq!(kept(&path, FileAccess::Observer).unwrap().as_deref(), Some("second"), "{text:?}");
                 assert_eq!(fs::read(&copy).ok(), *bad, "an observer does not repair it");
             }
-            assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("second"), "{told:?}");
-            assert_eq!(bytes(&path), [Some(whole.clone()), Some(whole.clone())], "{told:?}");
+            assert_eq!(kept(&path, FileAccess::Owner).unwrap().as_deref(), Some("second"), "{text:?}");
+            assert_eq!(bytes(&path), [Some(whole.clone()), Some(whole.clone())], "{text:?}");
         }
     }
 }
@@ -70,8 +70,12 @@ fn a_writing_in_place_that_is_cut_short_anywhere_leaves_what_stood_there_or_what
                 // The other copy: not started, or done.
                 fs::write(whole, if is_second { &after } else { &before }).unwrap();
                 let done = is_second || cut(length) == after;
-                let told = kept(&path, FileAccess::Owner).unwrap();
-                assert_eq!(told.as_deref(), Some(words[usize::from(done)]), "{words:?} {length} {is_second}");
+                let content = kept(&path, FileAccess::Owner).unwrap();
+                assert_eq!(
+                    content.as_deref(),
+                    Some(words[usize::from(done)]),
+                    "{words:?} {length} {is_second}"
+                );
             }
         }
         // No leftovers hinder the next write.

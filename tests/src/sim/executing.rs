@@ -50,11 +50,11 @@ impl ScriptedWorld {
             process.under = Some((envelope.session, envelope.head.term));
         }
         if twice {
-            self.executor(machine, SessionInput::Heard(message.clone()))?;
+            self.executor(machine, SessionInput::Message(message.clone()))?;
         }
         // A disconnection in between loses what follows, as in a loop that has closed its channel.
         let still = self.channels.get(&number).is_some_and(|executor_channel| executor_channel.held);
-        if still { self.executor(machine, SessionInput::Heard(message)) } else { Ok(()) }
+        if still { self.executor(machine, SessionInput::Message(message)) } else { Ok(()) }
     }
 
     /// Makes an executor drop its channel.

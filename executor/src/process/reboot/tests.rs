@@ -153,8 +153,8 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
     for (aim, rule, recorded, phase, ends, then, because) in cases {
         let record = record(recorded, Some("here"), phase, ends);
         let wanted = wanted(aim, rule);
-        let told = next(Some(&wanted), None, &record, &boot(Some("here")));
-        assert_eq!(told, then, "{because}: {aim:?} {rule} {record:?}");
+        let action = next(Some(&wanted), None, &record, &boot(Some("here")));
+        assert_eq!(action, then, "{because}: {aim:?} {rule} {record:?}");
     }
     let wanted = wanted(Up, Always);
     let on = |tombstone: Option<u32>, from: Option<&str>, here: Option<&str>| {

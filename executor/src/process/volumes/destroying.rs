@@ -39,13 +39,13 @@ impl VolumeReconciler {
         };
         if !self.kept().is_some_and(|kept| kept.order.aim == TargetGoal::Removed) {
             if let Some((_, user)) =
-                users::user(&shared, &BTreeMap::from([(self.volume, self.home.clone())]), None)?
+                users::user(&shared, &BTreeMap::from([(self.volume, self.directory.clone())]), None)?
             {
                 let message = format!("cannot destroy volume {}: in use by {user}", self.volume);
                 self.refuse(order.revision, message, RetryClass::Retryable);
                 return Ok(());
             }
-            if let Err(error) = removal::refuse_mounts(self.home.path()) {
+            if let Err(error) = removal::refuse_mounts(self.directory.path()) {
                 self.refuse(order.revision, error.to_string(), RetryClass::Retryable);
                 return Ok(());
             }
@@ -69,12 +69,15 @@ impl VolumeReconciler {
             return;
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let (home, ours, stops) = (self.home.clone(), self.is, stop.clone());
+        let (directory, ours, stops) = (self.directory.clone(), self.is, stop.clone());
         let job = tokio::task::spawn_blocking(move || {
-            if home.identity()? != ours {
-                return Err(io::Error::other(format!("another directory is at {}", home.path().display())));
+            if directory.identity()? != ours {
+                return Err(io::Error::other(format!(
+                    "another directory is at {}",
+                    directory.path().display()
+                )));
             }
-            empty(&home, &stops)
+            empty(&directory, &stops)
         });
         self.removal = Some(VolumeRemoval { stop, job });
     }
@@ -94,12 +97,12 @@ impl VolumeReconciler {
 
 /// Removes everything but the record. The content is moved away, durably, before any of it is removed. Stops
 /// when `stop` is set; another call continues.
-fn empty(home: &VolumeDirectory, stop: &AtomicBool) -> io::Result<()> {
-    let doomed = home.file("doomed");
+fn empty(directory: &VolumeDirectory, stop: &AtomicBool) -> io::Result<()> {
+    let doomed = directory.file("doomed");
     removal::remove(&doomed, stop)?;
-    removal::relocate(&home.data(), &doomed)?;
+    removal::relocate(&directory.data(), &doomed)?;
     for name in ["doomed", "data.new", "used", "used.new"] {
-        removal::remove(&home.file(name), stop)?;
+        removal::remove(&directory.file(name), stop)?;
     }
     state_file::sync_directory(&doomed)
 }

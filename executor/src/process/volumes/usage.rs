@@ -36,19 +36,19 @@ pub struct VolumeUsage {
 impl VolumeUsage {
     /// Returns the last measurement of a volume under the executor's root, if there is one.
     pub fn of(root: &Path, volume: VolumeId) -> Option<VolumeUsage> {
-        let home = VolumeDirectory::of(&super::root(root), volume);
+        let directory = VolumeDirectory::of(&super::root(root), volume);
         let mut text = Vec::new();
-        let file = open_plain(OpenOptions::new().read(true), &home.file("used")).ok()?;
+        let file = open_plain(OpenOptions::new().read(true), &directory.file("used")).ok()?;
         file.take(USED_BYTES).read_to_end(&mut text).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
-    pub(super) fn note(self, home: &VolumeDirectory) -> io::Result<()> {
-        let new = home.file("used.new");
+    pub(super) fn note(self, directory: &VolumeDirectory) -> io::Result<()> {
+        let new = directory.file("used.new");
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
         open_plain(&mut options, &new)?.write_all(&serde_json::to_vec(&self)?)?;
-        std::fs::rename(new, home.file("used"))
+        std::fs::rename(new, directory.file("used"))
     }
 }
 
@@ -123,20 +123,20 @@ mod tests {
             chancery_events::id::Lineage::from_random(1),
             chancery_events::id::Position::FIRST,
         );
-        let home = VolumeDirectory::of(root.path(), volume);
-        std::fs::create_dir_all(home.file("used").parent().unwrap()).unwrap();
+        let directory = VolumeDirectory::of(root.path(), volume);
+        std::fs::create_dir_all(directory.file("used").parent().unwrap()).unwrap();
         let used = VolumeUsage { bytes: 1, files: 2, whole: true };
         let precious = root.path().join("precious");
         std::fs::write(&precious, "precious").unwrap();
-        std::os::unix::fs::symlink(&precious, home.file("used.new")).unwrap();
-        used.note(&home).unwrap_err();
+        std::os::unix::fs::symlink(&precious, directory.file("used.new")).unwrap();
+        used.note(&directory).unwrap_err();
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
-        std::fs::remove_file(home.file("used.new")).unwrap();
+        std::fs::remove_file(directory.file("used.new")).unwrap();
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        rustix::fs::mkfifoat(rustix::fs::CWD, home.file("used.new"), mode).unwrap();
-        used.note(&home).unwrap_err();
-        std::fs::remove_file(home.file("used.new")).unwrap();
-        used.note(&home).unwrap();
-        assert!(home.file("used").exists());
+        rustix::fs::mkfifoat(rustix::fs::CWD, directory.file("used.new"), mode).unwrap();
+        used.note(&directory).unwrap_err();
+        std::fs::remove_file(directory.file("used.new")).unwrap();
+        used.note(&directory).unwrap();
+        assert!(directory.file("used").exists());
     }
 }

@@ -26,15 +26,15 @@ use crate::state_file::FileAccess;
 
 /// Returns the path of a volume's content if the volume may be used, else the reason.
 pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBuf, String> {
-    let home = VolumeDirectory::of(volumes, volume);
-    let is_here = match home.look() {
-        Ok(VolumeLookup::Ours(kept)) if kept.is_up() => home.has_data(),
+    let directory = VolumeDirectory::of(volumes, volume);
+    let is_here = match directory.look() {
+        Ok(VolumeLookup::Ours(kept)) if kept.is_up() => directory.has_data(),
         Ok(VolumeLookup::Ours(_) | VolumeLookup::Nothing) => Ok(false),
         Ok(VolumeLookup::Foreign(why)) => return Err(format!("cannot use volume {volume}: {why}")),
         Err(error) => Err(error),
     };
     match is_here {
-        Ok(true) => Ok(home.data()),
+        Ok(true) => Ok(directory.data()),
         Ok(false) => Err(format!("cannot use volume {volume}: not found")),
         Err(error) => Err(format!("cannot read volume {volume}: {error}")),
     }
@@ -74,7 +74,7 @@ pub(in super::super) fn check(
 /// ended, or a remaining process of one. One search is for all volumes, as a host may have many processes.
 pub(super) fn user(
     shared: &ProcessShared,
-    homes: &BTreeMap<VolumeId, VolumeDirectory>,
+    directories: &BTreeMap<VolumeId, VolumeDirectory>,
     besides: Option<IncarnationId>,
 ) -> io::Result<Option<(VolumeId, String)>> {
     let nodes = shared.root.join("nodes");
@@ -89,24 +89,24 @@ pub(super) fn user(
         let Ok(VolumeLookup::Ours(wanted)) = path.look::<SpecFile>(id.into()) else { continue };
         let directory = IncarnationDirectory::at(path);
         kept.insert(id);
-        if !mounts(&wanted).any(|volume| homes.contains_key(&volume)) {
+        if !mounts(&wanted).any(|volume| directories.contains_key(&volume)) {
             bystanders.push(directory);
         } else if besides != Some(id)
-            && let Some(volume) = homes.keys().find(|volume| uses(&directory, &wanted, **volume))
+            && let Some(volume) = directories.keys().find(|volume| uses(&directory, &wanted, **volume))
         {
             return Ok(Some((*volume, id.to_string())));
         }
     }
     // The volumes of such an incarnation are unknown by now.
     if let (Some(id), Some(volume)) =
-        (lost::user(shared.cgroup.as_ref(), listed, &kept)?, homes.keys().next())
+        (lost::user(shared.cgroup.as_ref(), listed, &kept)?, directories.keys().next())
     {
         return Ok(Some((*volume, format!("{id}, whose records are lost"))));
     }
     // Processes of an incarnation whose directory was lost, or whose records are unreadable.
     let mut data = Vec::new();
-    for (volume, home) in homes {
-        data.push((*volume, home.data(), FileId::of(&home.data())?));
+    for (volume, directory) in directories {
+        data.push((*volume, directory.data(), FileId::of(&directory.data())?));
     }
     let all: BTreeMap<u32, ProcStat> = ProcStat::shown()?.into_iter().map(|stat| (stat.pid, stat)).collect();
     let (mut environments, mut unread) = (EnvironmentReader::new(), Vec::new());

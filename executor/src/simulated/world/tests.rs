@@ -75,8 +75,8 @@ fn summary(update: &StatusUpdate) -> StatusSummary {
     (report.revision, word, count)
 }
 
-fn words(told: &[StatusUpdate]) -> Vec<StatusSummary> {
-    told.iter().map(summary).collect()
+fn words(updates: &[StatusUpdate]) -> Vec<StatusSummary> {
+    updates.iter().map(summary).collect()
 }
 
 const fn ms(millis: u64) -> Duration {
@@ -149,10 +149,10 @@ fn what_runs_may_end_by_itself_before_during_and_after_a_change() {
         ensure(&mut world, 1, &spec(1, "crash:3@1s"));
         world.advance(ms(100));
         ensure(&mut world, 2, &spec(2, simulate));
-        let mut told = words(&world.advance(ms(1000)));
-        assert!(told.contains(then.last().unwrap()), "{simulate}: at its own time");
-        told.extend(words(&world.advance(ms(5000))));
-        assert_eq!(told, then, "{simulate}: {because}");
+        let mut summaries = words(&world.advance(ms(1000)));
+        assert!(summaries.contains(then.last().unwrap()), "{simulate}: at its own time");
+        summaries.extend(words(&world.advance(ms(5000))));
+        assert_eq!(summaries, then, "{simulate}: {because}");
         assert_eq!(world.due(), None, "{simulate}: no event is pending");
     }
 }
@@ -169,8 +169,8 @@ fn another_order_in_the_middle_of_a_change_takes_its_place() {
         let mut world = SimulatedWorld::new(FaultRules::default());
         ensure(&mut world, 1, &spec(1, ""));
         ensure(&mut world, 2, &spec(2, "delay:50ms"));
-        let told = order(&mut world, 3, 1, effect, &spec(processes, ""));
-        assert_eq!(words(&[told]), then, "{because}");
+        let update = order(&mut world, 3, 1, effect, &spec(processes, ""));
+        assert_eq!(words(&[update]), then, "{because}");
         assert_eq!((words(&world.advance(ms(100))), world.due()), (vec![], None), "{because}");
     }
     let mut world = SimulatedWorld::new(FaultRules::default());
@@ -249,9 +249,9 @@ fn a_volume_misbehaves_by_a_rule_and_has_no_processes() {
             let rules =
                 FaultRules::default().rule(FaultTarget::Replicas("data".into()), "fail".parse().unwrap());
             let mut world = SimulatedWorld::new(rules.rule(which, behaviour));
-            let mut told = vec![on_disk(&mut world, 1, 1, CommandEffect::Ensure)];
-            told.extend(words(&world.advance(ms(100))));
-            assert_eq!(told, then, "{because}");
+            let mut summaries = vec![on_disk(&mut world, 1, 1, CommandEffect::Ensure)];
+            summaries.extend(words(&world.advance(ms(100))));
+            assert_eq!(summaries, then, "{because}");
             assert_eq!(world.alive().count(), 0, "a volume has no processes");
             let is_up = then.last().is_some_and(|(_, word, _)| *word == "ready");
             assert_eq!(world.volumes().any(|id| id == disk()), is_up, "{because}");
@@ -319,9 +319,9 @@ fn the_next_executor_finds_what_is_recorded_and_not_there() {
     // The world loses its memory; its store stays.
     world.items.clear();
     world.read_store();
-    let told: Vec<_> =
+    let summaries: Vec<_> =
         world.list().into_iter().map(|report| summary(&StatusUpdate::Change(report))).collect();
-    assert_eq!(told, [(3, "gone", 0), (1, "not ready", 0)], "a tombstone, and a command");
+    assert_eq!(summaries, [(3, "gone", 0), (1, "not ready", 0)], "a tombstone, and a command");
     assert_eq!(
         summary(&ensure(&mut world, 1, &spec(1, ""))),
         (1, "not ready", 0),

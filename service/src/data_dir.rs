@@ -109,8 +109,8 @@ mod tests {
 
     #[test]
     fn one_server_has_a_directory_and_the_next_is_told_where_that_one_listens() {
-        let home = tempfile::tempdir().expect("a directory");
-        let dir = home.path().join("data");
+        let parent = tempfile::tempdir().expect("a directory");
+        let dir = parent.path().join("data");
         let first = ServerDataDir::take(&dir).expect("free");
         first.write_address("127.0.0.1:7").expect("an address");
         let error = ServerDataDir::take(&dir).expect_err("taken").to_string();

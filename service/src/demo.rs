@@ -84,12 +84,12 @@ pub fn run(options: &DemoOptions) -> Result<()> {
     };
     let mut demo =
         DemoRun { data, program: std::env::current_exe()?, server: None, url: String::new(), interrupted };
-    let mut told = demo.play();
+    let mut result = demo.play();
     let interrupted = demo.interrupted.load(Ordering::Relaxed);
     if interrupted {
-        told = Err(anyhow::anyhow!("cannot continue demonstration: interrupted"));
+        result = Err(anyhow::anyhow!("cannot continue demonstration: interrupted"));
     }
-    if told.is_ok() && options.end == DemoCleanup::Keep {
+    if result.is_ok() && options.end == DemoCleanup::Keep {
         demo.keep(temporary);
         return Ok(());
     }
@@ -100,21 +100,21 @@ pub fn run(options: &DemoOptions) -> Result<()> {
             demo.data.display(),
             demo.log().display()
         );
-        return told.and(Err(error));
+        return result.and(Err(error));
     }
-    if told.is_err() && !interrupted {
+    if result.is_err() && !interrupted {
         note!(
             "Everything that the demonstration started has ended. The server log is {}",
             demo.log().display()
         );
-        return told;
+        return result;
     }
     std::fs::remove_file(demo.log()).with_context(|| format!("cannot remove {}", demo.log().display()))?;
     if temporary {
         remove(&demo.data).with_context(|| format!("cannot remove {}", demo.data.display()))?;
         note!("Everything that the demonstration started has ended, and its directory is removed.");
     }
-    told
+    result
 }
 
 /// Removes the directory. Supervisors that are just ending may still write their last line.

@@ -71,9 +71,9 @@ impl ExecutorHost {
                 Ok(mut present) => {
                     present.retain(|name, _| self.clusters.has(name));
                     for (name, runtime) in hosted.missing(&present) {
-                        let (let_go, told) = watch::channel(false);
+                        let (let_go, released) = watch::channel(false);
                         let number = hosted.begin(name.clone(), runtime, let_go);
-                        let host = self.clone().host(name, runtime, told);
+                        let host = self.clone().host(name, runtime, released);
                         running.spawn(async move {
                             host.await;
                             number
@@ -155,7 +155,7 @@ impl ExecutorHost {
         let way = decider.way(self.connections.next());
         let (outbox, mut messages) = outbox();
         let (to_executor, from_decider) = mpsc::channel(WAITING);
-        let (to_decider, mut said) = mpsc::channel::<Vec<u8>>(WAITING);
+        let (to_decider, mut outgoing) = mpsc::channel::<Vec<u8>>(WAITING);
         way.connected(outbox).await.map_err(|_| gone())?;
         tokio::spawn(async move {
             while let Some(message) = messages.take().await {
@@ -165,7 +165,7 @@ impl ExecutorHost {
             }
         });
         tokio::spawn(async move {
-            while let Some(message) = said.recv().await {
+            while let Some(message) = outgoing.recv().await {
                 if way.send(message).await.is_err() {
                     return;
                 }
@@ -381,12 +381,12 @@ mod tests {
         for (type_name, data) in std::iter::once(("term.started.v1", "{}".into())).chain((0..7).map(cluster))
         {
             let fact = Fact::read(type_name, &data).expect("a known type").expect("data");
-            draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
+            draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("space");
         }
         let now = Time::from_micros(1_795_251_600_000_000);
         journal
             .append(draft.seal(genesis(&by, now, Lineage::from_random(7))).expect("a record"))
-            .expect("room");
+            .expect("space");
         let directory = tempfile::tempdir().expect("a directory");
         let mut projector =
             Projector::open(directory.path(), "default", log.source(), None, StoreTuning::default())

@@ -78,22 +78,22 @@ impl PreparedFleet {
         unfolded: Arc<Notify>,
     ) -> Result<PreparedFleet> {
         let fleet = name.as_str();
-        let home = config.data_dir.join("fleets").join(fleet);
-        let (told, deliveries) = mpsc::unbounded_channel();
+        let directory = config.data_dir.join("fleets").join(fleet);
+        let (sender, deliveries) = mpsc::unbounded_channel();
         let sink = Box::new(move |delivery: JournalDelivery| {
             // The decider ends before the journal: later deliveries have no receiver.
-            let _ = told.send(delivery);
+            let _ = sender.send(delivery);
         });
         let mut options = journal_options(config, &config.data_dir, name);
         let tuning = StoreTuning { cache: config.store_cache_bytes, ..StoreTuning::default() };
         // Before the journal, which is compared with the cursor of the rows.
-        let rows = FoundRows::open(&home.join("rows"), tuning).context("cannot open read models")?;
+        let rows = FoundRows::open(&directory.join("rows"), tuning).context("cannot open read models")?;
         options.against = OpenEvidence::Witnesses(loss::witnesses(&config.data_dir, name, rows.cursor())?);
         let troubles = Arc::new(FleetTroubles::default());
-        let OpenedFleetJournal { journal, head, beside } =
+        let OpenedFleetJournal { journal, head, tasks } =
             OpenedFleetJournal::open(config, partition, options, &troubles, sink)?;
         let source = journal.source();
-        let snapshots = SnapshotStore::open(home.join("snapshots"))?;
+        let snapshots = SnapshotStore::open(directory.join("snapshots"))?;
         let mut projector = Projector::open_found(rows, fleet, Arc::clone(&source), Some(&snapshots))
             .context("cannot open read models")?;
         projector.catch_up().context("cannot fold journal")?;
@@ -118,7 +118,7 @@ impl PreparedFleet {
             inbox: None,
         };
         let clock = clock_of(config, head.as_ref());
-        let (role, told) = watch::channel(LeaderRole::Standby);
+        let (role, leader_role) = watch::channel(LeaderRole::Standby);
         let office = LeaderLoop {
             settings,
             journal: Arc::clone(&journal),
@@ -130,12 +130,12 @@ impl PreparedFleet {
             },
             states,
             queue: config.decider_queue.min(1 << 20),
-            beside,
+            tasks,
             duty: role,
             clock: Arc::clone(&clock),
             troubles: Arc::clone(&troubles),
         };
-        let router = LeaderRouter { leader_role: told, decider, own: Arc::clone(own), clock, troubles };
+        let router = LeaderRouter { leader_role, decider, own: Arc::clone(own), clock, troubles };
         let mut rows = ProjectorThread {
             projector,
             source: Arc::clone(&source),
@@ -278,7 +278,7 @@ struct OpenedFleetJournal {
     journal: Arc<dyn Journal>,
     /// Head of the journal; deliveries start after it.
     head: Option<ChainCursor>,
-    beside: Option<Arc<dyn LeaderTasks>>,
+    tasks: Option<Arc<dyn LeaderTasks>>,
 }
 
 #[cfg(feature = "kafka")]
@@ -309,7 +309,7 @@ fn stand(
         JournalLocation::Kafka { brokers, prefix } => {
             let (election, turns) =
                 crate::kafka::stand(&config.kafka, brokers, prefix, partition, router, Arc::clone(source))?;
-            Ok((LeadershipSource::Told(turns), Some(election)))
+            Ok((LeadershipSource::Elected(turns), Some(election)))
         }
         #[cfg(not(feature = "kafka"))]
         JournalLocation::Kafka { .. } => bail!("cannot reach partition {partition}: {NO_KAFKA}"),
@@ -354,7 +354,7 @@ impl OpenedFleetJournal {
                     &fleet,
                     troubles,
                 )?;
-                Ok(OpenedFleetJournal { journal, head, beside: Some(Arc::new(posts)) })
+                Ok(OpenedFleetJournal { journal, head, tasks: Some(Arc::new(posts)) })
             }
             #[cfg(not(feature = "kafka"))]
             JournalLocation::Kafka { .. } => bail!("cannot reach partition {partition}: {NO_KAFKA}"),
@@ -382,7 +382,7 @@ impl OpenedFleetJournal {
         if let Some(cut) = &opened.cut {
             loss::tell(cut);
         }
-        Ok(OpenedFleetJournal { journal: Arc::new(journal), head: opened.head, beside: None })
+        Ok(OpenedFleetJournal { journal: Arc::new(journal), head: opened.head, tasks: None })
     }
 }
 

@@ -217,12 +217,12 @@ impl LeaderTasks for KafkaLeaderTasks {
     ) -> Result<()> {
         if let (Some(inbox_messages), Some(inbox)) = (self.messages.clone(), inbox) {
             let runtime = self.runtime.clone();
-            self.beside(FleetPart::Inbox, decider, move |decider| {
+            self.run_alongside(FleetPart::Inbox, decider, move |decider| {
                 inbox_messages.bring(&inbox, decider, &runtime)
             })?;
         }
         if let Some(export) = self.export.clone() {
-            self.beside(FleetPart::Events, decider, move |decider| {
+            self.run_alongside(FleetPart::Events, decider, move |decider| {
                 export.run(&*source, decider, writer);
                 Ok(())
             })?;
@@ -233,7 +233,7 @@ impl LeaderTasks for KafkaLeaderTasks {
 
 impl KafkaLeaderTasks {
     /// Starts a thread that works while the decider runs. If the thread ends earlier, the decider ends too.
-    fn beside(
+    fn run_alongside(
         &self,
         part: FleetPart,
         decider: &DeciderHandle,
@@ -310,12 +310,15 @@ mod tests {
                 troubles: Arc::clone(&troubles),
                 runtime: Handle::current(),
             };
-            posts.beside(FleetPart::Inbox, &decider, work).expect("a thread");
+            posts.run_alongside(FleetPart::Inbox, &decider, work).expect("a thread");
             let input = tokio::time::timeout(Duration::from_mins(1), inputs.recv()).await;
             assert!(matches!(input, Ok(Some(DeciderInput::Drain))), "{reported:?}: {input:?}");
-            let told = troubles.all();
-            assert_eq!(told.len(), usize::from(reported.is_some()), "{told:?}");
-            assert!(told.iter().all(|(_, why)| reported.is_some_and(|part| why.contains(part))), "{told:?}");
+            let found = troubles.all();
+            assert_eq!(found.len(), usize::from(reported.is_some()), "{found:?}");
+            assert!(
+                found.iter().all(|(_, why)| reported.is_some_and(|part| why.contains(part))),
+                "{found:?}"
+            );
         }
     }
 }

@@ -48,7 +48,7 @@ pub enum LeadershipSource {
     /// This server always decides: no other server can write.
     Ours,
     /// This server decides while the value is true.
-    Told(watch::Receiver<bool>),
+    Elected(watch::Receiver<bool>),
 }
 
 /// Tasks that run alongside a decider, for as long as this server has one.
@@ -81,7 +81,7 @@ pub struct LeaderLoop {
     /// Maximum number of inputs that wait for a decider.
     pub queue: usize,
     /// Tasks that run alongside a decider.
-    pub beside: Option<Arc<dyn LeaderTasks>>,
+    pub tasks: Option<Arc<dyn LeaderTasks>>,
     /// Publishes the location of the leader.
     pub duty: watch::Sender<LeaderRole>,
     /// Check of the wall clock.
@@ -125,7 +125,7 @@ impl LeaderLoop {
             match (why, &turns) {
                 (DeciderEnd::Drained, _) if *drain.borrow() => return Ok(()),
                 (DeciderEnd::Drained, _) => tracing::info!("stopped being leader"),
-                (why @ DeciderEnd::Fenced(_), LeadershipSource::Told(_)) => {
+                (why @ DeciderEnd::Fenced(_), LeadershipSource::Elected(_)) => {
                     tracing::warn!(%why, "stopped being leader");
                 }
                 (why, _) => return Err(why.into()),
@@ -221,8 +221,8 @@ impl LeaderLoop {
             JudgedClock::now()
         };
         self.clock.follow();
-        let inbox = match self.beside.clone() {
-            Some(beside) => tokio::task::spawn_blocking(move || beside.take_up(watermark.as_ref())).await??,
+        let inbox = match self.tasks.clone() {
+            Some(tasks) => tokio::task::spawn_blocking(move || tasks.take_up(watermark.as_ref())).await??,
             None => None,
         };
         let messages = inbox.clone();
@@ -235,8 +235,8 @@ impl LeaderLoop {
             DeciderStart { settings, fleet, head, journal, following, queue: self.queue, clock, judged };
         // The follower has been lent: every further error is final.
         let (decider, ended) = start(begin).context(ComponentStopped("cannot start decider"))?;
-        if let Some(beside) = &self.beside {
-            let also = beside.begin(&decider, writer, messages, self.journal.source());
+        if let Some(tasks) = &self.tasks {
+            let also = tasks.begin(&decider, writer, messages, self.journal.source());
             also.context(ComponentStopped("cannot start tasks of the leader"))?;
         }
         Ok((decider, ended))
@@ -318,7 +318,8 @@ impl LeadershipSource {
         match self {
             LeadershipSource::Ours if is_ours => Ok(()),
             LeadershipSource::Ours => std::future::pending().await,
-            LeadershipSource::Told(told) => match told.wait_for(|told| *told == is_ours).await {
+            LeadershipSource::Elected(elected) => match elected.wait_for(|elected| *elected == is_ours).await
+            {
                 Ok(_) => Ok(()),
                 Err(_) => Err(ComponentStopped("cannot become leader again: the election has ended")),
             },

@@ -28,18 +28,18 @@ pub(crate) fn witnesses(
     fleet: &FleetName,
     rows: Option<ChainCursor>,
 ) -> Result<Vec<JournalWitness>> {
-    let home = data.join("fleets").join(fleet.as_str());
-    let mut found = beside(&home, &data.join("executors").join(fleet.as_str()))?;
+    let fleet_dir = data.join("fleets").join(fleet.as_str());
+    let mut found = local_witnesses(&fleet_dir, &data.join("executors").join(fleet.as_str()))?;
     if let Some(rows) = rows {
-        let name = format!("the cursor of the read models in {}", home.join("rows").display());
+        let name = format!("the cursor of the read models in {}", fleet_dir.join("rows").display());
         found.push(JournalWitness::at(name, &rows));
     }
     Ok(found)
 }
 
 /// Returns the witnesses in a fleet's snapshots and its embedded executors' stores. Changes nothing.
-pub(crate) fn beside(home: &Path, executors: &Path) -> Result<Vec<JournalWitness>> {
-    let dir = home.join("snapshots");
+pub(crate) fn local_witnesses(fleet_dir: &Path, executors: &Path) -> Result<Vec<JournalWitness>> {
+    let dir = fleet_dir.join("snapshots");
     let mut found = if dir.is_dir() { snapshots::witnesses(&dir)? } else { Vec::new() };
     if !executors.is_dir() {
         return Ok(found);
@@ -66,9 +66,9 @@ pub(crate) fn beside(home: &Path, executors: &Path) -> Result<Vec<JournalWitness
 pub(crate) fn accept(options: &SegmentOptions) -> Result<()> {
     let OpenEvidence::Witnesses(witnesses) = options.against.clone() else { return Ok(()) };
     let options = SegmentOptions { against: OpenEvidence::AcceptedLoss(witnesses), ..options.clone() };
-    let (told, deliveries) = channel();
+    let (sender, deliveries) = channel();
     // After the journal is closed there is no receiver.
-    let sink = Box::new(move |delivery| drop(told.send(delivery)));
+    let sink = Box::new(move |delivery| drop(sender.send(delivery)));
     let (journal, opened) = SegmentJournal::open(&options, sink)?;
     if let Some(cut) = &opened.cut {
         tell(cut);

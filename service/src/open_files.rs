@@ -41,18 +41,18 @@ impl OpenFileLimit {
     pub fn connections(&self, configured: usize, fleets: usize) -> usize {
         let Some(most) = self.most else { return configured };
         let reserve = RESERVE + FLEET * (fleets as u64).saturating_sub(1);
-        let room = usize::try_from(most - reserve.min(most / 2)).unwrap_or(usize::MAX);
-        let room = (room / CONNECTION).max(1);
-        if room < configured {
+        let capacity = usize::try_from(most - reserve.min(most / 2)).unwrap_or(usize::MAX);
+        let capacity = (capacity / CONNECTION).max(1);
+        if capacity < configured {
             tracing::warn!(
                 configured,
-                connections = room,
+                connections = capacity,
                 open_files = most,
                 hint = "raise the hard limit of open files (ulimit -Hn, LimitNOFILE)",
                 "accepting fewer connections than limits.connections"
             );
         }
-        configured.min(room)
+        configured.min(capacity)
     }
 }
 

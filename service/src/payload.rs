@@ -11,7 +11,7 @@ use chancery_cli::note;
 /// Answers on the loopback port until the process is ended.
 pub fn serve(port: u16) -> std::io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
-    said(format_args!("listening on {}", listener.local_addr()?));
+    print_line(format_args!("listening on {}", listener.local_addr()?));
     for stream in listener.incoming() {
         // An error with one client is written to standard error, and the next client is served.
         if let Err(error) = stream.and_then(answer) {
@@ -22,7 +22,7 @@ pub fn serve(port: u16) -> std::io::Result<()> {
 }
 
 /// Writes a line to the standard output; a line that cannot be written is dropped.
-fn said(line: std::fmt::Arguments<'_>) {
+fn print_line(line: std::fmt::Arguments<'_>) {
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -30,15 +30,15 @@ fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
     let mut request = String::new();
     BufReader::new(&stream).read_line(&mut request)?;
-    let told = |key: &str| std::env::var(key).unwrap_or_else(|_| "?".into());
+    let variable = |key: &str| std::env::var(key).unwrap_or_else(|_| "?".into());
     let body = format!(
         "{} version {} here, on {}, process {}\n",
-        told("CHANCERY_REPLICA"),
-        told("VERSION"),
-        told("CHANCERY_NODE"),
+        variable("CHANCERY_REPLICA"),
+        variable("VERSION"),
+        variable("CHANCERY_NODE"),
         std::process::id()
     );
-    said(format_args!("{}", request.trim_end()));
+    print_line(format_args!("{}", request.trim_end()));
     write!(
         stream,
         "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",

@@ -274,10 +274,10 @@ mod tests {
 
         /// Commits durable records of an event each, and publishes them to the server.
         fn commit(&mut self, life: &ServerLife, count: u64) {
-            let (told, delivered) = std::sync::mpsc::channel();
+            let (sender, delivered) = std::sync::mpsc::channel();
             let sink = Box::new(move |delivery| {
                 if let JournalDelivery::Records(records) = delivery {
-                    told.send(records).expect("a test that listens");
+                    sender.send(records).expect("a test that listens");
                 }
             });
             let journal = self.log.open(sink).expect("a journal");
@@ -299,8 +299,8 @@ mod tests {
                 };
                 let fact = Fact::read(type_name, &data).expect("a known type").expect("data");
                 let mut draft = RecordDraft::new();
-                draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
-                journal.append(draft.seal(parts).expect("a record")).expect("room");
+                draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("space");
+                journal.append(draft.seal(parts).expect("a record")).expect("space");
                 let records = delivered.recv().expect("a delivery");
                 life.records.waiting.send(records).expect("a follower");
             }

@@ -57,9 +57,9 @@ pub async fn run(config: ServiceConfig, directory: ServerDataDir) -> Result<()> 
             &common,
             stopped.clone(),
         )?;
-        let (told, of) = (drained.clone(), name.clone());
+        let (drain, of) = (drained.clone(), name.clone());
         offices.spawn(async move {
-            office.run(turns, told).await.with_context(|| format!("cannot serve fleet {of}"))
+            office.run(turns, drain).await.with_context(|| format!("cannot serve fleet {of}"))
         });
         apps.insert(name, Arc::new(app));
         running.push(rest);
@@ -75,10 +75,10 @@ pub async fn run(config: ServiceConfig, directory: ServerDataDir) -> Result<()> 
     }
 
     let api = ApiState { fleets: apps, common };
-    let mut told = stopped;
+    let mut http_stop = stopped;
     let http = tokio::spawn(chancery_api::serve(api, listener, async move {
         // A dropped sender means the same.
-        let _ = told.wait_for(|stop| *stop).await;
+        let _ = http_stop.wait_for(|stop| *stop).await;
     }));
     directory.write_address(&address.to_string())?;
     greet(&config, &address.to_string());

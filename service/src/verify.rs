@@ -61,10 +61,10 @@ fn witnesses(journal: &Path) -> Result<Vec<JournalWitness>> {
     if is_mirror(journal)? || !journal.is_dir() {
         return Ok(Vec::new());
     }
-    let home = journal.parent().unwrap_or(journal);
-    let executors = home.parent().and_then(Path::parent).zip(home.file_name());
+    let fleet_dir = journal.parent().unwrap_or(journal);
+    let executors = fleet_dir.parent().and_then(Path::parent).zip(fleet_dir.file_name());
     let executors = executors.map(|(data, fleet)| data.join("executors").join(fleet)).unwrap_or_default();
-    let mut found = loss::beside(home, &executors)?;
+    let mut found = loss::local_witnesses(fleet_dir, &executors)?;
     found.extend(postings_in(journal)?);
     Ok(found)
 }

@@ -171,9 +171,9 @@ fn a_server_has_the_fleets_that_are_named_and_on_kafka_each_a_partition_of_its_o
 
 #[test]
 fn a_slip_in_the_name_of_a_variable_is_told() {
-    let told = |name: &str| typos([name.to_owned()].into_iter());
-    assert_eq!(told("CHANCERY_LISTN"), ["unknown variable CHANCERY_LISTN: did you mean CHANCERY_LISTEN?"]);
-    assert_eq!(told("CHANCERY_LIMIT_DECIDER_QUEUE").len(), 1);
+    let hints = |name: &str| typos([name.to_owned()].into_iter());
+    assert_eq!(hints("CHANCERY_LISTN"), ["unknown variable CHANCERY_LISTN: did you mean CHANCERY_LISTEN?"]);
+    assert_eq!(hints("CHANCERY_LIMIT_DECIDER_QUEUE").len(), 1);
     // A setting, a variable of processes, and variables that Kubernetes sets for a service of our name.
     for name in [
         "CHANCERY_LISTEN",
@@ -184,7 +184,7 @@ fn a_slip_in_the_name_of_a_variable_is_told() {
         "CHANCERY_PORT_7440_TCP",
         "CHANCERY_SERVICE_HOST",
     ] {
-        assert_eq!(told(name), [""; 0], "{name}");
+        assert_eq!(hints(name), [""; 0], "{name}");
     }
 }
 

@@ -215,22 +215,22 @@ fn rows(data: &Path, fleet: &FleetName) -> Result<Option<ChainCursor>> {
 
 /// Returns the current problems of partitions.
 fn troubles(partitions: &[PartitionHealth], config: &ServiceConfig, topic: &str) -> Result<Vec<String>> {
-    let mut told = Vec::new();
+    let mut problems = Vec::new();
     for PartitionHealth { number, copies, in_sync, has_leader } in partitions {
         if !has_leader {
-            told.push(format!(
+            problems.push(format!(
                 "partition {number} has no leader: no broker that has it is available ({})",
                 counted(*copies, "broker")
             ));
         } else if in_sync < copies {
-            told.push(format!(
+            problems.push(format!(
                 "partition {number} is in sync on {in_sync} of {}: the others are unavailable or lag",
                 counted(*copies, "broker")
             ));
         }
     }
-    told.extend(lacking(partitions.len(), config, topic)?);
-    Ok(told)
+    problems.extend(lacking(partitions.len(), config, topic)?);
+    Ok(problems)
 }
 
 /// Returns a note on messages in inbox partitions without fleet: a producer that names no partition chooses
@@ -260,7 +260,7 @@ fn lacking(count: usize, config: &ServiceConfig, topic: &str) -> Result<Vec<Stri
     let (brokers, _) = named(config)?;
     let count = i32::try_from(count)?;
     let lack = config.fleets.iter().filter(|(_, partition)| **partition >= count);
-    let told = lack.map(|(fleet, partition)| {
+    let problems = lack.map(|(fleet, partition)| {
         format!(
             "fleet {fleet} needs partition {partition} of {topic}, which has {}\n  kafka-topics --bootstrap-server {brokers} \
              --alter --topic {topic} --partitions {}",
@@ -268,7 +268,7 @@ fn lacking(count: usize, config: &ServiceConfig, topic: &str) -> Result<Vec<Stri
             partition.saturating_add(1)
         )
     });
-    Ok(told.collect())
+    Ok(problems.collect())
 }
 
 #[cfg(test)]
@@ -285,12 +285,18 @@ mod tests {
         let config = ServiceConfig::read(ConfigLayers { env, ..ConfigLayers::default() }).expect("settings");
         let partition =
             |number, in_sync| PartitionHealth { number, copies: 3, in_sync, has_leader: in_sync > 0 };
-        let told =
+        let problems =
             troubles(&[partition(0, 3), partition(1, 2), partition(2, 0)], &config, "t").expect("on Kafka");
-        assert!(told[0].starts_with("partition 1 is in sync on 2 of 3 brokers"), "{told:?}");
-        assert!(told[1].starts_with("partition 2 has no leader"), "{told:?}");
-        assert!(told[2].starts_with("fleet b needs partition 3 of t, which has 3 partitions"), "{told:?}");
-        assert!(told[2].ends_with("--bootstrap-server h:1 --alter --topic t --partitions 4"), "{told:?}");
-        assert_eq!(told.len(), 3);
+        assert!(problems[0].starts_with("partition 1 is in sync on 2 of 3 brokers"), "{problems:?}");
+        assert!(problems[1].starts_with("partition 2 has no leader"), "{problems:?}");
+        assert!(
+            problems[2].starts_with("fleet b needs partition 3 of t, which has 3 partitions"),
+            "{problems:?}"
+        );
+        assert!(
+            problems[2].ends_with("--bootstrap-server h:1 --alter --topic t --partitions 4"),
+            "{problems:?}"
+        );
+        assert_eq!(problems.len(), 3);
     }
 }

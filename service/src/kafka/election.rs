@@ -103,7 +103,7 @@ pub(super) fn group_of(inbox: &str, partition: i32) -> String {
 pub fn stand(candidate: ElectionCandidate) -> Result<(ElectionMember, watch::Receiver<bool>)> {
     let ElectionCandidate { client, inbox, partition, session, address, .. } = &candidate;
     let partition = *partition;
-    let (is_ours, told) = watch::channel(false);
+    let (is_ours, elected) = watch::channel(false);
     let mut config = client.of_group(&group_of(inbox, partition));
     config
         .set("client.id", format!("{SERVER}{address}"))
@@ -143,14 +143,14 @@ pub fn stand(candidate: ElectionCandidate) -> Result<(ElectionMember, watch::Rec
         .spawn(run)
         .context("cannot start election thread")?;
     let election = ElectionMember { stops: Arc::clone(&stops), member: Some(thread) };
-    let turn = told.clone();
+    let turn = elected.clone();
     let watch = move || candidate.watch_members(&turn, &stops);
     // Not joined: a request may take longer than a stop.
     std::thread::Builder::new()
         .name("election-members".into())
         .spawn(watch)
         .context("cannot start thread that watches election members")?;
-    Ok((election, told))
+    Ok((election, elected))
 }
 
 impl ElectionCandidate {

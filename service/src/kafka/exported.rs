@@ -163,7 +163,7 @@ impl EventExporter {
             .map_err(KafkaClientError)
             .context("cannot read events topic")?;
         let mut events = Vec::new();
-        let mut heard = std::time::Instant::now();
+        let mut last_message = std::time::Instant::now();
         while reader.reached().is_none_or(|reached| reached < end) {
             match reader.poll(Duration::from_millis(100)) {
                 // A message that the brokers have damaged is lost for consumers; later messages are not.
@@ -179,12 +179,12 @@ impl EventExporter {
                 }
                 Err(removed) => return Err(removed.into()),
                 Ok(PollResult::Message(message)) => {
-                    heard = std::time::Instant::now();
+                    last_message = std::time::Instant::now();
                     if message.offset() < end {
                         events.extend(event(&message, &self.fleet));
                     }
                 }
-                Ok(PollResult::Nothing) if heard.elapsed() > SILENCE => {
+                Ok(PollResult::Nothing) if last_message.elapsed() > SILENCE => {
                     bail!(
                         "cannot read events topic: no message from the brokers for {} s",
                         SILENCE.as_secs()

@@ -36,33 +36,33 @@ struct TestServer {
 }
 
 impl TestServer {
-    fn start(log: &MemoryLog, address: &str, beside: Option<Arc<dyn LeaderTasks>>) -> TestServer {
-        let (turn, told) = watch::channel(false);
-        TestServer::with(log, address, beside, turn, LeadershipSource::Told(told))
+    fn start(log: &MemoryLog, address: &str, tasks: Option<Arc<dyn LeaderTasks>>) -> TestServer {
+        let (turn, elected) = watch::channel(false);
+        TestServer::with(log, address, tasks, turn, LeadershipSource::Elected(elected))
     }
 
     fn with(
         log: &MemoryLog,
         address: &str,
-        beside: Option<Arc<dyn LeaderTasks>>,
+        tasks: Option<Arc<dyn LeaderTasks>>,
         turn: watch::Sender<bool>,
         turns: LeadershipSource,
     ) -> TestServer {
-        TestServer::with_clock(log, address, beside, turn, turns, WallClock::trusted())
+        TestServer::with_clock(log, address, tasks, turn, turns, WallClock::trusted())
     }
 
     fn with_clock(
         log: &MemoryLog,
         address: &str,
-        beside: Option<Arc<dyn LeaderTasks>>,
+        tasks: Option<Arc<dyn LeaderTasks>>,
         turn: watch::Sender<bool>,
         turns: LeadershipSource,
         clock: WallClock,
     ) -> TestServer {
         let clock = Arc::new(clock);
         let dir = tempfile::tempdir().expect("a directory");
-        let (told, deliveries) = mpsc::unbounded_channel();
-        let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
+        let (sender, deliveries) = mpsc::unbounded_channel();
+        let journal = log.open(Box::new(move |delivery| drop(sender.send(delivery)))).expect("a journal");
         let source = log.source();
         let tuning = StoreTuning { cache: 1 << 20, ..StoreTuning::default() };
         let mut projector =
@@ -103,7 +103,7 @@ impl TestServer {
             following,
             states,
             queue: 16,
-            beside,
+            tasks,
             duty: role,
             clock: Arc::clone(&clock),
             troubles: Arc::clone(&troubles),
@@ -283,9 +283,10 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
     first.decides().await;
     first.end(&log).await;
     let head = log.source().head();
-    let (turn, told) = watch::channel(true);
+    let (turn, elected) = watch::channel(true);
     let untrusted = WallClock::new(Duration::ZERO, false, || false);
-    let wrong = TestServer::with_clock(&log, "wrong", None, turn, LeadershipSource::Told(told), untrusted);
+    let wrong =
+        TestServer::with_clock(&log, "wrong", None, turn, LeadershipSource::Elected(elected), untrusted);
     let ended =
         tokio::time::timeout(Duration::from_secs(30), wrong.leader_loop).await.expect("it does not decide");
     let error = ended.expect("no panic").expect_err("it ends with its reason");
@@ -296,8 +297,9 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
     assert!(wrong.router.clock_trouble(later).await.is_none(), "another server has recorded the time since");
     assert_eq!(log.source().head(), head, "nothing is recorded");
     let synchronised = WallClock::new(Duration::ZERO, false, || true);
-    let (turn, told) = watch::channel(true);
-    let right = TestServer::with_clock(&log, "right", None, turn, LeadershipSource::Told(told), synchronised);
+    let (turn, elected) = watch::channel(true);
+    let right =
+        TestServer::with_clock(&log, "right", None, turn, LeadershipSource::Elected(elected), synchronised);
     ask(&right.decides().await, "a").await;
     right.end(&log).await;
 }
@@ -305,8 +307,8 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
 #[tokio::test]
 async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_followed() {
     let log = MemoryLog::new("default");
-    let (told, deliveries) = mpsc::unbounded_channel();
-    let journal = log.open(Box::new(move |delivery| drop(told.send(delivery)))).expect("a journal");
+    let (sender, deliveries) = mpsc::unbounded_channel();
+    let journal = log.open(Box::new(move |delivery| drop(sender.send(delivery)))).expect("a journal");
     let settings = DeciderSettings {
         fleet: "default".parse().expect("a name"),
         writer: WriterId::from_random(0),
@@ -340,7 +342,11 @@ async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_fo
     ask(&decider, "a").await;
     let last = log.source().head().expect("a record").time;
     assert!(last.since(wall) < Duration::from_hours(1), "the journal is at {last}, and started at {wall}");
-    assert!(clock.trouble().is_some_and(|text| text.contains("has jumped 400 days")), "{:?}", clock.trouble());
+    assert!(
+        clock.trouble().is_some_and(|text| text.contains("has jumped 400 days")),
+        "{:?}",
+        clock.trouble()
+    );
     decider.tell(DeciderInput::Drain).await.expect("it takes inputs");
     ended.await.expect("it ends");
 }
@@ -353,10 +359,10 @@ async fn a_fleet_does_not_begin_where_another_one_has_begun() {
     let by = WriterIdentity { fleet: "other".into(), build: "test".into(), writer: WriterId::from_random(1) };
     let fact = Fact::read("term.started.v1", "{}").expect("a known type").expect("data");
     let mut draft = RecordDraft::new();
-    draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("room");
+    draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("space");
     let parts = genesis(&by, Time::from_micros(1), Lineage::from_random(7));
     let other = log.open(Box::new(drop)).expect("a journal");
-    other.append(draft.seal(parts).expect("a record")).expect("room");
+    other.append(draft.seal(parts).expect("a record")).expect("space");
     let why = one.leader_loop.await.expect("no panic").expect_err("it ends");
     assert!(why.to_string().contains("records of another fleet"), "{why:?}");
 }

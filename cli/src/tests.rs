@@ -163,19 +163,6 @@ fn a_kind_and_a_name_are_two_words_or_one() {
             "chancery get disruption node-1",
             "invalid disruption \"node-1\": must be NODE/NAME\ntry: chancery get disruptions -l node=node-1",
         ),
-        (
-            "chancery reject disruption node-1/d1",
-            "cannot reject a disruption: it is called off by its completion\n\
-             try: chancery complete disruption node-1/d1",
-        ),
-        (
-            "chancery describe operation incarnation/x",
-            "invalid operation \"incarnation/x\": must name an operation, not an incarnation",
-        ),
-        (
-            "chancery delete session/x",
-            "cannot delete sessions: they are deleted with the entities that they belong to",
-        ),
         ("chancery relocate node/x", "invalid replica \"node/x\": must name a replica, not a node"),
         (
             "chancery relocate web-7f3k --to replica/x",
@@ -192,6 +179,13 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         let error = run_line(line, vec![]).0.expect_err(line);
         assert_eq!((error.exit, error.message.as_str()), (CliExit::Usage, wanted), "{line}");
     }
+    let error =
+        FakeCli::try_parse_from(["chancery", "get", "replcas/x"]).expect_err("no such kind").to_string();
+    assert!(error.contains("a similar value exists: 'replicas'"), "{error}");
+}
+
+#[test]
+fn help_and_errors_name_only_the_kinds_that_a_command_takes() {
     for (line, wanted) in [
         ("chancery cancel --help", "PLAN/NAME of the deployment, unless given before"),
         ("chancery complete --help", "NODE/NAME of the disruption, unless given before"),
@@ -200,9 +194,24 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         let help = FakeCli::try_parse_from(line.split(' ')).expect_err(line).to_string();
         assert!(help.contains(wanted), "{line}: {help}");
     }
-    let error =
-        FakeCli::try_parse_from(["chancery", "get", "replcas/x"]).expect_err("no such kind").to_string();
-    assert!(error.contains("a similar value exists: 'replicas'"), "{error}");
+    for (line, wanted) in [
+        (
+            "chancery reject disruption node-1/d1",
+            "cannot reject a disruption: it is called off by its completion\n\
+             try: chancery complete disruption node-1/d1",
+        ),
+        (
+            "chancery describe operation incarnation/x",
+            "invalid operation \"incarnation/x\": must name an operation, not an incarnation",
+        ),
+        (
+            "chancery delete session/x",
+            "cannot delete sessions: they are deleted with the entities that they belong to",
+        ),
+    ] {
+        let error = run_line(line, vec![]).0.expect_err(line);
+        assert_eq!((error.exit, error.message.as_str()), (CliExit::Usage, wanted), "{line}");
+    }
 }
 
 #[test]

@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn nobody_behind_one_that_found_the_decider_busy_is_asked() {
+    async fn no_intent_after_one_that_found_the_decider_busy_is_sent() {
         let asked = Cell::new(0);
         let ask = |verdict: Option<VerdictError>| {
             let asked = &asked;

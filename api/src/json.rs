@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_strict_json_is_told_with_its_place() {
+    fn what_is_no_strict_json_is_reported_with_its_location() {
         let deep = format!("{}1{}", "[".repeat(65), "]".repeat(65));
         let inside = format!("{}1{}", "[".repeat(64), "]".repeat(64));
         check(inside.as_bytes(), 64).expect("just as deep as allowed");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_the_wrong_form_is_told_with_its_place() {
+    fn what_has_the_wrong_form_is_reported_with_its_location() {
         for (text, at, place) in [
             (r#"{"spec":{"domain":"d1","resources":{"cpu":"x"}}}"#, "/spec/resources/cpu", "column 45"),
             (r#"{"spec":{"domain":"d1","resources":{},"zones":1}}"#, "/spec/zones", "column 45"),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_path_says_is_put_in_and_not_said_again() {
+    fn what_the_path_names_is_put_in_and_not_repeated() {
         let text = r#" {"spec":{"domain":"d1","resources":{}}}"#;
         let splice = SplicedJson::new(text, &[("name", "node-1")]).expect("an object");
         assert_eq!(splice.read::<NodeApply>().expect("a body").name.as_str(), "node-1");

@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_that_cannot_be_read_says_so_in_its_place_and_hides_no_other() {
+    fn an_output_that_cannot_be_read_is_reported_where_it_would_be_and_hides_no_other() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = |stream| output(directory.path(), 0, stream);
         std::fs::write(directory.path().join("web-0.out.1"), "one\n").expect("a file");

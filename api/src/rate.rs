@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_are_told_apart_and_the_others_share() {
+    fn a_maximum_of_principals_is_distinguished_and_the_others_share() {
         let buckets = TokenBuckets::new("x", 10);
         let count = || buckets.table.lock().expect("no panic").full_at.len();
         for n in 0..PRINCIPALS as u32 {

@@ -453,7 +453,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replicas_name_tells_where_it_was_made() {
+    fn a_replicas_name_shows_where_it_was_made() {
         let service: ServiceName = "web-front".parse().expect("a name");
         for position in [1, 35, 36, 12_345, 1 << 40, Position::MAX.get()].map(Position::new) {
             let name = ReplicaName::issue(&service, position);
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_turn_lasts_as_long_as_the_work_though_nobody_waits_for_it() {
+    async fn a_permit_lasts_as_long_as_the_work_though_no_client_waits_for_it() {
         let turns = Arc::new(Semaphore::new(1));
         let (begun, has_begun) = tokio::sync::oneshot::channel();
         let (end, ends) = std::sync::mpsc::channel::<()>();

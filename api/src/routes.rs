@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_there_and_what_is_not_allowed_are_told_apart() {
+    async fn what_is_not_there_and_what_is_not_allowed_are_distinguished() {
         for (method, path, status) in [
             (Method::GET, "/v2", 404),
             (Method::PATCH, "/livez", 405),

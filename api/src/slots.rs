@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_has_waited_longest_without_a_request_makes_room() {
+    async fn what_has_waited_longest_without_a_request_frees_its_slot() {
         let mut reserve = ProbeReserve::default();
         let mut tasks = Vec::new();
         for n in 0..RESERVED {

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_is_told_by_its_rate_and_the_places_in_its_order() {
+    fn a_round_is_reported_by_its_rate_and_its_percentiles() {
         let latencies = (1..=100).rev().map(Duration::from_millis).collect();
         let cell = CellResult::of(latencies, Duration::from_secs(2));
         let shown = format!("{:.1} {:.1} {:.1}", cell.rate, cell.p50_ms, cell.p99_ms);

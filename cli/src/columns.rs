@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_asked_for_an_operation_is_named() {
+    fn who_requested_an_operation_is_named() {
         for (by, deployment, wanted) in [
             (json!({"actor": "ann"}), Value::Null, "ann"),
             (json!({"rule": "plan/web/restart"}), Value::Null, "rule plan/web/restart"),

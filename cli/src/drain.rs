@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_that_broke_off_is_gone_on_with_and_what_is_planned_for_later_is_let_alone() {
+    fn a_drain_that_was_interrupted_is_continued_and_what_is_planned_for_later_is_left_alone() {
         let later = || json!("2026-11-22T09:00:00Z");
         for (name, state, evict, start, wanted) in [
             ("drain", "scheduled", "drain", Value::Null, true),

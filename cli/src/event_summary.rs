@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_says_what_happened_and_why() {
+    fn an_event_reports_what_happened_and_why() {
         let moved = json!({
             "id": "41", "type": "chancery.node.state_changed.v1", "time": "2026-11-21T09:00:00.000001Z", "causationid": "40",
             "subject": "node/node-1", "data": {"name": "node-1", "state": "allocated", "cluster": "local"},

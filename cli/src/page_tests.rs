@@ -87,7 +87,7 @@ fn member() -> ReplicaSection {
 }
 
 #[test]
-fn the_page_of_a_plan_tells_what_it_asks_for_and_how_far_that_is() {
+fn the_page_of_a_plan_shows_what_it_requests_and_the_progress_of_that() {
     let deployment = row(json!({
         "plan": "nginx-deployment-plan", "name": "deployment-2", "generation": 1, "count": 3,
         "coordinates": { "nginx-payload": { "image": "nginx:latest" } }, "state": "in_progress", "message": "1 of 3",

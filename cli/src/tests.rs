@@ -215,7 +215,7 @@ fn help_and_errors_name_only_the_kinds_that_a_command_takes() {
 }
 
 #[test]
-fn a_description_tells_what_belongs_to_it_and_what_it_waits_for() {
+fn a_description_shows_what_belongs_to_it_and_what_it_waits_for() {
     let replica = row(&json!({ "name": "web-7f3k", "plan": "web", "phase": "pending", "message": "" }));
     let (id, page) = (operation_id(), |items: Value| {
         ok(&json!({ "items": items, "next_page_token": null, "position": 1 }))
@@ -231,7 +231,7 @@ fn a_description_tells_what_belongs_to_it_and_what_it_waits_for() {
 }
 
 #[test]
-fn a_node_is_not_expunged_by_a_slip() {
+fn a_node_is_not_expunged_by_a_typo() {
     let (result, asked) = run_line("chancery expunge node-1", vec![ok(&node("node-1", ""))]);
     let error = result.expect_err("not confirmed");
     let wanted = "cannot expunge without confirmation: declares node/node-1 permanently lost, with its 1 incarnation\n\
@@ -241,7 +241,7 @@ fn a_node_is_not_expunged_by_a_slip() {
 }
 
 #[test]
-fn tables_are_read_at_a_glance_and_wide_ones_tell_more() {
+fn tables_are_read_at_a_glance_and_wide_ones_show_more() {
     let page = json!({ "items": [node("node-1", ""), node("node-22", "")], "next_page_token": null, "position": 12 });
     let (result, asked) = run_line("chancery get nodes -l state=allocated", vec![ok(&page)]);
     let wanted = "\
@@ -358,7 +358,7 @@ fn what_went_wrong_decides_the_exit_code() {
 }
 
 #[test]
-fn an_unreachable_server_is_told_with_what_to_try() {
+fn an_unreachable_server_is_reported_with_what_to_try() {
     let (server, _) = serve(vec![]);
     std::thread::sleep(std::time::Duration::from_millis(50));
     let context = context(server.clone(), None);
@@ -370,7 +370,7 @@ fn an_unreachable_server_is_told_with_what_to_try() {
 }
 
 #[test]
-fn apply_says_created_configured_or_unchanged() {
+fn apply_reports_created_configured_or_unchanged() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("n.yaml");
     let text = "apiVersion: chancery/v1\nkind: Node\nmetadata: {name: node-1}\nspec: {domain: a, resources: {cpu: 1, memory: 1}}\n";
@@ -426,7 +426,7 @@ fn approving_sends_the_hash_that_was_shown() {
 }
 
 #[test]
-fn logs_are_asked_for_by_any_name_of_a_run_and_do_not_end_without_a_word() {
+fn logs_are_requested_by_any_name_of_an_incarnation_and_do_not_end_silently() {
     let id = IncarnationId::issue(Lineage::from_random(1), Position::new(9)).to_string();
     let wanted = format!("GET /v1/fleets/default/incarnations/{id}/logs?marked=true&follow=false");
     let text = || FakeAction::Say(200, "hello\n".into());
@@ -450,7 +450,7 @@ fn logs_are_asked_for_by_any_name_of_a_run_and_do_not_end_without_a_word() {
 }
 
 #[test]
-fn logs_are_of_one_output_since_a_time_or_of_the_run_before() {
+fn logs_are_of_one_output_since_a_time_or_of_the_previous_incarnation() {
     let id = |position| IncarnationId::issue(Lineage::from_random(1), Position::new(position)).to_string();
     let text = || FakeAction::Say(200, "hello\n".into());
     for (flags, wanted) in [
@@ -477,7 +477,7 @@ fn logs_are_of_one_output_since_a_time_or_of_the_run_before() {
 }
 
 #[test]
-fn waiting_in_vain_for_an_approval_says_so() {
+fn a_wait_for_an_approval_that_fails_is_reported() {
     let row = row(&json!({ "state": "in_progress", "message": "" }));
     let page = json!({ "items": [operation(&operation_id(), "pending_approval")], "next_page_token": null, "position": 1 });
     let line = "chancery wait deployment/web/d-1 --for state=completed --timeout 0s";

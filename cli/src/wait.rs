@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_tells_reached_not_yet_and_never() {
+    fn a_check_reports_reached_not_yet_and_never() {
         let row = json!({"state": "failed", "message": "web-0 exited 1", "replicas": {"running": 3}});
         let cases = [
             ("state=failed", EntityKind::Deployment, WaitProgress::Reached),

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_told_in_the_order_of_its_change() {
+    fn only_what_differs_is_reported_in_the_order_of_its_change() {
         let mut known = WatchedRows::default();
         let mut take = |items: Vec<Value>| known.take(EntityKind::Node, items);
         assert_eq!(words(&take(vec![row("b", 3), row("a", 5)])), [("added", "b"), ("added", "a")]);

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_clock_that_leaps_too_far_ahead_is_not_followed_until_it_is_back_or_trusted() {
+    fn a_wall_clock_that_jumps_too_far_ahead_is_not_followed_until_it_is_back_or_trusted() {
         let mut clock = JournalClock::begin(wall(0), reading(100, 0));
         clock.bound(at(1000));
         let steps = [

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn while_a_commit_is_on_its_way_only_so_much_is_taken_in() {
+    fn while_a_commit_is_in_flight_only_a_bounded_amount_is_taken_in() {
         let (sender, delivered) = std::sync::mpsc::channel();
         let log = chancery_journal::memory::MemoryLog::new("default");
         let journal = log.open(Box::new(move |delivery| drop(sender.send(delivery)))).expect("a journal");

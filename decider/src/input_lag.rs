@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_in_the_queue_is_unheard_until_it_has_been_taken() {
+    fn what_is_left_in_the_queue_is_unread_until_it_has_been_taken() {
         let mut lag = InputLag::begin(at(0));
         lag.left(0, at(10));
         assert_eq!(lag.unread_for(at(12)), at(2), "it may have come just after");
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_hears_and_who_stood_still_does_not() {
+    fn an_idle_wait_is_no_lag_and_a_suspended_process_is() {
         let mut lag = InputLag::begin(at(0));
         lag.waited(at(100), at(60));
         assert_eq!(lag.unread_for(at(60)), at(0), "an idle wait is no lag");

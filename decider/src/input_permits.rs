@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_floods_has_its_share_and_leaves_room_for_others_and_for_producers() {
+    async fn one_that_floods_has_its_share_and_leaves_capacity_for_others_and_for_producers() {
         let (queue, mut inputs) = mpsc::channel(4 * SHARE);
         let decider = DeciderHandle::over(queue);
         let (greedy, other) = (decider.way(ChannelNumber(1)), decider.way(ChannelNumber(2)));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_wait_for_the_decider_and_leave_room_for_others() {
+    async fn messages_wait_for_the_decider_and_leave_capacity_for_others() {
         let (queue, mut inputs) = mpsc::channel(16);
         let decider = DeciderHandle::over(queue);
         let posts = async |bytes: usize| {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn intents_that_wait_are_bounded_in_bytes_also_when_nobody_waits_for_their_answers() {
+    async fn intents_that_wait_are_bounded_in_bytes_also_when_no_client_waits_for_their_answers() {
         let (queue, mut inputs) = mpsc::channel(64);
         let decider = DeciderHandle::over(queue);
         let request = || IntentRequest {

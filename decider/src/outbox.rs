@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_is_bounded_by_bytes_and_by_count_and_what_is_taken_makes_room() {
+    async fn it_is_bounded_by_bytes_and_by_count_and_what_is_taken_frees_capacity() {
         let (executor_outbox, mut messages) = outbox();
         let large = vec![b'x'; BYTES / 4];
         for _ in 0..4 {

@@ -399,7 +399,7 @@ fn commits_stay_within_their_bounds() {
 }
 
 #[test]
-fn ten_thousand_replicas_are_decided_in_portions_and_whoever_asks_meanwhile_is_next() {
+fn ten_thousand_replicas_are_decided_in_portions_and_an_intent_that_comes_meanwhile_is_next() {
     let mut rig = DeciderFixture::new();
     let auto =
         json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
@@ -432,7 +432,7 @@ fn ten_thousand_replicas_are_decided_in_portions_and_whoever_asks_meanwhile_is_n
 }
 
 #[test]
-fn a_level_of_five_hundred_ends_is_folded_whole() {
+fn a_full_report_of_five_hundred_ends_is_folded_whole() {
     let mut rig = DeciderFixture::new();
     rig.must("cluster.apply", &json!({"name": "local", "spec": {"runtime": "process"}}));
     let total = json!({"cpu": 4_000_000, "memory": 8u64 << 30, "disk": 0});
@@ -559,7 +559,7 @@ fn stumbling(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContex
 }
 
 #[test]
-fn an_entity_that_cannot_even_be_looked_at_is_quarantined_by_a_fact_and_others_are_worked_on() {
+fn an_entity_that_cannot_even_be_checked_is_quarantined_by_a_fact_and_others_are_worked_on() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.core.advance = stumbling;

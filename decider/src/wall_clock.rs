@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_while_the_system_was_asked_is_another_clock() {
+    fn a_clock_that_was_set_while_the_system_was_queried_is_another_clock() {
         let before = JudgedClock::now();
         let at = before.at + Duration::from_secs(5);
         for (wall, is_continued) in [
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_system_does_not_answer_nobody_else_waits_for_it() {
+    fn while_the_system_does_not_answer_no_other_thread_waits_for_it() {
         let clock = WallClock::new(Duration::from_secs(1), false, answers_late);
         let last = Time::EPOCH;
         std::thread::scope(|scope| {

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_type_is_told_apart_from_damage() {
+    fn an_unknown_type_is_distinguished_from_damage() {
         let line = br#"{"k":"fact","t":"moon.landed.v1","c":1,"d":{}}"#;
         assert!(matches!(Event::read(line), Err(InvalidEvent::UnknownType { .. })));
         let line = br#"{"k":"fact","t":"cluster.deleted.v1","c":1,"d":{}}"#;
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_line_tells_does_not_depend_on_how_it_is_written() {
+    fn the_meaning_of_a_line_does_not_depend_on_how_it_is_written() {
         let deleted = FoldableEvent::Fact(ClusterDeleted { name: "local".parse().expect("a name") }.into());
         let facts = [
             r#"{"k":"fact","t":"cluster.deleted.v1","c":17,"d":{"name":"local"}}"#,

@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_a_place_and_words_of_its_own() {
+    fn every_kind_has_a_rank_and_names_of_its_own() {
         let all: BTreeSet<_> = EntityKind::ALL.iter().collect();
         assert_eq!(all.len(), REGISTER.len(), "two kinds have one place");
         let mut words = BTreeSet::new();

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_under_an_ancestor_counts_up_to_its_end_and_nothing_of_an_abandoned_one() {
+    fn what_is_stored_under_an_ancestor_counts_up_to_its_end_and_nothing_of_an_abandoned_one() {
         let [first, second, lost, other] = [1, 2, 3, 4].map(Lineage::from_random);
         let mut lineages = LineageHistory::new(first);
         assert_eq!(lineages.since(), Position::FIRST);

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_strict_json_is_told_with_its_place() {
+    fn what_is_no_strict_json_is_reported_with_its_location() {
         let (deep, inside) = ("[".repeat(65) + &"]".repeat(65), "[".repeat(64) + &"]".repeat(64));
         assert_eq!(check(inside.as_bytes(), 64).expect("just as deep as allowed"), inside);
         for (text, at, what) in [

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_say_their_unit() {
+    fn durations_name_their_unit() {
         let cases =
             [("500ms", 500), ("30s", 30_000), ("5m", 300_000), ("24h", 86_400_000), ("7d", 604_800_000)];
         for (text, millis) in cases {

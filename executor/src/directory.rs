@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_told_from_its_copy_and_known_after_a_boot() {
+    fn a_directory_is_distinguished_from_its_copy_and_known_after_a_boot() {
         let parent = tempfile::tempdir().unwrap();
         let (original, copy) = (parent.path().join("original"), parent.path().join("copy"));
         std::fs::create_dir(&original).unwrap();

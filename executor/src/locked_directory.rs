@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_keeps_its_id_and_counts_its_lives_and_another_directory_is_another_one() {
+    fn a_store_keeps_its_id_and_counts_its_epochs_and_another_directory_is_another_one() {
         let dir = tempfile::tempdir().expect("a directory");
         let (first, second) = (open(dir.path()), open(dir.path()));
         assert_eq!(first.0, second.0);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_was_copied_is_refused_and_begins_no_life_unless_it_is_adopted() {
+    fn a_store_that_was_copied_is_refused_and_starts_no_epoch_unless_it_is_adopted() {
         let parent = tempfile::tempdir().expect("a directory");
         let (original, copy) = (parent.path().join("original"), parent.path().join("copy"));
         let first = open(&original);

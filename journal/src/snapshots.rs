@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_one_gives_way_to_the_one_before_whichever_bit_it_is() {
+    fn a_damaged_one_is_replaced_by_the_one_before_whichever_bit_it_is() {
         let (_dir, snapshots) = with_three();
         assert_eq!(positions(&snapshots), [3000, 200, 10]);
         let (_, path) = &snapshots.list().expect("listed")[0];
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_fit_gives_way_and_an_unfinished_one_is_cleared_away() {
+    fn one_that_does_not_fit_is_passed_over_and_an_unfinished_one_is_cleared_away() {
         let (dir, snapshots) = with_three();
         let found = snapshots.load_newest(|meta| meta.position.get() < 3000).expect("listed");
         assert_eq!(found.map(|found| found.meta.position.get()), Some(200));

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_comes_late_by_the_delay_and_half_a_lease_where_everything_is_heard_late() {
+    fn a_deadline_comes_late_by_the_delay_and_half_a_lease_where_everything_is_read_late() {
         let mut grace = DeadlineGrace::until(at(0));
         for now in 100..1_000 {
             grace = grace.extended(at(now), Duration::from_secs(5), LEASE / 2);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_comes_late_by_a_bound_where_everything_is_heard_late_since_a_takeover() {
+    fn a_deadline_comes_late_by_a_bound_where_everything_is_read_late_since_a_takeover() {
         let mut grace = DeadlineGrace::until(at(100));
         for now in 50..1_000 {
             grace = grace.extended(at(now), Duration::from_secs(5), LEASE / 2);

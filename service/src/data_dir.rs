@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_server_has_a_directory_and_the_next_is_told_where_that_one_listens() {
+    fn one_server_has_a_directory_and_the_next_reports_where_that_one_listens() {
         let parent = tempfile::tempdir().expect("a directory");
         let dir = parent.path().join("data");
         let first = ServerDataDir::take(&dir).expect("free");

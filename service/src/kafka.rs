@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_decider_is_drained_when_a_thread_beside_it_ends_in_whatever_way() {
+    async fn a_decider_is_drained_when_a_thread_alongside_it_ends_in_whatever_way() {
         type ThreadWork = fn(&DeciderHandle) -> Result<()>;
         // The end of the thread, and the reported trouble.
         let table: [(ThreadWork, Option<&str>); 3] = [

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn lives_that_are_each_too_short_for_a_snapshot_leave_one_together() {
+    fn runs_that_are_each_too_short_for_a_snapshot_leave_one_together() {
         let mut rig = ProjectorFixture::new();
         let mut lives = Vec::new();
         for _ in 0..2 {

@@ -58,7 +58,7 @@ fn is_problem(answer: &chancery_tests::ServerAnswer, what: &str) {
 }
 
 #[test]
-fn bad_input_on_every_route_is_a_problem_that_says_where_and_slows_nobody() {
+fn bad_input_on_every_route_is_a_problem_that_names_the_location_and_slows_no_client() {
     let server = ServerProcess::start();
     let client = server.client();
     let stop = Arc::new(AtomicBool::new(false));
@@ -134,7 +134,7 @@ fn bad_input_on_every_route_is_a_problem_that_says_where_and_slows_nobody() {
 }
 
 #[test]
-fn a_wrong_field_is_named_with_its_place() {
+fn a_wrong_field_is_named_with_its_location() {
     let server = ServerProcess::start();
     let client = server.client();
     let cases: [(&str, Value, &str); 3] = [

@@ -19,7 +19,7 @@ fn manual(client: &TestClient) {
 }
 
 #[test]
-fn errors_tell_apart_what_is_absent_taken_stale_impossible_and_wrong() {
+fn errors_distinguish_what_is_absent_taken_stale_impossible_and_wrong() {
     let server = ServerProcess::start();
     let client = server.client();
     manual(&client);
@@ -207,7 +207,7 @@ fn history_shows_each_step_of_a_stop_in_order_with_time_and_who() {
 }
 
 #[test]
-fn twenty_replicas_come_up_once_each_though_the_server_is_killed_while_they_do() {
+fn twenty_replicas_start_once_each_though_the_server_is_killed_while_they_do() {
     let mut server = ServerProcess::start();
     set_up(&server.client(), &sleeper());
     deploy(&server.client(), "d20", 20);
@@ -268,7 +268,7 @@ fn read_models_that_are_lost_are_made_again_byte_for_byte() {
 }
 
 #[test]
-fn a_delete_leaves_no_process_directory_or_place_and_may_be_repeated() {
+fn a_delete_leaves_no_process_directory_or_reservation_and_may_be_repeated() {
     let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());
@@ -328,7 +328,7 @@ fn a_process_killed_behind_the_servers_back_is_seen_within_moments_and_started_a
 }
 
 #[test]
-fn the_plan_of_the_seed_waits_with_reasons_goes_ahead_by_itself_and_runs_with_its_volumes() {
+fn the_plan_of_the_seed_waits_with_reasons_continues_automatically_and_runs_with_its_volumes() {
     let server = ServerProcess::start();
     server.cli(&["apply", "-f", "examples/nodes.yaml"]);
     server.cli(&["apply", "-f", "examples/nginx/plan.yaml"]);
@@ -470,7 +470,7 @@ fn five_hundred_replicas_on_five_hundred_simulated_nodes_are_placed_once_each() 
 }
 
 #[test]
-fn what_a_process_said_last_can_be_read_after_its_end() {
+fn what_a_process_wrote_last_can_be_read_after_its_end() {
     let server = ServerProcess::start();
     let client = server.client();
     let run = json!({"argv": ["sh", "-c", "echo started; echo broken because of x >&2; exit 3"]});
@@ -537,7 +537,7 @@ fn a_server_whose_log_cannot_be_written_serves_on() {
 }
 
 #[test]
-fn doctor_says_how_ends_are_proved_here_also_without_kafka() {
+fn doctor_reports_how_ends_are_proved_here_also_without_kafka() {
     let doctor = |cgroup: &str| {
         let mut command = std::process::Command::new(program());
         let done =

@@ -104,7 +104,7 @@ fn a_server_whose_clock_is_years_ahead_records_nothing_until_it_is_set_accepted_
 }
 
 #[test]
-fn a_clock_that_leaps_years_ahead_while_a_server_decides_is_not_followed_and_readyz_says_so() {
+fn a_clock_that_jumps_years_ahead_while_a_server_decides_is_not_followed_and_readyz_reports_it() {
     let (mut server, clock) = server();
     server.start_again();
     capability(&server, "a");

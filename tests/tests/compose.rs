@@ -173,7 +173,7 @@ fn every_service_has_settings_and_a_command_that_the_program_takes() {
 }
 
 #[test]
-fn services_are_where_the_others_look_for_them() {
+fn services_are_where_the_others_expect_them() {
     let compose = compose();
     let (mut brokers, mut voters, mut taken) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for broker in compose.brokers() {
@@ -256,7 +256,7 @@ fn brokers_keep_what_they_acknowledge() {
 }
 
 #[test]
-fn what_stays_has_a_check_and_comes_back_and_nobody_waits_for_what_never_is() {
+fn what_stays_has_a_check_and_comes_back_and_no_service_waits_for_what_never_is() {
     let compose = compose();
     for (name, service) in &compose.services {
         if compose.ends(name) {
@@ -307,7 +307,7 @@ fn the_image_is_made_with_the_pinned_toolchain_from_all_crates_and_runs_as_a_use
 }
 
 #[test]
-fn the_check_of_a_server_tells_one_that_is_ready_from_one_that_is_gone() {
+fn the_check_of_a_server_distinguishes_one_that_is_ready_from_one_that_has_ended() {
     let compose = compose();
     let is_server = |service: &&ComposeService| {
         matches!(service.cli().command, CliCommand::Local(LocalCommand::Serve(_)))

@@ -32,7 +32,7 @@ fn all_open(data: &Path) -> Vec<(PathBuf, u32)> {
 }
 
 #[test]
-fn nobody_else_may_read_a_data_directory_and_doctor_narrows_a_wider_one() {
+fn no_other_user_can_read_a_data_directory_and_doctor_narrows_a_wider_one() {
     let mut server = ServerProcess::new();
     let data = server.move_data("data");
     fs::remove_dir(&data).expect("the server makes it");
@@ -72,7 +72,7 @@ enum EntityKind {
 }
 
 #[test]
-fn what_is_rebuildable_and_of_the_wrong_type_is_set_aside_and_the_start_goes_on() {
+fn what_is_rebuildable_and_of_the_wrong_type_is_set_aside_and_the_start_continues() {
     let mut server = ServerProcess::start();
     set_up(&server.client(), &sleeper());
     assert_eq!(server.stop(), Some(0), "{}", server.log());

@@ -10,7 +10,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn an_edit_says_which_fields_are_in_effect_now_and_which_need_a_deployment() {
+fn an_edit_reports_which_fields_are_in_effect_now_and_which_need_a_deployment() {
     let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());

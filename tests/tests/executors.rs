@@ -56,7 +56,7 @@ fn end_three(server: &ServerProcess, executor: &ExecutorProcess) {
 }
 
 #[test]
-fn it_runs_payloads_and_its_end_leaves_them_to_its_next_life() {
+fn it_runs_payloads_and_its_end_leaves_them_to_its_next_epoch() {
     let server = bare_server(LONG);
     let client = server.client();
     let mut executor = ExecutorProcess::start(&server, "e1", "--process");
@@ -189,7 +189,7 @@ fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_ove
 }
 
 #[test]
-fn what_an_executor_was_asked_over_which_it_slept_is_given_to_no_other() {
+fn what_an_executor_received_and_slept_over_is_given_to_no_other() {
     let server = bare_server(SHORT);
     let client = server.client();
     let first = ExecutorProcess::start(&server, "e1", "--process");
@@ -211,7 +211,7 @@ fn what_an_executor_was_asked_over_which_it_slept_is_given_to_no_other() {
 }
 
 #[test]
-fn an_executor_over_another_directory_proves_nothing_and_the_operators_word_does() {
+fn an_executor_over_another_directory_proves_nothing_and_the_operators_declaration_does() {
     let server = bare_server(LONG);
     let client = server.client();
     let mut executor = ExecutorProcess::start(&server, "e1", "--process");

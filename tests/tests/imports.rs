@@ -53,7 +53,7 @@ pub(crate) fn packages(args: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn each_crate_imports_only_what_its_room_allows() {
+fn each_crate_imports_only_what_its_layer_allows() {
     let crate_rows = crate_rows();
     let packages = packages(&["--no-deps"]);
     let names: BTreeSet<_> = packages.iter().filter_map(|package| package["name"].as_str()).collect();

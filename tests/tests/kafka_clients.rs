@@ -244,12 +244,12 @@ fn same(read: &[Value], shown: &[Value]) {
 }
 
 #[test]
-fn a_program_with_the_python_sdk_reads_every_event_and_asks_by_messages() {
+fn a_program_with_the_python_sdk_reads_every_event_and_sends_intents_by_messages() {
     asks_and_reads("python");
 }
 
 #[test]
-fn a_program_with_the_javascript_sdk_reads_every_event_and_asks_by_messages() {
+fn a_program_with_the_javascript_sdk_reads_every_event_and_sends_intents_by_messages() {
     asks_and_reads("javascript");
 }
 

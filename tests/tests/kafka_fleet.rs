@@ -110,7 +110,7 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
 }
 
 #[test]
-fn messages_are_answered_once_and_bad_ones_are_refused_and_hold_nobody_up() {
+fn messages_are_answered_once_and_bad_ones_are_refused_and_hold_no_other_up() {
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
     let mut standbys = StandbyServers::start(shared(1), "messages", 2, &settings);
     let brokers = shared(1).bootstrap();
@@ -212,7 +212,7 @@ fn messages_that_come_slowly_after_a_takeover_are_all_answered() {
 }
 
 #[test]
-fn a_message_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up() {
+fn a_message_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_no_other_up() {
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
     let standbys = StandbyServers::start(shared(1), "header-names", 1, &settings);
     let kcat_message = |headers: &[&OsStr], value: &str| {
@@ -260,7 +260,7 @@ fn a_message_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_nobody_up
 }
 
 #[test]
-fn a_server_whose_brokers_are_away_ends_soon_when_it_is_told_to() {
+fn a_server_whose_brokers_are_away_ends_soon_when_it_is_stopped() {
     let cluster = KafkaCluster::start_with_proxies(1);
     let mut standbys = StandbyServers::start(&cluster, "away", 1, &[SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")]);
     let server = &mut standbys.servers[0];
@@ -286,7 +286,7 @@ fn a_server_whose_brokers_are_away_ends_soon_when_it_is_told_to() {
 }
 
 #[test]
-fn a_server_that_forwards_ends_soon_when_it_is_told_to_though_no_answer_comes() {
+fn a_server_that_forwards_ends_soon_when_it_is_stopped_though_no_answer_comes() {
     let cluster = KafkaCluster::start_with_proxies(1);
     let mut standbys = StandbyServers::start(&cluster, "unanswered", 2, &[]);
     let follower = 1 - standbys.decider();
@@ -307,7 +307,7 @@ fn a_server_that_forwards_ends_soon_when_it_is_told_to_though_no_answer_comes() 
 }
 
 #[test]
-fn a_server_whose_journal_topic_is_deleted_ends_and_says_why() {
+fn a_server_whose_journal_topic_is_deleted_ends_and_reports_why() {
     let mut standbys = StandbyServers::start(shared(1), "deleted", 2, &[]);
     shared(1).tool("kafka-topics", &["--delete", "--topic", "deleted.journal"]);
     for server in &mut standbys.servers {
@@ -355,7 +355,7 @@ fn consumers_find_every_event_once_and_in_order_also_after_a_takeover() {
 }
 
 #[test]
-fn unsafe_topics_are_refused_and_named_with_what_mends_them() {
+fn unsafe_topics_are_refused_and_named_with_what_fixes_them() {
     let journal = format!("kafka://{}/unsafe", shared(1).bootstrap());
     let run = |args: &[&str]| Command::new(program()).args(args).output().expect("the program runs");
     let missing = run(&["doctor", "--journal", &journal]);

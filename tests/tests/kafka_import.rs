@@ -251,7 +251,7 @@ fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafk
 }
 
 #[test]
-fn a_directory_says_that_it_is_a_mirror_before_anything_from_the_topic_is_in_it() {
+fn a_directory_is_marked_as_a_mirror_before_anything_from_the_topic_is_in_it() {
     let mut standbys = StandbyServers::start(shared(1), "marked", 1, &[]);
     let server = &mut standbys.servers[0];
     let journal = server.data().join("fleets/default/journal");

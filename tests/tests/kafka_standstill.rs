@@ -132,7 +132,7 @@ fn a_coordinator_that_no_server_reaches_is_named_by_all_and_another_broker_by_no
 }
 
 #[test]
-fn a_server_whose_name_server_does_not_answer_ends_soon_when_it_is_told_to() {
+fn a_server_whose_name_server_does_not_answer_ends_soon_when_it_is_stopped() {
     let (cluster, resolver) = (KafkaCluster::start(1), ServerResolver::new());
     let settings = resolver.settings();
     let mut all: Vec<(&str, &str)> = INBOX.to_vec();
@@ -206,7 +206,7 @@ fn a_journal_whose_topic_compresses_by_zstd_is_read_by_every_server() {
 }
 
 #[test]
-fn doctor_says_which_topics_brokers_do_not_sync_and_that_large_batches_cost_memory() {
+fn doctor_reports_which_topics_brokers_do_not_sync_and_that_large_batches_cost_memory() {
     let standbys = StandbyServers::start(shared(1), "unsynced", 1, &[]);
     let unsynced =
         |topic: &str| format!("unsynced.{topic}: note: brokers acknowledge records that are only in memory");

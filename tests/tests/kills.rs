@@ -98,12 +98,12 @@ fn a_server_that_stood_still_past_every_timeout_goes_on_where_it_was() {
 }
 
 #[test]
-fn relocates_whose_starts_fail_are_never_seen_by_whoever_looks() {
+fn relocates_whose_starts_fail_are_never_seen_by_an_observer() {
     run(CampaignKind::Relocates, JournalBackend::Embedded, 12);
 }
 
 #[test]
-fn a_clock_that_leaps_by_seconds_or_days_loses_nothing_and_the_journals_time_does_not_go_back() {
+fn a_clock_that_jumps_by_seconds_or_days_loses_nothing_and_the_journals_time_does_not_go_back() {
     run(CampaignKind::Clock, JournalBackend::Embedded, 6);
 }
 

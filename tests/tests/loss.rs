@@ -218,7 +218,7 @@ fn behind(event: &Value) -> String {
 }
 
 #[test]
-fn an_accepted_loss_continues_under_a_new_lineage_and_a_stream_of_the_old_one_is_told() {
+fn an_accepted_loss_continues_under_a_new_lineage_and_a_stream_of_the_old_one_is_notified() {
     let mut server = several_segments();
     let running =
         |home: &Path| payloads(home).into_iter().map(|payload| payload.pid).collect::<BTreeSet<_>>();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn each_mutation_applies_changes_only_the_product_and_says_what_is_wrong() {
+fn each_mutation_applies_changes_only_the_product_and_describes_what_is_wrong() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
     let mut count = 0;
     for entry in root.join("tests/mutations").read_dir().expect("a directory") {

@@ -32,7 +32,7 @@ fn a_directory_has_one_server_whatever_its_fleet() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_told_with_another() {
+fn a_port_that_is_taken_is_reported_with_another() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port();
     let directory = tempfile::tempdir().expect("a directory");
@@ -62,7 +62,7 @@ fn the_demonstration_runs_under_any_name_and_leaves_no_log_when_it_succeeds() {
 }
 
 #[test]
-fn what_a_server_refuses_is_told_once_with_its_place_and_the_others_are_applied() {
+fn what_a_server_refuses_is_reported_once_with_its_location_and_the_others_are_applied() {
     let server = ServerProcess::start_with(&[("CHANCERY_LIMITS_REPLICAS", "3")]);
     set_up(&server.client(), &sleeper());
     let file = server.directory().join("deployments.yaml");

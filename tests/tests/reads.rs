@@ -103,7 +103,7 @@ fn a_server_that_is_started_again_answers_with_what_it_acknowledged_before() {
 }
 
 #[test]
-fn a_standby_names_its_position_and_is_as_new_as_what_it_forwarded_or_is_asked_for() {
+fn a_standby_names_its_position_and_is_as_new_as_what_it_forwarded_or_is_requested() {
     let standbys = StandbyServers::start(shared(1), "reads", 2, &[]);
     let decider = standbys.decider();
     let (leader, standby) = (standbys.servers[decider].client(), standbys.servers[1 - decider].client());

@@ -58,7 +58,7 @@ fn hung(more: &Value) -> (ServerProcess, BTreeSet<String>) {
 }
 
 #[test]
-fn a_hung_version_says_what_it_waits_for_and_is_rolled_back_while_the_good_one_serves() {
+fn a_hung_version_shows_what_it_waits_for_and_is_rolled_back_while_the_good_one_serves() {
     let (server, before) = hung(&json!({}));
     let client = server.client();
     let message = until("it shows what it waits for", || {
@@ -79,7 +79,7 @@ fn a_hung_version_says_what_it_waits_for_and_is_rolled_back_while_the_good_one_s
 }
 
 #[test]
-fn a_stalled_version_is_rolled_back_by_its_own_rule_which_says_why() {
+fn a_stalled_version_is_rolled_back_by_its_own_rule_which_reports_why() {
     let (server, before) = hung(&json!({"auto_rollback": true, "progress_deadline": 1500}));
     let client = server.client();
     reaches(&client, "hung", "failed");

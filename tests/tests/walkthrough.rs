@@ -161,7 +161,7 @@ fn play_at(place: JournalBackend) {
 }
 
 #[test]
-fn the_walk_through_of_the_readme_prints_what_it_says() {
+fn the_walk_through_of_the_readme_prints_what_it_shows() {
     play_at(JournalBackend::Embedded);
 }
 

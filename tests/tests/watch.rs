@@ -108,7 +108,7 @@ impl Drop for WatchCommand {
 }
 
 #[test]
-fn a_watch_tells_every_change_once_also_across_a_killed_server() {
+fn a_watch_reports_every_change_once_also_across_a_killed_server() {
     let mut server = ServerProcess::start();
     let front = FrontProxy::of(&server);
     server.cli(&["apply", "-f", "examples/nodes.yaml"]);

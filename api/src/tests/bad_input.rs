@@ -105,7 +105,7 @@ async fn no_body_is_bad_enough_to_be_no_problem() {
 }
 
 #[tokio::test]
-async fn a_body_must_be_there_where_it_says_something() {
+async fn a_body_must_be_there_where_it_has_a_meaning() {
     let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 1));
     let api = crate::openapi();
@@ -153,7 +153,7 @@ async fn every_route_refuses_other_methods_and_unknown_parameters() {
 }
 
 #[tokio::test]
-async fn what_the_path_says_wrong_is_told() {
+async fn what_is_wrong_in_the_path_is_reported() {
     let world = ServedFleet::new();
     for (method, path, status, pointer) in [
         (Method::GET, "/nodes/NODE", 400, "/name"),
@@ -182,7 +182,7 @@ async fn what_the_path_says_wrong_is_told() {
 }
 
 #[tokio::test]
-async fn what_the_query_says_wrong_is_told() {
+async fn what_is_wrong_in_the_query_is_reported() {
     let world = ServedFleet::new();
     for (path, pointer) in [
         ("/nodes?limit=0", "/limit"),
@@ -240,7 +240,7 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn what_another_server_sends_on_for_a_fleet_that_is_not_here_may_be_asked_again() {
+async fn what_another_server_forwards_for_a_fleet_that_is_not_here_may_be_sent_again() {
     let world = ServedFleet::new();
     let path = "//v1/fleets/other/capabilities/T";
     let body = r#"{"spec":{"type":"T","score":1}}"#;
@@ -261,7 +261,7 @@ async fn serve(world: &ServedFleet) -> String {
 }
 
 #[tokio::test]
-async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_and_may_be_asked_again() {
+async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_and_may_be_sent_again() {
     let decider = ServedFleet::new();
     let there = serve(&decider).await;
     let path = "/capabilities/T";

@@ -151,7 +151,7 @@ async fn nonsense_ends_its_own_channel_alone_and_does_not_reach_the_decider() {
 }
 
 #[tokio::test]
-async fn whoever_hangs_up_the_other_half_ends_too() {
+async fn when_either_side_hangs_up_the_other_half_ends_too() {
     let mut world = ServedFleet::new();
     let mut closed = open(&mut world).await;
     // The decider's end is dropped.
@@ -303,7 +303,7 @@ async fn before_its_hello_is_accepted_a_channel_takes_little() {
 }
 
 #[tokio::test]
-async fn of_what_is_said_on_no_channel_not_more_is_taken_than_of_any_other_request() {
+async fn of_what_is_sent_on_no_channel_not_more_is_read_than_of_any_other_request() {
     let world = ServedFleet::new();
     let (body, taken) = counted(1000);
     let path = "/channels/00000000-0008-8801-8000-000000000007/messages?after=0";
@@ -313,7 +313,7 @@ async fn of_what_is_said_on_no_channel_not_more_is_taken_than_of_any_other_reque
 }
 
 #[tokio::test]
-async fn the_decider_has_a_channel_before_anything_can_be_said_on_it() {
+async fn the_decider_has_a_channel_before_anything_can_be_sent_on_it() {
     let mut world = ServedFleet::new();
     let response =
         world.router().oneshot(request(Method::POST, "/channels", &LINES, "")).await.expect("an answer");

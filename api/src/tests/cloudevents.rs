@@ -94,7 +94,7 @@ async fn a_header_that_cannot_be_read_is_named() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_an_event_is_told_with_its_place() {
+async fn what_is_wrong_with_an_event_is_reported_with_its_location() {
     let world = ServedFleet::new();
     let good = event("e1", &json!({"name": "node-1"}));
     let with = |pointer: &str, value: serde_json::Value| {

@@ -96,7 +96,7 @@ async fn a_request_names_its_host_once_and_no_other_than_the_server() {
 }
 
 #[tokio::test]
-async fn connections_are_limited_and_the_excess_is_told() {
+async fn connections_are_limited_and_the_excess_is_notified() {
     let world = ServedFleet::with(HttpLimits { connections: 1, ..HttpLimits::default() });
     let server = start(&world).await;
     let mut first = TcpStream::connect(server.address).await.expect("a connection");
@@ -179,7 +179,7 @@ async fn headers_that_do_not_come_are_not_waited_for() {
 }
 
 #[tokio::test]
-async fn whoever_takes_nothing_is_cut_off() {
+async fn a_client_that_takes_nothing_is_cut_off() {
     let world = ServedFleet::with(HttpLimits { stall: Duration::from_millis(100), ..HttpLimits::default() });
     let server = start(&world).await;
     let mut lazy = TcpStream::connect(server.address).await.expect("a connection");

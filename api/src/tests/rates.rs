@@ -30,7 +30,7 @@ async fn flood(world: &ServedFleet, ask: impl Fn() -> Request<Body>) -> Complete
 }
 
 #[tokio::test]
-async fn one_who_floods_is_told_when_to_come_back_and_no_other_is_slowed() {
+async fn a_client_that_floods_is_notified_when_to_retry_and_no_other_is_slowed() {
     let limits = HttpLimits { writes_per_second: 5, reads_per_second: 50, ..HttpLimits::default() };
     let world = ServedFleet::with(limits);
     world.decide(accepted(IntentOutcome::Changed, 2));
@@ -76,7 +76,7 @@ async fn a_batch_pays_for_each_of_its_intents() {
 }
 
 #[tokio::test]
-async fn addresses_are_told_apart() {
+async fn addresses_are_distinguished() {
     let world = ServedFleet::with(HttpLimits { reads_per_second: 5, ..HttpLimits::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");

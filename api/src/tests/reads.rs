@@ -37,7 +37,7 @@ async fn a_list_comes_in_pages() {
 }
 
 #[tokio::test]
-async fn a_row_tells_its_version() {
+async fn a_row_shows_its_version() {
     let world = ServedFleet::new();
     world.touch("node-1", 2);
     let node = world.get("/nodes/node-1").await;
@@ -47,7 +47,7 @@ async fn a_row_tells_its_version() {
 }
 
 #[tokio::test]
-async fn what_never_was_and_what_is_no_more_are_told_apart() {
+async fn what_never_existed_and_what_is_deleted_are_distinguished() {
     let world = ServedFleet::new();
     assert_eq!(world.get("/nodes/node-9").await.problem(), (404, "not_found".into(), String::new()));
     let other = OperationId::issue(LINEAGE, Position::new(3));
@@ -148,7 +148,7 @@ async fn a_page_ends_before_it_has_too_many_bytes_and_the_next_one_goes_on() {
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads_have_one_budget_and_small_pages_need_none() {
+async fn answers_that_no_client_reads_have_one_budget_and_small_pages_need_none() {
     let world = ServedFleet::with(HttpLimits { page: 200_000, answers: 400_000, ..HttpLimits::default() });
     large_plans(&world, 12);
     world.commit(&[&large_plan("z-large", 150_000)]);
@@ -300,7 +300,7 @@ async fn every_verdict_over_http_is_waited_for_by_the_reads_after_it() {
 }
 
 #[tokio::test]
-async fn health_and_figures_are_told() {
+async fn health_and_metrics_are_reported() {
     let world = ServedFleet::new();
     assert_eq!(world.get("//livez").await.status, 200);
     assert_eq!(world.get("//readyz").await.status, 200);

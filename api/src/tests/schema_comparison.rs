@@ -143,7 +143,7 @@ fn strings(value: &Value) -> BTreeSet<&str> {
 }
 
 #[test]
-fn a_change_that_old_data_does_not_survive_is_told() {
+fn a_change_that_old_data_does_not_survive_is_reported() {
     let old = json!({
         "type": "object", "additionalProperties": false, "required": ["a"],
         "properties": {

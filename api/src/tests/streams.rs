@@ -153,7 +153,7 @@ async fn a_filtered_stream_makes_progress_by_bookmarks() {
 }
 
 #[tokio::test]
-async fn progress_is_told_on_the_way_when_much_is_passed_over() {
+async fn progress_is_reported_while_many_events_are_skipped() {
     let world = ServedFleet::new();
     world.touch("node-1", 5_000);
     let mut reading = StreamReading::open(&world, "/events?types=cluster.*", &[SSE]).await;
@@ -226,7 +226,7 @@ async fn lines_of_json_are_the_same_events() {
 }
 
 #[tokio::test]
-async fn a_stream_says_why_it_ends() {
+async fn a_stream_reports_why_it_ends() {
     let world = ServedFleet::new();
     for (path, reason, id) in [
         ("/events?follow=false", "end", "5"),
@@ -280,7 +280,7 @@ async fn a_slow_follower_is_cut_off_and_resumes() {
 }
 
 #[tokio::test]
-async fn an_idle_stream_says_that_it_is_there() {
+async fn an_idle_stream_shows_that_it_is_alive() {
     let world = ServedFleet::new();
     let mut reading = StreamReading::open(&world, "/events?from=end", &[SSE]).await;
     while !reading.text.contains(": heartbeat\n\n") {
@@ -303,7 +303,7 @@ async fn followers_are_limited() {
 }
 
 #[tokio::test]
-async fn lines_say_that_they_are_still_there_by_empty_ones() {
+async fn a_stream_of_lines_shows_by_empty_ones_that_it_is_alive() {
     let world = ServedFleet::new();
     let mut reading = StreamReading::open(&world, "/events?from=end&follow=true", &[]).await;
     let mut line = async || loop {

@@ -53,7 +53,7 @@ async fn until_closed(world: &ServedFleet) {
 }
 
 #[tokio::test]
-async fn requests_on_one_connection_are_answered_beside_each_other() {
+async fn requests_on_one_connection_are_answered_concurrently() {
     let world = ServedFleet::new();
     let server = start(&world).await;
     let (mut client, _connection) = connect(server.address).await;
@@ -92,7 +92,7 @@ async fn the_authority_is_the_host() {
 }
 
 #[tokio::test]
-async fn each_stream_beside_the_first_takes_a_slot() {
+async fn each_stream_after_the_first_takes_a_slot() {
     let world = ServedFleet::with(HttpLimits { connections: 8, ..HttpLimits::default() });
     let server = start(&world).await;
     let (mut client, _connection) = connect(server.address).await;

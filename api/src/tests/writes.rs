@@ -225,7 +225,7 @@ fn table() -> Vec<WriteCase> {
 }
 
 #[tokio::test]
-async fn every_typed_route_asks_for_its_intent() {
+async fn every_typed_route_requests_its_intent() {
     let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 1));
     for (method, path, body, type_name, status) in table() {
@@ -274,7 +274,7 @@ async fn the_description_names_the_statuses_that_each_route_gives() {
 }
 
 #[tokio::test]
-async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_once() {
+async fn whether_dependents_are_deleted_first_is_set_by_the_query_or_the_body_and_once() {
     use chancery_events::intent::CascadePolicy;
     let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 1));
@@ -305,7 +305,7 @@ async fn whether_what_needs_it_goes_first_is_said_by_the_query_or_the_body_and_o
 }
 
 #[tokio::test]
-async fn headers_say_the_rest() {
+async fn headers_set_the_rest() {
     let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Unchanged, 3));
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -345,7 +345,7 @@ async fn each_refusal_is_a_problem_of_its_own_status() {
 }
 
 #[tokio::test]
-async fn an_outcome_that_is_not_known_is_told_with_the_key() {
+async fn an_outcome_that_is_not_known_is_reported_with_the_key() {
     let world = ServedFleet::with(HttpLimits {
         request_timeout: Duration::from_millis(200),
         ..HttpLimits::default()

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_is_put_right_and_a_stranger_is_not() {
+    fn a_typo_is_corrected_and_an_unknown_name_is_not() {
         let known = ["cpu", "memory", "disk", "persistentVolumes"];
         let cases = [
             ("memroy", Some("memory")),

@@ -101,7 +101,7 @@ fn a_deployment_that_people_have_needs_a_header_and_nothing_else() {
 }
 
 #[test]
-fn documented_names_say_the_same() {
+fn documented_names_mean_the_same() {
     let native = header(
         "Deployment",
         "plan: nginx-deployment-plan\ncoordinates:\n  nginx-payload: {image: 'nginx:latest'}\ncount: 1",
@@ -141,7 +141,7 @@ fn approval_is_one_word_or_one_for_each_kind() {
 }
 
 #[test]
-fn every_kind_of_operation_has_a_word_of_its_own() {
+fn every_kind_of_operation_has_a_value_of_its_own() {
     for kind in OperationKind::ALL {
         let spec = format!("namespace: n\nservice: s\npayloads: []\napproval: {{{kind}: automatic}}");
         let Intent::PlanApply(plan) = only(&header("Plan", &spec)) else { panic!("a plan") };
@@ -154,7 +154,7 @@ fn every_kind_of_operation_has_a_word_of_its_own() {
 }
 
 #[test]
-fn a_plan_says_how_its_replicas_live_and_what_it_does_not_say_is_usual() {
+fn a_plan_sets_how_its_replicas_are_kept_alive_and_what_it_omits_is_the_default() {
     let plan = |lines: &str| {
         let spec = format!("namespace: n\nservice: s\npayloads: []\n{lines}");
         let Intent::PlanApply(plan) = only(&header("Plan", &spec)) else { panic!("a plan") };
@@ -173,7 +173,7 @@ fn a_plan_says_how_its_replicas_live_and_what_it_does_not_say_is_usual() {
 }
 
 #[test]
-fn a_probe_has_its_settings_beside_its_port_and_what_it_does_not_say_is_usual() {
+fn a_probe_has_its_settings_alongside_its_port_and_what_it_omits_is_the_default() {
     let plan = |lines: &str| {
         let payload = format!("payloads: [{{name: a, resources: {{}}, {lines}}}]");
         let spec = format!("namespace: n\nservice: s\nunready: {{after: 1m, action: restart}}\n{payload}");
@@ -308,7 +308,7 @@ fn kinds_are_applied_in_the_order_of_their_references() {
 }
 
 #[test]
-fn errors_say_where_and_what_to_write() {
+fn errors_name_the_location_and_what_to_write() {
     let plan = |extra: &str| header("Plan", &format!("namespace: n\nservice: s\npayloads: []\n{extra}"));
     let payload =
         |lines: &str| plan("").replace("payloads: []", &format!("payloads:\n  - name: web\n    {lines}"));
@@ -411,7 +411,7 @@ fn errors_say_where_and_what_to_write() {
 }
 
 #[test]
-fn a_document_tells_all_its_faults_and_none_that_follows_from_another() {
+fn a_document_reports_all_its_faults_and_none_that_follows_from_another() {
     let spec = "namespace: A b\nserviice: s\npayloads:\n\
         - {name: web, resources: {cpu: 1e3, memroy: 64}, processes: x}\n\
         - {resources: {cpu: 4}, ports: [{protocol: SCTP, port: 80}, {protocol: TCP, port: 70000}]}\n\
@@ -471,7 +471,7 @@ fn what_a_server_points_to_is_found_in_the_file() {
 }
 
 #[test]
-fn each_document_tells_its_faults() {
+fn each_document_reports_its_faults() {
     let bad = header("Cluster", "runtme: process");
     let good = header("Cluster", "runtime: process");
     let faults = read("-", &format!("{bad}---\n{good}--- # again\n{bad}")).expect_err("two faults");

@@ -36,7 +36,7 @@ fn names(asked: &FakeRequest) -> Vec<String> {
 }
 
 #[test]
-fn documents_go_in_batches_and_are_told_in_their_order() {
+fn documents_go_in_batches_and_are_reported_in_their_order() {
     let (_folder, path) = file(&capabilities(2500));
     let answers = |count: usize| batch(&(0..count).map(|_| accepted(7)).collect::<Vec<_>>());
     let script = vec![none(), answers(1000), answers(1000), answers(500)];
@@ -49,7 +49,7 @@ fn documents_go_in_batches_and_are_told_in_their_order() {
 }
 
 #[test]
-fn what_is_not_answered_is_asked_again_with_the_same_keys_and_the_rest_is_not() {
+fn what_is_not_answered_is_sent_again_with_the_same_keys_and_the_rest_is_not() {
     let (_folder, path) = file(&capabilities(4));
     let find = || problem(404, "not_found", false);
     let busy = || refusal(503, "busy");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_is_asked_of_a_replica_tells_what_its_operation_waits_for() {
+fn a_request_for_a_replica_shows_what_its_operation_waits_for() {
     let page = |items: Value| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
     let id = operation_id();
     for (line, wanted, data, done) in [
@@ -44,7 +44,7 @@ fn what_is_asked_of_a_replica_tells_what_its_operation_waits_for() {
 }
 
 #[test]
-fn a_replica_that_is_created_is_told_by_its_name() {
+fn a_replica_that_is_created_is_reported_by_its_name() {
     let page = |items: Value| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
     let [old, new] = [6, 9].map(|at| OperationId::issue(Lineage::from_random(1), Position::new(at)));
     let mut earlier = operation(&old.to_string(), "succeeded");
@@ -193,7 +193,7 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
 }
 
 #[test]
-fn deployments_are_applied_in_their_turn_or_in_the_place_of_others() {
+fn deployments_are_applied_queued_or_superseding_others() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("d.yaml");
     let text =
@@ -209,7 +209,7 @@ fn deployments_are_applied_in_their_turn_or_in_the_place_of_others() {
 }
 
 #[test]
-fn what_is_in_use_is_told_with_the_way_to_delete_it_all_the_same() {
+fn what_is_in_use_is_reported_with_the_way_to_delete_it_all_the_same() {
     let error =
         run_line("chancery delete plan web", vec![problem(409, "in_use", false)]).0.expect_err("in use");
     assert!(error.message.ends_with("\ntry: chancery delete plan web --cascade"), "{error}");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_executor_is_welcomed_gets_commands_and_is_told_what_is_over() {
+fn an_executor_is_welcomed_gets_commands_and_is_notified_of_what_has_ended() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
@@ -127,7 +127,7 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
 }
 
 #[test]
-fn what_cannot_be_looked_up_now_sends_no_executor_away_for_good() {
+fn what_cannot_be_looked_up_now_sends_no_executor_away_permanently() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     let head = rig.core.durable();
@@ -184,7 +184,7 @@ fn an_executor_over_another_directory_is_refused_until_nothing_is_left_in_the_ol
 }
 
 #[test]
-fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_asked_for() {
+fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_requested() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     // Each request is large: a hundred of them are 5 MB.
@@ -225,7 +225,7 @@ fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_a
 }
 
 #[test]
-fn a_later_life_takes_over_at_once_and_an_earlier_one_or_a_copy_never() {
+fn a_later_epoch_takes_over_immediately_and_an_earlier_one_or_a_copy_never() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     let cases = [
@@ -244,7 +244,7 @@ fn a_later_life_takes_over_at_once_and_an_earlier_one_or_a_copy_never() {
 }
 
 #[test]
-fn an_executor_is_told_to_forget_also_when_the_replica_goes_in_the_same_commit() {
+fn an_executor_is_notified_to_purge_also_when_the_replica_is_deleted_in_the_same_commit() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
@@ -322,7 +322,7 @@ fn a_session_is_lost_after_a_lease_without_a_heartbeat_and_not_during_grace() {
 }
 
 #[test]
-fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_asked_for() {
+fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_requested() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
@@ -388,7 +388,7 @@ fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
 }
 
 #[test]
-fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is() {
+fn no_session_expires_whose_messages_may_have_waited_unread_and_one_that_is_silent_then_does() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
@@ -411,7 +411,7 @@ fn nobody_is_lost_whose_words_may_have_waited_unheard_and_who_is_silent_then_is(
 }
 
 #[test]
-fn a_deadline_that_passed_while_nobody_was_heard_waits_for_what_executors_say() {
+fn a_deadline_that_passed_while_no_message_was_read_waits_for_what_executors_report() {
     for (then, ended) in [(ProcessStatus::Ready, false), (unready(), true)] {
         let mut rig = DeciderFixture::new();
         rig.cluster();

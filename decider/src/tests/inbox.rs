@@ -291,7 +291,7 @@ fn a_repeat_records_nothing_and_a_watermark_that_lags_is_carried_by_a_fact_of_it
 }
 
 #[test]
-fn where_offsets_hold_no_messages_the_reader_says_so() {
+fn where_offsets_hold_no_messages_the_reader_reports_it() {
     let mut rig = DeciderFixture::reading(0..0);
     let from = rig.journal.len();
     rig.give(CoreInput::InboxPassed(7));
@@ -343,7 +343,7 @@ fn a_message_that_is_poison_is_refused_once_and_the_next_is_answered() {
 }
 
 #[test]
-fn a_message_that_cannot_be_read_is_given_up_where_the_inbox_stands_and_nowhere_else() {
+fn a_message_that_cannot_be_read_is_given_up_at_the_position_of_the_inbox_and_nowhere_else() {
     let mut rig = DeciderFixture::reading(0..9);
     rig.post(&capability(0, "a"));
     rig.settle();

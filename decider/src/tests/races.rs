@@ -102,7 +102,7 @@ fn crashed() -> ObservedState {
 
 /// Race R2.
 #[test]
-fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
+fn an_end_of_which_the_server_died_is_reported_to_the_next_and_counts_once() {
     let (mut rig, id) = DeciderFixture::running();
     let durable = rig.durable;
     rig.report(1, 2, id, 1, crashed());
@@ -123,7 +123,7 @@ fn an_end_of_which_the_server_died_is_told_to_the_next_and_counts_once() {
 
 /// Races R3, R61.
 #[test]
-fn a_list_that_was_made_before_a_start_says_nothing_about_it() {
+fn a_list_that_was_made_before_a_start_proves_nothing_about_it() {
     let (mut rig, id) = DeciderFixture::starting();
     let before = rig.journal.len();
     rig.level(1, vec![]);
@@ -141,7 +141,8 @@ fn a_list_that_was_made_before_a_start_says_nothing_about_it() {
 
 /// Races R8, R33.
 #[test]
-fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_goes_on_and_nothing_is_there_twice() {
+fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_continues_and_nothing_is_there_twice()
+{
     let count = 300;
     let written = || {
         let mut rig = DeciderFixture::new();
@@ -178,7 +179,7 @@ fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_goes_on_
 
 /// Race R10.
 #[test]
-fn a_second_try_of_what_is_gone_by_then_is_dropped_and_holds_up_nobody() {
+fn a_second_try_of_what_is_deleted_by_then_is_dropped_and_holds_up_no_other() {
     let (mut rig, id) = DeciderFixture::starting();
     rig.report(1, 1, id, 1, ObservedState::Failed { message: "no".into(), retry: RetryClass::Retryable });
     rig.ask_replica("replica.delete");
@@ -200,7 +201,7 @@ fn a_second_try_of_what_is_gone_by_then_is_dropped_and_holds_up_nobody() {
 
 /// Race R32.
 #[test]
-fn what_was_given_up_on_somebodys_word_and_turns_up_again_is_removed_and_changes_nothing() {
+fn what_an_operator_declared_lost_and_turns_up_again_is_removed_and_changes_nothing() {
     let (mut rig, id) = DeciderFixture::running();
     rig.must("node.set_state", &json!({"name": "n1", "state": "expunged"}));
     rig.settle();
@@ -246,7 +247,7 @@ fn a_pause_before_the_next_try_lasts_over_the_death_of_the_server() {
 
 /// Race R60.
 #[test]
-fn an_end_that_was_decided_and_told_nobody_is_in_the_next_welcome() {
+fn an_end_that_was_decided_and_not_sent_is_in_the_next_welcome() {
     for (what, accepted_only) in
         [("replica.stop", true), ("replica.stop", false), ("replica.delete", true), ("replica.delete", false)]
     {

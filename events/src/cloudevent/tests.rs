@@ -68,7 +68,7 @@ fn a_fact_that_issues_an_id_is_about_it_first() {
 }
 
 #[test]
-fn an_intent_keeps_what_its_sender_said() {
+fn an_intent_keeps_what_its_sender_set() {
     let request = IntentRequest {
         id: "a \"b\"".parse().expect("an id"),
         source: "cli".parse().expect("a source"),
@@ -155,7 +155,7 @@ fn an_attribute_that_is_not_right_is_named() {
 }
 
 #[test]
-fn json_is_told_by_its_media_type() {
+fn json_is_recognised_by_its_media_type() {
     for good in ["application/json", "Application/JSON; charset=UTF-8", "application/json;charset=\"utf-8\""]
     {
         assert!(is_json(good), "{good}");

@@ -80,7 +80,7 @@ fn both_forms_are_one_intent_of_the_bindings_actor_and_the_claim_is_kept() {
 }
 
 #[test]
-fn a_message_that_cannot_be_read_says_why() {
+fn a_message_that_cannot_be_read_reports_why() {
     let changed = |name: &str, value: serde_json::Value| {
         let mut event = event();
         event[name] = value;

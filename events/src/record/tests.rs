@@ -56,7 +56,7 @@ fn a_header_gives_back_what_it_was_made_of() {
 }
 
 #[test]
-fn noise_has_no_header_and_a_bad_body_has_one() {
+fn an_invalid_record_has_no_header_and_a_bad_body_has_one() {
     let good = String::from_utf8(sealed(None, &[r#"{"t":"a.v1"}"#]).expect("a record").bytes().to_vec())
         .expect("text");
     let noise = [

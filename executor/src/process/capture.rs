@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_written_is_counted_where_it_would_have_stood() {
+    fn what_could_not_be_written_is_counted_where_it_would_have_been() {
         let directory = tempfile::tempdir().unwrap();
         let inner = directory.path().join("inner");
         std::fs::create_dir(&inner).unwrap();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_for_ever_is_not_heard_to_the_end() {
+    fn a_writer_that_never_stops_is_not_read_to_the_end() {
         let directory = tempfile::tempdir().unwrap();
         let base = directory.path().join("web-0.out");
         let (capture, mut theirs) = open(&base, limits(1000, 2)).unwrap();

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_refused_memory_is_told_apart_from_one_whose_memory_was_reclaimed() {
+    fn a_process_that_was_refused_memory_is_distinguished_from_one_whose_memory_was_reclaimed() {
         let table = [
             ("low 0\nhigh 0\nmax 41\noom 3\noom_kill 0\n", "; it was refused memory at its limit 3 times"),
             (

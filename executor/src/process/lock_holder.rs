@@ -382,7 +382,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_supervisor_that_reads_nothing_is_asked_to_end_over_another_connection() {
+    async fn a_supervisor_that_reads_nothing_is_stopped_over_another_connection() {
         let directory = tempfile::tempdir().unwrap();
         let incarnation_directory = IncarnationDirectory::at(directory.path().into());
         let LockAttempt::Acquired(_lock) = incarnation_directory.lock().unwrap() else {

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_the_place_of_a_copy_is_neither_written_through_nor_waited_for() {
+    fn what_replaces_a_copy_is_neither_written_through_nor_waited_for() {
         use std::os::unix::fs::symlink;
         let (root, directory) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let foreign = tempfile::tempdir().unwrap();

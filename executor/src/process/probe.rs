@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_attempt_that_the_executor_could_not_follow_says_nothing_about_the_process() {
+    async fn an_attempt_that_the_executor_could_not_follow_proves_nothing_about_the_process() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let target = ProbeTarget { address, path: Some("/".into()) };
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_descriptors_or_ports_says_nothing_about_the_process() {
+    fn a_host_without_descriptors_or_ports_proves_nothing_about_the_process() {
         for (errno, wanted) in [
             (Errno::MFILE, None),
             (Errno::NFILE, None),

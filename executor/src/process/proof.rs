@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_cannot_be_judged_leaves_the_end_unknown_whatever_its_group_says() {
+    fn a_process_that_cannot_be_judged_leaves_the_end_unknown_whatever_its_group_reports() {
         let unknown = || RemainingProcesses::Unknown("hidden".into());
         let why = || Some("unread".to_owned());
         for (has_any, populated, accounted, unread, wanted) in [

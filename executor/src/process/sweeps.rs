@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_die_is_looked_for_once_a_second_in_the_end() {
+    fn what_does_not_die_is_searched_once_a_second_in_the_end() {
         let (mut pause, mut looks, mut passed) = (SweepDelay::default(), 0, Duration::ZERO);
         while passed < Duration::from_mins(1) {
             passed += pause.length();

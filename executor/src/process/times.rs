@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_long_index_few_entries_are_kept_and_none_says_a_later_time_than_there_was() {
+    fn of_a_long_index_few_entries_are_kept_and_none_has_a_later_time_than_there_was() {
         let directory = tempfile::tempdir().unwrap();
         let part = directory.path().join("web-0.out.1");
         let all: Vec<TimesEntry> =

@@ -421,7 +421,7 @@ fn volume(capacity: u64) -> ObjectSpec {
 }
 
 #[test]
-fn a_volume_is_kept_whatever_is_asked_of_it_until_it_is_destroyed() {
+fn a_volume_is_kept_whatever_is_requested_of_it_until_it_is_destroyed() {
     use TargetGoal::{Removed, Up};
     let up = || ObjectState::Up { processes: vec![], before: ReadyHistory::Ready };
     let lost =

@@ -70,7 +70,7 @@ async fn a_request_without_an_answer_is_repeated_as_it_was() {
 }
 
 #[tokio::test]
-async fn what_the_decider_says_comes_whole_and_the_end_ends_both_halves() {
+async fn what_the_decider_sends_comes_whole_and_the_end_ends_both_halves() {
     let (listener, remote) = server().await;
     let (mut stream, mut channel) = open(&listener, &remote).await;
     stream.write_all(b"8\r\ne\":1}\n{}\r\n1\r\n\n\r\n0\r\n\r\n").await.expect("written");

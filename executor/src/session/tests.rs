@@ -141,7 +141,7 @@ fn the_head_is_on_disk_before_anything_is_begun() {
 }
 
 #[test]
-fn the_rest_of_an_inventory_is_asked_for_part_by_part() {
+fn the_rest_of_an_inventory_is_requested_part_by_part() {
     let mut first = welcome(head(100, 1, 3), vec![command(7, 1)]);
     if let DeciderMessage::Welcome { next_after: rest, .. } = &mut first {
         *rest = Some(id(7));
@@ -365,7 +365,7 @@ fn only_a_decider_that_knows_all_removes_and_only_its_own() {
 }
 
 #[test]
-fn a_level_is_cut_into_parts_and_reports_count_from_one() {
+fn a_full_report_is_cut_into_parts_and_reports_count_from_one() {
     for (count, parts) in [(0, vec![0]), (500, vec![500]), (1001, vec![500, 500, 1])] {
         let (mut core, _) = greeted(None, welcome(head(9000, 1, 3), vec![]));
         assert!(!core.takes_changes(), "changes follow the full report");
@@ -394,7 +394,7 @@ fn a_level_is_cut_into_parts_and_reports_count_from_one() {
 }
 
 #[test]
-fn a_part_of_a_level_ends_before_it_is_larger_than_a_message_may_be() {
+fn a_part_of_a_full_report_ends_before_it_is_larger_than_a_message_may_be() {
     let large = |position| {
         let message = "x".repeat(300 << 10);
         let saw =
@@ -464,7 +464,7 @@ fn failed() -> SessionInput {
 }
 
 #[test]
-fn a_list_that_fails_says_nothing_and_is_asked_for_again_while_heartbeats_go_on() {
+fn a_list_that_fails_proves_nothing_and_is_requested_again_while_heartbeats_continue() {
     let (mut core, out) = greeted(None, welcome(head(100, 1, 3), vec![command(7, 1)]));
     assert!(matches!(out[..], [SessionAction::List]), "{out:?}");
     let mut now = secs(0);

@@ -51,7 +51,7 @@ fn one_copy_that_is_altered_cut_or_gone_loses_nothing_and_is_written_again() {
 }
 
 #[test]
-fn a_writing_in_place_that_is_cut_short_anywhere_leaves_what_stood_there_or_what_comes() {
+fn a_writing_in_place_that_is_cut_short_anywhere_leaves_what_was_there_or_what_comes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.json");
     for words in [["short", "rather longer"], ["rather longer", "short"], ["black", "white"]] {
@@ -125,7 +125,7 @@ fn while_it_grows_into_no_new_block_it_stays_the_same_file() {
 }
 
 #[test]
-fn whoever_reads_beside_the_writer_finds_what_was_written_or_what_is_being_written() {
+fn a_reader_alongside_the_writer_finds_what_was_written_or_what_is_being_written() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.json");
@@ -152,7 +152,7 @@ fn whoever_reads_beside_the_writer_finds_what_was_written_or_what_is_being_writt
 }
 
 #[test]
-fn when_both_copies_are_bad_it_is_an_error_that_names_the_record_until_it_is_written_anew() {
+fn when_both_copies_are_bad_it_is_an_error_that_names_the_record_until_it_is_written_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.json");
     assert_eq!(kept(&path, FileAccess::Owner).unwrap(), None, "a missing record is no error");
@@ -193,7 +193,7 @@ fn of_two_whole_copies_the_one_that_was_written_last_counts() {
 }
 
 #[test]
-fn what_is_removed_is_gone_with_both_copies_and_nothing_is_left_beside() {
+fn what_is_removed_is_gone_with_both_copies_and_nothing_is_left_alongside() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.json");
     keep(&path, "one");
@@ -206,7 +206,7 @@ fn what_is_removed_is_gone_with_both_copies_and_nothing_is_left_beside() {
 }
 
 #[test]
-fn a_record_notices_whatever_befell_its_files_since_its_last_writing() {
+fn a_record_notices_whatever_happened_to_its_files_since_its_last_writing() {
     type FileChange<'a> = (&'a str, &'a dyn Fn(&Path));
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.json");
@@ -259,7 +259,7 @@ fn a_record_notices_whatever_befell_its_files_since_its_last_writing() {
 }
 
 #[test]
-fn a_pipe_in_the_place_of_a_copy_is_damage_and_is_never_waited_for() {
+fn a_pipe_instead_of_a_copy_is_damage_and_is_never_waited_for() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.json");
     keep(&path, "first");

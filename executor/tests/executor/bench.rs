@@ -31,7 +31,7 @@ pub(crate) async fn a_hundred_thousand_ensures_take_seconds() {
 
 type StateCheck = fn(&ObservedState) -> bool;
 
-pub(crate) async fn coordinates_ask_for_behaviour() {
+pub(crate) async fn coordinates_select_behaviour() {
     let simulated = SimulatedOrchestrator::new(SimulatedWorld::shared(FaultRules::default()));
     let cases: [(&str, StateCheck); 8] = [
         ("delay:30ms", |saw| matches!(saw, ObservedState::Ready { .. })),

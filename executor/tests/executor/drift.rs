@@ -73,7 +73,7 @@ fn is_locked_here(root: &TestRoot, position: u64) -> bool {
     locks.lines().any(|lock| lock.contains(&held) && lock.contains(&format!(":{inode} ")))
 }
 
-pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
+pub(crate) async fn a_process_that_is_killed_from_outside_is_an_end_with_its_signal() {
     let root = TestRoot::new();
     let (processes, ready) = run(&root, 1, &sleeper(2)).await;
     kill(processes_of(&ready)[1].pid.unwrap() as i32, Signal::KILL);
@@ -92,7 +92,7 @@ pub(crate) async fn a_process_that_somebody_kills_is_an_end_with_its_signal() {
     assert!(!root.payloads_of(id(2)).is_empty(), "its sibling has its grace");
 }
 
-pub(crate) async fn an_orphan_that_somebody_kills_is_an_end_that_nobody_saw() {
+pub(crate) async fn an_orphan_that_is_killed_from_outside_is_an_end_that_no_process_saw() {
     let root = TestRoot::new();
     let (processes, ready) = run(&root, 1, &sleeper(2)).await;
     kill_supervisors(&root);
@@ -139,7 +139,7 @@ const LOSSES: [(&str, DirectoryChange, &str); 4] = [
     ("replaced by a copy", replace, "incarnation directory replaced"),
 ];
 
-pub(crate) async fn what_loses_its_directory_is_ended_at_once_and_told_with_the_reason() {
+pub(crate) async fn what_loses_its_directory_is_ended_immediately_and_reported_with_the_reason() {
     for (what, lose, because) in LOSSES {
         for supervisor in ["lives", "was killed before", "is killed with it"] {
             let root = TestRoot::new();
@@ -256,7 +256,7 @@ pub(crate) async fn records_that_are_removed_or_altered_are_written_again_and_en
     }
 }
 
-pub(crate) async fn a_lock_and_a_socket_that_are_taken_away_are_made_anew() {
+pub(crate) async fn a_lock_and_a_socket_that_are_taken_away_are_made_again() {
     let root = TestRoot::new();
     let (processes, ready) = run(&root, 1, &sleeper(1)).await;
     let mut living = Some(processes);

@@ -222,7 +222,7 @@ pub(crate) async fn orphans_of_a_dead_supervisor_are_adopted_and_ended() {
     assert_eq!(root.payloads(), Vec::<i32>::new(), "an end covers all processes");
 }
 
-pub(crate) async fn a_supervisor_that_dies_before_it_tells_leaves_nothing() {
+pub(crate) async fn a_supervisor_that_dies_before_it_reports_leaves_nothing() {
     let root = TestRoot::new();
     // A trampoline whose socket ends without a line executes nothing.
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();

@@ -25,7 +25,7 @@ fn break_log(log: &Path, is_full: bool) -> Option<File> {
     Some(OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(log).unwrap())
 }
 
-pub(crate) async fn what_stands_in_the_place_of_its_log_keeps_no_supervisor_from_its_work() {
+pub(crate) async fn what_replaces_its_log_keeps_no_supervisor_from_its_work() {
     let root = TestRoot::new();
     let processes = root.open().await;
     for position in 1..=2 {

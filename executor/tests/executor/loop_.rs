@@ -214,7 +214,7 @@ pub(crate) async fn a_lost_channel_is_taken_up_again() {
     assert!(matches!(decider.hear().await, ExecutorMessage::Hello { .. }));
 }
 
-pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_lives_on() {
+pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_continues() {
     let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     world.lock().unwrap().carry_out(&command(id(7), 1, CommandEffect::Ensure, &sleeper(1)));
     world.lock().unwrap().set_out_of_reach(true);

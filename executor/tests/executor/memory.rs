@@ -30,7 +30,7 @@ fn exit_and_status(report: &ObjectReport) -> (&IncarnationExit, &ProcessStatus) 
     (exit, &processes[0].status)
 }
 
-pub(crate) async fn what_asks_for_more_than_its_limit_is_refused_it() {
+pub(crate) async fn what_requests_more_than_its_limit_is_refused_it() {
     let root = TestRoot::new();
     let processes = root.open().await;
     let asks = ["python3", "-c", "bytearray(256 << 20)"];
@@ -94,7 +94,7 @@ pub(crate) async fn a_limit_is_that_of_a_group_where_there_are_groups() {
     assert!(root.payloads_of(id(3)).is_empty());
 }
 
-pub(crate) async fn want_of_memory_is_told_of_the_death_that_it_was() {
+pub(crate) async fn lack_of_memory_is_reported_as_the_cause_of_death() {
     let root = TestRoot::new();
     let parent = groups(&root);
     let processes = open(&root, &parent).await;

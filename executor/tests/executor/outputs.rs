@@ -92,7 +92,7 @@ pub(crate) async fn a_follower_reads_every_line_across_files() {
     assert!(text == wanted, "each line occurs once");
 }
 
-pub(crate) async fn output_outlives_a_crash_while_its_directory_is_forgotten() {
+pub(crate) async fn output_outlives_a_crash_while_its_directory_is_removed() {
     let root = TestRoot::new();
     let processes = open(&root, 64 << 10, 3).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &shell("echo last words"))).await;

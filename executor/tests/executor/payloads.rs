@@ -37,7 +37,7 @@ pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
     wait_until("the supervisor has exited", || root.supervisors().is_empty());
 }
 
-pub(crate) async fn what_ignores_the_asking_is_killed() {
+pub(crate) async fn what_ignores_the_stop_signal_is_killed() {
     let root = TestRoot::new();
     let script = "trap '' TERM; touch ../../deaf; while true; do sleep 0.05; done";
     let spec = spec(vec![payload("web", 1, &["sh", "-c", script])]);
@@ -166,7 +166,7 @@ fn status(report: &ObjectReport) -> Option<&ProcessStatus> {
     }
 }
 
-pub(crate) async fn one_that_hangs_is_reported_with_its_error_and_ended_by_its_executor_only_when_asked() {
+pub(crate) async fn one_that_hangs_is_reported_with_its_error_and_ended_by_its_executor_only_on_command() {
     let root = TestRoot::new();
     let mut spec = served(HANGS, probe("/ready"));
     spec.payloads[0].alive = Some(probe("/alive"));
@@ -213,7 +213,7 @@ pub(crate) async fn a_port_without_a_listener_is_reported_as_refused_and_nothing
     assert!(matches!(told.observed, ObservedState::Started { .. }), "{told:?}");
 }
 
-pub(crate) async fn what_is_wrong_with_a_run_is_said() {
+pub(crate) async fn what_is_wrong_with_an_incarnation_is_reported() {
     let root = TestRoot::new();
     let processes = root.open().await;
     let mut nothing = payload("web", 1, &[]);

@@ -300,7 +300,7 @@ fn in_another_namespace(root: &TestRoot, cgroup: &CgroupSetting, flags: &[&str])
     Some(std::fs::read_to_string(file).unwrap())
 }
 
-pub(crate) async fn another_pid_namespace_ends_nothing_that_lives() {
+pub(crate) async fn another_pid_namespace_ends_nothing_that_runs() {
     for cgroup in WAYS {
         let root = TestRoot::new();
         if !has_groups(&root, &cgroup) {

@@ -303,7 +303,7 @@ pub(crate) async fn a_supervisor_that_cannot_begin_after_a_reboot_is_an_end_with
     assert!(reason.contains("supervisor exited before it started processes"), "{reason}");
 }
 
-pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_overtaken() {
+pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_undone() {
     let root = TestRoot::new();
     let always = counted(RestartPolicy::Always);
     let processes = open(&root, 1).await;

@@ -29,7 +29,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-pub(crate) async fn a_directory_in_the_place_of_a_volume_is_not_touched_and_the_volume_is_known_when_it_is_back()
+pub(crate) async fn a_directory_that_replaces_a_volume_is_not_touched_and_the_volume_is_known_when_it_is_back()
  {
     for linked in [false, true] {
         let root = TestRoot::new();
@@ -69,7 +69,7 @@ pub(crate) async fn a_directory_in_the_place_of_a_volume_is_not_touched_and_the_
     }
 }
 
-pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_said_of_them_and_none_is_made() {
+pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_reported_of_them_and_none_is_made() {
     let root = TestRoot::new();
     let processes = root.open().await;
     make(&processes, 1).await;

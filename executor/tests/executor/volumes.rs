@@ -167,7 +167,7 @@ pub(crate) async fn killing_the_executor_while_it_destroys_them_ends_in_none_and
     assert_eq!(std::fs::read_dir(data(&root, count + 1)).unwrap().count(), 6);
 }
 
-pub(crate) async fn what_is_begun_to_be_destroyed_goes_on_without_being_told_to() {
+pub(crate) async fn what_has_started_to_be_destroyed_continues_without_a_command() {
     let root = TestRoot::new();
     let processes = root.open().await;
     make(&processes, 1).await;
@@ -400,7 +400,7 @@ pub(crate) async fn one_damaged_copy_of_its_record_loses_nothing() {
     assert_eq!(std::fs::read_dir(data(&root, 1)).unwrap().count(), 2);
 }
 
-pub(crate) async fn what_was_told_to_be_there_is_not_removed_for_want_of_a_record() {
+pub(crate) async fn what_was_commanded_is_not_removed_for_lack_of_a_record() {
     let root = TestRoot::new();
     let processes = root.open().await;
     make(&processes, 1).await;
@@ -455,7 +455,7 @@ pub(crate) async fn a_process_that_is_left_of_a_lost_run_keeps_its_volume() {
     until(&processes, volume(1), "it is destroyed once unused", is_gone).await;
 }
 
-pub(crate) async fn a_volume_that_has_no_room_waits_and_what_one_uses_is_told() {
+pub(crate) async fn a_volume_without_free_capacity_waits_and_what_one_uses_is_reported() {
     let root = TestRoot::new();
     let processes = root.open().await;
     processes.carry_out(command(volume(1), 1, CommandEffect::Ensure, &of(u64::MAX))).await;

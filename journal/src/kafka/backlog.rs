@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn brokers_that_send_nothing_of_what_they_hold_are_waited_for_no_longer_than_is_said() {
+    fn brokers_that_send_nothing_of_what_they_hold_are_waited_for_no_longer_than_is_configured() {
         let cluster = MockCluster::new(1).expect("a cluster");
         cluster.create_topic("it", 1, 1).expect("a topic");
         let client = KafkaClient::new(&cluster.bootstrap_servers(), BTreeMap::new()).expect("a client");

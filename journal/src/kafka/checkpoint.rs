@@ -122,7 +122,7 @@ mod tests {
     use crate::mirror::is_mirror;
 
     #[test]
-    fn what_is_not_of_this_partition_or_damaged_is_no_place() {
+    fn what_is_not_of_this_partition_or_damaged_is_no_checkpoint() {
         let dir = tempfile::tempdir().expect("a directory");
         assert_eq!(OffsetCheckpoint::load(dir.path(), "j", 0), None);
         let hash = RecordHash::of(b"x");
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_a_mirror_as_long_as_it_has_a_place_and_what_was_there_is_put_back() {
+    fn a_directory_is_a_mirror_as_long_as_it_has_a_checkpoint_and_what_was_there_is_restored() {
         let dir = tempfile::tempdir().expect("a directory");
         let is_one = || is_mirror(dir.path()).expect("readable");
         let nothing = CheckpointBackup::read(dir.path()).expect("read");

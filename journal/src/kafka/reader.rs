@@ -740,7 +740,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_begins_anew_repeats_nothing_and_finds_another_message_in_the_place_of_the_last() {
+    fn a_reader_that_starts_again_repeats_nothing_and_finds_another_message_instead_of_the_last() {
         let cluster = MockCluster::new(1).unwrap();
         cluster.create_topic("it", 1, 1).unwrap();
         let servers = cluster.bootstrap_servers();

@@ -32,7 +32,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn thinning_step_by_step_keeps_what_a_look_at_all_that_ever_was_would_keep(
+        fn thinning_step_by_step_keeps_what_a_check_of_all_that_ever_existed_would_keep(
             steps in prop::collection::vec(prop_oneof![1..3_u64, 1..1000_u64, 1..1_000_000_u64], 1..200),
         ) {
             let (mut ever, mut kept): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());

@@ -60,7 +60,7 @@ fn a_witness_is_weighed_by_its_lineage_its_position_and_its_hash() {
 }
 
 #[test]
-fn a_loss_tells_what_is_left_what_is_missing_and_which_lineages_are_abandoned() {
+fn a_loss_reports_what_is_left_what_is_missing_and_which_lineages_are_abandoned() {
     let ([first, second, _, unknown], lineages) = journal();
     let witness = |lineage, position, weight| {
         let name = format!("snapshot {position}");

@@ -44,7 +44,7 @@ fn asked(world: &TestFleet) -> Vec<(String, Option<CommandEffect>)> {
 }
 
 #[test]
-fn a_cancelled_deployment_aborts_an_update_beside_the_old_run_which_never_stops() {
+fn a_cancelled_deployment_aborts_an_update_alongside_the_old_incarnation_which_never_stops() {
     for is_reported in [false, true] {
         let mut world = world(3, &json!({"restart": "never"}));
         create(&mut world, "d1", 2, "queue");
@@ -89,7 +89,7 @@ fn an_update_whose_new_run_is_ready_completes() {
 }
 
 #[test]
-fn what_was_stopped_first_runs_again_whatever_the_rule_says() {
+fn what_was_stopped_first_runs_again_whatever_the_rule_is() {
     for restart in ["never", "on_failure", "always"] {
         for moment in ["stopping", "creating", "starting"] {
             let mut world = world(2, &json!({"restart": restart, "update_order": "stop_first"}));
@@ -156,7 +156,7 @@ fn replicas_that_were_being_created_go_and_those_that_run_stay() {
 }
 
 #[test]
-fn a_version_that_never_becomes_ready_gives_way_to_the_one_that_supersedes_it() {
+fn a_version_that_never_becomes_ready_is_replaced_by_the_one_that_supersedes_it() {
     for update in ["start_first", "stop_first"] {
         let mut world = world(4, &json!({"restart": "never", "update_order": update}));
         create(&mut world, "good", 3, "queue");
@@ -172,7 +172,7 @@ fn a_version_that_never_becomes_ready_gives_way_to_the_one_that_supersedes_it() 
 }
 
 #[test]
-fn a_deployment_that_waits_may_be_told_not_to() {
+fn a_queued_deployment_can_be_changed_to_supersede() {
     let mut world = world(3, &json!({"restart": "never"}));
     create(&mut world, "d1", 1, "queue");
     world.obey();
@@ -247,7 +247,7 @@ fn a_run_that_is_stopped_for_an_update_that_is_aborted_is_not_updated_again_befo
 }
 
 #[test]
-fn a_stop_that_is_asked_for_and_rejected_leaves_what_an_abort_starts_again() {
+fn a_stop_that_is_requested_and_rejected_leaves_what_an_abort_starts_again() {
     let mut world = TestFleet::with_nodes(2);
     let kinds = OperationKind::ALL.iter().map(|kind| (kind.word().to_owned(), json!("automatic")));
     let mut approval = Value::Object(kinds.collect());
@@ -323,7 +323,7 @@ fn delete(world: &mut TestFleet, deployment: &str) -> OperationId {
 }
 
 #[test]
-fn a_canary_that_is_withdrawn_does_not_wait_for_the_approval_of_a_delete() {
+fn a_canary_that_is_rolled_back_does_not_wait_for_the_approval_of_a_delete() {
     for end in ["deployment.rollback", "deployment.cancel"] {
         let mut world = world_with_manual_deletes();
         let spec = json!({"count": 3, "coordinates": {"app": {"version": "d2"}}, "strategy": {"canary": {"count": 1}}});

@@ -55,7 +55,7 @@ fn each_rule_starts_what_it_should_and_nothing_else() {
 }
 
 #[test]
-fn the_first_start_is_at_once_the_next_wait_twice_as_long_each_time_and_a_long_run_begins_anew() {
+fn the_first_start_is_immediate_the_next_wait_twice_as_long_each_time_and_a_long_uptime_resets_the_delay() {
     let mut world = world("always");
     let mut last = world.now;
     for wait in [0, 10, 20, 40, 80, 160, 320, 320] {
@@ -78,7 +78,7 @@ fn the_first_start_is_at_once_the_next_wait_twice_as_long_each_time_and_a_long_r
 }
 
 #[test]
-fn the_rule_is_named_by_the_fact_that_approves_and_starts_what_nobody_else_can() {
+fn the_rule_is_named_by_the_fact_that_approves_and_starts_what_no_person_can() {
     let mut world = world("always");
     world.report(run(&world), crashed());
     let operation = world
@@ -157,7 +157,7 @@ fn a_stop_that_is_rejected_lets_the_rule_go_on() {
 }
 
 #[test]
-fn what_never_came_up_for_whoever_asked_stays_failed_and_a_start_by_the_rule_is_tried_on() {
+fn what_never_started_for_its_requester_stays_failed_and_a_start_by_the_rule_is_retried() {
     let mut world = TestFleet::with_nodes(1);
     world.plan_with("automatic", &json!({"restart": "always"}));
     world.deploy("d1", 1);
@@ -190,7 +190,7 @@ fn what_ran_on_a_node_that_is_gone_runs_elsewhere() {
 }
 
 #[test]
-fn what_nobody_has_seen_end_is_not_started_again() {
+fn what_no_executor_has_seen_end_is_not_started_again() {
     let mut world = world("always");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let end = chancery_events::observation::SessionEnd::Expired;
@@ -200,7 +200,7 @@ fn what_nobody_has_seen_end_is_not_started_again() {
 }
 
 #[test]
-fn a_start_asked_for_in_the_cooldown_is_at_once_and_begins_a_new_row() {
+fn a_start_requested_during_the_restart_delay_is_immediate_and_resets_the_count() {
     let mut world = world("always");
     world.report(run(&world), crashed());
     world.obey();

@@ -53,7 +53,7 @@ fn what_does_not_exist_cannot_be_changed() {
 }
 
 #[test]
-fn what_is_in_use_cannot_be_forgotten() {
+fn what_is_in_use_cannot_be_deleted() {
     let mut world = TestFleet::with_nodes(1);
     world.must("capability.apply", &json!({"name": "gpu-1", "spec": {"type": "GPU", "score": 10}}));
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
@@ -81,7 +81,7 @@ fn what_is_in_use_cannot_be_forgotten() {
 }
 
 #[test]
-fn a_plan_is_refused_with_every_place_that_is_wrong() {
+fn a_plan_is_refused_with_every_field_that_is_wrong() {
     let edit = |pointer: &str, value: Value| {
         let mut plan = plan();
         *plan["spec"].pointer_mut(pointer).unwrap_or_else(|| panic!("{pointer}")) = value;

@@ -53,7 +53,7 @@ fn deployment_names_are_scoped_to_their_plan_and_applied_twice_change_nothing() 
 }
 
 #[test]
-fn a_deployment_asks_for_no_more_replicas_than_the_limit() {
+fn a_deployment_requests_no_more_replicas_than_the_limit() {
     let mut world = TestFleet::with_nodes(1);
     world.replicas = 3;
     world.plan("manual");
@@ -240,7 +240,7 @@ fn only_so_many_deployments_that_are_over_are_kept() {
 }
 
 #[test]
-fn what_ends_by_itself_while_a_deployment_goes_on_fails_it_and_is_not_started_again_and_again() {
+fn what_ends_automatically_while_a_deployment_continues_fails_it_and_is_not_started_again_and_again() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 2);

@@ -146,7 +146,7 @@ fn nothing_moves_before_its_start_and_nothing_is_placed_from_its_approval_on() {
 }
 
 #[test]
-fn what_has_no_other_place_stays_and_says_why_and_goes_when_there_is_one() {
+fn what_has_no_other_placement_stays_and_reports_why_and_moves_when_there_is_one() {
     let mut world = world(1, 1, &json!({"restart": "never"}));
     drain(&mut world, "node-1");
     assert_eq!((moves(&world).len(), world.phases()), (1, vec!["running"]));
@@ -159,7 +159,7 @@ fn what_has_no_other_place_stays_and_says_why_and_goes_when_there_is_one() {
 }
 
 #[test]
-fn what_was_only_reserved_there_gets_another_place() {
+fn what_was_only_reserved_there_gets_another_node() {
     let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     world.deploy("d1", 1);

@@ -97,7 +97,7 @@ fn a_drain_that_an_edit_makes_possible_continues_automatically() {
 }
 
 #[test]
-fn a_reserved_place_that_an_edit_forbids_is_found_again_and_its_approval_is_void() {
+fn a_reservation_that_an_edit_forbids_is_made_again_and_its_approval_is_void() {
     let mut world = TestFleet::with_nodes(2);
     label(&mut world, "node-1", "a");
     label(&mut world, "node-2", "b");
@@ -123,7 +123,7 @@ fn a_reserved_place_that_an_edit_forbids_is_found_again_and_its_approval_is_void
 }
 
 #[test]
-fn a_reserved_place_that_an_edit_forbids_is_not_used_though_a_pause_ends_at_that_moment() {
+fn a_reservation_that_an_edit_forbids_is_not_used_though_a_pause_ends_at_that_moment() {
     let mut world = TestFleet::with_nodes(2);
     label(&mut world, "node-1", "a");
     label(&mut world, "node-2", "b");
@@ -147,7 +147,7 @@ fn a_reserved_place_that_an_edit_forbids_is_not_used_though_a_pause_ends_at_that
 }
 
 #[test]
-fn a_reserved_place_that_an_edit_allows_keeps_its_approval() {
+fn a_reservation_that_an_edit_allows_keeps_its_approval() {
     let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     world.deploy("d1", 1);
@@ -159,7 +159,7 @@ fn a_reserved_place_that_an_edit_allows_keeps_its_approval() {
 }
 
 #[test]
-fn a_place_beside_the_run_that_it_replaces_is_not_forbidden_by_that_run() {
+fn a_reservation_alongside_the_incarnation_that_it_replaces_is_not_forbidden_by_that_incarnation() {
     let mut world = TestFleet::with_nodes(1);
     world.plan_with("manual", &json!({"affinity": [{"group": "g", "kind": "anti_affinity"}]}));
     world.running("d1", 1);
@@ -268,7 +268,7 @@ fn a_deployment_of_none_that_completed_is_a_completed_one() {
 }
 
 #[test]
-fn a_deployment_of_none_without_its_coordinates_says_what_another_replica_lacks() {
+fn a_deployment_of_none_without_its_coordinates_reports_what_another_replica_lacks() {
     let mut world = TestFleet::with_nodes(2);
     world.plan("automatic");
     edit(&mut world, |spec| spec["payloads"][0]["run"]["argv"] = json!(["app", "${v}"]));

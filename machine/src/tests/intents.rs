@@ -120,7 +120,7 @@ fn flood(world: &mut TestFleet, actor: &str, count: u64, ahead: u64) {
 }
 
 #[test]
-fn a_producer_that_floods_makes_its_own_intents_expire_and_says_until_when_and_nobody_elses() {
+fn a_producer_that_floods_makes_its_own_intents_expire_with_a_time_and_no_other_producers() {
     let mut world = TestFleet::new();
     let ask = |world: &mut TestFleet, actor: &str, behind: u64| {
         let mut request = world.request(intent("cluster.delete", &json!({"name": "c"})));

@@ -12,7 +12,7 @@ use super::setting::{
 use crate::testing::{crashed, ended, failed};
 
 #[test]
-fn what_becomes_of_a_volume_is_what_the_version_says_that_used_it_last() {
+fn what_happens_to_a_volume_is_what_the_version_sets_that_used_it_last() {
     for (first, then, left) in [("destroy", "keep", 1), ("keep", "destroy", 0)] {
         let mut world = world(1, 4 * GB);
         running(&mut world, "web", 1, &json!([claim(None, first, GB, "/data")]), &json!({}));
@@ -27,7 +27,7 @@ fn what_becomes_of_a_volume_is_what_the_version_says_that_used_it_last() {
 }
 
 #[test]
-fn one_in_which_nothing_was_ever_started_goes_with_its_replica() {
+fn one_in_which_nothing_was_ever_started_is_deleted_with_its_replica() {
     for (saw, left) in [(failed(RetryClass::Permanent), 0), (crashed(), 1)] {
         let mut world = world(1, 4 * GB);
         apply(&mut world, "web", &own(), &json!({}));
@@ -43,7 +43,7 @@ fn one_in_which_nothing_was_ever_started_goes_with_its_replica() {
 }
 
 #[test]
-fn a_cluster_that_has_volumes_is_not_forgotten() {
+fn a_cluster_that_has_volumes_is_not_deleted() {
     for on_delete in ["keep", "destroy"] {
         let mut world = world(1, 10 * GB);
         running(&mut world, "web", 1, &json!([claim(None, on_delete, GB, "/data")]), &json!({}));
@@ -81,7 +81,7 @@ fn a_drained_node_goes_back_to_the_volumes_that_are_kept_on_it() {
 }
 
 #[test]
-fn what_was_called_lost_and_is_there_after_all_is_used_again() {
+fn what_was_declared_lost_and_is_there_after_all_is_used_again() {
     for (saw, expunged, left) in
         [(ObservedState::Gone, false, "running"), (vanished(), false, "running"), (vanished(), true, "")]
     {

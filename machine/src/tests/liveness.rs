@@ -47,7 +47,7 @@ fn last_reason(world: &TestFleet) -> String {
 }
 
 #[test]
-fn a_run_that_does_not_answer_is_stopped_with_its_reason_and_started_again_as_the_plan_says() {
+fn an_incarnation_that_does_not_answer_is_stopped_with_its_reason_and_started_again_as_planned() {
     for (rule, left) in [("always", "running"), ("on_failure", "running"), ("never", "failed")] {
         let mut world = world(&json!({"restart": rule, "restart_delay": 10_000}));
         let id = active(&world);
@@ -82,7 +82,7 @@ fn one_that_hangs_again_and_again_waits_longer_each_time() {
 }
 
 #[test]
-fn what_reflects_less_than_is_asked_or_was_never_ready_is_not_stopped_by_it() {
+fn what_reflects_less_than_is_requested_or_was_never_ready_is_not_stopped_by_it() {
     // A person's stop is in progress: an incarnation that hung meanwhile ends as that stop defines.
     let mut world = world(&json!({"restart": "always"}));
     let id = active(&world);
@@ -167,7 +167,7 @@ fn a_deployment_fails_by_a_run_of_its_version_that_hangs() {
 }
 
 #[test]
-fn an_unready_run_is_shown_and_ended_only_if_the_plan_says_so() {
+fn an_unready_incarnation_is_shown_and_ended_only_if_the_plan_requires_it() {
     for (action, left) in [("show", "running"), ("restart", "stopping")] {
         let mut world = world(&json!({"unready": {"after": 60_000, "action": action}}));
         let (id, since) = (active(&world), world.now);
@@ -198,7 +198,7 @@ fn close_session(world: &mut TestFleet) {
 }
 
 #[test]
-fn an_unready_run_is_not_ended_while_no_session_could_say_that_it_is_ready_again() {
+fn an_unready_incarnation_is_not_ended_while_no_session_could_report_that_it_is_ready_again() {
     let mut world = world(&json!({"unready": {"after": 60_000, "action": "restart"}}));
     let (id, since) = (active(&world), world.now);
     world.report(id, unready(ProbeError::Refused));

@@ -83,7 +83,7 @@ fn one_that_cannot_move_keeps_no_other_of_its_plan() {
 }
 
 #[test]
-fn a_place_on_a_node_that_is_being_emptied_is_given_up_whatever_it_follows() {
+fn a_reservation_on_a_node_that_is_being_emptied_is_released_whatever_it_starts_after() {
     for volumes in [json!([]), own()] {
         let mut world = world(2, 10 * GB);
         running(&mut world, "web", 1, &volumes, &json!({"manual": "relocate"}));
@@ -97,7 +97,7 @@ fn a_place_on_a_node_that_is_being_emptied_is_given_up_whatever_it_follows() {
 }
 
 #[test]
-fn an_approval_is_not_of_a_place_that_has_come_to_break_an_affinity() {
+fn an_approval_is_not_of_a_reservation_that_violates_an_affinity_by_then() {
     let mut world = world(1, 10 * GB);
     let affinity = json!([{"group": "g", "kind": "anti_affinity", "policy": "allow"}]);
     apply(&mut world, "web", &json!([]), &json!({"affinity": affinity, "manual": "create"}));

@@ -103,7 +103,7 @@ fn allocation_names_a_cluster_that_is_there_active_and_the_same() {
 }
 
 #[test]
-fn a_node_in_use_cannot_shrink_below_what_is_held_be_evicted_or_forgotten() {
+fn a_node_in_use_cannot_shrink_below_what_is_reserved_be_evicted_or_deleted() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.running("d1", 1);
@@ -129,7 +129,7 @@ fn a_node_in_use_cannot_shrink_below_what_is_held_be_evicted_or_forgotten() {
 }
 
 #[test]
-fn bad_specs_say_where() {
+fn invalid_specs_name_the_field() {
     let cases = [
         (json!({"domain": "d", "resources": {"cpu": 0, "memory": 1}}), "/spec/resources/cpu"),
         (
@@ -177,7 +177,7 @@ fn an_expunged_node_ends_what_was_on_it_and_frees_the_replica_to_start_elsewhere
 }
 
 #[test]
-fn an_operation_whose_place_is_expunged_looks_for_another_and_what_was_shown_is_void() {
+fn an_operation_whose_node_is_expunged_gets_another_and_what_was_shown_is_void() {
     let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     world.deploy("d1", 1);

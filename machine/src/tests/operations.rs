@@ -67,7 +67,7 @@ fn two_hundred_are_approved_in_one_intent_or_none() {
 }
 
 #[test]
-fn a_rejected_create_gives_its_place_back_fails_the_deployment_and_takes_the_replica_with_it() {
+fn a_rejected_create_releases_its_reservation_fails_the_deployment_and_deletes_the_replica() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
@@ -81,7 +81,7 @@ fn a_rejected_create_gives_its_place_back_fails_the_deployment_and_takes_the_rep
 }
 
 #[test]
-fn an_operation_that_nobody_approves_expires_and_holds_nothing() {
+fn an_operation_that_no_person_approves_expires_and_reserves_nothing() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
@@ -113,7 +113,7 @@ fn automatic_approval_names_its_rule_and_other_kinds_wait() {
 }
 
 #[test]
-fn a_stop_frees_the_place_and_stays_over_deployments() {
+fn a_stop_releases_the_reservation_and_stays_over_deployments() {
     let mut world = world(2);
     let replica = world.replica();
     world.must("replica.stop", &json!({"name": replica}));
@@ -273,7 +273,7 @@ fn a_rejected_delete_leaves_the_replica_as_it_was() {
 }
 
 #[test]
-fn a_delete_of_a_replica_that_nobody_approved_needs_no_approval() {
+fn a_delete_of_a_replica_that_no_person_approved_needs_no_approval() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
@@ -288,7 +288,7 @@ fn a_delete_of_a_replica_that_nobody_approved_needs_no_approval() {
 }
 
 #[test]
-fn an_approval_that_cannot_be_carried_out_is_refused_saying_so() {
+fn an_approval_that_cannot_be_carried_out_is_refused_with_its_reason() {
     let mut world = TestFleet::with_nodes(1);
     let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}});
     world.must(
@@ -342,7 +342,7 @@ fn an_automatic_approval_that_cannot_be_carried_out_fails_its_deployment_and_hol
 }
 
 #[test]
-fn operations_that_wait_for_approval_cost_nothing_and_hold_nobody_up() {
+fn operations_that_wait_for_approval_cost_nothing_and_hold_no_other_up() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.running("d1", 1);

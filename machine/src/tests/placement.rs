@@ -67,7 +67,7 @@ fn placed(world: &TestFleet) -> Vec<String> {
 }
 
 #[test]
-fn each_filter_and_comparator_picks_the_right_nodes_and_says_why_not_the_others() {
+fn each_filter_and_comparator_picks_the_right_nodes_and_reports_why_not_the_others() {
     let gpu = |comparator: &str, names: &[&str]| json!({"matchers": [{"type": "GPU", "comparator": comparator, "names": names}]});
     let volume = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}]});
     let big = |cpu: u64, memory: u64, disk: u64| json!({"payloads": [{"name": "app", "resources": {"cpu": cpu, "memory": memory, "disk": disk}}]});
@@ -167,7 +167,7 @@ fn replicas_are_spread_over_domains_then_over_nodes_and_then_put_where_the_least
 }
 
 #[test]
-fn a_placement_that_waits_goes_ahead_by_itself_when_there_is_room() {
+fn a_placement_that_waits_continues_automatically_when_there_is_capacity() {
     let mut world = TestFleet::with_nodes(2);
     world.plan("automatic");
     world.deploy("d", 3);

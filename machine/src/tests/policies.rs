@@ -129,7 +129,7 @@ fn approve_as(world: &mut TestFleet, actor: &str) -> Result<(), chancery_events:
 }
 
 #[test]
-fn four_eyes_are_not_those_of_whoever_asked_directly_or_by_a_deployment() {
+fn four_eyes_are_not_those_of_the_requester_directly_or_by_a_deployment() {
     let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     policy(&mut world, "two", &json!({"kinds": ["create", "stop"], "rule": {"four_eyes": {}}}));
@@ -161,7 +161,7 @@ fn put(world: &mut TestFleet, plan: &str, count: u32) {
 }
 
 #[test]
-fn replicas_of_a_group_stand_apart_across_plans_or_say_that_they_cannot() {
+fn replicas_of_a_group_are_placed_apart_across_plans_or_are_reported() {
     for otherwise in ["fail", "allow"] {
         let mut world = TestFleet::with_nodes(3);
         grouped(&mut world, "a", "anti_affinity", otherwise);
@@ -208,7 +208,7 @@ fn a_replica_that_comes_to_be_of_a_group_does_not_stay_where_another_of_it_is() 
 }
 
 #[test]
-fn replicas_of_a_group_stand_together_where_the_first_one_is() {
+fn replicas_of_a_group_are_placed_together_where_the_first_one_is() {
     let mut world = TestFleet::with_nodes(4);
     grouped(&mut world, "a", "affinity", "fail");
     grouped(&mut world, "b", "affinity", "fail");

@@ -175,7 +175,7 @@ fn world_with_manual(kind: &str) -> TestFleet {
 }
 
 #[test]
-fn time_in_which_people_have_to_approve_what_others_asked_for_is_not_time_without_progress() {
+fn time_in_which_people_have_to_approve_what_others_requested_is_not_time_without_progress() {
     // A person starts a replica that has the new version.
     let mut world = world_with_manual("start");
     let run = world.commanded()[0];

@@ -68,7 +68,7 @@ fn a_start_whose_node_goes_while_it_waits_for_its_volume_is_made_elsewhere() {
 }
 
 #[test]
-fn a_start_of_the_old_version_without_a_place_gives_way_to_the_new_one() {
+fn a_start_of_the_old_version_without_a_placement_is_replaced_by_the_new_one() {
     let labelled = |rack: &str| {
         let total = json!({"cpu": 4000, "memory": 8 * GB, "disk": 0});
         let storage = json!([{"class": "fast", "capacity": 10 * GB}]);
@@ -112,7 +112,7 @@ fn a_start_of_the_old_version_without_a_place_gives_way_to_the_new_one() {
 }
 
 #[test]
-fn what_ends_beside_a_place_that_waits_for_approval_is_started_again() {
+fn what_ends_alongside_a_reservation_that_waits_for_approval_is_started_again() {
     for (kind, volumes) in [("relocate", json!([])), ("relocate", own()), ("restart", json!([]))] {
         let mut world = world(2, 10 * GB);
         running(&mut world, "web", 1, &volumes, &json!({"manual": kind}));
@@ -147,7 +147,7 @@ fn an_edit_of_the_rule_of_restarts_counts_for_every_later_end_and_start() {
 }
 
 #[test]
-fn a_start_that_somebody_asks_for_and_another_rejects_leaves_the_rule_as_it_was() {
+fn a_start_that_one_person_requests_and_another_rejects_leaves_the_rule_as_it_was() {
     for how in ["person", "deployment"] {
         let mut world = world(2, 10 * GB);
         running(&mut world, "web", 1, &json!([]), &json!({"manual": "start", "restart_delay": 60_000}));

@@ -63,7 +63,7 @@ fn live(world: &TestFleet) -> usize {
 
 /// Race R1.
 #[test]
-fn a_look_that_finds_nothing_does_not_make_a_failure_of_a_stop() {
+fn a_check_that_finds_nothing_does_not_make_a_failure_of_a_stop() {
     let (mut world, id) = running("automatic");
     ask(&mut world, "replica.stop");
     assert!(world.report_at(id, 1, ObservedState::Gone).is_empty(), "a check from before the stop");
@@ -77,7 +77,7 @@ fn a_look_that_finds_nothing_does_not_make_a_failure_of_a_stop() {
 
 /// Race R3.
 #[test]
-fn a_look_from_before_the_command_does_not_make_a_failure_of_a_start() {
+fn a_check_from_before_the_command_does_not_make_a_failure_of_a_start() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("manual");
     world.deploy("d1", 1);
@@ -139,7 +139,7 @@ fn readiness_at_the_deadline_is_in_time_and_after_it_is_too_late() {
 
 /// Race R6.
 #[test]
-fn what_a_start_that_was_given_up_may_have_left_holds_its_place_until_it_is_proved_gone() {
+fn what_a_start_that_was_given_up_may_have_left_keeps_its_reservation_until_it_is_proved_gone() {
     let (mut world, id) = creating();
     lose_session(&mut world);
     world.wait(300);
@@ -223,7 +223,7 @@ fn a_stop_that_had_to_kill_is_a_stop() {
 
 /// Race R38.
 #[test]
-fn a_stop_at_any_moment_of_a_start_is_the_last_word() {
+fn a_stop_at_any_moment_of_a_start_prevails() {
     let ensured = || ObservedState::Started { processes: vec![process(ProcessStatus::Starting)] };
     for moment in ["asked", "placed", "approved", "ensured", "ready"] {
         let (mut world, id) = running("manual");
@@ -259,7 +259,7 @@ fn a_stop_at_any_moment_of_a_start_is_the_last_word() {
 
 /// Race R39.
 #[test]
-fn what_is_left_of_a_start_that_came_to_nothing_can_be_started_stopped_and_deleted() {
+fn what_is_left_of_a_start_that_failed_can_be_started_stopped_and_deleted() {
     let cases =
         [("replica.start", vec!["running"]), ("replica.stop", vec!["stopped"]), ("replica.delete", vec![])];
     for (what, phases) in cases {
@@ -283,7 +283,7 @@ fn what_is_left_of_a_start_that_came_to_nothing_can_be_started_stopped_and_delet
 
 /// Race R65.
 #[test]
-fn a_report_of_an_earlier_life_says_nothing_about_this_one() {
+fn a_report_of_an_earlier_incarnation_proves_nothing_about_this_one() {
     let (mut world, first) = running("automatic");
     world.report(first, crashed());
     ask(&mut world, "replica.start");
@@ -387,7 +387,7 @@ fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
 
 /// Uses a payload with a resource that only one incarnation can have.
 #[test]
-fn what_gets_ready_only_when_the_old_run_is_gone_is_given_up_beside_it_and_comes_up_after_it() {
+fn what_gets_ready_only_when_the_old_incarnation_has_ended_is_given_up_alongside_it_and_starts_after_it() {
     for (way, ended_as) in [("start_first", "failed"), ("stop_first", "completed")] {
         let mut world = TestFleet::with_nodes(2);
         world.plan_with("automatic", &json!({"update_order": way, "restart": "never"}));

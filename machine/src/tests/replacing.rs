@@ -96,7 +96,7 @@ fn a_relocate_has_the_new_run_ready_before_the_old_one_is_stopped() {
 }
 
 #[test]
-fn a_relocate_that_comes_to_nothing_keeps_the_old_run_and_holds_nothing() {
+fn a_relocate_that_fails_keeps_the_old_incarnation_and_reserves_nothing() {
     let ends: [(&str, ByHand); 4] = [
         ("it cannot be started", |world, new| {
             world.report(new, failed(RetryClass::Permanent));
@@ -151,7 +151,7 @@ fn when_the_old_run_dies_while_the_new_one_comes_up_the_new_one_is_it() {
 }
 
 #[test]
-fn what_waits_to_replace_a_run_that_ends_by_itself_is_cancelled() {
+fn what_waits_to_replace_an_incarnation_that_ends_automatically_is_cancelled() {
     for verb in ["relocate", "restart"] {
         let mut world = world(2, "manual", &never());
         let old = runs(&world).0.expect("it runs");
@@ -213,7 +213,7 @@ fn a_restart_of_what_does_not_run_starts_it() {
 }
 
 #[test]
-fn an_update_beside_needs_room_for_both_and_stop_first_does_not() {
+fn an_update_alongside_needs_capacity_for_both_and_stop_first_does_not() {
     for (way, waits) in [("start_first", true), ("stop_first", false)] {
         let mut world = TestFleet::with_nodes(1);
         let payload =
@@ -323,7 +323,7 @@ fn a_run_that_is_changed_in_place_has_the_new_version_when_it_is_ready_and_not_b
 }
 
 #[test]
-fn what_cannot_be_changed_in_place_is_asked_to_be_what_it_was() {
+fn what_cannot_be_changed_in_place_is_commanded_to_be_what_it_was() {
     for late in [false, true] {
         let mut world = simulated("automatic");
         let run = runs(&world).0.expect("it runs");
@@ -379,7 +379,7 @@ fn what_is_again_what_it_was_and_not_well_runs_and_is_not_well() {
 }
 
 #[test]
-fn a_stop_or_delete_at_any_moment_of_a_replacement_is_the_last_word_and_leaves_nothing() {
+fn a_stop_or_delete_at_any_moment_of_a_replacement_prevails_and_leaves_nothing() {
     for verb in ["stop", "delete"] {
         for kind in ["relocate", "restart", "update"] {
             for moment in 0..5 {
@@ -415,7 +415,7 @@ fn a_stop_or_delete_at_any_moment_of_a_replacement_is_the_last_word_and_leaves_n
 }
 
 #[test]
-fn what_is_asked_while_something_is_open_waits_supersedes_or_is_refused() {
+fn what_is_requested_while_something_is_open_waits_supersedes_or_is_refused() {
     // Open operation, whether it has started, request, and its result.
     let table = [
         ("relocate", false, "relocate", "same"),
@@ -459,7 +459,7 @@ fn what_is_asked_while_something_is_open_waits_supersedes_or_is_refused() {
 }
 
 #[test]
-fn a_relocate_to_a_node_goes_there_or_says_why_not() {
+fn a_relocate_to_a_node_moves_there_or_reports_why_not() {
     let mut world = world(3, "manual", &never());
     let name = world.replica();
     let here = replica(&world).active.expect("it runs").node;
@@ -527,7 +527,7 @@ fn a_replica_and_a_run_are_made_by_hand_on_the_node_that_is_named() {
 }
 
 #[test]
-fn a_start_beside_an_update_that_waits_asks_for_nothing_more() {
+fn a_start_alongside_an_update_that_waits_requests_nothing_more() {
     let mut world = TestFleet::with_nodes(1);
     world.plan_with("manual", &never());
     world.deploy("d1", 1);

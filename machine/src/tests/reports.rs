@@ -146,7 +146,7 @@ fn a_report_of_an_older_revision_cannot_satisfy_a_newer_command() {
 }
 
 #[test]
-fn what_was_seen_before_the_command_says_nothing_about_it() {
+fn what_was_seen_before_the_command_proves_nothing_about_it() {
     let mut world = creating();
     let id = world.commanded()[0];
     let early = ObservedState::NotReady { processes: vec![] };
@@ -199,7 +199,7 @@ fn taken_over_by(world: &mut TestFleet, scope: u64) -> bool {
 }
 
 #[test]
-fn nobody_without_its_store_may_say_what_became_of_what_an_executor_was_told_of() {
+fn no_executor_without_the_store_can_report_what_happened_to_what_another_one_received() {
     for (state, left) in [
         ("reserved", false),
         ("creating", true),
@@ -215,7 +215,7 @@ fn nobody_without_its_store_may_say_what_became_of_what_an_executor_was_told_of(
 }
 
 #[test]
-fn what_is_asked_while_nobody_is_there_is_for_whoever_comes_first() {
+fn what_is_requested_while_no_executor_is_connected_is_for_the_first_that_comes() {
     let mut world = at("destroyed");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     world.see(&SessionEnded { session, end: SessionEnd::Left }.into());
@@ -227,7 +227,7 @@ fn what_is_asked_while_nobody_is_there_is_for_whoever_comes_first() {
 }
 
 #[test]
-fn the_operators_word_frees_a_cluster_from_a_store_that_is_lost() {
+fn the_operators_declaration_frees_a_cluster_from_a_store_that_is_lost() {
     let mut world = at("running");
     assert!(!taken_over_by(&mut world, 2));
     world.must("node.set_state", &json!({"name": "node-1", "state": "expunged"}));
@@ -314,7 +314,7 @@ fn a_replica_is_ready_only_while_all_its_processes_are_online() {
 }
 
 #[test]
-fn an_object_is_removed_only_if_this_journal_issued_it_and_its_story_is_over() {
+fn an_object_is_removed_only_if_this_journal_issued_it_and_its_incarnation_ended() {
     let mut world = at("running");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let live = world.commanded()[0];

@@ -116,7 +116,7 @@ fn every_intent_that_may_wait_by_the_register_does_in_one_of_these_scenarios() {
 }
 
 #[test]
-fn where_no_policy_and_no_plan_asks_for_a_person_nothing_waits() {
+fn where_no_policy_and_no_plan_requires_a_person_nothing_waits() {
     for (type_name, data, _) in ways() {
         if type_name.starts_with("policy.delete") {
             continue;
@@ -222,7 +222,7 @@ fn an_approval_is_void_when_something_else_than_was_shown_would_be_ended_or_repl
 }
 
 #[test]
-fn a_request_is_rejected_by_anyone_and_expires_by_itself() {
+fn a_request_is_rejected_by_anyone_and_expires_automatically() {
     let mut world = world("manual", 2);
     let all = json!({"name": "web", "cascade": "yes"});
     world.must("plan.delete", &all);
@@ -248,7 +248,7 @@ fn a_request_is_rejected_by_anyone_and_expires_by_itself() {
 }
 
 #[test]
-fn an_expunge_that_cannot_wait_breaks_the_glass_and_says_so() {
+fn an_expunge_that_cannot_wait_breaks_the_glass_and_reports_it() {
     let mut world = world("manual", 6);
     four_eyes(&mut world, "two", &["expunge"]);
     let expunge = |reason: &str| json!({"name": "node-1", "state": "expunged", "break_glass": reason});
@@ -401,7 +401,7 @@ fn what_one_person_can_do_alone_never_grows_without_another_person() {
 }
 
 #[test]
-fn changes_that_ask_for_as_much_or_more_hold_immediately() {
+fn changes_that_require_as_much_or_more_hold_immediately() {
     let eyes = |more: Value| {
         let mut spec = json!({"rule": {"four_eyes": {}}});
         for (key, value) in more.as_object().expect("an object") {
@@ -532,7 +532,7 @@ fn documented(type_name: &str, ending: IntentEnding) -> Option<(&'static str, &'
 }
 
 #[test]
-fn every_intent_that_can_end_something_stands_in_the_table_of_approvals() {
+fn every_intent_that_can_end_something_is_in_the_table_of_approvals() {
     let mut lines = vec!["| intent | what it can end | approval |\n|---|---|---|\n".to_owned()];
     let mut others = Vec::new();
     for entry in Intent::REGISTER {

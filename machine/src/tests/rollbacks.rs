@@ -72,7 +72,7 @@ fn a_rollback_of_a_hung_deployment_ends_it_and_runs_the_version_before() {
 }
 
 #[test]
-fn what_the_rule_of_a_bad_version_starts_in_vain_keeps_no_other_replica_from_the_good_one() {
+fn what_the_rule_of_a_bad_version_fails_to_start_keeps_no_other_replica_from_the_good_one() {
     let mut world = TestFleet::with_nodes(6);
     world.plan_with("automatic", &json!({"restart": "always"}));
     for (deployment, version) in [("good", "v1"), ("bad", "v2")] {
@@ -148,7 +148,7 @@ fn a_wave_of_starts_that_hang_gets_the_good_version_one_by_one() {
 }
 
 #[test]
-fn the_loss_of_a_node_says_nothing_of_the_version_that_ran_there() {
+fn the_loss_of_a_node_proves_nothing_of_the_version_that_ran_there() {
     let mut world = world();
     create(&mut world, "next", "v2", &json!({"auto_rollback": true}));
     let first = world.asked().next().expect("one is updated");
@@ -238,7 +238,7 @@ fn a_rollback_goes_by_the_strategy_of_its_target() {
 }
 
 #[test]
-fn what_cannot_be_rolled_back_is_refused_and_says_why() {
+fn what_cannot_be_rolled_back_is_refused_with_the_reason() {
     let mut world = TestFleet::with_nodes(4);
     world.plan("automatic");
     assert_eq!(
@@ -285,7 +285,7 @@ fn a_rollback_to_a_deployment_of_none_needs_the_coordinates_of_what_would_run() 
 }
 
 #[test]
-fn a_rollback_is_asked_for_twice_and_happens_once() {
+fn a_rollback_is_requested_twice_and_happens_once() {
     let mut world = world();
     create(&mut world, "hung", "v2", &json!({}));
     rollback(&mut world, "back");
@@ -335,7 +335,7 @@ fn the_last_that_completed_stay_to_be_rolled_back_to_however_many_fail() {
 }
 
 #[test]
-fn a_deployment_that_fails_is_rolled_back_by_its_rule_once_and_says_why() {
+fn a_deployment_that_fails_is_rolled_back_by_its_rule_once_and_reports_why() {
     let mut world = world();
     create(
         &mut world,

@@ -255,7 +255,7 @@ fn live(seed: u64, found: &mut SavepointCounts) {
 }
 
 #[test]
-fn a_fleet_with_scopes_taken_back_is_the_same_as_one_that_never_knew_of_them() {
+fn a_fleet_with_savepoints_undone_is_the_same_as_one_that_never_knew_of_them() {
     let mut seen = SavepointCounts::default();
     // The last seed: a node that is deleted while its objects still count as lost.
     for seed in (1..=80).chain([2717]) {

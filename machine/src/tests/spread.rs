@@ -114,7 +114,7 @@ fn an_update_evens_out_what_is_uneven() {
 }
 
 #[test]
-fn a_new_set_is_spread_by_itself_for_the_old_one_goes() {
+fn a_new_set_is_spread_on_its_own_for_the_old_one_is_deleted() {
     let mut world = world(&["a"], &shared());
     deploy(&mut world, "d1", "v1", 4, &json!({"rolling": {}}));
     world.add_node("n2", "b");
@@ -135,7 +135,7 @@ fn a_canary_that_is_promoted_leaves_an_even_spread() {
 }
 
 #[test]
-fn what_is_to_be_deleted_counts_no_more_though_nobody_approved_that_yet() {
+fn what_will_be_deleted_does_not_count_though_no_person_approved_that_yet() {
     let mut world = world(&["a", "b"], &shared());
     world.plan_with("automatic", &shared());
     deploy(&mut world, "d1", "v1", 4, &json!({"rolling": {}}));
@@ -353,7 +353,7 @@ fn random_step(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
 }
 
 #[test]
-fn what_nobody_reads_is_not_found_out() {
+fn what_no_code_reads_is_not_computed() {
     let volumes = json!({"volumes": [{"class": "fast", "capacity": 1, "mount": "/data"}]});
     let mut world = TestFleet::with_nodes(0);
     for (i, domain) in ["a", "b", "a", "b"].iter().enumerate() {
@@ -393,7 +393,7 @@ fn is_evened_out(world: &mut TestFleet, why: &str) -> bool {
 }
 
 #[test]
-fn after_any_sequence_of_operations_no_move_is_better_or_the_plan_says_so() {
+fn after_any_sequence_of_operations_no_move_is_better_or_the_plan_reports_one() {
     let (mut uneven, mut evened_out) = (0, 0);
     for seed in 1..=60 {
         let mut dice = TestRandom(seed);
@@ -422,7 +422,7 @@ fn after_any_sequence_of_operations_no_move_is_better_or_the_plan_says_so() {
 }
 
 #[test]
-fn where_there_is_room_no_sequence_of_deployments_leaves_an_uneven_spread() {
+fn where_there_is_capacity_no_sequence_of_deployments_leaves_an_uneven_spread() {
     for seed in 1..=40 {
         let mut dice = TestRandom(seed);
         let mut domains = vec!["a", "b", "c"];

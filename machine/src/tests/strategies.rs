@@ -171,7 +171,7 @@ fn a_paused_deployment_begins_nothing_and_goes_on_when_it_is_resumed() {
 }
 
 #[test]
-fn a_deployment_that_supersedes_ends_the_one_that_goes_on_and_the_last_word_holds() {
+fn a_deployment_that_supersedes_ends_the_one_that_continues_and_the_last_request_prevails() {
     let mut world = world(3, "manual", &shared());
     deploy(&mut world, "d1", "v1", 3, &rolling());
     let first = world.pending()[0].id;
@@ -220,7 +220,7 @@ fn a_blue_green_deployment_is_alongside_the_old_set_until_one_fact_makes_it_coun
 }
 
 #[test]
-fn at_its_deadline_a_graceful_deployment_goes_back_or_goes_on_and_ready_then_is_in_time() {
+fn at_its_deadline_a_blue_green_deployment_is_rolled_back_or_cuts_over_and_ready_then_is_in_time() {
     for (on_timeout, all_ready, left) in
         [("rollback", false, 2), ("cut_over", false, 0), ("rollback", true, 0)]
     {
@@ -252,7 +252,7 @@ fn at_its_deadline_a_graceful_deployment_goes_back_or_goes_on_and_ready_then_is_
 }
 
 #[test]
-fn whatever_ends_a_graceful_deployment_before_its_cut_over_leaves_the_old_set_whole() {
+fn whatever_ends_a_blue_green_deployment_before_its_cut_over_leaves_the_old_set_whole() {
     let ends: [(&str, ByHand); 3] = [
         ("cancel", |world| drop(world.must("deployment.cancel", &json!({"plan": "web", "name": "d2"})))),
         ("a failure", |world| {
@@ -281,7 +281,7 @@ fn whatever_ends_a_graceful_deployment_before_its_cut_over_leaves_the_old_set_wh
 }
 
 #[test]
-fn a_canary_waits_to_be_promoted_or_withdrawn() {
+fn a_canary_waits_to_be_promoted_or_rolled_back() {
     for promoted in [true, false] {
         let mut world = world(3, "automatic", &shared());
         deploy(&mut world, "d1", "v1", 3, &rolling());

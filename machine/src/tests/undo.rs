@@ -69,7 +69,7 @@ fn taking_back_any_number_of_facts_gives_the_same_state_and_indexes() {
 }
 
 #[test]
-fn what_has_changed_is_told_once_for_each_time_that_noting_began() {
+fn what_has_changed_is_reported_once_for_each_savepoint() {
     let (mut fleet, facts, first) = history();
     fleet.savepoint();
     fold(&mut fleet, &facts, first);
@@ -95,7 +95,7 @@ fn what_has_changed_is_told_once_for_each_time_that_noting_began() {
 }
 
 #[test]
-fn an_end_that_is_taken_back_holds_its_place_again() {
+fn an_end_that_is_undone_has_its_reservation_again() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.running("d1", 1);
@@ -111,7 +111,7 @@ fn an_end_that_is_taken_back_holds_its_place_again() {
 }
 
 #[test]
-fn room_that_comes_after_room_that_was_taken_back_is_found() {
+fn capacity_that_comes_after_capacity_that_was_undone_is_found() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 5);

@@ -51,7 +51,7 @@ fn a_run_is_begun_when_its_volume_is_there_and_the_volume_outlives_it() {
 }
 
 #[test]
-fn a_replicas_own_volume_is_kept_or_destroyed_with_it_as_its_plan_says_after_its_run() {
+fn a_replicas_own_volume_is_kept_or_destroyed_with_it_as_its_plan_sets_after_its_incarnation() {
     for (on_delete, left) in [("keep", 1), ("destroy", 0)] {
         let mut world = world(1, 2 * GB);
         apply(&mut world, "web", &claim(None, on_delete));
@@ -95,7 +95,7 @@ fn a_volume_that_is_handed_over_goes_to_its_next_user_when_the_last_one_is_over(
 }
 
 #[test]
-fn what_is_deleted_together_goes_user_first_and_what_is_made_in_its_place_comes_after() {
+fn what_is_deleted_together_is_deleted_user_first_and_what_replaces_it_is_made_after() {
     let mut world = world(1, GB);
     apply(&mut world, "web", &claim(Some("db"), "keep"));
     put(&mut world, "web", "d1", 1);
@@ -184,7 +184,7 @@ fn a_deployment_of_which_two_wait_for_what_cannot_be_made_fails_once() {
 }
 
 #[test]
-fn what_is_lost_is_not_made_anew_before_somebody_deletes_it() {
+fn what_is_lost_is_not_recreated_before_an_operator_deletes_it() {
     let mut world = world(2, 2 * GB);
     apply(&mut world, "web", &claim(None, "keep"));
     put(&mut world, "web", "d1", 1);
@@ -211,7 +211,7 @@ fn what_is_lost_is_not_made_anew_before_somebody_deletes_it() {
 }
 
 #[test]
-fn with_its_node_goes_its_data_on_the_operators_word_alone() {
+fn data_is_lost_with_its_node_on_the_operators_declaration_alone() {
     let mut world = world(2, 2 * GB);
     apply(&mut world, "web", &claim(None, "keep"));
     put(&mut world, "web", "d1", 1);
@@ -235,7 +235,7 @@ fn with_its_node_goes_its_data_on_the_operators_word_alone() {
 }
 
 #[test]
-fn plans_say_what_volumes_can_do() {
+fn plans_set_what_volumes_can_do() {
     let mut world = world(1, GB);
     apply(&mut world, "web", &claim(Some("db"), "keep"));
     let two = json!({"plan": "web", "name": "d1", "spec": {"count": 2}});

@@ -26,7 +26,7 @@ fn a_move_is_not_begun_to_where_the_volume_does_not_fit() {
 }
 
 #[test]
-fn the_room_of_one_volume_is_not_that_of_another() {
+fn the_capacity_of_one_volume_is_not_that_of_another() {
     let mut world = world(1, 12 * GB);
     running(&mut world, "big", 1, &json!([claim(Some("db"), "keep", 10 * GB, "/db")]), &json!({}));
     put(&mut world, "big", "d2", 0);
@@ -92,7 +92,7 @@ fn a_run_that_waits_for_a_volume_has_a_deadline() {
 }
 
 #[test]
-fn a_restart_keeps_its_volume_whoever_else_waits_for_it() {
+fn a_restart_keeps_its_volume_whichever_other_replica_waits_for_it() {
     let mut world = world(2, 100 * GB);
     running(&mut world, "a", 1, &named("y"), &json!({}));
     apply(&mut world, "b", &named("y"), &json!({}));

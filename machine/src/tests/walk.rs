@@ -328,7 +328,7 @@ fn is_forgotten(world: &TestFleet, replica: &Replica) -> bool {
 }
 
 #[test]
-fn whatever_is_asked_and_told_everything_holds_and_comes_to_rest() {
+fn whatever_is_requested_and_reported_everything_holds_and_comes_to_rest() {
     for seed in 1..=300 {
         let mut dice = TestRandom(seed * 0x9e37_79b9 + 1);
         let mut world = world(&mut dice);

@@ -69,7 +69,7 @@ fn a_snapshot_and_the_tail_are_the_whole_journal_to_the_last_bit() {
 }
 
 #[test]
-fn what_is_applied_twice_changes_nothing_and_a_gap_is_told() {
+fn what_is_applied_twice_changes_nothing_and_a_gap_is_reported() {
     let mut driver = TestDriver::new(3);
     driver.found(4, 2);
     (0..50).for_each(|_| driver.stir());
@@ -88,7 +88,7 @@ fn what_is_applied_twice_changes_nothing_and_a_gap_is_told() {
 }
 
 #[test]
-fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_says_so() {
+fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_is_reported() {
     for (kind, more) in [("fact", r#""c":1,"#), ("intent", r#""by":"x","#), ("observation", r#""by":"x","#)] {
         let mut driver = TestDriver::new(4);
         driver.found(3, 2);

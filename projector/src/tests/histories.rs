@@ -51,7 +51,7 @@ fn same(found: &[(String, String)], wanted: &[(&str, &str)]) {
 }
 
 #[test]
-fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
+fn the_history_of_a_replica_shows_every_step_and_its_initiator() {
     let mut driver = TestDriver::new(70);
     driver.record_events = 0; // causes are in other records
     driver.found(4, 2);
@@ -123,7 +123,7 @@ fn the_story_of_a_replica_tells_every_step_and_who_was_behind_it() {
 }
 
 #[test]
-fn every_history_holds_what_a_look_at_all_events_finds() {
+fn every_history_holds_what_a_scan_of_all_events_finds() {
     let mut driver = TestDriver::new(71);
     driver.found(6, 4);
     (0..300).for_each(|_| driver.stir());

@@ -75,7 +75,7 @@ fn sorted(mut rows: Vec<Value>) -> Vec<String> {
 }
 
 #[test]
-fn every_filter_and_every_pair_of_them_gives_what_a_look_at_all_rows_gives() {
+fn every_filter_and_every_pair_of_them_gives_what_a_scan_of_all_rows_gives() {
     for seed in [50, 51, 52] {
         let mut driver = TestDriver::new(seed);
         driver.found(8, 4);
@@ -149,7 +149,7 @@ fn a_row_is_found_by_the_text_of_its_key_in_every_kind() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_says_what_would() {
+fn what_makes_no_sense_is_refused_with_what_would() {
     let driver = TestDriver::new(54);
     let dir = tempfile::tempdir().expect("a directory");
     let mut projector = open(dir.path(), &driver, None);
@@ -265,7 +265,7 @@ fn pages_while_rows_change_neither_miss_nor_repeat_a_row_that_stays() {
 }
 
 #[test]
-fn a_page_is_of_one_position_when_batches_leave_room() {
+fn a_page_is_of_one_position_when_batches_leave_time() {
     // Each step moves the same plan: its replicas by phase always add up to the total in one read.
     let mut driver = TestDriver::new(57);
     driver.found(10, 2);
@@ -295,7 +295,7 @@ fn a_page_is_of_one_position_when_batches_leave_room() {
 }
 
 #[test]
-fn what_waits_for_a_place_says_why_and_the_store_says_it_once() {
+fn what_waits_for_a_placement_shows_why_and_the_store_holds_it_once() {
     let mut driver = TestDriver::new(58);
     driver.found(2, 1);
     driver.apply_node(0, 1);
@@ -326,7 +326,7 @@ fn what_waits_for_a_place_says_why_and_the_store_says_it_once() {
 }
 
 #[test]
-fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
+fn a_reader_that_waits_for_a_position_is_notified_of_it_and_of_the_end() {
     let mut driver = TestDriver::new(59);
     driver.found(2, 1);
     let dir = tempfile::tempdir().expect("a directory");
@@ -359,7 +359,7 @@ fn whoever_waits_for_a_position_hears_of_it_and_of_the_end() {
 }
 
 #[test]
-fn what_nobody_hears_of_is_shown_so_and_nothing_else_of_it_changes() {
+fn what_no_executor_reports_is_shown_so_and_nothing_else_of_it_changes() {
     let mut driver = TestDriver::new(54);
     driver.found(8, 4);
     (0..400).for_each(|_| driver.stir());

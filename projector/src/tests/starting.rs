@@ -67,7 +67,7 @@ impl StoreFixture {
 }
 
 #[test]
-fn rows_go_on_where_they_stood() {
+fn rows_continue_where_they_were() {
     let mut place = StoreFixture::new(30);
     let mut projector = open(&place.rows(), &place.driver, None);
     let stood = projector.catch_up().expect("caught up");
@@ -101,7 +101,7 @@ fn rows_ahead_of_the_snapshot_stay_and_the_state_is_brought_up_to_them() {
 }
 
 #[test]
-fn rows_behind_the_snapshot_are_made_anew_from_its_state() {
+fn rows_behind_the_snapshot_are_made_again_from_its_state() {
     let mut place = StoreFixture::new(32);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
@@ -121,7 +121,7 @@ fn rows_behind_the_snapshot_are_made_anew_from_its_state() {
 }
 
 #[test]
-fn rows_of_another_build_are_made_anew() {
+fn rows_of_another_build_are_made_again() {
     let place = StoreFixture::new(33);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
@@ -135,7 +135,7 @@ fn rows_of_another_build_are_made_anew() {
 }
 
 #[test]
-fn rows_that_were_not_finished_are_made_anew() {
+fn rows_that_were_not_finished_are_made_again() {
     let place = StoreFixture::new(34);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
@@ -145,7 +145,7 @@ fn rows_that_were_not_finished_are_made_anew() {
 }
 
 #[test]
-fn rows_of_another_journal_are_made_anew() {
+fn rows_of_another_journal_are_made_again() {
     let (place, other) = (StoreFixture::new(35), StoreFixture::new(36));
     let mut projector = open(&place.rows(), &other.driver, None);
     projector.catch_up().expect("caught up");
@@ -154,7 +154,7 @@ fn rows_of_another_journal_are_made_anew() {
 }
 
 #[test]
-fn rows_ahead_of_the_journal_are_made_anew() {
+fn rows_ahead_of_the_journal_are_made_again() {
     let mut place = StoreFixture::new(37);
     let mut ahead = StoreFixture::new(37);
     ahead.go_on();
@@ -167,7 +167,7 @@ fn rows_ahead_of_the_journal_are_made_anew() {
 }
 
 #[test]
-fn damaged_files_are_dropped_and_made_anew() {
+fn damaged_files_are_dropped_and_made_again() {
     let place = StoreFixture::new(38);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
@@ -215,7 +215,7 @@ fn a_snapshot_that_cannot_be_used_is_passed_over() {
 }
 
 #[test]
-fn snapshots_that_an_abandoned_history_left_ahead_make_way_for_new_ones() {
+fn snapshots_that_an_abandoned_history_left_ahead_are_replaced_by_new_ones() {
     let (mut place, mut abandoned) = (StoreFixture::new(44), StoreFixture::new(45));
     let snapshots = place.snapshots();
     let write = |of: &StoreFixture| {

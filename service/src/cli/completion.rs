@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shell_is_told_the_commands_and_the_kinds() {
+    fn every_shell_receives_the_commands_and_the_kinds() {
         for shell in Shell::value_variants() {
             let mut script = Vec::new();
             completion(*shell, &mut script).expect("a script");

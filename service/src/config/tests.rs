@@ -59,7 +59,7 @@ fn flags_win_over_the_environment_over_the_file_over_defaults() {
 }
 
 #[test]
-fn faults_of_a_file_have_their_place() {
+fn faults_of_a_file_have_their_location() {
     let cases = [
         ("session_leese = \"1s\"", "1:1: invalid setting \"session_leese\": did you mean \"session_lease\"?"),
         (
@@ -170,7 +170,7 @@ fn a_server_has_the_fleets_that_are_named_and_on_kafka_each_a_partition_of_its_o
 }
 
 #[test]
-fn a_slip_in_the_name_of_a_variable_is_told() {
+fn a_typo_in_the_name_of_a_variable_is_reported() {
     let hints = |name: &str| typos([name.to_owned()].into_iter());
     assert_eq!(hints("CHANCERY_LISTN"), ["unknown variable CHANCERY_LISTN: did you mean CHANCERY_LISTEN?"]);
     assert_eq!(hints("CHANCERY_LIMIT_DECIDER_QUEUE").len(), 1);

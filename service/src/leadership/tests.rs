@@ -219,7 +219,7 @@ async fn of_two_that_believe_it_is_their_turn_the_first_stands_by() {
 }
 
 #[tokio::test]
-async fn where_nobody_else_can_be_one_that_is_overtaken_ends() {
+async fn where_no_other_server_can_lead_one_that_is_fenced_ends() {
     let log = MemoryLog::new("default");
     let one = TestServer::with(&log, "one", None, watch::channel(true).0, LeadershipSource::Ours);
     ask(&one.decides().await, "a").await;
@@ -305,7 +305,7 @@ async fn a_server_whose_clock_is_not_trusted_does_not_decide_and_one_whose_clock
 }
 
 #[tokio::test]
-async fn a_clock_that_leaps_between_its_judgement_and_the_first_record_is_not_followed() {
+async fn a_clock_that_jumps_between_its_check_and_the_first_record_is_not_followed() {
     let log = MemoryLog::new("default");
     let (sender, deliveries) = mpsc::unbounded_channel();
     let journal = log.open(Box::new(move |delivery| drop(sender.send(delivery)))).expect("a journal");

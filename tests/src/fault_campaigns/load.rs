@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_says_what_is_known_and_no_more() {
+    fn an_answer_reports_what_is_known_and_no_more() {
         let outcome = |status, text: &str| {
             ending(&ServerAnswer { status, content_type: String::new(), text: text.into(), position: None })
         };

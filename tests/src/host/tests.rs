@@ -65,7 +65,7 @@ fn payloads_that_run_and_end_as_they_should_are_no_finding() {
 }
 
 #[test]
-fn a_second_instance_is_found_while_the_first_lives_and_after_it() {
+fn a_second_instance_is_found_while_the_first_runs_and_after_it() {
     let (mut host, _home) = host();
     let first = payload(&host, "a", "plain", None);
     let second = payload(&host, "a", "plain", None);
@@ -123,7 +123,7 @@ fn each_change_of_a_canary_is_found() {
 }
 
 #[test]
-fn what_lives_after_its_main_process_is_found_and_what_no_payload_has_logged() {
+fn what_outlives_its_main_process_is_found_and_what_no_payload_has_logged() {
     let (mut host, _home) = host();
     let main = payload(&host, "a", "daemon", None);
     until("the daemon runs", || (host.alive().ok()?.len() == 2).then_some(()));

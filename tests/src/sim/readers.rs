@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn stories_tell_of_reads() {
+    fn traces_show_reads() {
         let trace = play(WorldScript::draw(1), TraceOption::Traced).trace;
         assert!(trace.iter().any(|line| line.contains("answers a read")), "{trace:#?}");
     }

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failing_world_is_made_smaller_and_told() {
+    fn a_failing_world_is_made_smaller_and_reported() {
         // No invariant fails in these worlds: here one that stops a server counts as failed.
         let failure = |played: &WorldResult| (played.counts.get("server failed") > 0).then_some(0);
         let mut scripts = (1..=100).map(WorldScript::draw);

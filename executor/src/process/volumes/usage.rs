@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_the_place_of_the_file_is_neither_waited_for_nor_written_through() {
+    fn what_replaces_the_file_is_neither_waited_for_nor_written_through() {
         let root = tempfile::tempdir().unwrap();
         let volume = VolumeId::issue(
             chancery_events::id::Lineage::from_random(1),

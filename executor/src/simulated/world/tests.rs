@@ -129,7 +129,7 @@ fn a_change_misbehaves_as_a_start_does() {
 }
 
 #[test]
-fn what_runs_may_end_by_itself_before_during_and_after_a_change() {
+fn what_runs_may_end_automatically_before_during_and_after_a_change() {
     let cases: [(&str, &[StatusSummary], &str); 4] = [
         (
             "delay:200ms,exit:0",
@@ -158,7 +158,7 @@ fn what_runs_may_end_by_itself_before_during_and_after_a_change() {
 }
 
 #[test]
-fn another_order_in_the_middle_of_a_change_takes_its_place() {
+fn another_order_in_the_middle_of_a_change_replaces_it() {
     let cases: [(CommandEffect, u16, &[StatusSummary], &str); 4] = [
         (CommandEffect::Ensure, 4, &[(3, "ready", 4)], "yet another spec"),
         (CommandEffect::Ensure, 1, &[(3, "ready", 1)], "back to the old spec"),
@@ -194,7 +194,7 @@ fn what_has_not_come_up_is_started_with_the_spec_that_it_has_by_then() {
 }
 
 #[test]
-fn a_seed_draws_anew_for_each_change() {
+fn a_seed_draws_again_for_each_change() {
     let faults = FaultRules::default().seeded(7, 500);
     let spec = spec(1, "").into();
     let drawn: Vec<_> =

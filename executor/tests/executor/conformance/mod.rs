@@ -117,7 +117,7 @@ pub(crate) async fn check<S: OrchestratorUnderTest>(subject: &S) {
     a_restart_finds_everything(subject, next(), next(), next()).await;
     a_slow_reader_gets_the_last_state_of_each(subject, [next(), next(), next(), next(), next()]).await;
     a_judged_object_is_removed(subject, next(), next()).await;
-    what_runs_is_not_forgotten(subject, next()).await;
+    what_runs_is_not_purged(subject, next()).await;
     what_was_recorded_and_not_begun_is_begun_when_it_comes_again(subject, next(), next()).await;
     failing::a_list_that_fails_says_nothing_of_what_runs(subject, [next(), next(), next()]).await;
     logs::what_is_written_is_read(subject, next(), next()).await;
@@ -451,7 +451,7 @@ async fn a_judged_object_is_removed<S: OrchestratorUnderTest>(
     reader.forget(unknown).await;
 }
 
-async fn what_runs_is_not_forgotten<S: OrchestratorUnderTest>(subject: &S, id: IncarnationId) {
+async fn what_runs_is_not_purged<S: OrchestratorUnderTest>(subject: &S, id: IncarnationId) {
     let mut reader = OrchestratorClient::open(subject).await;
     let spec = subject.spec(TestBehaviour::Stays, 1);
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;

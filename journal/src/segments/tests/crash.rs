@@ -285,7 +285,7 @@ fn at_whatever_moment_the_power_goes_what_was_acknowledged_is_there() {
 }
 
 #[test]
-fn a_power_cut_while_a_torn_tail_is_mended_is_no_worse() {
+fn a_power_cut_while_a_torn_tail_is_repaired_is_no_worse() {
     let (live, found) =
         (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     let records = some_records(20);

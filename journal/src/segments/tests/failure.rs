@@ -203,7 +203,7 @@ fn a_moment_without_descriptors_holds_the_journal_up_and_does_not_end_it() {
 }
 
 #[test]
-fn a_full_queue_says_so_and_takes_more_later() {
+fn a_full_queue_is_reported_and_takes_more_later() {
     let dir = tempfile::tempdir().expect("a directory");
     let bounds = super::super::QueueBounds { records: 3, bytes: 1 << 20 };
     let options = SegmentOptions { queue: bounds, ..options(dir.path(), 1 << 16, 1 << 16) };
@@ -242,7 +242,7 @@ fn a_full_queue_says_so_and_takes_more_later() {
 }
 
 #[test]
-fn an_appender_that_writes_waits_for_the_disk_and_wakes_nobody() {
+fn an_appender_that_writes_waits_for_the_disk_and_wakes_no_thread() {
     let dir = tempfile::tempdir().expect("a directory");
     let options = options(dir.path(), 1 << 16, 1 << 16);
     let (to, delivered) = channel();
@@ -357,7 +357,7 @@ fn a_slow_disk_holds_up_deliveries_but_neither_appenders_nor_readers() {
 }
 
 #[test]
-fn whoever_writes_records_stay_in_order_and_all_arrive() {
+fn whichever_thread_writes_records_stay_in_order_and_all_arrive() {
     let dir = tempfile::tempdir().expect("a directory");
     // Markers, segments that end, and both ways to append, all concurrently.
     let options =
@@ -401,7 +401,7 @@ fn what_was_written_by_an_appender_is_named_after_a_pause() {
 }
 
 #[test]
-fn one_process_has_the_directory_and_the_next_is_told_which() {
+fn one_process_has_the_directory_and_is_named_to_the_next() {
     let dir = tempfile::tempdir().expect("a directory");
     let options = options(dir.path(), 1 << 16, 1 << 16);
     let (journal, _) = SegmentJournal::open(&options, sink().0).expect("open");

@@ -192,7 +192,7 @@ fn an_answer_reads_only_what_the_file_points_to() {
 }
 
 #[test]
-fn a_file_with_any_bit_flipped_cut_or_missing_is_made_anew() {
+fn a_file_with_any_bit_flipped_cut_or_missing_is_made_again() {
     let records = some();
     let (_dir, options, files) = filed(&records);
     let whole = fs::read(&files[0]).expect("read");
@@ -264,7 +264,7 @@ fn what_cannot_be_filed_is_not_kept_in_memory_and_is_filed_once_it_can_be() {
 }
 
 #[test]
-fn a_file_beside_a_last_segment_of_another_history_refuses_it() {
+fn a_file_alongside_a_last_segment_of_another_history_refuses_it() {
     let (_dir, _, files) = filed(&some());
     let dir = tempfile::tempdir().expect("a directory");
     let options = SegmentOptions {

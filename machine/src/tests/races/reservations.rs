@@ -19,7 +19,7 @@ fn other_plan(world: &mut TestFleet, cpu: u64) {
 
 /// Races R29 and R34.
 #[test]
-fn a_place_is_given_back_once_however_often_and_by_whom_the_end_is_told() {
+fn a_reservation_is_released_once_however_often_and_by_whom_the_end_is_reported() {
     let (mut world, id) = running("automatic");
     other_plan(&mut world, 3500);
     world.run();
@@ -36,7 +36,7 @@ fn a_place_is_given_back_once_however_often_and_by_whom_the_end_is_told() {
 
 /// Race R30.
 #[test]
-fn what_is_given_back_is_what_was_taken_whatever_the_plan_says_by_then() {
+fn what_is_released_is_what_was_reserved_whatever_the_plan_requests_by_then() {
     for (approved, cpu) in [(false, 3000), (true, 3000), (false, 500), (true, 500)] {
         let mut world = TestFleet::with_nodes(1);
         world.plan("manual");
@@ -64,7 +64,7 @@ fn what_is_given_back_is_what_was_taken_whatever_the_plan_says_by_then() {
 
 /// Race R41.
 #[test]
-fn a_place_goes_to_nobody_before_what_holds_it_is_proved_to_have_ended() {
+fn a_reservation_goes_to_no_other_before_its_owner_is_proved_to_have_ended() {
     let (mut world, id) = running("automatic");
     other_plan(&mut world, 3500);
     ask(&mut world, "replica.delete");
@@ -81,7 +81,7 @@ fn a_place_goes_to_nobody_before_what_holds_it_is_proved_to_have_ended() {
 
 /// Race R42.
 #[test]
-fn a_removal_that_fails_is_not_forgotten_when_plan_and_deployment_move_on() {
+fn a_removal_that_fails_is_not_dropped_when_plan_and_deployment_advance() {
     let (mut world, id) = running("automatic");
     world.deploy("d0", 0);
     world.plan("automatic");
@@ -124,7 +124,7 @@ fn a_removal_that_fails_holds_up_no_other_and_is_not_taken_for_done() {
 
 /// Race R49.
 #[test]
-fn a_node_is_forgotten_only_after_what_was_on_it() {
+fn a_node_is_deleted_only_after_what_was_on_it() {
     let (mut world, id) = running("automatic");
     world.must("node.set_state", &json!({"name": "node-1", "state": "expunged"}));
     let refusal = world.ask("node.delete", &json!({"name": "node-1"})).expect_err("not settled yet");
@@ -138,7 +138,7 @@ fn a_node_is_forgotten_only_after_what_was_on_it() {
 
 /// Race R82.
 #[test]
-fn of_two_that_want_the_last_place_one_gets_it_and_the_other_waits() {
+fn of_two_that_need_the_last_capacity_one_gets_it_and_the_other_waits() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));

@@ -66,7 +66,7 @@ fn ids(cluster: &MockBrokers) -> Vec<String> {
 }
 
 #[test]
-fn no_event_stands_in_the_topic_while_one_before_it_was_refused() {
+fn no_event_is_in_the_topic_while_one_before_it_was_refused() {
     // The brokers' error for the first event, and the ids in the topic, with the repeats of the producer.
     let table = [
         (Refusal::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS, &["2", "3"][..]),

@@ -111,7 +111,7 @@ fn verdicts_that_are_wrong() {
 }
 
 #[test]
-fn places_that_are_held_wrongly() {
+fn reservations_that_are_wrong() {
     find(&[
         (Deployed, 4, "more is reserved than exists", |s| {
             let node =
@@ -302,7 +302,7 @@ fn reports_that_should_change_nothing() {
 }
 
 #[test]
-fn what_nobody_entitled_approved() {
+fn what_no_entitled_person_approved() {
     find(&[
         (Reserved, 6, "approved on another hash", |s| s.approve("0000000000000000000000000000dcba")),
         (Reserved, 6, "approved by a rule, and the plan wants a person", |s| {

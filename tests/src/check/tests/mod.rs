@@ -28,7 +28,7 @@ fn a_journal_that_is_right_passes_at_every_stage() {
 }
 
 #[test]
-fn what_producers_were_told_is_held_against_the_journal() {
+fn what_producers_received_is_compared_with_the_journal() {
     let mut s = trace(TraceStage::Fleet);
     let refused = s.intent("refused", "plan.delete.v1", &json!({"name": "web"}));
     let verdict = s.refuse(refused, "in_use");
@@ -56,7 +56,7 @@ fn what_producers_were_told_is_held_against_the_journal() {
 }
 
 #[test]
-fn what_runs_is_held_against_the_journal() {
+fn what_runs_is_compared_with_the_journal() {
     let alive = |stage, processes| {
         let s = trace(stage);
         let incarnation = s.incarnation.expect("an incarnation");

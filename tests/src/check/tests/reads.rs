@@ -30,7 +30,7 @@ fn shown(version: u64, changed: u64) -> RowStamp {
 }
 
 #[test]
-fn a_row_is_what_the_facts_up_to_its_position_say() {
+fn a_row_is_what_the_facts_up_to_its_position_give() {
     let (checker, first, last) = checked();
     let plan: Subject = "plan/web".parse().expect("a subject");
     let policy: Subject = "policy/y".parse().expect("a subject");

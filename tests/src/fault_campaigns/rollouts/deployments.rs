@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deployment_ends_as_its_version_and_what_was_asked_allow() {
+    fn a_deployment_ends_as_its_version_and_what_was_requested_allow() {
         let fine = |name: &str, state: &str, is_last: bool| of(name, 1, state).check(is_last).is_ok();
         assert!(fine("good-1", "completed", true) && !fine("hung-1", "completed", true));
         assert!(fine("hung-1", "failed", true) && !fine("good-1", "failed", true));

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_move_is_better_where_two_fewer_are_and_there_is_room() {
+    fn a_move_is_better_where_two_fewer_are_and_there_is_capacity() {
         let found = |counts: [usize; 4], drained: Option<&str>| {
             let on = NODES.into_iter().zip(counts).collect();
             better(&on, drained)

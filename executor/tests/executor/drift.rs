@@ -82,6 +82,8 @@ pub(crate) async fn a_process_that_is_killed_from_outside_is_an_end_with_its_sig
     assert_eq!(root.payloads(), Vec::<i32>::new(), "its sibling is ended");
     // An incarnation is not ready while its siblings are slow to end.
     let (processes, ready) = run(&root, 2, &stubborn()).await;
+    // Each shell ignores the signal by the time its two children run.
+    wait_until("the shells ignore the signal", || root.payloads_of(id(2)).len() == 6);
     kill(processes_of(&ready)[1].pid.unwrap() as i32, Signal::KILL);
     let seen = until(&processes, id(2), "the death is reported", |r| {
         matches!(r.observed, ObservedState::NotReady { .. })

@@ -211,7 +211,7 @@ fn a_record_notices_whatever_happened_to_its_files_since_its_last_writing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.json");
     let aside = directory.path().join("aside");
-    let befalls: [FileChange<'_>; 9] = [
+    let changes: [FileChange<'_>; 9] = [
         ("nothing", &|_| {}),
         ("removed", &|copy| fs::remove_file(copy).unwrap()),
         ("cut", &|copy| fs::write(copy, "chancery-record 1").unwrap()),
@@ -235,7 +235,7 @@ fn a_record_notices_whatever_happened_to_its_files_since_its_last_writing() {
         in_place(&copies, &found, 1).zip(left).is_some_and(|(places, left)| left.is(&places).unwrap())
     };
     let mut number = 0;
-    for (what, befall) in befalls {
+    for (what, change) in changes {
         for copy in copies(&path) {
             for time in 0..3 {
                 number += 1;
@@ -245,7 +245,7 @@ fn a_record_notices_whatever_happened_to_its_files_since_its_last_writing() {
             }
             // Lets the file system's clock advance.
             std::thread::sleep(Duration::from_millis(20));
-            befall(&copy);
+            change(&copy);
             assert_eq!(stands(&record), what == "nothing", "{what}");
             let snapshot = fs::read(&aside).ok();
             number += 1;

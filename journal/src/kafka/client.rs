@@ -12,7 +12,7 @@
 //! | producer | `compression.type=lz4` | records are JSON; hashes are of the uncompressed bytes |
 //! | importer | `transactional.id` | one import per partition: the next ends the transaction of the last, and fences it |
 //! | importer | `transaction.timeout.ms` | brokers then end an abandoned transaction; until then readers wait |
-//! | importer | `message.timeout.ms` | as long as the transaction: a full queue takes minutes on a slow link. A request has 3 s, so a link of less than 0.4 MB/s is too slow |
+//! | importer | `message.timeout.ms` | as long as that of the transaction: a full queue takes minutes on a slow link |
 //! | importer | `linger.ms=20` | records are many and nothing waits for one |
 //! | reader | `fetch.wait.max.ms=100`, `fetch.queue.backoff.ms=5` | a fetch is answered when data arrives; these bound other delays |
 //! | reader | `fetch.message.max.bytes=1048576` | it arrives within `socket.timeout.ms` even over a slow network |

@@ -40,10 +40,10 @@ use crate::chain::ChainCursor;
 use crate::journal::{CloseError, Journal as _, JournalReader, ReadError};
 use crate::segments::{self, SegmentJournal, VerifyError, VerifyOutcome, verify};
 
-/// Time limit for the start and the end of a transaction, and for the next acknowledgment in between.
+/// Time limit for the start of a transaction, for its end, and for the next acknowledgment of a record.
 const SETTLING: Duration = Duration::from_mins(1);
-/// Time limit for one call of the client in between. An abort purges the records that wait in the queue at each call,
-/// among them those whose request has failed since: the limit is longer than that of a request.
+/// Time limit for one call that starts or ends a transaction. It is longer than that of a request: each call of an abort
+/// purges the records in the queue, among them those whose request has failed since the last call.
 const CALL: Duration = Duration::from_secs(5);
 /// Time without data from the brokers until reading back fails.
 const SILENCE: Duration = Duration::from_mins(2);
@@ -445,8 +445,8 @@ fn refused(options: &KafkaOptions, doing: &'static str) -> impl FnOnce(KafkaErro
     move |source| ImportError::Refused { doing, place, source: Box::new(KafkaClientError(source)) }
 }
 
-/// Retries for `SETTLING` while the brokers report a retriable error. Time in which the process was stopped counts
-/// as one call.
+/// Retries for `SETTLING` while the brokers report a retriable error. A call counts for at most `CALL`, however long the
+/// process was stopped during the call.
 fn patiently(mut ask: impl FnMut(Duration) -> Result<(), KafkaError>) -> Result<(), KafkaError> {
     let mut left = SETTLING;
     loop {
@@ -495,8 +495,8 @@ impl ImportProgress<'_> {
         self.look()
     }
 
-    /// Pauses. Fails if no record was acknowledged during `SETTLING`, in pauses: time in which the process was
-    /// stopped does not count.
+    /// Pauses. Returns an error if the pauses since the last acknowledgment add up to `SETTLING`. Time in which the
+    /// process was stopped does not count.
     fn wait(&mut self) -> Result<(), ImportError> {
         std::thread::sleep(PAUSE);
         self.look()?;

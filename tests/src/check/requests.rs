@@ -32,7 +32,7 @@ const MINUTE: i64 = 60_000_000;
 /// Number of people who must have approved.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ApproverCount {
-    Nobody,
+    Zero,
     One,
     Two,
 }
@@ -273,7 +273,7 @@ impl CheckedFleet {
         let asker: Option<&Actor> =
             carried.and_then(|carried| carried.input.request()).map(|request| &request.actor);
         match (people, carried) {
-            (ApproverCount::Nobody, _) | (ApproverCount::One, Some(_)) => Ok(()),
+            (ApproverCount::Zero, _) | (ApproverCount::One, Some(_)) => Ok(()),
             (ApproverCount::Two, Some(carried)) => {
                 let own = asker == Some(&carried.approver);
                 demand!(6, !own, "{what} takes two people, and {} did it alone", carried.approver);
@@ -294,7 +294,7 @@ impl CheckedFleet {
         let domains: BTreeSet<_> = nodes.map(|node| Some(&node.spec.domain)).chain([None]).collect();
         let two = domains.iter().any(|domain| self.four_eyes(PolicyKind::Delete, Some(plan), *domain));
         let people = match (members.is_empty(), manual, two) {
-            (true, ..) | (_, false, _) => ApproverCount::Nobody,
+            (true, ..) | (_, false, _) => ApproverCount::Zero,
             (false, true, true) => ApproverCount::Two,
             (false, true, false) => ApproverCount::One,
         };
@@ -314,7 +314,7 @@ impl CheckedFleet {
             .disruptions
             .get(name)
             .is_some_and(|disruption| disruption.spec.action != DisruptionAction::None);
-        let mut people = ApproverCount::Nobody;
+        let mut people = ApproverCount::Zero;
         for (plan, _) in self.on_node(node).iter().filter(|_| evicts) {
             let spec = self.plans.get(plan).and_then(|plan| plan.latest().ok());
             if spec.is_some_and(|spec| spec.approval.relocate == ApprovalMode::Automatic) {
@@ -324,7 +324,7 @@ impl CheckedFleet {
             let domains = self.policies.values().flat_map(|policy| policy.domains.iter().map(Some));
             if domains.chain([None]).any(|domain| self.four_eyes(PolicyKind::Relocate, Some(plan), domain)) {
                 people = ApproverCount::Two;
-            } else if is_deleted && people == ApproverCount::Nobody {
+            } else if is_deleted && people == ApproverCount::Zero {
                 people = ApproverCount::One;
             }
         }
@@ -345,7 +345,7 @@ impl CheckedFleet {
             named.map(Some).chain([None]).collect()
         };
         let two = plans.iter().any(|plan| self.four_eyes(PolicyKind::Delete, *plan, domain));
-        let people = if two && !alone { ApproverCount::Two } else { ApproverCount::Nobody };
+        let people = if two && !alone { ApproverCount::Two } else { ApproverCount::Zero };
         self.approved_by(people, at, &format!("volume {name} is deleted"))
     }
 
@@ -368,7 +368,7 @@ impl CheckedFleet {
                 .any(|plan| self.four_eyes(PolicyKind::Expunge, plan, domain)),
         });
         let people =
-            if two && !self.now.bypassed.contains(node) { ApproverCount::Two } else { ApproverCount::Nobody };
+            if two && !self.now.bypassed.contains(node) { ApproverCount::Two } else { ApproverCount::Zero };
         self.approved_by(people, at, &format!("node {node} is expunged"))
     }
 
@@ -382,7 +382,7 @@ impl CheckedFleet {
         let before = ApprovalRules { policies: policies.clone(), automatic: &before };
         let after = ApprovalRules { policies, automatic: &after };
         let weaker = CheckedFleet::weaker(&before, &after, std::slice::from_ref(name));
-        let people = if weaker.is_some() { ApproverCount::Two } else { ApproverCount::Nobody };
+        let people = if weaker.is_some() { ApproverCount::Two } else { ApproverCount::Zero };
         let what = weaker.unwrap_or_default();
         self.approved_by(people, at, &format!("plan {name} lets one person do {what} alone"))
     }
@@ -404,7 +404,7 @@ impl CheckedFleet {
         plans.extend(self.policies.values().chain(to).flat_map(|spec| spec.plans.iter().cloned()));
         let plans: Vec<_> = plans.into_iter().collect();
         let weaker = CheckedFleet::weaker(&before, &after, &plans);
-        let people = if weaker.is_some() { ApproverCount::Two } else { ApproverCount::Nobody };
+        let people = if weaker.is_some() { ApproverCount::Two } else { ApproverCount::Zero };
         let what = weaker.unwrap_or_default();
         self.approved_by(people, at, &format!("policy {name} lets one person do {what} alone"))
     }

@@ -303,19 +303,19 @@ fn a_power_cut_while_a_torn_tail_is_repaired_is_no_worse() {
         let known = torn.keys().cloned().zip(0..).collect();
         let ready =
             open(&options, &RecordingDisk { log: log.clone(), known: Mutex::new(known) }).expect("open");
-        let mending = log.0.lock().expect("a log").clone();
+        let repair = log.0.lock().expect("a log").clone();
         if ready.opened.rewritten.is_some() {
             // Data left in memory by a failed sync appears intact, and is written and synced again all
             // the same.
             assert!(
-                matches!(mending[..], [.., DiskOperation::Write { .. }, DiskOperation::Sync { .. }]),
-                "{mending:?}"
+                matches!(repair[..], [.., DiskOperation::Write { .. }, DiskOperation::Sync { .. }]),
+                "{repair:?}"
             );
             rewritten += 1;
         }
-        for second in 0..=mending.len() {
+        for second in 0..=repair.len() {
             for loss in losses() {
-                lay_out(found.path(), &after_crash(&torn, &mending[..second], loss));
+                lay_out(found.path(), &after_crash(&torn, &repair[..second], loss));
                 let (_, kept) = recover(&options).expect("open");
                 assert_prefix(&kept, &records);
                 assert!(position_of(&kept) >= acknowledged(&ops[..crash]), "{crash} {second} {loss:?}");

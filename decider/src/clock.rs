@@ -1,4 +1,4 @@
-//! Journal time, which never runs backwards and never leaps.
+//! Journal time, which never runs backwards and never jumps.
 //!
 //! Journal time starts at the wall clock or the journal's last time, whichever is later. It follows the
 //! monotonic clock, slewed towards the wall clock: at half speed while ahead, a quarter faster while behind.

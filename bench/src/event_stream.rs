@@ -41,13 +41,13 @@ fn follow(consumers: usize) -> Result<CellResult> {
         ("CHANCERY_LIMITS_CONNECTIONS", "2000"),
     ])?;
     let events = INTENTS * EVENTS_OF_INTENT;
-    let (told, all) = channel();
+    let (sender, all) = channel();
     for _ in 0..consumers {
         let stream = OutputStream::open(&server.address, "")?;
-        let told: Sender<Result<_>> = told.clone();
+        let sender: Sender<Result<_>> = sender.clone();
         std::thread::Builder::new().stack_size(STACK).spawn(move || {
             // The round ends with the first failure.
-            let _ = told.send(consume(stream, events));
+            let _ = sender.send(consume(stream, events));
         })?;
     }
     let mut call = intents::caller(server.client()?, 0);

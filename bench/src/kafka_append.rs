@@ -122,7 +122,7 @@ impl RawClients {
     fn open(client: &KafkaClient, topic: &str, set: ActiveSet) -> Result<RawClients> {
         let (queue, words) = channel();
         let (producer, reader) = set.clients(client, topic)?;
-        let (name, told, stop) = (topic.to_owned(), queue.clone(), Arc::new(AtomicBool::new(false)));
+        let (name, inputs, stop) = (topic.to_owned(), queue.clone(), Arc::new(AtomicBool::new(false)));
         let sender = std::thread::spawn(move || send(&producer, &name, &words));
         let stops = Arc::clone(&stop);
         let consumer = std::thread::spawn(move || {
@@ -130,7 +130,7 @@ impl RawClients {
                 let Some(Ok(message)) = reader.poll(Duration::from_millis(20)) else { continue };
                 let bytes: Arc<[u8]> = message.payload().unwrap_or_default().into();
                 ensure!(!bytes.is_empty(), "an empty message");
-                if told.send(SenderInput::Consumed).is_err() {
+                if inputs.send(SenderInput::Consumed).is_err() {
                     break;
                 }
             }

@@ -153,9 +153,9 @@ impl FleetMaker {
         let ready = status == ProcessStatus::Ready;
         let process = ProcessInfo { payload: "app".parse()?, index: 0, pid: None, addresses: vec![], status };
         let processes = vec![process];
-        let saw =
+        let observed =
             if ready { ObservedState::Ready { processes } } else { ObservedState::NotReady { processes } };
-        let report = IncarnationReport { incarnation, revision, observed: saw };
+        let report = IncarnationReport { incarnation, revision, observed };
         self.see(IncarnationReported { session, report }.into())
     }
 

@@ -75,7 +75,7 @@ fn place(replicas: usize, nodes: usize, rule: PlanPlacement) -> Result<f64> {
     let mut wanted = 0;
     for n in 0..PLANS {
         maker.ask("plan.apply.v1", &plan(n, rule))?;
-        // Plans that share no node have as many replicas as there is room for.
+        // Plans that share no node have as many replicas as their nodes have capacity for.
         let most = if is_apart(n, rule) { nodes / 8 } else { usize::MAX };
         let count = (replicas / PLANS).min(most);
         wanted += count;

@@ -59,7 +59,7 @@ async fn carried_out(
         for report in changes.await.context("no report")??.into_iter().filter(|r| r.object == object) {
             match report.observed {
                 ObservedState::Failed { message, .. } => bail!("{message}"),
-                saw if is_done(&saw) => return Ok(began.elapsed()),
+                observed if is_done(&observed) => return Ok(began.elapsed()),
                 _ => {}
             }
         }
@@ -91,9 +91,12 @@ async fn starts() -> Result<ResultRow> {
         for (processes, took) in opened.iter().zip(&mut took) {
             let id = IncarnationId::issue(Lineage::from_random(14), Position::new(position as u64));
             let start = command(id, 1, CommandEffect::Ensure, &spec);
-            took.push(carried_out(processes, start, |saw| matches!(saw, ObservedState::Ready { .. })).await?);
+            took.push(
+                carried_out(processes, start, |observed| matches!(observed, ObservedState::Ready { .. }))
+                    .await?,
+            );
             let kill = command(id, 2, CommandEffect::Kill, &spec);
-            carried_out(processes, kill, |saw| matches!(saw, ObservedState::Ended { .. })).await?;
+            carried_out(processes, kill, |observed| matches!(observed, ObservedState::Ended { .. })).await?;
             processes.forget(id.into()).await;
         }
     }

@@ -140,10 +140,12 @@ impl JournalMaker {
             replicas: u32::MAX,
         };
         let decided = decide(&self.fleet, &request, &context);
-        let said = verdict(&self.fleet, &request, &decided, &context);
+        let verdict_fact = verdict(&self.fleet, &request, &decided, &context);
         let facts = decided.map_err(|refusal| anyhow!("{refusal:?}"))?;
         self.take(draft, Event::Intent(request))?;
-        std::iter::once(said).chain(facts).try_for_each(|fact| self.take(draft, Event::Fact { cause, fact }))
+        std::iter::once(verdict_fact)
+            .chain(facts)
+            .try_for_each(|fact| self.take(draft, Event::Fact { cause, fact }))
     }
 
     fn take(&mut self, draft: &mut RecordDraft, event: Event) -> Result<()> {

@@ -116,10 +116,11 @@ fn relocate_while_others_wait() -> Result<ResultRow> {
     let body = json!({"name": "first", "spec": {"count": WAITING}}).to_string();
     client.ask("POST", &format!("{FLEET}/plans/waiting/deployments"), &body)?;
     until_waiting(&mut client)?;
-    let beside = relocates(&mut client, &mut ended, &replica)?;
-    let ratio = beside.p50_ms / alone.p50_ms;
-    let beside = CellResult { memory_mib: Some(peak_mib(server.process())?), ..beside };
-    let row = ResultRow::new("W13", format!("{WAITING} wait"), beside).compared_with("none waits", alone);
+    let while_waiting = relocates(&mut client, &mut ended, &replica)?;
+    let ratio = while_waiting.p50_ms / alone.p50_ms;
+    let while_waiting = CellResult { memory_mib: Some(peak_mib(server.process())?), ..while_waiting };
+    let row =
+        ResultRow::new("W13", format!("{WAITING} wait"), while_waiting).compared_with("none waits", alone);
     Ok(row.check("p50 of a relocate, to that alone", ratio, ValueBar::Below(WAITING_RATIO)))
 }
 

@@ -35,9 +35,9 @@ impl StartupData {
     fn with(events: u64) -> Result<StartupData> {
         let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
         // Snapshots of another state format are useless.
-        let home = StartupData(results.join(format!("w12-{events}-{IMAGE_FINGERPRINT}")));
-        if home.0.exists() {
-            return Ok(home);
+        let data = StartupData(results.join(format!("w12-{events}-{IMAGE_FINGERPRINT}")));
+        if data.0.exists() {
+            return Ok(data);
         }
         let unfinished = StartupData(results.join("w12-unfinished"));
         if unfinished.0.exists() {
@@ -56,8 +56,8 @@ impl StartupData {
             Ok(())
         })?;
         unfinished.start(OpenCheck::All)?;
-        std::fs::rename(&unfinished.0, &home.0)?;
-        Ok(home)
+        std::fs::rename(&unfinished.0, &data.0)?;
+        Ok(data)
     }
 
     /// Starts, and returns the seconds for the journal, and for the whole start.
@@ -81,15 +81,15 @@ impl StartupData {
 
 pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let events = wanted(10_000_000)?;
-    let home = StartupData::with(events).context("make the journal")?;
+    let data = StartupData::with(events).context("make the journal")?;
     let mut opening = f64::MAX;
     let [ours, newest] = by_turns([
         Box::new(|| {
-            let (journal, took) = home.start(OpenCheck::All)?;
+            let (journal, took) = data.start(OpenCheck::All)?;
             opening = opening.min(journal);
             Ok(CellResult::rate(1.0 / took))
         }),
-        Box::new(|| Ok(CellResult::rate(1.0 / home.start(OpenCheck::Newest)?.1))),
+        Box::new(|| Ok(CellResult::rate(1.0 / data.start(OpenCheck::Newest)?.1))),
     ])?;
     let (all, less) = (1.0 / ours.rate, 1.0 / newest.rate);
     let row = ResultRow::new("W12", format!("{events} events"), ours)

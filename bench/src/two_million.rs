@@ -60,10 +60,10 @@ struct ServerParts {
 }
 
 fn open(dir: &Path) -> Result<ServerParts> {
-    let (told, deliveries) = mpsc::unbounded_channel();
+    let (sender, deliveries) = mpsc::unbounded_channel();
     let sink = Box::new(move |delivery: JournalDelivery| {
         // The decider ends before the journal.
-        let _ = told.send(delivery);
+        let _ = sender.send(delivery);
     });
     let (journal, _) = SegmentJournal::open(&SegmentOptions::new(dir.join("journal"), "bench"), sink)?;
     let journal = Arc::new(journal);
@@ -156,7 +156,7 @@ async fn found(decider: &DeciderHandle, asked: &mut u64, nodes: usize, capacity:
 
 /// Waits until all deployments are completed in the rows, and prints the progress.
 async fn completed(reader: &RowReader, began: Instant) -> Result<()> {
-    let mut told = Instant::now();
+    let mut printed = Instant::now();
     loop {
         let (mut done, mut phases) = (0, std::collections::BTreeMap::<String, u64>::new());
         for n in 0..PLANS {
@@ -175,8 +175,8 @@ async fn completed(reader: &RowReader, began: Instant) -> Result<()> {
         if done == PLANS {
             return Ok(());
         }
-        if told.elapsed() > Duration::from_secs(5) {
-            told = Instant::now();
+        if printed.elapsed() > Duration::from_secs(5) {
+            printed = Instant::now();
             phases.retain(|_, count| *count > 0);
             eprintln!(
                 "{:>6.1} s  position {}  {phases:?}",

@@ -31,13 +31,15 @@ impl DeciderCore {
     pub(super) fn report(&mut self, session: SessionId, report: ObjectReport) {
         let Some(live) = self.sessions.live.get(&session) else { return };
         let (by, cluster, seen) = (live.executor.clone(), live.cluster.clone(), live.seen);
-        let ObjectReport { object, revision, observed: saw } = report;
-        let Some(saw) = saw.shortened() else {
+        let ObjectReport { object, revision, observed } = report;
+        let Some(observed) = observed.shortened() else {
             tracing::warn!(%object, executor = %by, "report ignored: larger than any plan allows");
             return;
         };
-        let is_over =
-            matches!(saw, ObservedState::Ended { .. } | ObservedState::Gone | ObservedState::Failed { .. });
+        let is_over = matches!(
+            observed,
+            ObservedState::Ended { .. } | ObservedState::Gone | ObservedState::Failed { .. }
+        );
         let known = self.known(object);
         match &known {
             JournalObject::Object { hosts, .. } if *hosts != cluster => {
@@ -46,19 +48,19 @@ impl DeciderCore {
             JournalObject::Object { is_met, revision: asked, .. } => {
                 let is_met = *is_met && revision == *asked;
                 let has_not_looked =
-                    matches!(saw, ObservedState::Failed { retry: RetryClass::Retryable, .. });
+                    matches!(observed, ObservedState::Failed { retry: RetryClass::Retryable, .. });
                 if is_met && has_not_looked && self.sessions.looking.insert(object) {
                     // No outcome is awaited, but whether the object still exists is unknown.
                     self.sessions.retries.insert((self.time + LOOK_AGAIN, object));
                 }
                 let observation = match object {
                     ObjectId::Incarnation(incarnation) => {
-                        let report = IncarnationReport { incarnation, revision, observed: saw };
+                        let report = IncarnationReport { incarnation, revision, observed };
                         Some(Observation::IncarnationReported(IncarnationReported { session, report }))
                     }
                     ObjectId::Volume(object) => commands::volume(&self.fleet, object).map(|volume| {
                         let (name, report) =
-                            (volume.name.clone(), ObjectReport { object, revision, observed: saw });
+                            (volume.name.clone(), ObjectReport { object, revision, observed });
                         Observation::VolumeReported(VolumeReported { session, name, report })
                     }),
                 };
@@ -73,8 +75,8 @@ impl DeciderCore {
             // The object exists outside the fleet: never known, or declared ended by an operator.
             JournalObject::Over | JournalObject::Never => {
                 let seen = seen.max(self.durable().position);
-                let saw = OrphanReported { session, object, revision, seen };
-                self.observation(&by, Observation::OrphanReported(saw));
+                let orphan = OrphanReported { session, object, revision, seen };
+                self.observation(&by, Observation::OrphanReported(orphan));
             }
         }
     }

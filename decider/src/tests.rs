@@ -453,10 +453,10 @@ fn a_full_report_of_five_hundred_ends_is_folded_whole() {
         rig.core.fleet().incarnations().sorted().iter().map(|incarnation| incarnation.id).collect();
     assert_eq!(ids.len(), 500);
     let exit = chancery_events::observation::IncarnationExit::Failed { reason: "gone".into() };
-    let saw = ObservedState::Ended { exit, processes: vec![] };
+    let observed = ObservedState::Ended { exit, processes: vec![] };
     let reports = ids
         .iter()
-        .map(|id| ObjectReport { object: (*id).into(), revision: 1, observed: saw.clone() })
+        .map(|id| ObjectReport { object: (*id).into(), revision: 1, observed: observed.clone() })
         .collect();
     rig.say(
         1,

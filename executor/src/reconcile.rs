@@ -379,25 +379,25 @@ pub enum StatusUpdate {
 /// Returns the report of an object's state.
 pub fn report(object: ObjectId, present: &KnownObject) -> StatusUpdate {
     let ObjectTarget { revision, aim, .. } = present.order;
-    let report = |revision, saw| ObjectReport { object, revision, observed: saw };
+    let report = |revision, observed| ObjectReport { object, revision, observed };
     // The state reflects a lower revision than that of the target.
-    let below = |saw| StatusUpdate::ListOnly(report(revision.saturating_sub(1), saw));
+    let below = |observed| StatusUpdate::ListOnly(report(revision.saturating_sub(1), observed));
     match &present.state {
         ObjectState::Accepted => below(ObservedState::NotReady { processes: Vec::new() }),
         ObjectState::Starting { processes } | ObjectState::Changing { processes } => {
             below(ObservedState::NotReady { processes: processes.clone() })
         }
         ObjectState::Up { processes, before: been } => match aim {
-            TargetGoal::Up => StatusUpdate::Change(report(revision, saw(processes, *been))),
+            TargetGoal::Up => StatusUpdate::Change(report(revision, observed_state(processes, *been))),
             // An object that is still ending reflects no revision of the target that ends it.
-            TargetGoal::Down | TargetGoal::Removed => below(saw(processes, *been)),
+            TargetGoal::Down | TargetGoal::Removed => below(observed_state(processes, *been)),
         },
         ObjectState::Unchanged { processes, before: been, message, retry: retry_class } => match aim {
             TargetGoal::Up => StatusUpdate::Change(report(
                 revision,
                 ObservedState::Failed { message: message.clone(), retry: *retry_class },
             )),
-            TargetGoal::Down | TargetGoal::Removed => below(saw(processes, *been)),
+            TargetGoal::Down | TargetGoal::Removed => below(observed_state(processes, *been)),
         },
         ObjectState::Ended { exit, processes } => StatusUpdate::Change(report(
             revision,
@@ -412,7 +412,7 @@ pub fn report(object: ObjectId, present: &KnownObject) -> StatusUpdate {
 }
 
 /// Returns the observed state of started processes.
-fn saw(processes: &[ProcessInfo], before: ReadyHistory) -> ObservedState {
+fn observed_state(processes: &[ProcessInfo], before: ReadyHistory) -> ObservedState {
     let processes = processes.to_vec();
     let all_ready = processes.iter().all(|p| p.status == ProcessStatus::Ready);
     match before {

@@ -72,16 +72,16 @@ fn a_disk_that_is_full_in_the_middle_of_a_write_stops_the_journal_and_loses_noth
             .env(LIMIT, limit.to_string())
             .output()
             .expect("a process");
-        let told = String::from_utf8(child.stdout).expect("text");
-        assert!(child.status.success() && told.contains("ended\n"), "limit {limit}: {told}");
+        let output = String::from_utf8(child.stdout).expect("text");
+        assert!(child.status.success() && output.contains("ended\n"), "limit {limit}: {output}");
         let why = format!("stopped cannot create the next segment in {}: File too large", journal.display());
-        assert!(told.contains(&why), "limit {limit}: {told}");
-        let acknowledged: u64 = told
+        assert!(output.contains(&why), "limit {limit}: {output}");
+        let acknowledged: u64 = output
             .lines()
             .filter_map(|line| line.split_once("acknowledged ")?.1.parse().ok())
             .next_back()
             .unwrap_or_default();
-        assert!(acknowledged > 0, "limit {limit}: {told}");
+        assert!(acknowledged > 0, "limit {limit}: {output}");
 
         assert_eq!(verify(&journal).expect("readable").outcome, VerifyOutcome::Intact);
         let (to, delivered) = channel();

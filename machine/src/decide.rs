@@ -176,25 +176,25 @@ pub fn observe(fleet: &FleetState, observation: &Observation, ctx: &DecisionCont
         session.is_some_and(|session| session.end.is_none() && cluster == Some(&session.cluster))
     };
     match observation {
-        Observation::SessionRequested(saw) => session::hello(fleet, saw),
-        Observation::SessionEnded(saw) => session::ended(fleet, saw),
-        Observation::IncarnationReported(saw) => {
-            let cluster = fleet.incarnations().get(&saw.report.incarnation).map(|of| &of.cluster);
-            if hosts(saw.session, cluster) {
-                incarnation::report(fleet, &saw.report, ctx)
+        Observation::SessionRequested(request) => session::hello(fleet, request),
+        Observation::SessionEnded(end) => session::ended(fleet, end),
+        Observation::IncarnationReported(reported) => {
+            let cluster = fleet.incarnations().get(&reported.report.incarnation).map(|of| &of.cluster);
+            if hosts(reported.session, cluster) {
+                incarnation::report(fleet, &reported.report, ctx)
             } else {
                 Vec::new()
             }
         }
-        Observation::VolumeReported(saw) => {
-            let cluster = fleet.volumes().get(&saw.name).map(|of| &of.cluster);
-            if hosts(saw.session, cluster) {
-                volume::report(fleet, &saw.name, &saw.report, ctx)
+        Observation::VolumeReported(reported) => {
+            let cluster = fleet.volumes().get(&reported.name).map(|of| &of.cluster);
+            if hosts(reported.session, cluster) {
+                volume::report(fleet, &reported.name, &reported.report, ctx)
             } else {
                 Vec::new()
             }
         }
-        Observation::OrphanReported(saw) => session::object(fleet, saw),
+        Observation::OrphanReported(reported) => session::object(fleet, reported),
     }
 }
 

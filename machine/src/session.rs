@@ -126,29 +126,30 @@ fn left_elsewhere(
     })
 }
 
-pub(crate) fn hello(fleet: &FleetState, saw: &SessionRequested) -> Vec<Fact> {
-    match resumes(fleet, saw) {
+pub(crate) fn hello(fleet: &FleetState, request: &SessionRequested) -> Vec<Fact> {
+    match resumes(fleet, request) {
         Ok(None) => {
-            let (cluster, executor) = (saw.cluster.clone(), saw.executor.clone());
-            vec![SessionOpened { cluster, executor, runtime: saw.runtime, store: saw.store }.into()]
+            let (cluster, executor) = (request.cluster.clone(), request.executor.clone());
+            vec![SessionOpened { cluster, executor, runtime: request.runtime, store: request.store }.into()]
         }
         Ok(Some(_)) | Err(_) => Vec::new(),
     }
 }
 
-pub(crate) fn ended(fleet: &FleetState, saw: &SessionEnded) -> Vec<Fact> {
-    let open = fleet.sessions().get(&saw.session).filter(|session| session.end.is_none());
-    let closed =
-        |s: &Session| SessionClosed { session: s.id, cluster: s.cluster.clone(), end: saw.end }.into();
+pub(crate) fn ended(fleet: &FleetState, observation: &SessionEnded) -> Vec<Fact> {
+    let open = fleet.sessions().get(&observation.session).filter(|session| session.end.is_none());
+    let closed = |s: &Session| {
+        SessionClosed { session: s.id, cluster: s.cluster.clone(), end: observation.end }.into()
+    };
     open.map(closed).into_iter().collect()
 }
 
 /// Resolves an object with the fleet's labels that the fleet does not contain. The object is removed only if
 /// this journal issued its id and it has ended. The head is past everything that the executor has seen, which
 /// is checked before.
-pub(crate) fn object(fleet: &FleetState, saw: &OrphanReported) -> Vec<Fact> {
-    let Some(session) = fleet.sessions().get(&saw.session) else { return Vec::new() };
-    let id = saw.object;
+pub(crate) fn object(fleet: &FleetState, report: &OrphanReported) -> Vec<Fact> {
+    let Some(session) = fleet.sessions().get(&report.session) else { return Vec::new() };
+    let id = report.object;
     let live = match id {
         ObjectId::Incarnation(id) => {
             fleet.incarnations().get(&id).is_some_and(crate::state::Incarnation::is_live)
@@ -162,7 +163,7 @@ pub(crate) fn object(fleet: &FleetState, saw: &OrphanReported) -> Vec<Fact> {
     let may_go = matches!(id, ObjectId::Incarnation(_));
     let ours = may_go && fleet.lineages().issued(id.lineage(), id.position(), fleet.head());
     let resolution = if ours { OrphanResolution::Remove } else { OrphanResolution::Leave };
-    let revision = saw.revision.saturating_add(1);
+    let revision = report.revision.saturating_add(1);
     vec![OrphanResolved { cluster: session.cluster.clone(), object: id, resolution, revision }.into()]
 }
 

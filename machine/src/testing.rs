@@ -318,18 +318,18 @@ impl TestFleet {
         &mut self,
         incarnation: IncarnationId,
         revision: u32,
-        saw: ObservedState,
+        observed: ObservedState,
     ) -> Vec<Fact> {
         let session = self.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-        let report = IncarnationReport { incarnation, revision, observed: saw };
+        let report = IncarnationReport { incarnation, revision, observed };
         let facts = self.see(&IncarnationReported { session, report }.into());
         self.run();
         facts
     }
 
-    pub(crate) fn report(&mut self, incarnation: IncarnationId, saw: ObservedState) -> Vec<Fact> {
+    pub(crate) fn report(&mut self, incarnation: IncarnationId, observed: ObservedState) -> Vec<Fact> {
         let revision = self.fleet.incarnations().get(&incarnation).map_or(1, |i| i.revision);
-        self.report_at(incarnation, revision, saw)
+        self.report_at(incarnation, revision, observed)
     }
 
     /// Reports success for all pending commands.
@@ -354,28 +354,28 @@ impl TestFleet {
                 let name = self.fleet.index().volumes.name(id).expect("it is asked for").clone();
                 let asked = self.fleet.volumes().get(&name).and_then(|volume| volume.command);
                 let is_made = asked.is_some_and(|command| command.effect == CommandEffect::Ensure);
-                let saw =
+                let observed =
                     if is_made { ObservedState::Ready { processes: vec![] } } else { ObservedState::Gone };
-                self.report_volume(name.as_str(), saw);
+                self.report_volume(name.as_str(), observed);
             }
             Some(ObjectId::Incarnation(id)) => {
                 let asked = self.fleet.incarnations().get(&id).and_then(|i| i.last_effect);
-                let saw = if asked == Some(CommandEffect::Ensure) {
+                let observed = if asked == Some(CommandEffect::Ensure) {
                     ready()
                 } else {
                     ended(IncarnationExit::Clean)
                 };
-                self.report(id, saw);
+                self.report(id, observed);
             }
         }
         true
     }
 
     /// Reports an observation of a volume, at its revision.
-    pub(crate) fn report_volume(&mut self, name: &str, saw: ObservedState) -> Vec<Fact> {
+    pub(crate) fn report_volume(&mut self, name: &str, observed: ObservedState) -> Vec<Fact> {
         let volume = self.fleet.volumes().get(name).expect("a volume").clone();
         let session = self.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
-        let report = ObjectReport { object: volume.id, revision: volume.revision, observed: saw };
+        let report = ObjectReport { object: volume.id, revision: volume.revision, observed };
         let facts = self.see(&VolumeReported { session, name: volume.name, report }.into());
         self.run();
         facts

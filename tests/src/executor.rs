@@ -35,7 +35,7 @@ impl ExecutorProcess {
         ExecutorProcess::start_in(Rc::new(dir), server, name, runtime)
     }
 
-    /// Starts an executor in `home`, for servers at these addresses.
+    /// Starts an executor in `directory`, for servers at these addresses.
     pub fn start_for(directory: &Path, servers: &str, name: &str, runtime: &str) -> ExecutorProcess {
         let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(directory).expect("a directory");
         ExecutorProcess::start_at(Rc::new(dir), servers, name, runtime)

@@ -33,7 +33,7 @@ pub struct ServerProcess {
     launch: StartConditions,
     /// Soft and hard limit of open files, if not those of this process.
     files: Option<(u64, u64)>,
-    /// File for standard error, if not the default under the home.
+    /// File for standard error, if not the default in the server's directory.
     log: Option<PathBuf>,
     child: Option<Child>,
     address: String,
@@ -72,12 +72,13 @@ impl ServerProcess {
 
     /// Returns a server that is not started yet.
     pub fn new() -> ServerProcess {
-        let home = tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary directory");
-        let data = home.path().to_owned();
+        let directory =
+            tempfile::Builder::new().prefix("chancery-").tempdir().expect("a temporary directory");
+        let data = directory.path().to_owned();
         let listen = "127.0.0.1:0".into();
         let (settings, flags, launch) = (Vec::new(), Vec::new(), StartConditions::default());
         let (files, log, child, address) = (None, None, None, String::new());
-        ServerProcess { directory: home, data, settings, flags, launch, files, log, child, address, listen }
+        ServerProcess { directory, data, settings, flags, launch, files, log, child, address, listen }
     }
 
     /// Sets an environment variable, from the next start.
@@ -108,7 +109,7 @@ impl ServerProcess {
         shell
     }
 
-    /// Creates and returns a new data directory under the home.
+    /// Creates and returns a new data directory in the server's directory.
     pub fn move_data(&mut self, directory: &str) -> PathBuf {
         assert!(self.child.is_none(), "it runs");
         self.data = self.directory.path().join(directory);
@@ -130,15 +131,15 @@ impl ServerProcess {
 
     /// Starts the program again with the same directory.
     pub fn start_again(&mut self) {
-        if let Err(NotUp { status, output: said }) = self.try_start_again() {
-            panic!("the server ended: {status}\n{said}");
+        if let Err(NotUp { status, output }) = self.try_start_again() {
+            panic!("the server ended: {status}\n{output}");
         }
     }
 
     /// Starts the program once with additional flags.
     pub fn start_with_flags(&mut self, flags: &[&str]) {
-        if let Err(NotUp { status, output: said }) = self.try_start(flags) {
-            panic!("the server ended: {status}\n{said}");
+        if let Err(NotUp { status, output }) = self.try_start(flags) {
+            panic!("the server ended: {status}\n{output}");
         }
     }
 

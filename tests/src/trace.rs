@@ -164,8 +164,8 @@ impl JournalTrace {
     }
 
     /// Adds a report about the last incarnation, in the last session.
-    pub(crate) fn report(&mut self, revision: u32, saw: &Value) -> u64 {
-        let report = json!({"incarnation": self.incarnation, "revision": revision, "observed": saw});
+    pub(crate) fn report(&mut self, revision: u32, observed: &Value) -> u64 {
+        let report = json!({"incarnation": self.incarnation, "revision": revision, "observed": observed});
         self.observed("incarnation.reported.v1", &json!({"session": self.session, "report": report}))
     }
 
@@ -351,17 +351,17 @@ pub(crate) fn replica_at(position: u64) -> String {
 fn start(s: &mut JournalTrace) {
     let mut processes = process();
     processes[0]["status"] = json!("starting");
-    let saw = s.report(1, &json!({"started": {"processes": processes}}));
+    let cause = s.report(1, &json!({"started": {"processes": processes}}));
     let data = json!({"incarnation": s.incarnation, "replica": s.replica, "processes": processes});
-    s.fact(saw, "incarnation.started.v1", &data);
+    s.fact(cause, "incarnation.started.v1", &data);
 }
 
 fn run(s: &mut JournalTrace) {
-    let saw = s.report(1, &json!({"ready": {"processes": process()}}));
+    let cause = s.report(1, &json!({"ready": {"processes": process()}}));
     let data = json!({
         "incarnation": s.incarnation, "replica": s.replica, "operation": s.operation, "processes": process(),
     });
-    s.fact(saw, "incarnation.running.v1", &data);
+    s.fact(cause, "incarnation.running.v1", &data);
     let cause = s.last();
     s.fact(cause, "deployment.ended.v1", &json!({"plan": "web", "name": "d1", "end": "completed"}));
 }
@@ -382,9 +382,9 @@ fn stop(s: &mut JournalTrace) {
 }
 
 fn prove_end(s: &mut JournalTrace) {
-    let saw = s.report(3, &json!({"ended": {"exit": "clean", "processes": process()}}));
-    s.end_incarnation(saw, &json!("destroyed"));
-    s.end_operation(saw, &json!("succeeded"));
+    let cause = s.report(3, &json!({"ended": {"exit": "clean", "processes": process()}}));
+    s.end_incarnation(cause, &json!("destroyed"));
+    s.end_operation(cause, &json!("succeeded"));
 }
 
 fn ask_start(s: &mut JournalTrace) {

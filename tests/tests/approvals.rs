@@ -42,12 +42,12 @@ fn waiting(client: &TestClient) -> Vec<Value> {
 fn a_cascade_waits_for_another_person_and_shows_what_it_ends() {
     let (server, client) = running(2);
     four_eyes(&client, &["delete"]);
-    let (code, out, told) = by(&server, "ann", "delete plan web --cascade");
-    assert_eq!((code, out.as_str()), (Some(0), "plan/web waits for approval\n"), "{told}");
+    let (code, out, stderr) = by(&server, "ann", "delete plan web --cascade");
+    assert_eq!((code, out.as_str()), (Some(0), "plan/web waits for approval\n"), "{stderr}");
     let request = waiting(&client).remove(0);
     let id = request["id"].as_str().expect("an id").to_owned();
-    assert!(told.contains("waits for approval by a person other than ann: policy two"), "{told}");
-    assert!(told.contains(&format!("chancery approve request/{id}")), "{told}");
+    assert!(stderr.contains("waits for approval by a person other than ann: policy two"), "{stderr}");
+    assert!(stderr.contains(&format!("chancery approve request/{id}")), "{stderr}");
     assert_eq!(request["effects"][0]["count"], json!(2), "{request}");
     let (_, listed, _) = by(&server, "bob", "get requests");
     assert!(listed.contains("delete plan/web with cascade (2 replicas)"), "{listed}");
@@ -56,11 +56,11 @@ fn a_cascade_waits_for_another_person_and_shows_what_it_ends() {
         shown.contains("2 replicas of plan web") && shown.contains("another person: chancery"),
         "{shown}"
     );
-    let (code, _, told) = by(&server, "ann", &format!("approve request/{id}"));
-    assert_eq!(code, Some(5), "{told}");
-    assert!(told.contains("policy two requires another approver"), "{told}");
-    let (code, out, told) = by(&server, "bob", &format!("approve request/{id}"));
-    assert_eq!(code, Some(0), "{told}");
+    let (code, _, stderr) = by(&server, "ann", &format!("approve request/{id}"));
+    assert_eq!(code, Some(5), "{stderr}");
+    assert!(stderr.contains("policy two requires another approver"), "{stderr}");
+    let (code, out, stderr) = by(&server, "bob", &format!("approve request/{id}"));
+    assert_eq!(code, Some(0), "{stderr}");
     assert!(out.starts_with(&format!("request/{id} approved: delete plan/web")), "{out}");
     until("the plan is deleted", || (client.get("/v1/fleets/default/plans/web").status == 404).then_some(()));
     let (_, past, _) = by(&server, "bob", &format!("history request/{id}"));
@@ -81,8 +81,8 @@ fn a_weaker_policy_or_plan_is_a_request_with_its_difference() {
     assert_eq!(waiting(&client).len(), 1, "the deletion is superseded");
     let (_, shown, _) = by(&server, "bob", &format!("describe {request}"));
     assert!(shown.contains("kinds: delete, stop -> stop"), "{shown}");
-    let (code, out, told) = by(&server, "bob", &format!("reject {request} --reason never"));
-    assert_eq!(code, Some(0), "{told}");
+    let (code, out, stderr) = by(&server, "bob", &format!("reject {request} --reason never"));
+    assert_eq!(code, Some(0), "{stderr}");
     assert!(out.contains("rejected"), "{out}");
     let mut spec = client.read("plans/web")["spec"].clone();
     spec["approval"]["delete"] = json!("automatic");
@@ -92,8 +92,8 @@ fn a_weaker_policy_or_plan_is_a_request_with_its_difference() {
     let (_, shown, _) = by(&server, "bob", &format!("describe {request}"));
     assert!(shown.contains("approval.delete: manual -> automatic"), "{shown}");
     assert_eq!(client.read("plans/web")["spec"]["approval"]["delete"], json!("manual"));
-    let (code, _, told) = by(&server, "bob", &format!("approve {request}"));
-    assert_eq!(code, Some(0), "{told}");
+    let (code, _, stderr) = by(&server, "bob", &format!("approve {request}"));
+    assert_eq!(code, Some(0), "{stderr}");
     assert_eq!(client.read("plans/web")["spec"]["approval"]["delete"], json!("automatic"));
 }
 
@@ -102,12 +102,12 @@ fn a_drain_waits_for_another_person_where_moves_do() {
     let (server, client) = running(1);
     four_eyes(&client, &["relocate"]);
     let node = client.items("replicas")[0]["node"].as_str().expect("a node").to_owned();
-    let (code, out, told) = by(&server, "ann", &format!("drain {node} --wait"));
-    assert_eq!((code, out), (Some(0), format!("node/{node} waits for approval\n")), "{told}");
+    let (code, out, stderr) = by(&server, "ann", &format!("drain {node} --wait"));
+    assert_eq!((code, out), (Some(0), format!("node/{node} waits for approval\n")), "{stderr}");
     assert!(client.read(&format!("nodes/{node}"))["disruptions"][0]["state"] == json!("scheduled"));
     let id = waiting(&client)[0]["id"].as_str().expect("an id").to_owned();
-    let (code, _, told) = by(&server, "bob", &format!("approve request/{id}"));
-    assert_eq!(code, Some(0), "{told}");
+    let (code, _, stderr) = by(&server, "bob", &format!("approve request/{id}"));
+    assert_eq!(code, Some(0), "{stderr}");
     let disruption = client.read(&format!("nodes/{node}"))["disruptions"][0].clone();
     assert_eq!((&disruption["state"], &disruption["approved_by"]), (&json!("approved"), &json!("bob")));
 }
@@ -120,8 +120,8 @@ fn an_expunge_waits_unless_the_glass_is_broken_and_that_is_loud() {
     let (code, out, _) = by(&server, "ann", &format!("expunge {node} --yes"));
     assert_eq!((code, out), (Some(0), format!("node/{node} waits for approval\n")));
     assert_eq!(client.read(&format!("nodes/{node}"))["state"], json!("allocated"));
-    let (code, out, told) = by(&server, "ann", &format!("expunge {node} --yes --break-glass fire"));
-    assert_eq!((code, out), (Some(0), format!("node/{node} expunged\n")), "{told}");
+    let (code, out, stderr) = by(&server, "ann", &format!("expunge {node} --yes --break-glass fire"));
+    assert_eq!((code, out), (Some(0), format!("node/{node} expunged\n")), "{stderr}");
     let row = client.read(&format!("nodes/{node}"));
     assert_eq!(row["bypass"], json!({"requested_by": "ann", "reason": "fire", "policies": ["two"]}), "{row}");
     let (_, past, _) = by(&server, "bob", &format!("history node {node}"));

@@ -71,10 +71,10 @@ const REBOUND: &str = r#"
 /// End of each script: reports the results to the other site.
 const REPORT: &str = r#"
   const seen = {};
-  const told = Object.entries(all).map(async ([name, ended]) => {
+  const reports = Object.entries(all).map(async ([name, ended]) => {
     try { const value = await ended; seen[name] = String(value?.type ?? value); } catch (error) { seen[name] = "refused: " + error; }
   });
-  Promise.all(told).then(() => fetch("REPORT/report?" + encodeURIComponent(JSON.stringify(seen)), {mode: "no-cors"}));
+  Promise.all(reports).then(() => fetch("REPORT/report?" + encodeURIComponent(JSON.stringify(seen)), {mode: "no-cors"}));
 "#;
 
 /// Browser with an open page; dropping it ends all of its processes.
@@ -136,7 +136,7 @@ struct ForeignSite {
 impl ForeignSite {
     fn on(listener: TcpListener, page: String) -> ForeignSite {
         let port = listener.local_addr().expect("an address").port();
-        let (told, reports) = channel();
+        let (sender, reports) = channel();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let Some(path) = asked(&stream) else { continue };
@@ -144,7 +144,7 @@ impl ForeignSite {
                     answer(stream, "");
                     let text = percent_decoded(report);
                     // The test may have ended.
-                    let _ = told.send(serde_json::from_str(&text).expect("a report"));
+                    let _ = sender.send(serde_json::from_str(&text).expect("a report"));
                     return;
                 }
                 answer(stream, &page);

@@ -60,8 +60,8 @@ fn thousands_of_documents_are_applied_and_deleted_in_order_however_few_the_serve
     let wanted =
         ["cluster/local".to_owned()].into_iter().chain((0..NODES).map(|number| format!("node/n-{number}")));
     let wanted: Vec<_> = wanted.chain(["plan/web".into(), "deployment/web/d-1".into()]).collect();
-    let told: Vec<_> = text.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect();
-    assert_eq!(told, wanted);
+    let printed: Vec<_> = text.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect();
+    assert_eq!(printed, wanted);
     assert_eq!(outcomes(&apply()), set(["unchanged"]));
     write(&server, &documents(NODES, 2));
     assert_eq!(outcomes(&apply()), set(["configured", "unchanged"]));
@@ -121,11 +121,11 @@ fn a_server_that_dies_while_documents_are_applied_has_each_once_when_they_are_ap
     // The command retries if the server is back soon enough; otherwise it reports that the outcome is
     // unknown.
     assert!(matches!(first.status.code(), Some(0 | 7 | 8)), "{}", String::from_utf8_lossy(&first.stderr));
-    let told = String::from_utf8_lossy(&first.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&first.stdout).into_owned();
     let there: BTreeSet<_> =
         server.cli(&["get", "nodes", "--all", "-o", "name"]).lines().map(str::to_owned).collect();
     let is_there = |name: &str| !name.starts_with("node/") || there.contains(name);
-    assert!(told.lines().all(is_there), "every printed node exists");
+    assert!(printed.lines().all(is_there), "every printed node exists");
     let again = server.run(&["apply", "-f", &path]);
     assert!(outcomes(&again).is_subset(&set(["created", "unchanged"])), "{:?}", outcomes(&again));
     assert_eq!(server.cli(&["get", "nodes", "--all", "-o", "name"]).lines().count(), NODES);

@@ -29,38 +29,38 @@ fn times_made(directory: &Path) -> usize {
 
 #[test]
 fn an_entry_of_the_cache_is_made_once_and_again_when_it_is_incomplete_or_altered() {
-    let home = tempfile::tempdir().expect("a directory");
-    let home = home.path();
-    fill(home);
-    fill(home);
-    assert_eq!(times_made(home), 1);
-    let file = home.join(ENTRY).join("file");
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    fill(directory);
+    fill(directory);
+    assert_eq!(times_made(directory), 1);
+    let file = directory.join(ENTRY).join("file");
     std::fs::write(&file, "other\n").expect("it can be altered");
-    fill(home);
-    assert_eq!(times_made(home), 2, "altered");
+    fill(directory);
+    assert_eq!(times_made(directory), 2, "altered");
     std::fs::remove_file(&file).expect("it can be removed");
-    fill(home);
-    assert_eq!(times_made(home), 3, "incomplete");
+    fill(directory);
+    assert_eq!(times_made(directory), 3, "incomplete");
 }
 
 #[test]
 fn what_was_not_completed_is_no_entry_of_the_cache() {
-    let home = tempfile::tempdir().expect("a directory");
-    let home = home.path();
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
     let broken = r#"fail() { make "$1"; return 1; }; cache_fill "$cache/part-1" fail"#;
-    assert!(!run(home, broken).status.success());
-    assert!(!home.join(ENTRY).exists());
+    assert!(!run(directory, broken).status.success());
+    assert!(!directory.join(ENTRY).exists());
     let killed = r#"die() { make "$1"; kill -9 $BASHPID; }; cache_fill "$cache/part-1" die"#;
-    assert!(!run(home, killed).status.success());
-    assert!(!home.join(ENTRY).exists());
-    fill(home);
-    assert_eq!(times_made(home), 3);
+    assert!(!run(directory, killed).status.success());
+    assert!(!directory.join(ENTRY).exists());
+    fill(directory);
+    assert_eq!(times_made(directory), 3);
 }
 
 #[test]
 fn two_at_once_make_one_entry_of_the_cache() {
-    let home = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let slow = r#"slow() { sleep 0.2; make "$1"; }; cache_fill "$cache/part-1" slow & cache_fill "$cache/part-1" slow; wait $!"#;
-    assert!(run(home.path(), slow).status.success());
-    assert_eq!(times_made(home.path()), 1);
+    assert!(run(directory.path(), slow).status.success());
+    assert_eq!(times_made(directory.path()), 1);
 }

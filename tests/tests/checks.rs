@@ -424,7 +424,7 @@ fn what_is_handed_over_or_deleted_in_one_go_comes_in_the_order_of_causes() {
     until("nothing is left", || client.items("volumes").is_empty().then_some(()));
     let types = "incarnation.start_requested.v1,incarnation.ended.v1,volume.created.v1,volume.destroy_requested.v1,volume.destroyed.v1";
     let events = client.get(&format!("/v1/fleets/default/events?types={types}&follow=false")).text;
-    let told: Vec<_> = events
+    let event_types: Vec<_> = events
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).expect("an event"))
         .map(|event| event["type"].as_str().expect("a type").replace("chancery.", ""))
@@ -436,7 +436,7 @@ fn what_is_handed_over_or_deleted_in_one_go_comes_in_the_order_of_causes() {
         &of_one,
         &["volume.destroy_requested.v1", "volume.destroyed.v1"],
     ];
-    assert_eq!(told, wanted.concat());
+    assert_eq!(event_types, wanted.concat());
 }
 
 #[test]
@@ -479,8 +479,8 @@ fn what_a_process_wrote_last_can_be_read_after_its_end() {
     let failed = client.wait_for("web", "failed", 1);
     let name = failed[0]["name"].as_str().expect("a name");
     until("its output can be read", || {
-        let said = server.run(&["logs", name, "--stderr"]);
-        (String::from_utf8_lossy(&said.stdout).trim() == "broken because of x").then_some(())
+        let logs = server.run(&["logs", name, "--stderr"]);
+        (String::from_utf8_lossy(&logs.stdout).trim() == "broken because of x").then_some(())
     });
 }
 

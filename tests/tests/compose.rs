@@ -59,8 +59,8 @@ fn compose() -> ComposeFile {
 fn instruction(name: &str) -> String {
     let text = read("Dockerfile");
     let stage = text.rsplit_once("\nFROM ").expect("two stages").1;
-    let said = stage.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).next_back();
-    said.unwrap_or_else(|| panic!("the Dockerfile has no {name}")).to_owned()
+    let argument = stage.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).next_back();
+    argument.unwrap_or_else(|| panic!("the Dockerfile has no {name}")).to_owned()
 }
 
 fn words(json: &str) -> Vec<String> {
@@ -190,9 +190,9 @@ fn services_are_where_the_others_expect_them() {
         }
     }
     for broker in compose.brokers() {
-        let told: BTreeSet<_> =
+        let configured: BTreeSet<_> =
             broker.setting("KAFKA_CONTROLLER_QUORUM_VOTERS").split(',').map(str::to_owned).collect();
-        assert_eq!(told, voters);
+        assert_eq!(configured, voters);
     }
 
     let (mut servers, mut prefixes, mut directories) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());

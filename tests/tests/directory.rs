@@ -55,8 +55,8 @@ fn no_other_user_can_read_a_data_directory_and_doctor_narrows_a_wider_one() {
     assert!(server.log().contains("data readable by other users"), "{}", server.log());
     let named = data.display().to_string();
     let looked = server.run(&["doctor", "--data-dir", &named]);
-    let said = String::from_utf8_lossy(&looked.stdout).into_owned();
-    assert!(!looked.status.success() && said.contains("mode 0755") && said.contains("--fix"), "{said}");
+    let output = String::from_utf8_lossy(&looked.stdout).into_owned();
+    assert!(!looked.status.success() && output.contains("mode 0755") && output.contains("--fix"), "{output}");
     assert_eq!(modes(&journal), 0o755, "it only checks");
     server.cli(&["doctor", "--fix", "--data-dir", &named]);
     assert_eq!(modes(&journal), 0o700);
@@ -109,11 +109,11 @@ fn what_is_rebuildable_and_of_the_wrong_type_is_set_aside_and_the_start_continue
         let wrong: Vec<_> = round.into_iter().map(|(path, kind)| in_the_way(path, kind)).collect();
         let before = server.log().len();
         server.start_again();
-        let said = server.log().split_off(before);
+        let log = server.log().split_off(before);
         for path in wrong {
             let aside = PathBuf::from(format!("{}.set-aside-1", path.display()));
-            assert!(aside.exists(), "{} is not set aside: {said}", path.display());
-            assert!(said.contains(&path.display().to_string()), "{} is not named: {said}", path.display());
+            assert!(aside.exists(), "{} is not set aside: {log}", path.display());
+            assert!(log.contains(&path.display().to_string()), "{} is not named: {log}", path.display());
         }
         assert_eq!(server.client().items("nodes").len(), 4, "the rows are created again");
         assert_eq!(server.stop(), Some(0), "{}", server.log());

@@ -51,8 +51,8 @@ fn an_edit_reports_which_fields_are_in_effect_now_and_which_need_a_deployment() 
         (text(&output.stdout), text(&output.stderr))
     };
     assert_eq!(apply("a", "1"), ("plan/shop created\n".into(), String::new()));
-    let (said, hints) = apply("b", "2");
-    assert_eq!(said, "plan/shop configured\n");
+    let (outcome, hints) = apply("b", "2");
+    assert_eq!(outcome, "plan/shop configured\n");
     assert!(hints.contains("hint: plan/shop: takes effect immediately: zone\n"), "{hints}");
     assert!(
         hints.contains(

@@ -296,19 +296,19 @@ fn a_copied_data_directory_is_refused_and_adopted_harms_nothing_that_the_origina
         adopted.must("replica.stop", &json!({"name": name}));
     }
     until("it cannot be executed", || {
-        let said = adopted.items("incarnations?plan=web").into_iter().filter(|row| {
+        let copies = adopted.items("incarnations?plan=web").into_iter().filter(|row| {
             let id = row["id"].as_str().expect("an id");
             let history = adopted.read(&format!("incarnations/{id}/history"));
             history.to_string().contains("its directory is a copy")
         });
-        (said.count() == 2).then_some(())
+        (copies.count() == 2).then_some(())
     });
     assert_eq!(payloads(original.data()), before, "the original's processes keep running");
     assert!(payloads(&data).is_empty());
     // Once adopted, the copy is a directory like any other.
     assert_eq!(copy.stop(), Some(0));
-    let said = copy.try_start_again();
-    assert!(said.is_ok(), "{said:?}");
+    let started = copy.try_start_again();
+    assert!(started.is_ok(), "{started:?}");
     assert_eq!(payloads(original.data()), before);
     assert_eq!(client.wait_for("web", "running", 2).len(), 2);
 }

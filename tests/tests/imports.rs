@@ -57,7 +57,7 @@ fn each_crate_imports_only_what_its_layer_allows() {
     let crate_rows = crate_rows();
     let packages = packages(&["--no-deps"]);
     let names: BTreeSet<_> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
-    let described: BTreeSet<_> = crate_rows.values().map(|room| room.package.as_str()).collect();
+    let described: BTreeSet<_> = crate_rows.values().map(|row| row.package.as_str()).collect();
     assert_eq!(names, described, "members of the workspace, and rows of the table of modules");
     for (directory, CrateRow { package: name, ours, others }) in &crate_rows {
         let package = packages.iter().find(|package| package["name"] == **name).expect("it is a member");

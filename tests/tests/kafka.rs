@@ -49,8 +49,8 @@ impl<'a> KcatTopic<'a> {
 
     /// Id of the leading broker, and number of brokers in sync.
     fn leader_and_in_sync(&self) -> Option<(u32, usize)> {
-        let told: Value = serde_json::from_str(&self.kcat(&["-L", "-J"], "")?).expect("JSON");
-        let partition = &told["topics"][0]["partitions"][0];
+        let metadata: Value = serde_json::from_str(&self.kcat(&["-L", "-J"], "")?).expect("JSON");
+        let partition = &metadata["topics"][0]["partitions"][0];
         // -1 means no leader.
         let leader = u32::try_from(partition["leader"].as_i64()?).ok()?;
         Some((leader, partition["isrs"].as_array()?.len()))
@@ -106,11 +106,11 @@ fn processes_of(dir: &Path) -> usize {
 
 #[test]
 fn no_node_outlives_a_test_that_panics() {
-    let (told, dir) = std::sync::mpsc::channel();
+    let (sender, dir) = std::sync::mpsc::channel();
     let test = std::thread::spawn(move || {
         let cluster = KafkaCluster::start(1);
         assert_ne!(processes_of(cluster.dir()), 0, "it runs");
-        told.send(cluster.dir().to_owned()).expect("the receiver exists");
+        sender.send(cluster.dir().to_owned()).expect("the receiver exists");
         panic!("as a test does");
     });
     let dir = dir.recv().expect("it sent its directory");
@@ -127,8 +127,9 @@ fn no_node_outlives_a_test_process_that_is_killed() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("it starts");
-    let said = BufReader::new(test.stdout.take().expect("it is piped")).lines();
-    let dir = said.map_while(Result::ok).find_map(|line| Some(PathBuf::from(line.strip_prefix("runs in ")?)));
+    let lines = BufReader::new(test.stdout.take().expect("it is piped")).lines();
+    let dir =
+        lines.map_while(Result::ok).find_map(|line| Some(PathBuf::from(line.strip_prefix("runs in ")?)));
     let dir = dir.expect("the other prints where its node is");
     assert_ne!(processes_of(&dir), 0, "it runs");
     test.kill().expect("it can be killed");

@@ -44,11 +44,11 @@ struct ClientConsumer {
 
 impl ClientConsumer {
     fn start(language: &str, topic: &str) -> ClientConsumer {
-        let home = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         let mut child = client(language, "consume", topic)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(File::create(home.path().join("said")).expect("a file"))
+            .stderr(File::create(directory.path().join("errors")).expect("a file"))
             .spawn()
             .expect("tests/clients/run starts");
         let printed = BufReader::new(child.stdout.take().expect("it is piped"));
@@ -59,7 +59,7 @@ impl ClientConsumer {
                 let _ = to.send(line);
             }
         });
-        ClientConsumer { child, lines, read: Vec::new(), directory: home }
+        ClientConsumer { child, lines, read: Vec::new(), directory }
     }
 
     /// Waits for the first `count` events.
@@ -68,7 +68,7 @@ impl ClientConsumer {
             let lines = self.lines.try_iter();
             self.read.extend(lines.map(|line| serde_json::from_str::<Value>(&line).expect("a line of JSON")));
             let ended = self.child.try_wait().expect("it is ours");
-            let output = || std::fs::read_to_string(self.directory.path().join("said")).unwrap_or_default();
+            let output = || std::fs::read_to_string(self.directory.path().join("errors")).unwrap_or_default();
             assert!(ended.is_none(), "the consumer ended: {ended:?}\n{}", output());
             (self.read.len() >= count).then_some(())
         });
@@ -136,11 +136,11 @@ fn asks_and_reads(language: &str) {
     let (inbox, events) = (format!("by-{language}.inbox"), format!("by-{language}.events"));
     let mut consumer = ClientConsumer::start(language, &events);
     // Events of every kind: intents, observations of an executor, and facts.
-    let home = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let decider = standbys.decider();
     let of = standbys.servers[decider].client();
     set_up(&of, &sleeper());
-    let _executor = ExecutorProcess::start_for(home.path(), &standbys.urls(), "e1", "--process");
+    let _executor = ExecutorProcess::start_for(directory.path(), &standbys.urls(), "e1", "--process");
     deploy(&of, "d1", 2);
     of.wait_for("web", "running", 2);
     let messages =

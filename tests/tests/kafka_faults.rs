@@ -66,8 +66,8 @@ fn events_of(server: &ServerProcess, type_name: &str) -> Vec<Value> {
 }
 
 fn names(server: &ServerProcess) -> Vec<String> {
-    let told = events_of(server, "capability.applied.v1");
-    told.iter().map(|event| event["data"]["name"].as_str().expect("a name").to_owned()).collect()
+    let events = events_of(server, "capability.applied.v1");
+    events.iter().map(|event| event["data"]["name"].as_str().expect("a name").to_owned()).collect()
 }
 
 #[test]
@@ -262,14 +262,17 @@ fn a_foreign_member_that_takes_the_partition_is_named_and_its_end_is_that_of_the
     });
     // A member that is silent past its session loses its partitions.
     until("it has joined", || {
-        let told = shared(1).tool("kafka-consumer-groups", &["--describe", "--members", "--all-groups"]);
-        told.contains("a stranger").then_some(())
+        let members = shared(1).tool("kafka-consumer-groups", &["--describe", "--members", "--all-groups"]);
+        members.contains("a stranger").then_some(())
     });
     server.signal(Signal::STOP);
     until("the stranger has the partition", || {
         let group = ["--describe", "--group", "captured.inbox.deciders.0"];
-        let told = shared(1).tool("kafka-consumer-groups", &group);
-        told.lines().any(|line| line.contains("captured.inbox") && line.contains("a stranger")).then_some(())
+        let members = shared(1).tool("kafka-consumer-groups", &group);
+        members
+            .lines()
+            .any(|line| line.contains("captured.inbox") && line.contains("a stranger"))
+            .then_some(())
     });
     server.signal(Signal::CONT);
     let why = is_blocked(server, "no leader");
@@ -333,10 +336,10 @@ fn messages_in_a_partition_that_no_fleet_has_are_named_by_doctor() {
     let record = BaseRecord::<(), str>::to("raised.inbox").partition(2).payload("{}");
     producer.send(record).map_err(|(error, _)| error).expect("sent");
     producer.flush(PATIENCE).expect("acknowledged");
-    let told = doctor();
+    let report = doctor();
     assert!(
-        told.contains("partition 2 belongs to no configured fleet, and has messages up to offset 1"),
-        "{told}"
+        report.contains("partition 2 belongs to no configured fleet, and has messages up to offset 1"),
+        "{report}"
     );
     put(&producer, "raised.inbox", "named");
     until("the fleet's own is answered", || (names(&standbys.servers[0]) == ["named"]).then_some(()));

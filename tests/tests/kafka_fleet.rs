@@ -68,16 +68,16 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
         .get(&format!("/v1/fleets/default/capabilities/T?min_position={position}"));
     assert_eq!(row.status, 200, "{}", row.text);
     // An executor outside that knows all three servers.
-    let home = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let client = standbys.servers[other].client();
     chancery_tests::fault_campaigns::fleet::set_up(
         &client,
         &chancery_tests::fault_campaigns::fleet::sleeper(),
     );
-    let mut executor = ExecutorProcess::start_for(home.path(), &standbys.urls(), "e1", "--process");
+    let mut executor = ExecutorProcess::start_for(directory.path(), &standbys.urls(), "e1", "--process");
     chancery_tests::fault_campaigns::fleet::deploy(&client, "d1", 3);
     client.wait_for("web", "running", 3);
-    let before = payloads(home.path());
+    let before = payloads(directory.path());
     standbys.servers[decider].kill();
     let now = until("another server decides", || standbys.decides());
     assert_ne!(now, decider);
@@ -89,13 +89,13 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
     assert_eq!(again.json()["position"].as_u64(), Some(position));
     chancery_tests::fault_campaigns::fleet::deploy(&standbys.servers[now].client(), "d2", 4);
     standbys.servers[now].client().wait_for("web", "running", 4);
-    let after = payloads(home.path());
+    let after = payloads(directory.path());
     assert!(
         before.iter().all(|payload| after.contains(payload)),
         "no process was lost: {before:?} {after:?}"
     );
     chancery_tests::fault_campaigns::fleet::deploy(&standbys.servers[now].client(), "d3", 0);
-    until("nothing runs", || payloads(home.path()).is_empty().then_some(()));
+    until("nothing runs", || payloads(directory.path()).is_empty().then_some(()));
     assert_eq!(executor.stop(), Some(0));
     standbys.servers[decider].start_again();
     for server in &mut standbys.servers {

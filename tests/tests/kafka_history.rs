@@ -33,7 +33,7 @@ fn live(
     client: &dyn Fn() -> TestClient,
     harm: &mut dyn FnMut(),
     executor: &mut ExecutorProcess,
-    home: &Path,
+    directory: &Path,
 ) {
     let now = client();
     set_up(&now, &sleeper());
@@ -72,7 +72,7 @@ fn live(
     deploy(&now, "d2", 6);
     executor.start_again();
     now.wait_for("web", "running", 6);
-    let victim = payloads(home).first().expect("something runs").pid;
+    let victim = payloads(directory).first().expect("something runs").pid;
     let victim = rustix::process::Pid::from_raw(i32::try_from(victim).expect("a pid")).expect("a pid");
     rustix::process::kill_process(victim, rustix::process::Signal::KILL).expect("it can be killed");
     until("its end is known", || (!now.items("incarnations?state=failed").is_empty()).then_some(()));
@@ -102,9 +102,9 @@ struct JournalResults {
 fn results(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (JournalResults, Vec<Arc<Record>>) {
     let journal = open();
     let source = journal.source();
-    let home = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let mut projector = Projector::open(
-        &home.path().join("rows"),
+        &directory.path().join("rows"),
         "default",
         Arc::clone(&source),
         None,
@@ -151,11 +151,11 @@ fn in_a_directory(dir: &Path) -> (JournalResults, Vec<Arc<Record>>) {
 
 /// Reads a journal on Kafka like a server without a mirror. Also returns the number of invalid records.
 fn on_kafka(cluster: &KafkaCluster, prefix: &str) -> (JournalResults, Vec<Arc<Record>>, u64) {
-    let home = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let client = KafkaClient::new(cluster.bootstrap(), BTreeMap::new()).expect("a client");
-    let options = KafkaOptions::new(client, &format!("{prefix}.journal"), 0, home.path(), "default");
+    let options = KafkaOptions::new(client, &format!("{prefix}.journal"), 0, directory.path(), "default");
     let mut skipped = 0;
-    let (gives, records) = results(home.path(), || {
+    let (gives, records) = results(directory.path(), || {
         let (journal, opened) = KafkaJournal::open(&options, nowhere()).expect("open");
         skipped = opened.skipped;
         Box::new(journal)
@@ -178,12 +178,12 @@ fn what_a_server_alone_wrote_gives_the_same_on_one_broker_and_on_three() {
     server.stay_at_this_address();
     let mut executor = ExecutorProcess::start_within(&server, "e1", "--process");
     let server = std::cell::RefCell::new(server);
-    let home = server.borrow().directory().to_owned();
+    let directory = server.borrow().directory().to_owned();
     let mut harm = || {
         server.borrow_mut().kill();
         server.borrow_mut().start_again();
     };
-    live(&|| server.borrow().client(), &mut harm, &mut executor, &home);
+    live(&|| server.borrow().client(), &mut harm, &mut executor, &directory);
     let mut server = server.into_inner();
     assert_eq!(server.stop(), Some(0));
     assert_eq!(executor.stop(), Some(0));
@@ -210,14 +210,15 @@ fn what_a_server_alone_wrote_gives_the_same_on_one_broker_and_on_three() {
 fn what_servers_on_kafka_wrote_gives_the_same_in_a_directory() {
     let prefix = "history-back";
     let standbys = std::cell::RefCell::new(StandbyServers::start(shared(1), prefix, 2, &[]));
-    let home = tempfile::tempdir().expect("a directory");
-    let mut executor = ExecutorProcess::start_for(home.path(), &standbys.borrow().urls(), "e1", "--process");
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut executor =
+        ExecutorProcess::start_for(directory.path(), &standbys.borrow().urls(), "e1", "--process");
     let noise = |bytes: &[u8]| {
         let client = KafkaClient::new(shared(1).bootstrap(), BTreeMap::new()).expect("a client");
         let producer: BaseProducer = client.producer(Duration::from_secs(20)).create().expect("a producer");
         let topic = format!("{prefix}.journal");
         let record = BaseRecord::<(), [u8]>::to(&topic).partition(0).payload(bytes);
-        producer.send(record).map_err(|(error, _)| error).expect("there is room");
+        producer.send(record).map_err(|(error, _)| error).expect("the queue has capacity");
         producer.flush(Duration::from_secs(20)).expect("written");
     };
     let mut harm = || {
@@ -232,7 +233,7 @@ fn what_servers_on_kafka_wrote_gives_the_same_in_a_directory() {
         let standbys = standbys.borrow();
         standbys.servers[standbys.decider()].client()
     };
-    live(&client, &mut harm, &mut executor, home.path());
+    live(&client, &mut harm, &mut executor, directory.path());
     let mut standbys = standbys.into_inner();
     assert_eq!(executor.stop(), Some(0));
     for server in &mut standbys.servers {

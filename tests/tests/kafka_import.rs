@@ -40,11 +40,11 @@ struct WrittenJournal {
 impl WrittenJournal {
     /// Generates `count` records of a kilobyte.
     fn new(count: usize) -> WrittenJournal {
-        let home = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         let mut author = TestWriter::new(1, None);
         let mut records = vec![author.genesis()];
         records.extend((1..count).map(|_| author.record(1, 1000)));
-        let written = WrittenJournal { directory: home, records };
+        let written = WrittenJournal { directory, records };
         let (journal, _) = SegmentJournal::open(&written.mirror(), nowhere()).expect("open");
         for record in &written.records {
             let mut record = record.clone();
@@ -105,8 +105,8 @@ impl<'a> ImportTarget<'a> {
 
     /// Opens the topic without a mirror. Returns how it was opened, and the records.
     fn read(&self) -> (OpenedKafkaJournal, Vec<Arc<Record>>) {
-        let home = tempfile::tempdir().expect("a directory");
-        let options = self.options(segments::SegmentOptions::new(home.path(), FLEET));
+        let directory = tempfile::tempdir().expect("a directory");
+        let options = self.options(segments::SegmentOptions::new(directory.path(), FLEET));
         let (journal, opened) = KafkaJournal::open(&options, nowhere()).expect("open");
         let records = journal.source().records(Position::FIRST).expect("readable");
         let records = records.map(|record| record.expect("a record")).collect();
@@ -433,15 +433,15 @@ fn a_journal_that_begins_behind_the_first_record_of_an_import_has_not_begun() {
     let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
     kill_process(pid, Signal::STOP).expect("it can be stopped");
     // A server that finds no records takes over, and receives nothing.
-    let home = tempfile::tempdir().expect("a directory");
-    let mut options = target.options(segments::SegmentOptions::new(home.path(), FLEET));
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut options = target.options(segments::SegmentOptions::new(directory.path(), FLEET));
     options.outcome = Duration::from_secs(3);
     let (to, delivered) = std::sync::mpsc::channel();
     let (journal, opened) =
         KafkaJournal::open(&options, Box::new(move |delivery| drop(to.send(delivery)))).expect("open");
     assert_eq!(opened.head, None);
     journal.append(TestWriter::new(2, None).genesis()).expect("sent");
-    assert!(matches!(delivered.recv().expect("told"), JournalDelivery::OutcomeUnknown(_)));
+    assert!(matches!(delivered.recv().expect("delivered"), JournalDelivery::OutcomeUnknown(_)));
     // Longer than the import waits for an acknowledgment: time in which it does not run does not count.
     std::thread::sleep(Duration::from_secs(62));
     kill_process(pid, Signal::CONT).expect("it can be woken");
@@ -449,7 +449,7 @@ fn a_journal_that_begins_behind_the_first_record_of_an_import_has_not_begun() {
     let mut seen: usize = 0;
     let mut skipped = 0;
     while seen < written.records.len() || skipped == 0 {
-        match delivered.recv_timeout(Duration::from_mins(1)).expect("told") {
+        match delivered.recv_timeout(Duration::from_mins(1)).expect("delivered") {
             JournalDelivery::Records(records) => seen += records.len(),
             JournalDelivery::Skipped(_) => skipped += 1,
             other => panic!("{other:?}"),
@@ -484,7 +484,7 @@ fn a_broker_that_dies_while_it_is_imported_loses_nothing_and_doubles_nothing() {
             let asking = scope.spawn(move || {
                 while !filling.is_finished() {
                     let watcher = target.client().watcher().expect("a client");
-                    assert_eq!(offsets(&watcher, &target.topic(), 0).expect("told").0, 0);
+                    assert_eq!(offsets(&watcher, &target.topic(), 0).expect("known").0, 0);
                 }
                 filling.join().expect("no panic").expect("filled")
             });

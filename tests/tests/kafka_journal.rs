@@ -44,8 +44,8 @@ impl<const BROKERS: usize> OnKafka<BROKERS> {
 
 impl<const BROKERS: usize> JournalFixture for OnKafka<BROKERS> {
     fn new() -> Self {
-        let home = tempfile::tempdir().expect("a directory");
-        OnKafka { topic: topic(shared(BROKERS)), directory: home, opened: 0 }
+        let directory = tempfile::tempdir().expect("a directory");
+        OnKafka { topic: topic(shared(BROKERS)), directory, opened: 0 }
     }
 
     fn open(&mut self, sink: DeliverySink) -> Box<dyn Journal> {
@@ -54,7 +54,7 @@ impl<const BROKERS: usize> JournalFixture for OnKafka<BROKERS> {
 
     fn open_alongside(&mut self, sink: DeliverySink) -> Option<Box<dyn Journal>> {
         self.opened += 1;
-        let options = self.options(&format!("beside-{}", self.opened));
+        let options = self.options(&format!("alongside-{}", self.opened));
         Some(Box::new(KafkaJournal::open(&options, sink).expect("open").0))
     }
 
@@ -69,7 +69,7 @@ fn put(cluster: &KafkaCluster, topic: &str, bytes: &[u8]) {
     let config = client(cluster).producer(std::time::Duration::from_secs(20));
     let producer: BaseProducer = config.create().expect("a producer");
     let record = BaseRecord::<(), [u8]>::to(topic).partition(0).payload(bytes);
-    producer.send(record).map_err(|(error, _)| error).expect("there is room");
+    producer.send(record).map_err(|(error, _)| error).expect("the queue has capacity");
     producer.flush(std::time::Duration::from_secs(20)).expect("written");
 }
 
@@ -95,9 +95,10 @@ fn nowhere() -> DeliverySink {
 
 /// Writes a journal of `count` records and closes it. Returns its options and records.
 fn written(count: usize) -> (TempDir, KafkaOptions, Vec<chancery_events::record::Record>) {
-    let home = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let cluster = shared(1);
-    let options = KafkaOptions::new(client(cluster), &topic(cluster), 0, home.path().join("mirror"), FLEET);
+    let options =
+        KafkaOptions::new(client(cluster), &topic(cluster), 0, directory.path().join("mirror"), FLEET);
     let (sink, delivered) = sink();
     let (journal, _) = KafkaJournal::open(&options, sink).expect("open");
     let mut author = TestWriter::new(1, None);
@@ -114,7 +115,7 @@ fn written(count: usize) -> (TempDir, KafkaOptions, Vec<chancery_events::record:
         }
     }
     journal.close().expect("closed");
-    (home, options, records)
+    (directory, options, records)
 }
 
 #[test]
@@ -162,13 +163,13 @@ fn a_topic_that_is_behind_what_the_data_directory_proves_is_refused() {
     open(&[&right]).expect("the topic holds it").close().expect("closed");
     let ahead = named("the snapshot of more", last.last().plus(1), last.hash());
     let differs = named("the snapshot of another history", records[9].last(), last.hash());
-    for (wrong, said) in [(&ahead, "names a record at"), (&differs, "names another record at")] {
+    for (wrong, phrase) in [(&ahead, "names a record at"), (&differs, "names another record at")] {
         let Err(KafkaOpenError::Short { loss, .. }) = open(&[&right, wrong]).map(|_| ()) else {
             panic!("{}: the topic is taken", wrong.name)
         };
-        let told = loss.to_string();
-        assert!(told.contains(&format!("{} {said} position {}", wrong.name, wrong.position)), "{told}");
-        assert!(!told.contains(&right.name), "{told}");
+        let error = loss.to_string();
+        assert!(error.contains(&format!("{} {phrase} position {}", wrong.name, wrong.position)), "{error}");
+        assert!(!error.contains(&right.name), "{error}");
     }
     open(&[&right]).expect("a refusal leaves the mirror as it was").close().expect("closed");
 }
@@ -237,19 +238,19 @@ fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_ke
 #[test]
 fn a_writer_whose_brokers_are_gone_is_notified_that_its_append_has_no_outcome() {
     let cluster = KafkaCluster::start(1);
-    let home = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let mut options =
-        KafkaOptions::new(client(&cluster), &topic(&cluster), 0, home.path().join("mirror"), FLEET);
+        KafkaOptions::new(client(&cluster), &topic(&cluster), 0, directory.path().join("mirror"), FLEET);
     options.outcome = std::time::Duration::from_secs(3);
     let (sink, delivered) = sink();
     let (journal, _) = KafkaJournal::open(&options, sink).expect("open");
     let mut author = TestWriter::new(1, None);
     journal.append(author.genesis()).expect("appended");
-    assert!(matches!(delivered.recv().expect("told"), JournalDelivery::Records(_)));
+    assert!(matches!(delivered.recv().expect("delivered"), JournalDelivery::Records(_)));
     cluster.pause(1);
     let lost = author.record(1, 10);
     journal.append(lost.clone()).expect("sent");
-    assert!(matches!(delivered.recv().expect("told"), JournalDelivery::OutcomeUnknown(_)));
+    assert!(matches!(delivered.recv().expect("delivered"), JournalDelivery::OutcomeUnknown(_)));
     cluster.resume(1);
     // Only the topic shows whether it arrived; another term settles the question either way.
     let mut seen = Vec::new();
@@ -257,7 +258,7 @@ fn a_writer_whose_brokers_are_gone_is_notified_that_its_append_has_no_outcome() 
     let mut takeover = next.takeover();
     journal.append(takeover.clone()).expect("sent");
     loop {
-        match delivered.recv_timeout(std::time::Duration::from_secs(30)).expect("told") {
+        match delivered.recv_timeout(std::time::Duration::from_secs(30)).expect("delivered") {
             JournalDelivery::Records(records) => seen.extend(records.iter().map(|record| record.hash())),
             JournalDelivery::Skipped(skipped) if skipped.hash == takeover.hash() => {
                 next = TestWriter::new(3, journal.head());
@@ -274,7 +275,7 @@ fn a_writer_whose_brokers_are_gone_is_notified_that_its_append_has_no_outcome() 
     let after = next.record(1, 10);
     journal.append(after.clone()).expect("sent");
     assert!(
-        matches!(delivered.recv().expect("told"), JournalDelivery::Records(records) if records[0].hash() == after.hash())
+        matches!(delivered.recv().expect("delivered"), JournalDelivery::Records(records) if records[0].hash() == after.hash())
     );
     journal.close().expect("closed");
 }

@@ -211,13 +211,13 @@ fn doctor_reports_which_topics_brokers_do_not_sync_and_that_large_batches_cost_m
     let unsynced =
         |topic: &str| format!("unsynced.{topic}: note: brokers acknowledge records that are only in memory");
     let large = "unsynced.inbox: note: max.message.bytes is more than 307200";
-    let told = doctor(standbys.journal());
-    assert!(told.contains(&unsynced("journal")) && told.contains(&unsynced("inbox")), "{told}");
-    assert!(!told.contains(&unsynced("events")), "made from the journal: {told}");
-    assert!(!told.contains(large), "{told}");
+    let report = doctor(standbys.journal());
+    assert!(report.contains(&unsynced("journal")) && report.contains(&unsynced("inbox")), "{report}");
+    assert!(!report.contains(&unsynced("events")), "made from the journal: {report}");
+    assert!(!report.contains(large), "{report}");
     shared(1).set_topic("unsynced.journal", "flush.messages", Some("1"));
     shared(1).set_topic("unsynced.inbox", "max.message.bytes", Some("2097152"));
-    let told = doctor(standbys.journal());
-    assert!(!told.contains(&unsynced("journal")) && told.contains(&unsynced("inbox")), "{told}");
-    assert!(told.contains(large), "{told}");
+    let report = doctor(standbys.journal());
+    assert!(!report.contains(&unsynced("journal")) && report.contains(&unsynced("inbox")), "{report}");
+    assert!(report.contains(large), "{report}");
 }

@@ -58,33 +58,33 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
     let wrong_authority = settings(&other.secure().1, &password);
     let wrong_password = settings(&ca, &write("wrong", "guessed\n"));
     let asked = |settings: &[(&'static str, String)]| {
-        let told = run(&["doctor"], &journal, settings);
+        let output = run(&["doctor"], &journal, settings);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        (text(&told.stdout).contains("secure.journal: "), text(&told.stderr))
+        (text(&output.stdout).contains("secure.journal: "), text(&output.stderr))
     };
-    let (is_told, why) = asked(&good);
-    assert!(is_told, "{why}");
+    let (is_reported, why) = asked(&good);
+    assert!(is_reported, "{why}");
     for (wrong, what) in [(wrong_authority, "another authority"), (wrong_password, "another password")] {
-        let (is_told, why) = asked(&wrong);
-        assert!(!is_told && why.contains("BrokerTransportFailure"), "{what}: {why}");
+        let (is_reported, why) = asked(&wrong);
+        assert!(!is_reported && why.contains("BrokerTransportFailure"), "{what}: {why}");
     }
     // Contradictory settings, and a missing file.
     let mut alone = good.clone();
     alone.retain(|(name, _)| *name != "CHANCERY_KAFKA_PASSWORD_FILE");
     let refused = run(&["doctor"], &journal, &alone);
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(told.contains("invalid kafka.username: requires kafka.password_file"), "{told}");
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(error.contains("invalid kafka.username: requires kafka.password_file"), "{error}");
     let mut undone = good.clone();
     undone.push(("CHANCERY_KAFKA_CLIENT_PROPERTIES", "enable.ssl.certificate.verification=false".into()));
-    let (is_told, why) = asked(&undone);
+    let (is_reported, why) = asked(&undone);
     assert!(
-        !is_told
+        !is_reported
             && why.contains(
                 "invalid kafka.client_properties: must not set enable.ssl.certificate.verification"
             ),
         "{why}"
     );
     let refused = run(&["doctor"], &journal, &settings(&ca, &directory.path().join("none")));
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(told.contains("read kafka.password_file"), "{told}");
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(error.contains("read kafka.password_file"), "{error}");
 }

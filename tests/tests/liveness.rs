@@ -93,19 +93,19 @@ fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote
         let output = server.run(&[&["logs", &name], args].concat());
         String::from_utf8(output.stdout).expect("text")
     };
-    let said_by = |replica: &Value| {
+    let expected_output = |replica: &Value| {
         let node = client.read(&format!("nodes/{}", replica["node"].as_str().expect("a node")));
         format!("run of web d1 {}\n", node["domain"].as_str().expect("a domain"))
     };
-    let said = said_by(&second);
+    let expected = expected_output(&second);
     until("its output is there", || (logs(&["--stderr"]) == "to err\n").then_some(()));
-    assert_eq!(logs(&["--stdout"]), said);
+    assert_eq!(logs(&["--stdout"]), expected);
     let both = logs(&[]);
-    assert!(both.contains(&format!("out | {said}")) && both.contains("err | to err\n"), "{both}");
+    assert!(both.contains(&format!("out | {expected}")) && both.contains("err | to err\n"), "{both}");
     assert_eq!(logs(&["--since", "1h"]), both);
     assert_eq!(logs(&["--since", "2999-01-01T00:00:00Z"]), "");
     until("the output of the previous incarnation is kept", || {
-        (logs(&["--previous", "--stdout"]) == said_by(&first)).then_some(())
+        (logs(&["--previous", "--stdout"]) == expected_output(&first)).then_some(())
     });
 }
 

@@ -133,12 +133,13 @@ fn several_segments() -> ServerProcess {
     set_up(&server.client(), &sleeper());
     fill(&server.client(), 60);
     let store = server.data().join("executors/default/local");
-    let works_in_last = |home: StoppedServer<'_>| {
+    let works_in_last = |stopped: StoppedServer<'_>| {
         let seen = chancery_executor::remembered(&store).expect("read").expect("a head");
-        seen.head.position.get() >= home.last().1
+        seen.head.position.get() >= stopped.last().1
     };
     // A thread of the lowest priority writes postings, and a stop does not wait for the thread.
-    let has_postings = |home: StoppedServer<'_>| home.files("post").len() + 1 == home.files("seg").len();
+    let has_postings =
+        |stopped: StoppedServer<'_>| stopped.files("post").len() + 1 == stopped.files("seg").len();
     let mut count = 0;
     loop {
         until("the executor has started work in the last segment", || {
@@ -191,10 +192,13 @@ fn a_shortened_journal_is_refused_whichever_witness_is_left_and_nothing_is_chang
                         TestWitness::Store => "the executor store ",
                         TestWitness::Postings => "the file of postings ",
                     };
-                    let said = &refused.output;
-                    assert!(said.contains(word), "{damage:?}, {witness:?}: {said}");
+                    let output = &refused.output;
+                    assert!(output.contains(word), "{damage:?}, {witness:?}: {output}");
                     for part in ["ends at position ", "names a record at position ", "--accept-loss"] {
-                        assert!(said.contains(part), "{damage:?}, {witness:?}: {part} is missing in: {said}");
+                        assert!(
+                            output.contains(part),
+                            "{damage:?}, {witness:?}: {part} is missing in: {output}"
+                        );
                     }
                     assert_eq!(before, stopped.bytes(), "{damage:?}, {witness:?}: a refusal changes nothing");
                 });
@@ -221,27 +225,31 @@ fn behind(event: &Value) -> String {
 fn an_accepted_loss_continues_under_a_new_lineage_and_a_stream_of_the_old_one_is_notified() {
     let mut server = several_segments();
     let running =
-        |home: &Path| payloads(home).into_iter().map(|payload| payload.pid).collect::<BTreeSet<_>>();
+        |data: &Path| payloads(data).into_iter().map(|payload| payload.pid).collect::<BTreeSet<_>>();
     let before = running(server.data());
-    let home = server.data().to_owned();
-    let (removed, first) = StoppedServer(&home).last();
+    let data = server.data().to_owned();
+    let (removed, first) = StoppedServer(&data).last();
     server.start_again();
     let old = events(&server.client(), "");
     let lost = old.last().expect("events").clone();
     let before_it = (first - 1).to_string();
     let kept = old.iter().find(|event| event["id"] == before_it.as_str()).expect("an event").clone();
     assert_eq!(server.stop(), Some(0), "{}", server.log());
-    for segment in StoppedServer(&home).files("seg").into_iter().filter(|path| *path >= removed) {
+    for segment in StoppedServer(&data).files("seg").into_iter().filter(|path| *path >= removed) {
         fs::remove_file(segment).expect("removed");
     }
-    let verified = server.run(&["verify", &home.display().to_string()]);
-    let said = String::from_utf8_lossy(&verified.stdout).into_owned();
-    assert!(!verified.status.success() && said.contains("SHORT") && said.contains("--accept-loss"), "{said}");
+    let verified = server.run(&["verify", &data.display().to_string()]);
+    let output = String::from_utf8_lossy(&verified.stdout).into_owned();
+    assert!(
+        !verified.status.success() && output.contains("SHORT") && output.contains("--accept-loss"),
+        "{output}"
+    );
     assert!(server.try_start_again().is_err(), "the server starts on a shortened journal");
     server.start_with_flags(&["--accept-loss"]);
     let log = server.log();
-    let told = log.split_once(&format!("known to be missing: positions {first} to ")).map(|(_, rest)| rest);
-    let through: Option<u64> = told.and_then(|rest| rest.split(',').next()?.parse().ok());
+    let missing =
+        log.split_once(&format!("known to be missing: positions {first} to ")).map(|(_, rest)| rest);
+    let through: Option<u64> = missing.and_then(|rest| rest.split(',').next()?.parse().ok());
     let seen: u64 = lost["id"].as_str().and_then(|id| id.parse().ok()).expect("a position");
     assert!(
         through.is_some_and(|through| through >= seen),
@@ -269,11 +277,11 @@ fn an_accepted_loss_continues_under_a_new_lineage_and_a_stream_of_the_old_one_is
 
     // The executor has seen later records: it continues, and ends no incarnation that is unknown to the
     // decider.
-    assert!(running(&home).is_superset(&before), "incarnations keep running");
+    assert!(running(&data).is_superset(&before), "incarnations keep running");
     client.must("plan.apply", &json!({"name": "after", "spec": plan()}));
     client.must("deployment.create", &json!({"plan": "after", "name": "first", "spec": {"count": 2}}));
     client.wait_for("after", "running", 2);
-    assert!(running(&home).is_superset(&before), "incarnations of lost decisions are left in place");
+    assert!(running(&data).is_superset(&before), "incarnations of lost decisions are left in place");
 
     assert_eq!(server.stop(), Some(0), "{}", server.log());
     server.start_again();
@@ -301,8 +309,8 @@ fn a_journal_that_is_lost_whole_is_refused_and_continues_empty_under_a_new_linea
     deploy(&server.client(), "d1", 1);
     server.client().wait_for("web", "running", 1);
     server.kill();
-    let home = server.data().to_owned();
-    fs::remove_dir_all(StoppedServer(&home).journal()).expect("removed");
+    let data = server.data().to_owned();
+    fs::remove_dir_all(StoppedServer(&data).journal()).expect("removed");
     let Err(refused) = server.try_start_again() else {
         panic!("a server starts an empty journal although an executor store exists")
     };
@@ -312,7 +320,7 @@ fn a_journal_that_is_lost_whole_is_refused_and_continues_empty_under_a_new_linea
     deploy(&server.client(), "again", 1);
     server.client().wait_for("web", "running", 1);
     assert_eq!(
-        payloads(&home).len(),
+        payloads(&data).len(),
         2,
         "running incarnations are not the fleet's any more, and are left in place"
     );
@@ -332,9 +340,9 @@ fn copy(from: &Path, to: &Path) {
 #[test]
 fn a_longer_copy_of_an_abandoned_history_is_refused_until_its_loss_is_accepted() {
     let mut server = ServerProcess::start();
-    let home = server.data().to_owned();
+    let data = server.data().to_owned();
     let (journal, [short, long]) =
-        (StoppedServer(&home).journal(), ["short", "long"].map(|name| home.join(name)));
+        (StoppedServer(&data).journal(), ["short", "long"].map(|name| data.join(name)));
     fill(&server.client(), 2);
     assert_eq!(server.stop(), Some(0), "{}", server.log());
     copy(&journal, &short);
@@ -355,7 +363,7 @@ fn a_longer_copy_of_an_abandoned_history_is_refused_until_its_loss_is_accepted()
         panic!("acknowledged records are lost without an error")
     };
     assert!(refused.output.contains("names a record of another history at position "), "{}", refused.output);
-    let verified = server.run(&["verify", &home.display().to_string()]);
+    let verified = server.run(&["verify", &data.display().to_string()]);
     assert!(!verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
     server.start_with_flags(&["--accept-loss"]);
     let lineages = events(&server.client(), "&types=lineage.started.v1");

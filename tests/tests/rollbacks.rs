@@ -69,8 +69,8 @@ fn a_hung_version_shows_what_it_waits_for_and_is_rolled_back_while_the_good_one_
     for part in ["operation ", "(update of web-", "on node node-", ", until ", "cancel deployment web/hung"] {
         assert!(message.contains(part), "{part:?} in {message:?}");
     }
-    let told = server.cli(&["rollback", "web", "--name", "back"]);
-    assert_eq!(told, "deployment/web/back created\n");
+    let output = server.cli(&["rollback", "web", "--name", "back"]);
+    assert_eq!(output, "deployment/web/back created\n");
     reaches(&client, "back", "completed");
     assert_eq!(state(&client, "hung"), "superseded");
     until("the hung version is gone", || (pids(&server) == before).then_some(()));

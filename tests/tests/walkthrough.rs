@@ -132,16 +132,19 @@ fn play(server: &ServerProcess, readme: &str) -> Vec<ShownCommand> {
         });
         let found: Vec<_> = found.lines().map(|line| line.trim_end().to_owned()).collect();
         let reduced = |lines: &[String]| lines.iter().map(|line| reduce(line, &variable)).collect::<Vec<_>>();
-        let (said, seen) = (reduced(&output), reduced(&found));
+        let (documented, seen) = (reduced(&output), reduced(&found));
         let plain =
             |lines: &[(String, Vec<String>)]| lines.iter().map(|(line, _)| line.clone()).collect::<Vec<_>>();
         if !is_updating() {
-            assert_eq!(plain(&said), plain(&seen), "$ {command}\nprinted:\n{}", found.join("\n"));
+            assert_eq!(plain(&documented), plain(&seen), "$ {command}\nprinted:\n{}", found.join("\n"));
         }
         printed.push(ShownCommand { command: typed, output: found });
         // An outdated README may have other text in the same lines.
-        let both = said.into_iter().zip(seen).filter(|((_, said), (_, seen))| said.len() == seen.len());
-        for (there, here) in both.flat_map(|((_, said), (_, seen))| said.into_iter().zip(seen)) {
+        let both = documented
+            .into_iter()
+            .zip(seen)
+            .filter(|((_, documented), (_, seen))| documented.len() == seen.len());
+        for (there, here) in both.flat_map(|((_, documented), (_, seen))| documented.into_iter().zip(seen)) {
             names.entry(there).or_insert(here);
         }
     }

@@ -68,10 +68,10 @@ impl WatchCommand {
             .expect("the program starts");
         let out = BufReader::new(child.stdout.take().expect("it is piped"));
         let lines = Arc::new(Mutex::new(Vec::new()));
-        let told = lines.clone();
+        let printed = lines.clone();
         std::thread::spawn(move || {
             for line in out.lines().map_while(Result::ok) {
-                told.lock().expect("no panic").push(line);
+                printed.lock().expect("no panic").push(line);
             }
         });
         WatchCommand { child, lines }

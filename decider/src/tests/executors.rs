@@ -29,7 +29,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_notified_of_what_has_ended() {
             status: ProcessStatus::Ready,
         },
     );
-    let report = |revision, saw| ObjectReport { object: incarnation, revision, observed: saw };
+    let report = |revision, observed| ObjectReport { object: incarnation, revision, observed };
     let ready = ObservedState::Ready { processes: vec![process] };
     let before = rig.journal.len();
     for _ in 0..2 {
@@ -431,12 +431,12 @@ fn a_deadline_that_passed_while_no_message_was_read_waits_for_what_executors_rep
             let ready = status == ProcessStatus::Ready;
             let processes =
                 vec![ProcessInfo { payload: name("app"), index: 0, pid: Some(9), addresses: vec![], status }];
-            let saw = if ready {
+            let observed = if ready {
                 ObservedState::Ready { processes }
             } else {
                 ObservedState::NotReady { processes }
             };
-            let report = ObjectReport { object, revision: 1, observed: saw };
+            let report = ObjectReport { object, revision: 1, observed };
             rig.say(1, ExecutorMessage::Report { connection: token, sequence, report });
             rig.settle();
         };

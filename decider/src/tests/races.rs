@@ -32,9 +32,9 @@ impl DeciderFixture {
         sequence: u64,
         incarnation: IncarnationId,
         revision: u32,
-        saw: ObservedState,
+        observed: ObservedState,
     ) {
-        let report = ObjectReport { object: incarnation.into(), revision, observed: saw };
+        let report = ObjectReport { object: incarnation.into(), revision, observed };
         let token = ConnectionToken::from_random(connection);
         self.say(connection, ExecutorMessage::Report { connection: token, sequence, report });
     }

@@ -117,7 +117,7 @@ impl DeciderFixture {
     }
 
     /// Reports about an object at its last revision.
-    fn tell(&mut self, object: ObjectId, saw: ObservedState) {
+    fn tell(&mut self, object: ObjectId, observed: ObservedState) {
         self.tickets += 1;
         let sequence = self.tickets;
         let revision = match object {
@@ -129,7 +129,7 @@ impl DeciderFixture {
                 self.core.fleet().volumes().get(name).map_or(1, |volume| volume.revision)
             }
         };
-        let report = ObjectReport { object, revision, observed: saw };
+        let report = ObjectReport { object, revision, observed };
         self.say(
             1,
             ExecutorMessage::Report { connection: ConnectionToken::from_random(1), sequence, report },
@@ -149,7 +149,7 @@ impl DeciderFixture {
                 let other = json!({"namespace": "ns", "service": "other", "payloads": [payload]});
                 self.must("plan.apply", &json!({"name": "other", "spec": other}));
             }
-            let saw = match object {
+            let observed = match object {
                 ObjectId::Volume(id) => {
                     let name = self.core.fleet().index().volumes.name(id).expect("a volume");
                     let asked = self.core.fleet().volumes().get(name).and_then(|volume| volume.command);
@@ -174,7 +174,7 @@ impl DeciderFixture {
                     }
                 }
             };
-            self.tell(object, saw);
+            self.tell(object, observed);
             self.settle();
             assert_ne!(self.asked(), Some(object), "what was reported is not recorded: {shape:?}");
         }

@@ -358,18 +358,24 @@ fn a_report_names_the_revision_that_it_reflects() {
 #[test]
 fn ready_means_all_online() {
     let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
-    let saw = |state| match report(id.into(), &present(order(TargetGoal::Up, 1, 1), state)) {
+    let observed = |state| match report(id.into(), &present(order(TargetGoal::Up, 1, 1), state)) {
         StatusUpdate::Change(report) => report.observed,
         StatusUpdate::ListOnly(report) => panic!("{report:?}"),
     };
-    assert!(matches!(saw(up(ProcessStatus::Ready, ReadyHistory::NeverReady)), ObservedState::Ready { .. }));
     assert!(matches!(
-        saw(up(ProcessStatus::Starting, ReadyHistory::NeverReady)),
+        observed(up(ProcessStatus::Ready, ReadyHistory::NeverReady)),
+        ObservedState::Ready { .. }
+    ));
+    assert!(matches!(
+        observed(up(ProcessStatus::Starting, ReadyHistory::NeverReady)),
         ObservedState::Started { .. }
     ));
-    assert!(matches!(saw(up(ProcessStatus::Starting, ReadyHistory::Ready)), ObservedState::NotReady { .. }));
+    assert!(matches!(
+        observed(up(ProcessStatus::Starting, ReadyHistory::Ready)),
+        ObservedState::NotReady { .. }
+    ));
     assert!(
-        matches!(saw(unchanged()), ObservedState::Failed { retry: RetryClass::Retryable, .. }),
+        matches!(observed(unchanged()), ObservedState::Failed { retry: RetryClass::Retryable, .. }),
         "it runs with another spec than requested"
     );
 }

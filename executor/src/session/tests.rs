@@ -397,9 +397,9 @@ fn a_full_report_is_cut_into_parts_and_reports_count_from_one() {
 fn a_part_of_a_full_report_ends_before_it_is_larger_than_a_message_may_be() {
     let large = |position| {
         let message = "x".repeat(300 << 10);
-        let saw =
+        let observed =
             ObservedState::Failed { message, retry: chancery_events::observation::RetryClass::Retryable };
-        ObjectReport { object: id(position), revision: 1, observed: saw }
+        ObjectReport { object: id(position), revision: 1, observed }
     };
     let (mut core, _) = greeted(None, welcome(head(9000, 1, 3), vec![]));
     let out = core.handle(secs(0), SessionInput::Listed((1..=60).map(large).collect()));

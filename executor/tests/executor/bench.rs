@@ -34,22 +34,24 @@ type StateCheck = fn(&ObservedState) -> bool;
 pub(crate) async fn coordinates_select_behaviour() {
     let simulated = SimulatedOrchestrator::new(SimulatedWorld::shared(FaultRules::default()));
     let cases: [(&str, StateCheck); 8] = [
-        ("delay:30ms", |saw| matches!(saw, ObservedState::Ready { .. })),
-        ("fail", |saw| matches!(saw, ObservedState::Failed { retry: RetryClass::Permanent, .. })),
-        ("fail:retry", |saw| matches!(saw, ObservedState::Failed { retry: RetryClass::Retryable, .. })),
+        ("delay:30ms", |observed| matches!(observed, ObservedState::Ready { .. })),
+        ("fail", |observed| matches!(observed, ObservedState::Failed { retry: RetryClass::Permanent, .. })),
+        ("fail:retry", |observed| {
+            matches!(observed, ObservedState::Failed { retry: RetryClass::Retryable, .. })
+        }),
         (
             "crash:3@20ms",
-            |saw| matches!(saw, ObservedState::Ended { processes, .. } if processes[0].status == ProcessStatus::Exited { code: 3 }),
+            |observed| matches!(observed, ObservedState::Ended { processes, .. } if processes[0].status == ProcessStatus::Exited { code: 3 }),
         ),
-        ("never-ready", |saw| matches!(saw, ObservedState::Started { .. })),
+        ("never-ready", |observed| matches!(observed, ObservedState::Started { .. })),
         (
             "partial",
-            |saw| matches!(saw, ObservedState::Started { processes } if processes[0].status == ProcessStatus::Ready),
+            |observed| matches!(observed, ObservedState::Started { processes } if processes[0].status == ProcessStatus::Ready),
         ),
-        ("late", |saw| matches!(saw, ObservedState::Failed { retry: RetryClass::Retryable, .. })),
+        ("late", |observed| matches!(observed, ObservedState::Failed { retry: RetryClass::Retryable, .. })),
         (
             "nonsense",
-            |saw| matches!(saw, ObservedState::Failed { message, .. } if message.contains("nonsense")),
+            |observed| matches!(observed, ObservedState::Failed { message, .. } if message.contains("nonsense")),
         ),
     ];
     for (position, (behaviour, then)) in (1..).zip(cases) {
@@ -58,8 +60,8 @@ pub(crate) async fn coordinates_select_behaviour() {
         simulated.carry_out(command(id(position), 1, CommandEffect::Ensure, &spec)).await;
         let first = simulated.changes(1);
         if behaviour == "late" {
-            let told = first.await.unwrap();
-            assert!(then(&told[0].observed), "{behaviour}: {told:?}");
+            let reports = first.await.unwrap();
+            assert!(then(&reports[0].observed), "{behaviour}: {reports:?}");
             let again = chancery_events::protocol::Command {
                 attempt: 2,
                 ..command(id(position), 1, CommandEffect::Ensure, &spec)

@@ -65,11 +65,11 @@ pub(crate) async fn a_copy_touches_nothing_that_the_original_runs_and_reports_no
             "nothing of it is purged"
         );
     }
-    let said: Vec<_> =
+    let reports: Vec<_> =
         processes.list().await.unwrap().into_iter().filter(|report| report.object != id(3).into()).collect();
     assert!(
-        said.iter().all(|report| matches!(report.observed, ObservedState::Failed { .. })),
-        "no end is reported: {said:?}"
+        reports.iter().all(|report| matches!(report.observed, ObservedState::Failed { .. })),
+        "no end is reported: {reports:?}"
     );
     drop(processes);
     let mut after = root.payloads();

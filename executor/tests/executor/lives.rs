@@ -78,13 +78,13 @@ pub(crate) async fn adoption_keeps_pids_and_ports() {
     let processes = root.open().await;
     let after = until(&processes, id(1), "it is adopted", is_ready).await;
     assert_eq!(after, before, "pids and ports stay");
-    let ObservedState::Ready { processes: told } = &after.observed else { unreachable!() };
-    let mut pids: Vec<_> = told.iter().map(|p| p.pid.unwrap() as i32).collect();
+    let ObservedState::Ready { processes: reported } = &after.observed else { unreachable!() };
+    let mut pids: Vec<_> = reported.iter().map(|p| p.pid.unwrap() as i32).collect();
     let mut seen = root.payloads();
     pids.sort_unstable();
     seen.sort_unstable();
     assert_eq!(pids, seen, "the reported pids are those of the processes");
-    let ports: std::collections::BTreeSet<_> = told.iter().map(|p| &p.addresses[0].address).collect();
+    let ports: std::collections::BTreeSet<_> = reported.iter().map(|p| &p.addresses[0].address).collect();
     assert_eq!(ports.len(), 3, "each process has a port of its own");
 }
 
@@ -153,8 +153,8 @@ pub(crate) async fn a_pid_that_is_another_process_is_neither_adopted_nor_killed(
     for position in [1, 2] {
         let ended =
             until(&processes, id(position), "a process with another identity is dead", is_ended).await;
-        let ObservedState::Ended { processes: told, .. } = &ended.observed else { unreachable!() };
-        assert_eq!(told[0].status, ProcessStatus::Unknown);
+        let ObservedState::Ended { processes: reported, .. } = &ended.observed else { unreachable!() };
+        assert_eq!(reported[0].status, ProcessStatus::Unknown);
         processes.carry_out(command(id(position), 2, CommandEffect::Kill, &sleeper(1))).await;
         until(&processes, id(position), "it stays ended", |r| r.revision == 2 && is_ended(r)).await;
     }

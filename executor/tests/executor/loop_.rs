@@ -37,8 +37,8 @@ fn head(position: u64, hash: u8) -> JournalHead {
 
 impl TestDecider {
     async fn hear(&mut self) -> ExecutorMessage {
-        let heard = tokio::time::timeout(PATIENCE, self.received.recv()).await.expect("a message is sent");
-        serde_json::from_slice(&heard.expect("the channel is open")).unwrap()
+        let message = tokio::time::timeout(PATIENCE, self.received.recv()).await.expect("a message is sent");
+        serde_json::from_slice(&message.expect("the channel is open")).unwrap()
     }
 
     /// Returns the next message that is no heartbeat.

@@ -69,9 +69,9 @@ pub(crate) async fn a_flood_is_bounded_and_its_end_is_kept() {
     assert!(numbers.is_sorted_by(|a, b| b - a == 1), "whole lines, none missing in between");
     assert!(text.len() > 2 * (64 << 10) - 16, "at least two files are full, {} bytes", text.len());
     assert!(bytes_in(&root, id(1)) <= 3 * (64 << 10) + 16, "{} bytes", bytes_in(&root, id(1)));
-    let mut said = String::new();
-    rest(&mut OutputReader::last(&base(&root, id(1), LogStream::Err), 1).unwrap(), &mut said);
-    assert_eq!(said, "the end\n");
+    let mut error_output = String::new();
+    rest(&mut OutputReader::last(&base(&root, id(1), LogStream::Err), 1).unwrap(), &mut error_output);
+    assert_eq!(error_output, "the end\n");
 }
 
 pub(crate) async fn a_follower_reads_every_line_across_files() {

@@ -26,13 +26,14 @@ pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
     until(&processes, id(1), "it is ready", is_ready).await;
     std::fs::write(root.incarnation_directory(id(1)).join("die-1"), "").unwrap();
     let ended = until(&processes, id(1), "it ended", is_ended).await;
-    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes: told } = &ended.observed
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes: reported } =
+        &ended.observed
     else {
         panic!("{ended:?}")
     };
     assert_eq!(reason, "web-1 ended with status 9");
-    assert_eq!(told[1].status, ProcessStatus::Exited { code: 9 });
-    assert!(matches!(told[0].status, ProcessStatus::Signaled { signal: 15 }), "{told:?}");
+    assert_eq!(reported[1].status, ProcessStatus::Exited { code: 9 });
+    assert!(matches!(reported[0].status, ProcessStatus::Signaled { signal: 15 }), "{reported:?}");
     assert_eq!(root.payloads(), Vec::<i32>::new(), "no descendant is left");
     wait_until("the supervisor has exited", || root.supervisors().is_empty());
 }
@@ -55,10 +56,10 @@ pub(crate) async fn what_ignores_the_stop_signal_is_killed() {
         .await;
     let ended = until(&processes, id(1), "it is killed", is_ended).await;
     assert!(begun.elapsed() >= grace, "it has its whole grace");
-    let ObservedState::Ended { exit: IncarnationExit::Clean, processes: told } = &ended.observed else {
+    let ObservedState::Ended { exit: IncarnationExit::Clean, processes: reported } = &ended.observed else {
         panic!("{ended:?}")
     };
-    assert_eq!(told[0].status, ProcessStatus::Signaled { signal: 9 });
+    assert_eq!(reported[0].status, ProcessStatus::Signaled { signal: 9 });
     // A kill does not wait for the grace of a stop.
     processes.carry_out(command(id(2), 1, CommandEffect::Ensure, &spec)).await;
     until(&processes, id(2), "it is ready", is_ready).await;
@@ -209,8 +210,8 @@ pub(crate) async fn a_port_without_a_listener_is_reported_as_refused_and_nothing
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
     let refused = ProcessStatus::Unready { error: ProbeError::Refused };
-    let told = until(&processes, id(1), "no process listens", |r| status(r) == Some(&refused)).await;
-    assert!(matches!(told.observed, ObservedState::Started { .. }), "{told:?}");
+    let report = until(&processes, id(1), "no process listens", |r| status(r) == Some(&refused)).await;
+    assert!(matches!(report.observed, ObservedState::Started { .. }), "{report:?}");
 }
 
 pub(crate) async fn what_is_wrong_with_an_incarnation_is_reported() {

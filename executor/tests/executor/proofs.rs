@@ -287,7 +287,7 @@ fn in_another_namespace(root: &TestRoot, cgroup: &CgroupSetting, flags: &[&str])
         return None;
     }
     let out = tempfile::tempdir().unwrap();
-    let file = out.path().join("told");
+    let file = out.path().join("report");
     let name = if *cgroup == CgroupSetting::Off { "none" } else { "" };
     let status = Command::new("unshare")
         .args(flags)
@@ -488,8 +488,8 @@ impl SilentFileSystem {
             .args(["python3", "-c", &opened])
             .stdout(Stdio::piped());
         let mut user = user.spawn().unwrap();
-        let mut said = [0];
-        std::io::Read::read_exact(user.stdout.as_mut().unwrap(), &mut said).unwrap();
+        let mut byte = [0];
+        std::io::Read::read_exact(user.stdout.as_mut().unwrap(), &mut byte).unwrap();
         Some(SilentFileSystem { mount, user, _directory: directory })
     }
 }
@@ -716,7 +716,7 @@ pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
 }
 
 /// Runs an executor in a mount namespace of its own, where another file system hides control groups while a
-/// process ends. Writes what the executor saw.
+/// process ends. Writes the last report of the executor.
 pub(crate) fn hider(root: &Path, groups: &Path, out: &Path) -> ExitCode {
     block_on(async {
         let processes = ProcessOrchestrator::open(config(root)).await.unwrap();
@@ -744,7 +744,7 @@ pub(crate) async fn a_supervisor_that_cannot_read_its_control_group_leaves_the_e
         return;
     }
     let out = tempfile::tempdir().unwrap();
-    let file = out.path().join("told");
+    let file = out.path().join("report");
     let status = Command::new("unshare")
         .arg("-m")
         .arg(std::env::current_exe().unwrap())

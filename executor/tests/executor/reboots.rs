@@ -364,7 +364,7 @@ pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
     assert_eq!(
         processes_of(&ended)[0].status,
         ProcessStatus::Signaled { signal: 15 },
-        "as the supervisor saw it"
+        "as the supervisor observed it"
     );
     drop(processes);
     let processes = open(&root, 3).await;

@@ -36,17 +36,17 @@ pub(crate) async fn a_directory_that_replaces_a_volume_is_not_touched_and_the_vo
         let processes = root.open().await;
         make(&processes, 1).await;
         fill(&data(&root, 1));
-        let (home, aside, foreign) =
+        let (directory, aside, foreign) =
             (root.volume(volume(1)), root.path().join("aside"), root.path().join("foreign"));
-        std::fs::rename(&home, &aside).unwrap();
+        std::fs::rename(&directory, &aside).unwrap();
         std::fs::create_dir_all(foreign.join("data")).unwrap();
         std::fs::write(foreign.join("data/treasure"), "x").unwrap();
         if linked {
-            symlink(&foreign, &home).unwrap();
+            symlink(&foreign, &directory).unwrap();
         } else {
-            std::fs::rename(&foreign, &home).unwrap();
+            std::fs::rename(&foreign, &directory).unwrap();
         }
-        let there = if linked { &foreign } else { &home };
+        let there = if linked { &foreign } else { &directory };
         processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
         let is_refused = |report: &ObjectReport| {
             failed(report).is_some_and(|why| why.contains("cannot use volume directory"))
@@ -57,15 +57,15 @@ pub(crate) async fn a_directory_that_replaces_a_volume_is_not_touched_and_the_vo
             (vec!["data".into()], vec!["treasure".to_owned()])
         );
         if linked {
-            std::fs::remove_file(&home).unwrap();
+            std::fs::remove_file(&directory).unwrap();
         } else {
-            std::fs::rename(&home, &foreign).unwrap();
+            std::fs::rename(&directory, &foreign).unwrap();
         }
-        std::fs::rename(&aside, &home).unwrap();
+        std::fs::rename(&aside, &directory).unwrap();
         processes.carry_out(order(1, 2, CommandEffect::Kill)).await;
         until(&processes, volume(1), "it is destroyed", |report| report.observed == ObservedState::Gone)
             .await;
-        assert!(!home.join("data").exists());
+        assert!(!directory.join("data").exists());
     }
 }
 

@@ -429,10 +429,10 @@ pub(crate) async fn a_process_finds_its_volume_by_placeholder_and_variable() {
     one.mounts = vec![VolumeMount { path: "/var/lib/db-1".to_owned(), volume: volume(1) }];
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec(vec![one]))).await;
     until(&processes, id(1), "it runs", is_ready).await;
-    let (data, told) =
+    let (data, output) =
         (data(&root, 1), || std::fs::read_to_string(data(&root, 1).join("out")).unwrap_or_default());
-    wait_until("it wrote", || told().ends_with('\n'));
-    assert_eq!(told().trim(), format!("{0} {0}", data.display()));
+    wait_until("it wrote", || output().ends_with('\n'));
+    assert_eq!(output().trim(), format!("{0} {0}", data.display()));
 }
 
 pub(crate) async fn a_process_that_is_left_of_a_lost_run_keeps_its_volume() {

@@ -151,7 +151,7 @@ mod tests {
         let mut options = KafkaOptions::new(client, "it", 0, dir.path(), "default");
         options.silence = Some(Duration::from_millis(300));
         let mut reader = PartitionReader::open(&options.client, "it", 0, 0).expect("a reader");
-        // The partition is said to have five records, and sends none.
+        // The partition reports five records, and sends none.
         let mut rest = PartitionBacklog::new(&options, &mut reader, 0, 5);
         let Err(BacklogError::Cluster(error)) = rest.next() else { panic!("reading must fail") };
         assert!(matches!(error, KafkaOpenError::Silent { next: 0, ends: 5, .. }), "{error}");

@@ -28,17 +28,17 @@ fn what_happens_to_a_volume_is_what_the_version_sets_that_used_it_last() {
 
 #[test]
 fn one_in_which_nothing_was_ever_started_is_deleted_with_its_replica() {
-    for (saw, left) in [(failed(RetryClass::Permanent), 0), (crashed(), 1)] {
+    for (observed, left) in [(failed(RetryClass::Permanent), 0), (crashed(), 1)] {
         let mut world = world(1, 4 * GB);
         apply(&mut world, "web", &own(), &json!({}));
         put(&mut world, "web", "d1", 1);
         world.report_volume(&names(&world)[0], made());
         let run = world.commanded()[0];
-        world.report(run, saw.clone());
+        world.report(run, observed.clone());
         world.report(run, ObservedState::Gone);
         ask(&mut world, "delete");
         world.obey();
-        assert_eq!(names(&world).len(), left, "{saw:?}");
+        assert_eq!(names(&world).len(), left, "{observed:?}");
     }
 }
 
@@ -82,13 +82,13 @@ fn a_drained_node_goes_back_to_the_volumes_that_are_kept_on_it() {
 
 #[test]
 fn what_was_declared_lost_and_is_there_after_all_is_used_again() {
-    for (saw, expunged, left) in
+    for (observed, expunged, left) in
         [(ObservedState::Gone, false, "running"), (vanished(), false, "running"), (vanished(), true, "")]
     {
         let mut world = world(1, 10 * GB);
         running(&mut world, "web", 1, &own(), &json!({}));
         let volume = names(&world)[0].clone();
-        world.report_volume(&volume, saw.clone());
+        world.report_volume(&volume, observed.clone());
         world.report(world.commanded()[0], crashed());
         if expunged {
             world.must("node.set_state", &json!({"name": "node-1", "state": "expunged"}));
@@ -96,7 +96,7 @@ fn what_was_declared_lost_and_is_there_after_all_is_used_again() {
         // Its disk was mounted late.
         world.report_volume(&volume, made());
         settle(&mut world);
-        assert_eq!(live(&world).concat(), left, "{saw:?}, {expunged}");
+        assert_eq!(live(&world).concat(), left, "{observed:?}, {expunged}");
     }
 }
 

@@ -149,7 +149,7 @@ fn what_a_start_that_was_given_up_may_have_left_keeps_its_reservation_until_it_i
     assert_eq!(refusal.code, RefusalCode::InvalidTransition);
     world.wait(1_000_000);
     world.open_session();
-    assert!(world.report_at(id, 1, ready()).is_empty(), "it did start, unheard");
+    assert!(world.report_at(id, 1, ready()).is_empty(), "it did start, unreported");
     for _ in 0..20 {
         world.report(id, failed(RetryClass::Permanent));
         world.now = incarnation(&world, id).command.expect("never given up").not_before;
@@ -175,8 +175,8 @@ fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
     let far = |id: &IncarnationId| incarnation(&world, *id).cluster.as_str() == "far";
     let id = world.commanded().into_iter().find(far).expect("one is far");
     let replica = incarnation(&world, id).replica.clone();
-    let report = |world: &mut TestFleet, revision, saw| {
-        let report = IncarnationReport { incarnation: id, revision, observed: saw };
+    let report = |world: &mut TestFleet, revision, observed| {
+        let report = IncarnationReport { incarnation: id, revision, observed };
         world.see(&IncarnationReported { session, report }.into());
         world.run();
     };
@@ -289,13 +289,13 @@ fn a_report_of_an_earlier_incarnation_proves_nothing_about_this_one() {
     ask(&mut world, "replica.start");
     world.obey();
     world.fact_types();
-    for saw in [
+    for observed in [
         crashed(),
         ObservedState::Gone,
         ObservedState::NotReady { processes: vec![] },
         failed(RetryClass::Permanent),
     ] {
-        assert!(world.report_at(first, 9, saw).is_empty());
+        assert!(world.report_at(first, 9, observed).is_empty());
     }
     let replica = world.fleet.replicas().sorted()[0];
     assert!(replica.active.as_ref().is_some_and(|active| active.healthy && active.incarnation != first));
@@ -332,7 +332,7 @@ fn a_crash_and_a_delete_at_the_same_moment_are_a_delete() {
         let fleet = &world.fleet;
         let left = (fleet.replicas().len(), fleet.incarnations().len(), fleet.operations().len());
         assert_eq!(left, (0, 0, 0), "{order:?}");
-        assert!(world.report_at(id, 2, crashed()).is_empty(), "{order:?}: told once more");
+        assert!(world.report_at(id, 2, crashed()).is_empty(), "{order:?}: reported once more");
     }
 }
 
@@ -344,8 +344,8 @@ fn a_report_of_what_is_not_known_yet_or_any_more_changes_nothing() {
     world.obey();
     let ahead = IncarnationId::issue(id.lineage(), Position::new(1_000_000));
     for id in [id, ahead] {
-        for saw in [ready(), crashed(), ObservedState::Gone, failed(RetryClass::Retryable)] {
-            assert!(world.report_at(id, 1, saw).is_empty());
+        for observed in [ready(), crashed(), ObservedState::Gone, failed(RetryClass::Retryable)] {
+            assert!(world.report_at(id, 1, observed).is_empty());
         }
     }
     assert_eq!((world.phases().len(), world.free_cpu()), (0, 4000));

@@ -391,12 +391,12 @@ fn a_stop_or_delete_at_any_moment_of_a_replacement_prevails_and_leaves_nothing()
                 }
                 for _ in 0..moment {
                     let Some(id) = world.asked().next() else { break };
-                    let saw = if asked(&world, id) == Some(CommandEffect::Ensure) {
+                    let observed = if asked(&world, id) == Some(CommandEffect::Ensure) {
                         ready()
                     } else {
                         ended(IncarnationExit::Clean)
                     };
-                    world.report(id, saw);
+                    world.report(id, observed);
                 }
                 if (verb, kind) == ("delete", "update") {
                     // Otherwise it creates another one as its replacement.

@@ -59,8 +59,8 @@ fn at(wanted: &str) -> TestFleet {
         "unwound" => vec![ObservedState::Gone],
         other => panic!("{other}"),
     };
-    for saw in way {
-        world.report(id, saw);
+    for observed in way {
+        world.report(id, observed);
     }
     if wanted == "stopping" {
         let replica = world.replica();
@@ -96,18 +96,18 @@ fn every_state_answers_every_report() {
             ObservedState::Gone,
             failed(RetryClass::Permanent),
         ];
-        for (saw, expected) in reports.into_iter().zip(row) {
+        for (observed, expected) in reports.into_iter().zip(row) {
             let mut world = at(from);
             let id = world.fleet.incarnations().sorted().last().expect("one").id;
-            world.report(id, saw.clone());
-            assert_eq!(state(&world), expected, "{from}, {saw:?}");
+            world.report(id, observed.clone());
+            assert_eq!(state(&world), expected, "{from}, {observed:?}");
         }
     }
 }
 
 #[test]
 fn an_end_frees_exactly_what_was_held() {
-    for saw in [ended(IncarnationExit::Clean), crashed(), ObservedState::Gone] {
+    for observed in [ended(IncarnationExit::Clean), crashed(), ObservedState::Gone] {
         let mut world = at("running");
         let id = world.commanded()[0];
         // Another one on the node, so that the remaining capacity shows its reservation and not an empty
@@ -124,7 +124,7 @@ fn an_end_frees_exactly_what_was_held() {
         world.report(other, ready());
         let held = |world: &TestFleet| world.fleet.index().places.held(&name("node-1")).clone();
         assert_eq!(held(&world).resources, Resources { cpu: 2700, memory: 4 << 30, disk: 0 });
-        world.report(id, saw);
+        world.report(id, observed);
         let left = held(&world);
         assert_eq!(left.resources, Resources { cpu: 1700, memory: 3 << 30, disk: 0 });
         assert_eq!(*left.incarnations, [("db".parse().unwrap(), other)]);
@@ -306,8 +306,8 @@ fn a_replica_is_ready_only_while_all_its_processes_are_online() {
         (ObservedState::NotReady { processes: two(ProcessStatus::Ready, ProcessStatus::Starting) }, false),
         (ObservedState::Ready { processes: two(ProcessStatus::Ready, ProcessStatus::Ready) }, true),
     ];
-    for (saw, healthy) in cases {
-        assert_eq!(world.report(id, saw).len(), 1);
+    for (observed, healthy) in cases {
+        assert_eq!(world.report(id, observed).len(), 1);
         let active = world.fleet.replicas().sorted()[0].active.clone().expect("active");
         assert_eq!(active.healthy, healthy);
     }
@@ -319,13 +319,13 @@ fn an_object_is_removed_only_if_this_journal_issued_it_and_its_incarnation_ended
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let live = world.commanded()[0];
     let judged = |world: &mut TestFleet, incarnation: chancery_events::id::IncarnationId| {
-        let saw = OrphanReported {
+        let report = OrphanReported {
             session,
             object: incarnation.into(),
             revision: 2,
             seen: chancery_events::id::Position::ZERO,
         };
-        world.see(&saw.into()).first().map_or(String::new(), |fact| format!("{fact:?}"))
+        world.see(&report.into()).first().map_or(String::new(), |fact| format!("{fact:?}"))
     };
     let foreign = chancery_events::id::Lineage::from_random(99);
     let issue = chancery_events::id::IncarnationId::issue;

@@ -111,7 +111,7 @@ fn report(world: &mut TestFleet, dice: &mut TestRandom) {
     if all.is_empty() || !has_session {
         return;
     }
-    let saw = match dice.below(7) {
+    let observed = match dice.below(7) {
         0 => ObservedState::Started {
             processes: vec![process(chancery_events::observation::ProcessStatus::Starting)],
         },
@@ -121,7 +121,7 @@ fn report(world: &mut TestFleet, dice: &mut TestRandom) {
         5 => ObservedState::Gone,
         _ => failed(dice.of(&[RetryClass::Retryable, RetryClass::Permanent])),
     };
-    world.report(dice.of(&all), saw);
+    world.report(dice.of(&all), observed);
 }
 
 /// Changes an entity halfway: it becomes equal to another one, and no index is updated. Then panics.

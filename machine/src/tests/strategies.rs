@@ -63,12 +63,12 @@ fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
         let updates = updates.iter().filter(|o| o.kind == OperationKind::Update);
         most = most.max(updates.filter(|o| matches!(o.state, OperationState::Running)).count());
         let incarnation = world.fleet.incarnations().get(&id).expect("there");
-        let saw = if incarnation.last_effect == Some(CommandEffect::Ensure) {
+        let observed = if incarnation.last_effect == Some(CommandEffect::Ensure) {
             ready()
         } else {
             ended(IncarnationExit::Clean)
         };
-        world.report(id, saw);
+        world.report(id, observed);
     }
     assert_eq!((most, world.deployment("d2").as_str(), by(&world, "d2")), (1, "completed", 5));
     world.fact_types();

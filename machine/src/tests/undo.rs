@@ -115,7 +115,7 @@ fn capacity_that_comes_after_capacity_that_was_undone_is_found() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 5);
-    assert!(world.fact_types().contains(&"plan.unschedulable"), "others wait for room");
+    assert!(world.fact_types().contains(&"plan.unschedulable"), "others wait for capacity");
     let mut ahead = world.clone();
     ahead.wait(1);
     for _ in 0..20 {

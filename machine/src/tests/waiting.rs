@@ -34,7 +34,7 @@ fn the_capacity_of_one_volume_is_not_that_of_another() {
     node(&mut world, 2, 20 * GB);
     let both = json!([claim(Some("db"), "keep", GB, "/db"), claim(None, "keep", 5 * GB, "/log")]);
     running(&mut world, "web", 1, &both, &json!({}));
-    assert_eq!(runs(&world, "web")[0].node.as_str(), "node-2", "which has room for both");
+    assert_eq!(runs(&world, "web")[0].node.as_str(), "node-2", "which has capacity for both");
 }
 
 #[test]

@@ -152,13 +152,13 @@ fn ask(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
 fn tell_of_volume(world: &mut TestFleet, dice: &mut TestRandom) {
     let volumes: Vec<_> = world.fleet.volumes().sorted().into_iter().cloned().collect();
     let Some(volume) = volumes.get(dice.below(volumes.len().max(1) as u64) as usize) else { return };
-    let saw = match dice.below(10) {
+    let observed = match dice.below(10) {
         0 => failed(dice.of(&[RetryClass::Retryable, RetryClass::Permanent])),
         1 => ended(IncarnationExit::Clean),
         _ if volume.state == VolumeState::Destroying => ObservedState::Gone,
         _ => ObservedState::Ready { processes: vec![] },
     };
-    world.report_volume(volume.name.as_str(), saw);
+    world.report_volume(volume.name.as_str(), observed);
 }
 
 fn tell(world: &mut TestFleet, dice: &mut TestRandom) {
@@ -169,7 +169,7 @@ fn tell(world: &mut TestFleet, dice: &mut TestRandom) {
     let Some(id) = live.get(dice.below(live.len().max(1) as u64) as usize).copied() else { return };
     let incarnation = world.fleet.incarnations().get(&id).expect("it is live");
     let stops = matches!(incarnation.state, IncarnationState::Stopping(_));
-    let saw = match dice.below(if stops { 4 } else { 12 }) {
+    let observed = match dice.below(if stops { 4 } else { 12 }) {
         0 => crashed(),
         1 => ended(IncarnationExit::Clean),
         2 if stops => ObservedState::Gone,
@@ -177,7 +177,7 @@ fn tell(world: &mut TestFleet, dice: &mut TestRandom) {
         _ => ready(),
     };
     let revision = incarnation.revision - u32::from(dice.below(8) == 0 && incarnation.revision > 1);
-    world.report_at(id, revision, saw);
+    world.report_at(id, revision, observed);
 }
 
 fn approve(world: &mut TestFleet, dice: &mut TestRandom) {

@@ -162,8 +162,8 @@ impl TestDriver {
             .collect();
         if !live.is_empty() {
             let id = live[self.pick(live.len())];
-            let saw = self.pick(8);
-            self.report(id, saw);
+            let choice = self.pick(8);
+            self.report(id, choice);
         }
     }
 
@@ -176,18 +176,18 @@ impl TestDriver {
         let volume = &volumes[self.pick(volumes.len())];
         let cluster = self.fleet.clusters().get(&volume.cluster);
         let Some(session) = cluster.and_then(|cluster| cluster.session) else { return };
-        let saw = match self.pick(8) {
+        let observed = match self.pick(8) {
             0 => json!({ "failed": { "message": "no space", "retry": "retryable" } }),
             1 => json!({ "ended": { "exit": "clean", "processes": [] } }),
             _ if volume.state == VolumeState::Destroying => json!("gone"),
             _ => json!({ "ready": { "processes": [] } }),
         };
-        let report = json!({ "object": volume.id, "revision": volume.revision, "observed": saw });
+        let report = json!({ "object": volume.id, "revision": volume.revision, "observed": observed });
         let body = json!({ "session": session, "name": volume.name, "report": report });
         self.see("volume.reported.v1", &body);
     }
 
-    pub(crate) fn report(&mut self, id: IncarnationId, saw: usize) {
+    pub(crate) fn report(&mut self, id: IncarnationId, choice: usize) {
         let Some(incarnation) = self.fleet.incarnations().get(&id) else { return };
         let (revision, asked) = (incarnation.revision, incarnation.last_effect);
         let cluster = self.fleet.clusters().get(&incarnation.cluster);
@@ -197,7 +197,7 @@ impl TestDriver {
                 "addresses": [{ "port": "http", "address": "10.0.0.1:80" }] }]))
             .expect("a process")
         };
-        let saw = match (saw, asked) {
+        let observed = match (choice, asked) {
             (0, _) => json!({ "started": { "processes": process(json!("starting")) } }),
             (1, _) => json!({ "not_ready": { "processes": process(json!({ "exited": { "code": 3 } })) } }),
             (2, _) => {
@@ -208,7 +208,7 @@ impl TestDriver {
             (_, Some(CommandEffect::Stop | CommandEffect::Kill)) => json!("gone"),
             _ => json!({ "ready": { "processes": process(json!("ready")) } }),
         };
-        let report = json!({ "incarnation": id, "revision": revision, "observed": saw });
+        let report = json!({ "incarnation": id, "revision": revision, "observed": observed });
         self.see("incarnation.reported.v1", &json!({ "session": session, "report": report }));
     }
 }

@@ -66,16 +66,16 @@ impl CheckedFleet {
     /// Whether two incarnations of a replica may run concurrently. Either one was started alongside the other
     /// to replace it, or one of them is stopping since the replacement failed.
     fn may_both_run(&self, one: &Incarnation, two: &Incarnation) -> bool {
-        let came_beside = |run: &Incarnation| {
+        let started_alongside = |run: &Incarnation| {
             let by = self.operations.get(&run.operation);
-            let beside = by.filter(|by| {
+            let alongside = by.filter(|by| {
                 matches!(by.kind, OperationKind::Update | OperationKind::Relocate)
                     && run.starts_after.is_none()
             });
-            beside.map(|by| by.stage)
+            alongside.map(|by| by.stage)
         };
         let goes = |run: &Incarnation| matches!(run.progress, IncarnationProgress::Stopping(_));
-        let stages = [came_beside(one), came_beside(two)];
+        let stages = [started_alongside(one), started_alongside(two)];
         let going = stages.contains(&Some(OperationProgress::Ended)) && (goes(one) || goes(two));
         stages.contains(&Some(OperationProgress::Running)) || going
     }

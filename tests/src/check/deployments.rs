@@ -477,7 +477,7 @@ impl CheckedFleet {
         let deployment = plan.deployment(name)?;
         let canary = matches!(deployment.spec.strategy, DeploymentStrategy::Canary { .. })
             && deployment.runs_alongside();
-        let (version, beside) = (deployment.version, deployment.runs_alongside());
+        let (version, alongside) = (deployment.version, deployment.runs_alongside());
         let besides = others.iter().any(|of| {
             let right = plan.deployments.get(&of.version).is_some_and(|of| of.version == version);
             match of.kind {
@@ -488,7 +488,7 @@ impl CheckedFleet {
                 | OperationKind::Update
                 | OperationKind::Relocate
                 | OperationKind::Restart
-                | OperationKind::Stop => !right && !beside,
+                | OperationKind::Stop => !right && !alongside,
             }
         });
         let deployment = plan.deployment(name)?;
@@ -633,8 +633,8 @@ impl Plan {
 
     /// Checks that the deployment may change a replica of another version.
     pub(super) fn may_touch_old(&mut self, name: &DeploymentName, what: &str) -> RuleResult {
-        let beside = self.deployment(name)?.runs_alongside();
-        demand!(11, !beside, "{what}, and the new set of deployment {name} does not count yet");
+        let alongside = self.deployment(name)?.runs_alongside();
+        demand!(11, !alongside, "{what}, and the new set of deployment {name} does not count yet");
         Ok(())
     }
 }

@@ -63,13 +63,13 @@ impl CheckedFleet {
     ) -> RuleResult {
         let operation = self.operation(id)?.clone();
         let replica = self.replica(&operation.replica)?.clone();
-        let beside = replica
+        let concurrent = replica
             .open
             .iter()
             .find(|other| self.operations.get(other).is_some_and(|o| o.stage == OperationProgress::Running));
         demand!(
             6,
-            beside.is_none(),
+            concurrent.is_none(),
             "operation {id} runs concurrently with another one on replica {}",
             operation.replica
         );
@@ -298,10 +298,10 @@ impl CheckedFleet {
     pub(super) fn command_failed(&mut self, fact: &IncarnationCommandFailed, at: FactLocation) -> RuleResult {
         let id = fact.incarnation;
         let report = self.report(id, at)?;
-        let saw = report.is_some_and(|r| {
+        let is_reported = report.is_some_and(|r| {
             matches!(r.observed, ObservedState::Failed { .. }) && r.revision == fact.revision
         });
-        demand!(5, saw, "a command of incarnation {id} has failed without a report");
+        demand!(5, is_reported, "a command of incarnation {id} has failed without a report");
         let incarnation = self.incarnation_mut(id)?;
         let current = incarnation.revision;
         demand!(
@@ -334,11 +334,11 @@ impl CheckedFleet {
         let (id, processes) = (fact.incarnation, &fact.processes);
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
-        let saw = report.is_some_and(|r| {
+        let is_reported = report.is_some_and(|r| {
             matches!(r.observed, ObservedState::Started { .. } | ObservedState::NotReady { .. })
                 && r.revision >= current
         });
-        demand!(5, saw, "incarnation {id} is called started without a report about its last command");
+        demand!(5, is_reported, "incarnation {id} is called started without a report about its last command");
         let incarnation = self.incarnation_mut(id)?;
         match &incarnation.progress {
             IncarnationProgress::Creating => incarnation.progress = IncarnationProgress::Starting,
@@ -373,9 +373,9 @@ impl CheckedFleet {
         let id = fact.incarnation;
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
-        let saw = report
+        let is_reported = report
             .is_some_and(|r| matches!(r.observed, ObservedState::Ready { .. }) && r.revision >= current);
-        demand!(5, saw, "incarnation {id} is called ready without a report about its last command");
+        demand!(5, is_reported, "incarnation {id} is called ready without a report about its last command");
         let run = self.incarnation_mut(id)?;
         match &run.progress {
             IncarnationProgress::Creating | IncarnationProgress::Starting => {}
@@ -489,13 +489,13 @@ impl CheckedFleet {
         }
         let current = self.incarnation(id)?.revision;
         let report = self.report(id, at)?;
-        let saw = report.is_some_and(|r| {
+        let is_reported = report.is_some_and(|r| {
             matches!(
                 r.observed,
                 ObservedState::Ready { .. } | ObservedState::Started { .. } | ObservedState::NotReady { .. }
             ) && r.revision >= current
         });
-        demand!(5, saw, "the processes of incarnation {id} change without a report");
+        demand!(5, is_reported, "the processes of incarnation {id} change without a report");
         let incarnation = self.incarnation_mut(id)?;
         let up = matches!(
             incarnation.progress,

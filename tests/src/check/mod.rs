@@ -268,8 +268,8 @@ impl JournalChecker {
 
     /// Checks the verdict of the intent directly before it.
     fn verdict(&mut self, fact: &Fact, at: FactLocation) -> RuleResult {
-        let beside = self.world.input_of(at).filter(|input| at.position == input.position.plus(1));
-        let Some((input, request)) = beside.as_deref().and_then(|input| Some((input, input.request()?)))
+        let preceding = self.world.input_of(at).filter(|input| at.position == input.position.plus(1));
+        let Some((input, request)) = preceding.as_deref().and_then(|input| Some((input, input.request()?)))
         else {
             return Err(InvariantViolation::new(1, "a verdict does not follow its intent directly"));
         };
@@ -288,7 +288,7 @@ impl JournalChecker {
             }
             _ => return Err(InvariantViolation::new(1, "a verdict is either accepted or refused")),
         };
-        drop(beside);
+        drop(preceding);
         if let Some(input) = &mut self.world.input {
             Arc::make_mut(input).verdict = verdict;
         }

@@ -162,8 +162,8 @@ impl CheckedFleet {
         let cluster = self.clusters.get(name).ok_or_else(|| no_cluster(name))?;
         demand!(5, cluster.session.is_none(), "a session of cluster {name} opens while another one is open");
         let input = self.input_of(at);
-        let asked = input.as_deref().and_then(LastInput::saw).is_some_and(|(by, saw)| {
-            matches!(saw, Observation::SessionRequested(hello)
+        let asked = input.as_deref().and_then(LastInput::observation).is_some_and(|(by, observation)| {
+            matches!(observation, Observation::SessionRequested(hello)
                 if hello.cluster == *name && hello.executor == fact.executor && hello.store == fact.store)
                 && *by == fact.executor
         });
@@ -180,10 +180,11 @@ impl CheckedFleet {
     pub(super) fn session_closed(&mut self, fact: &SessionClosed, at: FactLocation) -> RuleResult {
         let id = fact.session;
         let input = self.input_of(at);
-        let saw = input.as_deref().and_then(LastInput::saw).map(|(_, saw)| saw);
+        let observation =
+            input.as_deref().and_then(LastInput::observation).map(|(_, observation)| observation);
         let is_caused = match fact.end {
             SessionEnd::Expired | SessionEnd::Left => {
-                matches!(saw, Some(Observation::SessionEnded(over)) if over.session == id && over.end == fact.end)
+                matches!(observation, Some(Observation::SessionEnded(over)) if over.session == id && over.end == fact.end)
             }
             SessionEnd::ClusterDeleted => input.as_deref().is_some_and(|input| input.request().is_some()),
         };
@@ -224,11 +225,13 @@ impl CheckedFleet {
         at: FactLocation,
     ) -> Result<Option<IncarnationReport>, InvariantViolation> {
         let Some(input) = self.input_of(at) else { return Ok(None) };
-        let Some((by, Observation::IncarnationReported(saw))) = input.saw() else { return Ok(None) };
-        demand!(5, saw.report.incarnation == id, "a report about another incarnation changes {id}");
+        let Some((by, Observation::IncarnationReported(reported))) = input.observation() else {
+            return Ok(None);
+        };
+        demand!(5, reported.report.incarnation == id, "a report about another incarnation changes {id}");
         let cluster = &self.incarnation(id)?.cluster;
-        self.speaks_for(saw.session, by, cluster)?;
-        Ok(Some(saw.report.clone()))
+        self.speaks_for(reported.session, by, cluster)?;
+        Ok(Some(reported.report.clone()))
     }
 
     pub(super) fn speaks_for(&self, id: SessionId, by: &ExecutorName, cluster: &ClusterName) -> RuleResult {
@@ -252,12 +255,19 @@ impl CheckedFleet {
     ) -> RuleResult {
         let id = fact.object;
         let input = self.input_of(at);
-        let Some((by, Observation::OrphanReported(saw))) = input.as_deref().and_then(LastInput::saw) else {
+        let Some((by, Observation::OrphanReported(reported))) =
+            input.as_deref().and_then(LastInput::observation)
+        else {
             return Err(InvariantViolation::new(8, format!("object {id} is resolved without a report")));
         };
-        demand!(8, saw.object == id, "another object than {id} was reported");
-        self.speaks_for(saw.session, by, &fact.cluster)?;
-        demand!(8, saw.seen < at.position, "its executor has seen more than this decider: {}", saw.seen);
+        demand!(8, reported.object == id, "another object than {id} was reported");
+        self.speaks_for(reported.session, by, &fact.cluster)?;
+        demand!(
+            8,
+            reported.seen < at.position,
+            "its executor has seen more than this decider: {}",
+            reported.seen
+        );
         if fact.resolution == OrphanResolution::Remove {
             demand!(
                 8,
@@ -274,7 +284,7 @@ impl CheckedFleet {
             demand!(8, over, "object {id} is removed, and is no issued and ended incarnation");
             demand!(
                 8,
-                fact.revision > saw.revision,
+                fact.revision > reported.revision,
                 "object {id} is removed by a command older than what is known of it"
             );
         }

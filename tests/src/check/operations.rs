@@ -406,9 +406,9 @@ impl CheckedFleet {
         // The new incarnation counts, and the old one, which was replaced, has ended.
         let own =
             active.filter(|id| operation.incarnation == Some(*id)).and_then(|id| self.incarnations.get(&id));
-        let beside =
+        let alongside =
             own.is_some_and(|own| own.progress == IncarnationProgress::Running && own.starts_after.is_none());
-        Ok(replaces(operation.kind) && passive.is_none() && beside)
+        Ok(replaces(operation.kind) && passive.is_none() && alongside)
     }
 
     /// Whether an operation that has not started is not wanted any more.

@@ -178,20 +178,20 @@ impl ReadChecker {
     fn same(&self, position: Position, subject: &Subject, row: Option<RowStamp>) -> RuleResult {
         let changes = self.changes.get(subject).map_or(&[][..], Vec::as_slice);
         match (ReadChecker::last_change(changes, position), row) {
-            (Some(told), Some(RowStamp { version, changed })) => {
+            (Some(last), Some(RowStamp { version, changed })) => {
                 demand!(
                     13,
-                    version == told.version,
+                    version == last.version,
                     "{subject} is shown in version {version}, not {}",
-                    told.version
+                    last.version
                 );
-                let by_itself = changed == told.at || !is_of_itself(subject);
-                demand!(13, by_itself, "{subject} is shown as changed at {changed}, not {}", told.at);
+                let by_itself = changed == last.at || !is_of_itself(subject);
+                demand!(13, by_itself, "{subject} is shown as changed at {changed}, not {}", last.at);
                 demand!(13, changed <= position, "{subject} is shown as it is after position {changed}");
                 Ok(())
             }
-            (Some(told), None) => {
-                demand!(13, !lasts(subject), "{subject} is not shown, which has version {}", told.version);
+            (Some(last), None) => {
+                demand!(13, !lasts(subject), "{subject} is not shown, which has version {}", last.version);
                 Ok(())
             }
             (None, Some(_)) => {

@@ -121,8 +121,8 @@ impl CheckedFleet {
         });
         let deployment = self.plan(&replica.plan)?.deployment(by)?;
         let ending = matches!(deployment.stage, DeploymentStage::Ending(..));
-        let beside = deployment.runs_alongside();
-        let may = ending && (beside || is_created || was_queued);
+        let alongside = deployment.runs_alongside();
+        let may = ending && (alongside || is_created || was_queued);
         demand!(11, may, "{what}, and its new set counts, or continues");
         Ok(())
     }

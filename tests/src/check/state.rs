@@ -69,7 +69,7 @@ impl LastInput {
         self.request().map(|request| &request.intent)
     }
 
-    pub(super) fn saw(&self) -> Option<(&ExecutorName, &Observation)> {
+    pub(super) fn observation(&self) -> Option<(&ExecutorName, &Observation)> {
         match &self.event {
             Event::Observation { by, observation } => Some((by, observation)),
             Event::Intent(_) | Event::Fact { .. } => None,

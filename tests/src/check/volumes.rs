@@ -172,11 +172,11 @@ impl CheckedFleet {
     ) -> Result<Option<ObjectReport<VolumeId>>, InvariantViolation> {
         let volume = self.volume(name)?.clone();
         let Some(input) = self.input_of(at) else { return Ok(None) };
-        let Some((by, Observation::VolumeReported(saw))) = input.saw() else { return Ok(None) };
-        demand!(5, saw.report.object == volume.id, "a report about another volume changes {name}");
-        self.speaks_for(saw.session, by, &volume.cluster)?;
-        demand!(5, saw.report.revision >= volume.revision, "a stale report changes volume {name}");
-        Ok(Some(saw.report.clone()))
+        let Some((by, Observation::VolumeReported(reported))) = input.observation() else { return Ok(None) };
+        demand!(5, reported.report.object == volume.id, "a report about another volume changes {name}");
+        self.speaks_for(reported.session, by, &volume.cluster)?;
+        demand!(5, reported.report.revision >= volume.revision, "a stale report changes volume {name}");
+        Ok(Some(reported.report.clone()))
     }
 
     pub(super) fn volume_ready(&mut self, fact: &VolumeReady, at: FactLocation) -> RuleResult {

@@ -178,8 +178,8 @@ impl RunningCampaign {
 
     /// Starts the target with default settings, and panics if it ends.
     pub(super) fn start(&mut self) {
-        if let Err(NotUp { status, output: said }) = self.try_start(StartConditions::default()) {
-            panic!("the target ended: {status}\n{said}");
+        if let Err(NotUp { status, output }) = self.try_start(StartConditions::default()) {
+            panic!("the target ended: {status}\n{output}");
         }
     }
 
@@ -212,9 +212,9 @@ impl RunningCampaign {
         }
         match self.try_start(launch) {
             Ok(()) => bail!("the server starts: {why}"),
-            Err(NotUp { status, output: said }) => {
-                ensure!(status.code().is_some_and(|code| code != 0 && code != 101), "{status}: {said}");
-                Ok(said)
+            Err(NotUp { status, output }) => {
+                ensure!(status.code().is_some_and(|code| code != 0 && code != 101), "{status}: {output}");
+                Ok(output)
             }
         }
     }

@@ -83,13 +83,13 @@ fn tear(
     let len = random.between(1, (copied.end - copied.offset - 1) as u64) as usize;
     write(&tail.path, tail.end(), &bytes[copied.offset..copied.offset + len])?;
     let verified = server.run(&["verify", &server.data().display().to_string()]);
-    let said = String::from_utf8_lossy(&verified.stdout).into_owned();
-    ensure!(!verified.status.success(), "verify finds nothing wrong with a torn tail:\n{said}");
-    named(&said, &tail.path)?;
+    let output = String::from_utf8_lossy(&verified.stdout).into_owned();
+    ensure!(!verified.status.success(), "verify finds nothing wrong with a torn tail:\n{output}");
+    named(&output, &tail.path)?;
     let before = server.log().len();
     server.start_again();
-    let said = server.log().split_off(before);
-    ensure!(said.contains("cut"), "a torn tail was cut off without a message:\n{said}");
+    let log = server.log().split_off(before);
+    ensure!(log.contains("cut"), "a torn tail was cut off without a message:\n{log}");
     Ok(())
 }
 
@@ -114,9 +114,9 @@ fn flip(
     let right = bytes[offset as usize];
     write(&tail.path, offset, &[right ^ (1 << random.below(8))])?;
     let verified = server.run(&["verify", &server.data().display().to_string()]);
-    let said = String::from_utf8_lossy(&verified.stdout).into_owned();
-    ensure!(!verified.status.success(), "verify does not find a flipped bit at {offset}:\n{said}");
-    named(&said, &tail.path)?;
+    let output = String::from_utf8_lossy(&verified.stdout).into_owned();
+    ensure!(!verified.status.success(), "verify does not find a flipped bit at {offset}:\n{output}");
+    named(&output, &tail.path)?;
     match server.try_start_again() {
         Ok(()) => anyhow::bail!("a server starts on a journal with a flipped bit at {offset}"),
         Err(not_up) => {

@@ -85,7 +85,7 @@ impl HostFindings {
 }
 
 impl HostState {
-    /// Creates the log and the canaries in a separate directory under the campaign's home.
+    /// Creates the log and the canaries in a separate directory in the campaign's directory.
     pub fn new(campaign_directory: &Path) -> Result<HostState> {
         let campaign_directory = campaign_directory
             .canonicalize()

@@ -133,7 +133,7 @@ fn node(all: &VisibleEntities, name: &NodeName, kept: &StampedEntity<Node>) -> N
         .map(|i| &i.is)
         .collect();
     let held: Resources = on_it.iter().map(|i| all.holds(i)).sum();
-    let room = spec.resources.checked_sub(spec.reserved).and_then(|room| room.checked_sub(held));
+    let free = spec.resources.checked_sub(spec.reserved).and_then(|free| free.checked_sub(held));
     let stored = all.storage(name);
     let storage = spec.storage.iter().map(|has| {
         let held = stored.get(&has.class).copied().unwrap_or(0);
@@ -158,7 +158,7 @@ fn node(all: &VisibleEntities, name: &NodeName, kept: &StampedEntity<Node>) -> N
         labels: spec.labels.clone(),
         resources: spec.resources,
         reserved: spec.reserved,
-        remaining: room.unwrap_or_default(),
+        remaining: free.unwrap_or_default(),
         capabilities: spec.capabilities.clone(),
         storage: storage.collect(),
         incarnations: on_it.len() as u64,

@@ -88,9 +88,9 @@ fn reachability(all: &VisibleEntities, incarnation: &Incarnation) -> Reachabilit
     let concerns =
         !matches!(incarnation.progress, IncarnationProgress::Reserved | IncarnationProgress::Ended(_));
     let mut sessions = all.sessions.values();
-    let heard =
+    let has_session =
         sessions.any(|s| Some(&s.is.fact.cluster) == incarnation.cluster.as_ref() && s.is.end.is_none());
-    if concerns && !heard { Reachability::Unknown } else { Reachability::Known }
+    if concerns && !has_session { Reachability::Unknown } else { Reachability::Known }
 }
 
 /// Whether processes were observed, and all are ready; never after the end.

@@ -243,9 +243,9 @@ impl ScriptedWorld {
         let ours = |(id, _): (IncarnationId, usize)| (!self.oracle.strangers.contains_key(&id)).then_some(id);
         let alive: Vec<_> = self.worlds[machine].alive().filter_map(ours).collect();
         let Some(victim) = self.random.pick(&alive).copied() else { return false };
-        if let Some(told) = self.worlds[machine].strike(victim) {
+        if let Some(update) = self.worlds[machine].strike(victim) {
             trace_step!(self, "{victim} dies on machine {machine}");
-            self.show(machine, told);
+            self.show(machine, update);
         }
         true
     }
@@ -255,10 +255,10 @@ impl ScriptedWorld {
         let ours = |(id, _): (IncarnationId, usize)| (!self.oracle.strangers.contains_key(&id)).then_some(id);
         let alive: Vec<_> = self.worlds[machine].alive().filter_map(ours).collect();
         let Some(victim) = self.random.pick(&alive).copied() else { return false };
-        let Some(told) = self.worlds[machine].hang(victim) else { return false };
+        let Some(update) = self.worlds[machine].hang(victim) else { return false };
         trace_step!(self, "{victim} hangs on machine {machine}");
         self.counts.add("hung");
-        self.show(machine, told);
+        self.show(machine, update);
         true
     }
 
@@ -323,9 +323,9 @@ impl ScriptedWorld {
         let (object, spec) = (id.into(), spec.into());
         let command = Command { object, revision, attempt, effect, status: command_status, grace, spec };
         // Injected faults do not affect foreign objects.
-        let told = self.worlds[machine].carry_out(&command);
+        let update = self.worlds[machine].carry_out(&command);
         self.oracle.strangers.insert(id, machine);
-        self.show(machine, told);
+        self.show(machine, update);
         true
     }
 

@@ -128,8 +128,9 @@ impl ScriptedWorld {
             && self.strikes(SimulatedFault::WorkFails, self.script.work_fails)
         {
             trace_step!(self, "… which fails");
-            let saw = ObservedState::Failed { message: "no answer".into(), retry: RetryClass::Retryable };
-            let report = ObjectReport { object: command.object, revision: command.revision, observed: saw };
+            let observed =
+                ObservedState::Failed { message: "no answer".into(), retry: RetryClass::Retryable };
+            let report = ObjectReport { object: command.object, revision: command.revision, observed };
             if let Some(process) = &self.machines[machine].process {
                 process.statuses.show(report);
             }
@@ -144,7 +145,7 @@ impl ScriptedWorld {
             ObjectWork::Purge(object) => world.forget(*object),
         };
         match update {
-            Some(told) => self.show(machine, told),
+            Some(update) => self.show(machine, update),
             None => {
                 if let Some(process) = &self.machines[machine].process {
                     process.statuses.clear(work.object());

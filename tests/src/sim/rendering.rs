@@ -16,7 +16,7 @@ fn short(id: ObjectId) -> String {
 
 /// Renders a report.
 pub(super) fn report(report: &ObjectReport) -> String {
-    let saw = match &report.observed {
+    let state = match &report.observed {
         ObservedState::Started { .. } => "started",
         ObservedState::Ready { .. } => "ready",
         ObservedState::NotReady { .. } => "not ready",
@@ -24,7 +24,7 @@ pub(super) fn report(report: &ObjectReport) -> String {
         ObservedState::Gone => "gone",
         ObservedState::Failed { .. } => "failed",
     };
-    format!("{} {saw} at revision {}", short(report.object), report.revision)
+    format!("{} {state} at revision {}", short(report.object), report.revision)
 }
 
 /// Renders all reports.

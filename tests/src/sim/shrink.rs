@@ -74,9 +74,9 @@ mod tests {
         let script = scripts
             .find(|script| failure(&play(script.clone(), TraceOption::Untraced)).is_some())
             .expect("a server fails in one of a hundred worlds");
-        let (small, told) = shrink_by(&script, failure);
-        assert_eq!(failure(&told), Some(0));
+        let (small, result) = shrink_by(&script, failure);
+        assert_eq!(failure(&result), Some(0));
         assert!(small.faults.len() < script.faults.len() && small.inputs.len() < script.inputs.len());
-        assert!(told.trace.iter().any(|line| line.contains("server")), "{:#?}", told.trace);
+        assert!(result.trace.iter().any(|line| line.contains("server")), "{:#?}", result.trace);
     }
 }

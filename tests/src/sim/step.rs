@@ -97,9 +97,9 @@ impl ScriptedWorld {
             }
         }
         for (number, channel) in &self.channels {
-            let heard = channel.served
+            let is_served = channel.served
                 && self.seats[channel.seat].server.as_ref().is_some_and(|server| server.paused.is_none());
-            if heard && !channel.up.is_empty() {
+            if is_served && !channel.up.is_empty() {
                 all.push(WorldAction::Hear(*number));
             }
             let process = self.machines[channel.machine].process.as_ref();

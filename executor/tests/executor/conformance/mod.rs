@@ -144,7 +144,7 @@ async fn an_ensure_is_idempotent<S: OrchestratorUnderTest>(subject: &S, id: Inca
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let first = reader.until(id, 1, "it is ready", is_ready).await;
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
-    let again = reader.told(id).await;
+    let again = reader.next_report(id).await;
     assert_eq!(again, first, "the same command again is answered with its outcome");
     assert_eq!(subject.running(id), 3, "twice the same command is one set of processes");
     reader.order(id, 2, CommandEffect::Ensure, &spec).await;
@@ -158,7 +158,7 @@ async fn what_stops_answering_is_reported_and_ended_only_when_asked<S: Orchestra
     subject: &S,
     id: IncarnationId,
 ) {
-    let is_hung = |saw: &ObservedState| match saw {
+    let is_hung = |observed: &ObservedState| match observed {
         ObservedState::NotReady { processes } => {
             matches!(processes[0].status, ProcessStatus::Unresponsive { .. })
         }
@@ -194,10 +194,10 @@ async fn a_stop_ends_it_and_what_is_late_changes_nothing<S: OrchestratorUnderTes
     let ended = reader.until(id, 2, "it ended as requested", is_clean).await;
     assert_eq!(subject.running(id), 0, "no process is left after the end");
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
-    assert_eq!(reader.told(id).await, ended, "a late ensure returns the current state");
+    assert_eq!(reader.next_report(id).await, ended, "a late ensure returns the current state");
     let mut reader = reader.restart(subject).await;
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
-    assert_eq!(reader.told(id).await, ended, "a late ensure after a restart too");
+    assert_eq!(reader.next_report(id).await, ended, "a late ensure after a restart too");
     assert_eq!(subject.running(id), 0, "a late ensure starts nothing");
     reader.forget(id).await;
 }
@@ -208,7 +208,7 @@ async fn a_higher_revision_closes_lower_ones<S: OrchestratorUnderTest>(subject: 
     reader.order(id, 5, CommandEffect::Ensure, &spec).await;
     let ready = reader.until(id, 5, "it is ready", is_ready).await;
     reader.order(id, 4, CommandEffect::Kill, &spec).await;
-    assert_eq!(reader.told(id).await, ready, "a lower command returns the current state");
+    assert_eq!(reader.next_report(id).await, ready, "a lower command returns the current state");
     assert_eq!(subject.running(id), 1, "a lower command ends nothing");
     reader.end(id, 6, &spec).await;
 }
@@ -223,8 +223,8 @@ async fn an_order_that_had_its_outcome_changes_nothing_that_runs<S: Orchestrator
     let first = reader.until(id, 1, "it is ready", is_ready).await;
     let met = Command { status: CommandStatus::Fulfilled, ..command(id, 2, CommandEffect::Ensure, &other) };
     reader.orchestrator.carry_out(met).await;
-    let told = reader.until(id, 2, "it is adopted as it is", is_ready).await;
-    assert_eq!((told.observed, subject.running(id)), (first.observed, 1), "whatever spec the command has");
+    let adopted = reader.until(id, 2, "it is adopted as it is", is_ready).await;
+    assert_eq!((adopted.observed, subject.running(id)), (first.observed, 1), "whatever spec the command has");
     reader.end(id, 3, &spec).await;
 }
 
@@ -235,8 +235,9 @@ async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: OrchestratorUn
     let mut reader = OrchestratorClient::open(subject).await;
     let (spec, other) = (subject.spec(TestBehaviour::Stays, 1), subject.spec(TestBehaviour::Stays, 2));
     let bad = subject.spec(TestBehaviour::CannotStart, 3);
-    let never =
-        |saw: &ObservedState| matches!(saw, ObservedState::Failed { retry: RetryClass::Permanent, .. });
+    let never = |observed: &ObservedState| {
+        matches!(observed, ObservedState::Failed { retry: RetryClass::Permanent, .. })
+    };
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     reader.until(id, 1, "it is ready", is_ready).await;
     reader.order(id, 2, CommandEffect::Ensure, &other).await;
@@ -245,7 +246,7 @@ async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: OrchestratorUn
     for (revision, spec) in [(2, &other), (1, &spec)] {
         reader.order(id, revision, CommandEffect::Ensure, spec).await;
         assert_eq!(
-            reader.told(id).await,
+            reader.next_report(id).await,
             changed,
             "the same command, and an earlier one, return the current state"
         );
@@ -256,7 +257,7 @@ async fn another_spec_changes_what_runs_or_leaves_it_as_it_was<S: OrchestratorUn
     let mut reader = reader.restart(subject).await;
     assert_eq!(reader.list().await.get(&id.into()), Some(&failed), "the list reports the same failure");
     reader.order(id, 3, CommandEffect::Ensure, &bad).await;
-    assert_eq!(reader.told(id).await, failed, "the same command again returns its failure");
+    assert_eq!(reader.next_report(id).await, failed, "the same command again returns its failure");
     reader.order(id, 4, CommandEffect::Ensure, &other).await;
     let adopted =
         reader.until(id, 4, "the running spec is adopted when it is requested again", is_ready).await;
@@ -284,8 +285,9 @@ async fn another_spec_is_refused_and_leaves_what_runs_as_it_was<S: OrchestratorU
     let (spec, other) = (subject.spec(TestBehaviour::Stays, 1), subject.spec(TestBehaviour::Stays, 2));
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let first = reader.until(id, 1, "it is ready", is_ready).await;
-    let refused =
-        |saw: &ObservedState| matches!(saw, ObservedState::Failed { retry: RetryClass::Permanent, .. });
+    let refused = |observed: &ObservedState| {
+        matches!(observed, ObservedState::Failed { retry: RetryClass::Permanent, .. })
+    };
     for again in [false, true] {
         reader.order(id, 2, CommandEffect::Ensure, &other).await;
         reader.until(id, 2, "the command is refused permanently", refused).await;
@@ -312,7 +314,11 @@ async fn a_stop_of_something_unknown_leaves_a_tombstone<S: OrchestratorUnderTest
             reader = reader.restart(subject).await;
         }
         reader.order(id, 1, CommandEffect::Ensure, &spec).await;
-        assert_eq!(reader.told(id).await, gone, "the tombstone blocks a late ensure; restarted: {restarted}");
+        assert_eq!(
+            reader.next_report(id).await,
+            gone,
+            "the tombstone blocks a late ensure; restarted: {restarted}"
+        );
         assert_eq!(subject.running(id), 0, "a late ensure starts nothing; restarted: {restarted}");
     }
     reader.forget(id).await;
@@ -326,7 +332,7 @@ async fn what_had_its_outcome_is_not_started_again<S: OrchestratorUnderTest>(sub
     let gone = reader.until(id, 3, "a missing object that was running is gone", is_gone).await;
     let mut reader = reader.restart(subject).await;
     reader.order(id, 3, CommandEffect::Ensure, &spec).await;
-    assert_eq!(reader.told(id).await, gone, "it stays gone after a restart");
+    assert_eq!(reader.next_report(id).await, gone, "it stays gone after a restart");
     assert_eq!(subject.running(id), 0, "nothing is started");
     reader.forget(id).await;
 }
@@ -339,7 +345,9 @@ async fn an_exit_is_reported_with_its_code<S: OrchestratorUnderTest>(
     let mut reader = OrchestratorClient::open(subject).await;
     let spec = subject.spec(TestBehaviour::EndsWith(3), 3);
     reader.order(failing, 1, CommandEffect::Ensure, &spec).await;
-    let ended = reader.until(failing, 1, "it ended", |saw| matches!(saw, ObservedState::Ended { .. })).await;
+    let ended = reader
+        .until(failing, 1, "it ended", |observed| matches!(observed, ObservedState::Ended { .. }))
+        .await;
     let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes } = &ended.observed else {
         panic!("status 3 is a failure: {ended:?}")
     };
@@ -352,7 +360,9 @@ async fn an_exit_is_reported_with_its_code<S: OrchestratorUnderTest>(
     assert_eq!(subject.running(failing), 0, "a process that exits ends its siblings");
     reader.order(failing, 2, CommandEffect::Stop, &spec).await;
     let stopped = reader
-        .until(failing, 2, "a stop of an ended incarnation is fulfilled", |saw| *saw == ended.observed)
+        .until(failing, 2, "a stop of an ended incarnation is fulfilled", |observed| {
+            *observed == ended.observed
+        })
         .await;
     assert_eq!(stopped.observed, ended.observed, "a stop does not change the recorded end");
     let spec = subject.spec(TestBehaviour::EndsWith(0), 1);
@@ -369,8 +379,9 @@ async fn what_cannot_start_fails_for_ever_and_is_gone_when_stopped<S: Orchestrat
     let mut reader = OrchestratorClient::open(subject).await;
     let spec = subject.spec(TestBehaviour::CannotStart, 1);
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
-    let failed =
-        |saw: &ObservedState| matches!(saw, ObservedState::Failed { retry: RetryClass::Permanent, .. });
+    let failed = |observed: &ObservedState| {
+        matches!(observed, ObservedState::Failed { retry: RetryClass::Permanent, .. })
+    };
     reader.until(id, 1, "it fails permanently", failed).await;
     reader.order(id, 2, CommandEffect::Stop, &spec).await;
     reader.until(id, 2, "an incarnation that never ran is gone", is_gone).await;
@@ -390,10 +401,13 @@ async fn a_restart_finds_everything<S: OrchestratorUnderTest>(
     reader.order(ended, 1, CommandEffect::Ensure, &ends).await;
     reader.order(gone, 1, CommandEffect::Stop, &stays).await;
     let ready = reader.until(runs, 1, "it is ready", is_ready).await;
-    let over = reader.until(ended, 1, "it ended", |saw| matches!(saw, ObservedState::Ended { .. })).await;
+    let over =
+        reader.until(ended, 1, "it ended", |observed| matches!(observed, ObservedState::Ended { .. })).await;
     reader.until(gone, 1, "an object that never existed is gone", is_gone).await;
     let mut reader = reader.restart(subject).await;
-    reader.until(runs, 1, "running processes are adopted unchanged", |saw| *saw == ready.observed).await;
+    reader
+        .until(runs, 1, "running processes are adopted unchanged", |observed| *observed == ready.observed)
+        .await;
     assert_eq!(subject.running(runs), 1, "a restart neither ends nor duplicates processes");
     let listed = reader.list().await;
     assert_eq!(listed.get(&ended.into()), Some(&over), "an ended incarnation is kept until it is purged");
@@ -424,7 +438,8 @@ async fn a_slow_reader_gets_the_last_state_of_each<S: OrchestratorUnderTest>(
         reader.order(id, 2, CommandEffect::Stop, &spec).await;
     }
     for id in ids {
-        let over = |saw: &ObservedState| matches!(saw, ObservedState::Ended { .. } | ObservedState::Gone);
+        let over =
+            |observed: &ObservedState| matches!(observed, ObservedState::Ended { .. } | ObservedState::Gone);
         reader.until(id, 2, "a late reader receives the end", over).await;
         assert_eq!(subject.running(id), 0, "the reported end is true");
         reader.forget(id).await;
@@ -446,7 +461,7 @@ async fn a_judged_object_is_removed<S: OrchestratorUnderTest>(
     reader.orchestrator.remove(unknown.into(), 1).await;
     let gone = reader.until(unknown, 1, "removal of a missing object proves its absence", is_gone).await;
     reader.order(unknown, 1, CommandEffect::Ensure, &spec).await;
-    assert_eq!(reader.told(unknown).await, gone, "its tombstone answers a late ensure");
+    assert_eq!(reader.next_report(unknown).await, gone, "its tombstone answers a late ensure");
     reader.forget(runs).await;
     reader.forget(unknown).await;
 }
@@ -487,16 +502,16 @@ async fn what_was_recorded_and_not_begun_is_begun_when_it_comes_again<S: Orchest
     reader.forget(stopped).await;
 }
 
-fn is_ready(saw: &ObservedState) -> bool {
-    matches!(saw, ObservedState::Ready { .. })
+fn is_ready(observed: &ObservedState) -> bool {
+    matches!(observed, ObservedState::Ready { .. })
 }
 
-fn is_gone(saw: &ObservedState) -> bool {
-    *saw == ObservedState::Gone
+fn is_gone(observed: &ObservedState) -> bool {
+    *observed == ObservedState::Gone
 }
 
-fn is_clean(saw: &ObservedState) -> bool {
-    matches!(saw, ObservedState::Ended { exit: IncarnationExit::Clean, .. })
+fn is_clean(observed: &ObservedState) -> bool {
+    matches!(observed, ObservedState::Ended { exit: IncarnationExit::Clean, .. })
 }
 
 fn command(

@@ -56,7 +56,7 @@ impl<O: Orchestrator> OrchestratorClient<O> {
     }
 
     /// Waits for the next report of an object.
-    pub(super) async fn told(&mut self, id: impl Into<ObjectId>) -> ObjectReport {
+    pub(super) async fn next_report(&mut self, id: impl Into<ObjectId>) -> ObjectReport {
         let id = id.into();
         self.known.remove(&id);
         self.wait(id, "it is reported", |_| true).await

@@ -23,16 +23,16 @@ fn mounting<S: OrchestratorUnderTest>(subject: &S, volume: VolumeId) -> Incarnat
     spec
 }
 
-fn waits(saw: &ObservedState) -> bool {
-    matches!(saw, ObservedState::Failed { retry: RetryClass::Retryable, .. })
+fn waits(observed: &ObservedState) -> bool {
+    matches!(observed, ObservedState::Failed { retry: RetryClass::Retryable, .. })
 }
 
-fn never(saw: &ObservedState) -> bool {
-    matches!(saw, ObservedState::Failed { retry: RetryClass::Permanent, .. })
+fn never(observed: &ObservedState) -> bool {
+    matches!(observed, ObservedState::Failed { retry: RetryClass::Permanent, .. })
 }
 
-fn is_lost(saw: &ObservedState) -> bool {
-    matches!(saw, ObservedState::Ended { exit: IncarnationExit::Failed { .. }, processes } if processes.is_empty())
+fn is_lost(observed: &ObservedState) -> bool {
+    matches!(observed, ObservedState::Ended { exit: IncarnationExit::Failed { .. }, processes } if processes.is_empty())
 }
 
 pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: OrchestratorUnderTest>(
@@ -46,15 +46,15 @@ pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: Orchestrator
     assert_eq!(first.observed, ObservedState::Ready { processes: vec![] }, "it has no processes");
     assert!(subject.holds(id), "a ready volume exists");
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
-    assert_eq!(reader.told(id).await, first, "the same command again is answered with its outcome");
+    assert_eq!(reader.next_report(id).await, first, "the same command again is answered with its outcome");
     reader.order(id, 2, CommandEffect::Ensure, &other).await;
     reader.until(id, 2, "another spec does not change it", is_ready).await;
     reader.order(id, 3, CommandEffect::Stop, &other).await;
     reader.until(id, 3, "it cannot be stopped", never).await;
     let mut reader = reader.restart(subject).await;
     let listed = reader.list().await;
-    let told = listed.get(&id.into()).map(|report| (report.revision, is_ready(&report.observed)));
-    assert_eq!(told, Some((2, true)), "it is found after a restart");
+    let state = listed.get(&id.into()).map(|report| (report.revision, is_ready(&report.observed)));
+    assert_eq!(state, Some((2, true)), "it is found after a restart");
     reader.orchestrator.forget(id.into()).await;
     assert!(reader.list().await.contains_key(&id.into()), "an existing volume is never purged");
     reader.order(id, 4, CommandEffect::Kill, &other).await;
@@ -66,7 +66,11 @@ pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: Orchestrator
         }
         for revision in [1, 2] {
             reader.order(id, revision, CommandEffect::Ensure, &spec).await;
-            assert_eq!(reader.told(id).await, gone, "a late ensure is answered; restarted: {restarted}");
+            assert_eq!(
+                reader.next_report(id).await,
+                gone,
+                "a late ensure is answered; restarted: {restarted}"
+            );
         }
         assert!(!subject.holds(id), "a late ensure creates nothing; restarted: {restarted}");
     }
@@ -123,7 +127,7 @@ pub(super) async fn a_run_waits_for_its_volume_and_keeps_it<S: OrchestratorUnder
     reader.order(id, 2, CommandEffect::Kill, &spec).await;
     reader.until(id, 2, "it is not destroyed after a restart either", waits).await;
     reader.order(run, 2, CommandEffect::Kill, &runs).await;
-    reader.until(run, 2, "it ended", |saw| matches!(saw, ObservedState::Ended { .. })).await;
+    reader.until(run, 2, "it ended", |observed| matches!(observed, ObservedState::Ended { .. })).await;
     assert!(subject.holds(id), "a volume outlives its user");
     reader.order(id, 2, CommandEffect::Kill, &spec).await;
     reader.until(id, 2, "an unused volume is destroyed", is_gone).await;

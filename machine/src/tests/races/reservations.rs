@@ -25,9 +25,10 @@ fn a_reservation_is_released_once_however_often_and_by_whom_the_end_is_reported(
     world.run();
     world.report(id, crashed());
     assert_eq!(world.free_cpu(), 500, "db is placed immediately");
-    for saw in [ended(IncarnationExit::Clean), crashed(), ObservedState::Gone, failed(RetryClass::Permanent)]
+    for observed in
+        [ended(IncarnationExit::Clean), crashed(), ObservedState::Gone, failed(RetryClass::Permanent)]
     {
-        assert!(world.report_at(id, 9, saw).is_empty());
+        assert!(world.report_at(id, 9, observed).is_empty());
     }
     ask(&mut world, "replica.delete");
     assert!(world.report_at(id, 9, ObservedState::Gone).is_empty(), "of a replica that is deleted");

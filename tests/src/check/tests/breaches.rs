@@ -101,7 +101,7 @@ fn verdicts_that_are_wrong() {
             s.refuse(intent, "in_use");
             s.fact(intent, "plan.activity_changed.v1", &data);
         }),
-        (Fleet, 1, "an intent changes nothing, and is said to", |s| {
+        (Fleet, 1, "an intent changes nothing, and is recorded as a change", |s| {
             s.ask("plan.set_activity.v1", &json!({"name": "web", "activity": "active"}));
         }),
         (Running, 5, "an observation changes nothing", |s| {
@@ -140,11 +140,11 @@ fn reservations_that_are_wrong() {
             s.reserve(600);
         }),
         (Running, 4, "a reservation is freed on another node", |s| {
-            let saw = s.report(1, &json!({"ended": {"exit": "clean", "processes": process()}}));
+            let cause = s.report(1, &json!({"ended": {"exit": "clean", "processes": process()}}));
             let end = json!({
                 "incarnation": s.incarnation, "replica": s.replica, "node": "n2", "end": "destroyed",
             });
-            s.fact(saw, "incarnation.ended.v1", &end);
+            s.fact(cause, "incarnation.ended.v1", &end);
         }),
         (Running, 4, "a replica that runs is deleted", |s| {
             let cause = s.last();
@@ -164,13 +164,13 @@ fn reservations_that_are_wrong() {
 fn what_is_over_and_changes() {
     find(&[
         (Stopped, 5, "an incarnation ends twice", |s| {
-            let saw = s.report(3, &json!("gone"));
-            s.end_incarnation(saw, &json!("destroyed"));
+            let cause = s.report(3, &json!("gone"));
+            s.end_incarnation(cause, &json!("destroyed"));
         }),
         (Stopped, 5, "an ended incarnation runs", |s| {
-            let saw = s.report(3, &json!({"ready": {"processes": process()}}));
+            let cause = s.report(3, &json!({"ready": {"processes": process()}}));
             let data = json!({"incarnation": s.incarnation, "replica": s.replica, "processes": process()});
-            s.fact(saw, "incarnation.running.v1", &data);
+            s.fact(cause, "incarnation.running.v1", &data);
         }),
         (Stopped, 5, "an ended incarnation is commanded", |s| {
             let data = json!({
@@ -223,17 +223,17 @@ fn what_is_over_and_changes() {
         }),
         (Fleet, 5, "a session closes twice", |s| {
             for _ in 0..2 {
-                let saw = s.observed("session.ended.v1", &json!({"session": s.session, "end": "expired"}));
+                let cause = s.observed("session.ended.v1", &json!({"session": s.session, "end": "expired"}));
                 let data = json!({"session": s.session, "cluster": "local", "end": "expired"});
-                s.fact(saw, "session.closed.v1", &data);
+                s.fact(cause, "session.closed.v1", &data);
             }
         }),
         (Fleet, 5, "two sessions of a cluster", |s| {
             let store = "0000000000000001";
             let hello =
                 json!({"cluster": "local", "executor": "local-1", "runtime": "process", "store": store});
-            let saw = s.observed("session.requested.v1", &hello);
-            s.fact(saw, "session.opened.v1", &hello);
+            let cause = s.observed("session.requested.v1", &hello);
+            s.fact(cause, "session.opened.v1", &hello);
         }),
         (Fleet, 5, "a generation is left out", |s| {
             let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}});
@@ -248,29 +248,29 @@ fn what_is_over_and_changes() {
 fn reports_that_should_change_nothing() {
     find(&[
         (Approved, 5, "a report of an ended session", |s| {
-            let saw = s.observed("session.ended.v1", &json!({"session": s.session, "end": "expired"}));
+            let cause = s.observed("session.ended.v1", &json!({"session": s.session, "end": "expired"}));
             s.fact(
-                saw,
+                cause,
                 "session.closed.v1",
                 &json!({"session": s.session, "cluster": "local", "end": "expired"}),
             );
-            let saw = s.report(1, &json!({"started": {"processes": process()}}));
+            let cause = s.report(1, &json!({"started": {"processes": process()}}));
             let data = json!({"incarnation": s.incarnation, "replica": s.replica, "processes": process()});
-            s.fact(saw, "incarnation.started.v1", &data);
+            s.fact(cause, "incarnation.started.v1", &data);
         }),
         (Started, 5, "a report older than the command", |s| {
-            let saw = s.report(0, &json!({"ready": {"processes": process()}}));
+            let cause = s.report(0, &json!({"ready": {"processes": process()}}));
             let data = json!({
                 "incarnation": s.incarnation, "replica": s.replica, "operation": s.operation, "processes": process(),
             });
-            s.fact(saw, "incarnation.running.v1", &data);
+            s.fact(cause, "incarnation.running.v1", &data);
         }),
         (Started, 5, "a report of something else", |s| {
-            let saw = s.report(1, &json!({"not_ready": {"processes": process()}}));
+            let cause = s.report(1, &json!({"not_ready": {"processes": process()}}));
             let data = json!({
                 "incarnation": s.incarnation, "replica": s.replica, "operation": s.operation, "processes": process(),
             });
-            s.fact(saw, "incarnation.running.v1", &data);
+            s.fact(cause, "incarnation.running.v1", &data);
         }),
         (Started, 5, "no report at all", |s| {
             let cause = s.last();
@@ -284,19 +284,19 @@ fn reports_that_should_change_nothing() {
             s.end_incarnation(cause, &json!({"failed": {"reason": "no report about it"}}));
         }),
         (Stopping, 6, "a tombstone older than the last command", |s| {
-            let saw = s.report(2, &json!("gone"));
-            s.end_incarnation(saw, &json!("destroyed"));
+            let cause = s.report(2, &json!("gone"));
+            s.end_incarnation(cause, &json!("destroyed"));
         }),
         (Stopping, 5, "an end that is not the one remembered", |s| {
-            let saw = s.report(3, &json!("gone"));
-            s.end_incarnation(saw, &json!({"failed": {"reason": "gone"}}));
+            let cause = s.report(3, &json!("gone"));
+            s.end_incarnation(cause, &json!({"failed": {"reason": "gone"}}));
         }),
         (Approved, 5, "a failure of an earlier attempt", |s| {
-            let saw = s.report(1, &json!({"failed": {"message": "no", "retry": "retryable"}}));
+            let cause = s.report(1, &json!({"failed": {"message": "no", "retry": "retryable"}}));
             let data = json!({
                 "incarnation": s.incarnation, "revision": 1, "attempt": 2, "error": "no", "not_before": 5,
             });
-            s.fact(saw, "incarnation.command_failed.v1", &data);
+            s.fact(cause, "incarnation.command_failed.v1", &data);
         }),
     ]);
 }
@@ -370,9 +370,9 @@ fn what_no_entitled_person_approved() {
             s.fact(cause, "replica.created.v1", &json!({"name": name, "plan": "web", "deployment": "d1"}));
         }),
         (Started, 6, "a command has two outcomes", |s| {
-            let saw = s.report(1, &json!({"failed": {"message": "no", "retry": "permanent"}}));
+            let cause = s.report(1, &json!({"failed": {"message": "no", "retry": "permanent"}}));
             let data = json!({"incarnation": s.incarnation, "revision": 1, "attempt": 1, "error": "no"});
-            s.fact(saw, "incarnation.command_failed.v1", &data);
+            s.fact(cause, "incarnation.command_failed.v1", &data);
         }),
     ]);
 }
@@ -425,9 +425,9 @@ fn a_stop_that_is_undone_and_objects_that_are_not_ours() {
 
 fn judge(s: &mut JournalTrace, incarnation: IncarnationId, seen: u64) {
     let data = json!({"session": s.session, "object": incarnation, "revision": 3, "seen": seen});
-    let saw = s.observed("orphan.reported.v1", &data);
+    let cause = s.observed("orphan.reported.v1", &data);
     let data = json!({"cluster": "local", "object": incarnation, "resolution": "remove", "revision": 4});
-    s.fact(saw, "orphan.resolved.v1", &data);
+    s.fact(cause, "orphan.resolved.v1", &data);
 }
 
 #[test]

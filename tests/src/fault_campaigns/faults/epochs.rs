@@ -102,13 +102,13 @@ pub(super) fn on_a_copy(campaign: &mut RunningCampaign) -> Result<()> {
         copied.status.success().then_some(())
     });
     let _ = std::fs::remove_file(copy.join("address"));
-    let beside = campaign.random.chance(500);
-    if beside {
+    let original_runs = campaign.random.chance(500);
+    if original_runs {
         campaign.start();
     }
     let before = campaign.host.alive_mains()?;
     refused_on(campaign, &copy)?;
-    if !beside {
+    if !original_runs {
         for (incarnation, process) in before {
             ensure!(
                 process.is_alive(),

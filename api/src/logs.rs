@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_stands_on_each_line_and_a_line_without_an_end_waits_while_it_is_followed() {
+    fn each_line_has_a_mark_and_an_unfinished_line_waits_while_it_is_followed() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = |stream| output(directory.path(), 0, stream);
         let files = [file(LogStream::Out), file(LogStream::Err)];

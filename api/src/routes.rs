@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn names_of_capabilities_go_deep() {
+    async fn names_of_capabilities_have_many_segments() {
         let fleet = "/v1/fleets/default/capabilities";
         for (path, name, does) in [
             ("/nvidia/v100", "nvidia/v100", RouteTarget::Get(RowKind::Capabilities)),

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_comes_back_as_it_was() {
+    fn an_answer_is_returned_unchanged() {
         let row = concat!(
             r#"{"name":"node-1","state":"allocated","cluster":"local","domain":"d-1","zone":null,"labels":{},"#,
             r#""resources":{"cpu":1,"memory":2,"disk":3},"reserved":{"cpu":0,"memory":0,"disk":0},"#,

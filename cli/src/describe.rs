@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_come_by_importance_and_amounts_as_people_write_them() {
+    fn fields_are_sorted_by_importance_and_amounts_are_readable() {
         let item = json!({
             "updated_at": "2026-11-21T09:00:00Z", "name": "node-1", "state": "allocated", "zone": null, "message": "",
             "resources": {"cpu": 4000, "memory": 8_589_934_592_u64, "disk": 0}, "labels": {"disk": "fast"}, "version": 3,

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_that_was_interrupted_is_continued_and_what_is_planned_for_later_is_left_alone() {
+    fn an_interrupted_drain_is_continued_and_one_planned_for_later_is_not() {
         let later = || json!("2026-11-22T09:00:00Z");
         for (name, state, evict, start, wanted) in [
             ("drain", "scheduled", "drain", Value::Null, true),

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_never_comes_is_refused_with_what_may_be_meant() {
+    fn a_value_that_never_occurs_is_refused_with_a_suggestion() {
         for (kind, field, value, wanted) in [
             (EntityKind::Replica, "phase", "running", ""),
             (EntityKind::Replica, "node", "none", ""),

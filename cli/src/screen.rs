@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_drawn_is_drawn_over_and_stays_within_the_terminal() {
+    fn a_redraw_replaces_the_last_one_and_stays_within_the_terminal() {
         let mut screen = LiveScreen::default();
         assert_eq!(screen.draw_in("a\nb\n", 10, 5), "a\nb\n");
         assert_eq!(screen.draw_in("longer than that\n", 6, 5), "\u{1b}[2F\u{1b}[Jlonger\n");

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_of_a_stream_grow_with_what_comes() {
+    fn columns_of_a_stream_grow_with_their_values() {
         let mut lines = StreamTable::of([5]);
         assert_eq!(lines.line(["a", "b"]), "a      b\n");
         assert_eq!(lines.line(["longer", "", "x\ny"]), "longer  -  x y\n");

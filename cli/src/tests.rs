@@ -262,7 +262,7 @@ node-22  allocated  local    a       3500m/4         8GiB/8GiB  1             -
 }
 
 #[test]
-fn lists_go_from_page_to_page() {
+fn lists_read_all_pages() {
     let page = |names: &[&str], token: Value| {
         let items: Vec<_> = names.iter().map(|name| node(name, "")).collect();
         ok(&json!({ "items": items, "next_page_token": token, "position": 1 }))
@@ -304,7 +304,7 @@ fn a_retry_carries_the_same_key_and_time() {
 }
 
 #[test]
-fn of_several_servers_one_that_is_gone_is_passed_over_and_one_that_takes_over_is_waited_for() {
+fn a_stopped_server_is_skipped_and_a_pending_takeover_is_awaited() {
     // A port without a listener.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
     let vacant = || problem(503, "no_leader", true);

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_come_together_are_one_and_an_end_is_not_lost() {
+    fn concurrent_events_are_merged_and_an_end_is_not_lost() {
         let (sender, woken) = channel();
         for position in [4, 5, 6] {
             sender.send(WatchSignal::At(position)).expect("the receiver exists");

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_the_wall_clock_and_never_goes_back() {
+    fn it_follows_the_wall_clock_and_never_decreases() {
         let cases = [
             // journal's last time, wall clock at the start, then readings: wall, steady, journal time
             ("in step", 0, 100, vec![(110, 10, 110)]),

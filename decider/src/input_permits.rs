@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_floods_has_its_share_and_leaves_capacity_for_others_and_for_producers() {
+    async fn a_flooding_executor_has_its_share_and_leaves_capacity_for_others_and_for_producers() {
         let (queue, mut inputs) = mpsc::channel(4 * SHARE);
         let decider = DeciderHandle::over(queue);
         let (greedy, other) = (decider.way(ChannelNumber(1)), decider.way(ChannelNumber(2)));

@@ -329,7 +329,7 @@ fn a_repeat_gets_the_first_verdict_after_a_restart_too() {
 }
 
 #[test]
-fn a_takeover_begins_the_next_term_on_the_chain_it_found() {
+fn a_takeover_starts_the_next_term_on_the_existing_chain() {
     let rig = DeciderFixture::new();
     let first = rig.journal[0].header();
     assert_eq!((first.term.get(), first.starts, first.prev), (1, Some(RecordStart::Term), RecordHash::ZERO));
@@ -399,7 +399,7 @@ fn commits_stay_within_their_bounds() {
 }
 
 #[test]
-fn ten_thousand_replicas_are_decided_in_portions_and_an_intent_that_comes_meanwhile_is_next() {
+fn ten_thousand_replicas_are_decided_in_portions_and_an_intent_that_arrives_meanwhile_is_next() {
     let mut rig = DeciderFixture::new();
     let auto =
         json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
@@ -500,7 +500,7 @@ fn torn() -> DeciderFixture {
 }
 
 #[test]
-fn an_input_that_cannot_be_folded_is_taken_back_whole_and_refused_and_the_next_is_served() {
+fn an_input_that_cannot_be_folded_is_undone_and_refused_and_the_next_is_processed() {
     let mut rig = torn();
     let replica = rig.core.fleet().replicas().sorted()[0].name.clone();
     let shown = |rig: &DeciderFixture| {

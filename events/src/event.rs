@@ -376,7 +376,7 @@ mod tests {
     use crate::fact::ClusterDeleted;
 
     #[test]
-    fn a_line_gives_back_its_event() {
+    fn a_line_is_parsed_to_its_event() {
         let fact = Event::Fact {
             cause: Position::new(17),
             fact: ClusterDeleted { name: "local".parse().expect("a name") }.into(),

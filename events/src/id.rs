@@ -407,7 +407,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_gives_back_what_it_was_made_of() {
+    fn an_id_is_parsed_to_its_parts() {
         let lineage = Lineage::from_random(u64::MAX);
         for position in [1, 255, 256, 0x00ab_cdef_0123, Position::MAX.get()].map(Position::new) {
             let id = IncarnationId::issue(lineage, position);

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_is_lower_case_and_begins_and_ends_with_a_letter_or_digit() {
+    fn a_label_is_lower_case_and_starts_and_ends_with_a_letter_or_digit() {
         for good in ["a", "node-1", "kind-worker2", "nginx.v1"] {
             assert!(good.parse::<NodeName>().is_ok(), "{good}");
         }

@@ -107,7 +107,7 @@ where
             input = running.next() => input,
         };
         if running.act(input).await? == LoopFlow::Leave {
-            running.say_goodbye().await;
+            running.send_goodbye().await;
             return Ok(());
         }
     }
@@ -281,7 +281,7 @@ where
     }
 
     /// Waits for running work, sends waiting messages, and closes the channel after the decider.
-    async fn say_goodbye(&mut self) {
+    async fn send_goodbye(&mut self) {
         // Outcomes of work that hangs are not reported; all that is known by then is.
         let ended = async { while self.works.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(GOODBYE / 2, ended).await;

@@ -34,16 +34,16 @@ pub trait JournalFixture {
 
 /// Runs every check.
 pub fn run<B: JournalFixture>() {
-    begins_empty::<B>();
+    starts_empty::<B>();
     delivers_in_order::<B>();
     is_the_same_when_opened_again::<B>();
     is_read_from_any_position::<B>();
-    a_reader_goes_on::<B>();
+    a_reader_continues::<B>();
     refuses_what_does_not_continue::<B>();
     no_record_is_too_large::<B>();
-    a_takeover_shuts_out_the_last_writer::<B>();
-    a_lineage_can_begin::<B>();
-    strangers_are_skipped_or_delivered::<B>();
+    a_takeover_fences_the_last_writer::<B>();
+    a_lineage_can_start::<B>();
+    foreign_records_are_skipped_or_delivered::<B>();
     nothing_is_taken_after_closing::<B>();
 }
 
@@ -172,7 +172,7 @@ impl TestJournal {
     }
 
     /// Appends an invalid record, which is refused immediately or skipped later.
-    fn append_in_vain(&self, record: &Record) -> SkipReason {
+    fn append_invalid(&self, record: &Record) -> SkipReason {
         match self.journal.append(record.clone()) {
             Ok(()) => self.skipped(record),
             Err(AppendError::Invalid(reason)) => reason,
@@ -214,7 +214,7 @@ fn written<B: JournalFixture>(count: usize) -> (B, TestJournal, TestWriter, Vec<
     (bench, router, author, records)
 }
 
-fn begins_empty<B: JournalFixture>() {
+fn starts_empty<B: JournalFixture>() {
     let mut bench = B::new();
     let router = TestJournal::open(&mut bench);
     assert_eq!((router.journal.head(), router.journal.source().head()), (None, None));
@@ -255,7 +255,7 @@ fn is_read_from_any_position<B: JournalFixture>() {
     router.close();
 }
 
-fn a_reader_goes_on<B: JournalFixture>() {
+fn a_reader_continues<B: JournalFixture>() {
     let (_bench, router, mut author, records) = written::<B>(10);
     let mut reader = router.journal.source().records(Position::new(5)).expect("readable");
     let wanted = records.partition_point(|record| record.last().get() < 5);
@@ -272,13 +272,13 @@ fn a_reader_goes_on<B: JournalFixture>() {
 
 fn refuses_what_does_not_continue<B: JournalFixture>() {
     let (_bench, router, author, records) = written::<B>(5);
-    assert_eq!(router.append_in_vain(&records[4]), SkipReason::Taken);
+    assert_eq!(router.append_invalid(&records[4]), SkipReason::Taken);
     let mut ahead = TestWriter::new(1, author.at());
     ahead.record(1, 10);
-    assert_eq!(router.append_in_vain(&ahead.record(1, 10)), SkipReason::Gap);
+    assert_eq!(router.append_invalid(&ahead.record(1, 10)), SkipReason::Gap);
     let other_past = author.at().map(|at| ChainCursor { hash: records[2].hash(), ..at });
-    assert_eq!(router.append_in_vain(&TestWriter::new(1, other_past).record(1, 10)), SkipReason::Prev);
-    assert_eq!(router.append_in_vain(&TestWriter::new(2, author.at()).record(1, 10)), SkipReason::Writer);
+    assert_eq!(router.append_invalid(&TestWriter::new(1, other_past).record(1, 10)), SkipReason::Prev);
+    assert_eq!(router.append_invalid(&TestWriter::new(2, author.at()).record(1, 10)), SkipReason::Writer);
     assert_eq!(router.journal.head(), author.at());
     assert_same(&router.all(1), &records);
     router.close();
@@ -298,7 +298,7 @@ fn no_record_is_too_large<B: JournalFixture>() {
     router.close();
 }
 
-fn a_takeover_shuts_out_the_last_writer<B: JournalFixture>() {
+fn a_takeover_fences_the_last_writer<B: JournalFixture>() {
     let (mut bench, router, mut zombie, _) = written::<B>(5);
     let mut author = TestWriter::new(2, zombie.at());
     let (takeover, late) = (author.takeover(), zombie.record(1, 10));
@@ -307,14 +307,14 @@ fn a_takeover_shuts_out_the_last_writer<B: JournalFixture>() {
         // One process at a time: the new writer uses the same journal.
         router.append(&takeover);
         assert_same(&router.records(1), &[takeover]);
-        assert_eq!(router.append_in_vain(&late), SkipReason::Taken);
+        assert_eq!(router.append_invalid(&late), SkipReason::Taken);
         return router.close();
     };
     let other = TestJournal { journal, delivered };
     other.append(&takeover);
     assert_same(&other.records(1), std::slice::from_ref(&takeover));
     assert_same(&router.records(1), &[takeover]);
-    assert_eq!(router.append_in_vain(&late), SkipReason::Taken);
+    assert_eq!(router.append_invalid(&late), SkipReason::Taken);
     let more = author.record(1, 10);
     other.append(&more);
     assert_same(&other.records(1), std::slice::from_ref(&more));
@@ -323,7 +323,7 @@ fn a_takeover_shuts_out_the_last_writer<B: JournalFixture>() {
     other.close();
 }
 
-fn a_lineage_can_begin<B: JournalFixture>() {
+fn a_lineage_can_start<B: JournalFixture>() {
     let (mut bench, router, mut author, mut records) = written::<B>(5);
     records.push(author.renewal());
     records.push(author.record(1, 10));
@@ -338,7 +338,7 @@ fn a_lineage_can_begin<B: JournalFixture>() {
     opened.close();
 }
 
-fn strangers_are_skipped_or_delivered<B: JournalFixture>() {
+fn foreign_records_are_skipped_or_delivered<B: JournalFixture>() {
     let (mut bench, router, author, mut records) = written::<B>(5);
     if !bench.inject(b"stray bytes") {
         return router.close();

@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn those_of_an_abandoned_history_push_out_nothing_and_go() {
+    fn snapshots_of_an_abandoned_history_evict_none_and_are_removed() {
         let dir = tempfile::tempdir().expect("a directory");
         let snapshots = SnapshotStore::open(dir.path()).expect("a directory");
         for position in [100, 200, 700, 800, 900] {
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_fit_is_passed_over_and_an_unfinished_one_is_cleared_away() {
+    fn a_snapshot_that_does_not_fit_is_skipped_and_an_unfinished_one_is_removed() {
         let (dir, snapshots) = with_three();
         let found = snapshots.load_newest(|meta| meta.position.get() < 3000).expect("listed");
         assert_eq!(found.map(|found| found.meta.position.get()), Some(200));

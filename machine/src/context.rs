@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_waits_longer_each_time_and_is_given_up() {
+    fn a_command_is_retried_with_growing_backoff_and_then_abandoned() {
         let waits: Vec<_> = (1..=5).map(|attempt| BACKOFF.wait(attempt, 7)).collect();
         for (attempt, least) in [1, 2, 4, 8].into_iter().enumerate() {
             let wait = waits[attempt].expect("tried again");

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn it_finds_what_a_walk_over_all_nodes_finds() {
+    fn it_finds_what_a_scan_of_all_nodes_finds() {
         let mut dice = TestRandom(7);
         let (mut free_capacity, mut all) = (FreeCapacityIndex::default(), BTreeSet::new());
         for round in 0..6000 {

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_standstill_deadlines_wait_for_half_a_lease() {
+    fn after_a_pause_deadlines_wait_for_half_a_lease() {
         let grace = DeadlineGrace::until(at(0)).extended(at(100), Duration::from_mins(1), LEASE / 2);
         for (deadline, rings) in [(50, 108), (100, 108), (107, 108), (108, 108), (300, 300)] {
             assert_eq!(grace.rings_at(at(deadline)), at(rings), "{deadline}");
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_comes_late_by_the_delay_and_half_a_lease_where_everything_is_read_late() {
+    fn a_deadline_is_late_by_the_delay_and_half_a_lease_where_everything_is_read_late() {
         let mut grace = DeadlineGrace::until(at(0));
         for now in 100..1_000 {
             grace = grace.extended(at(now), Duration::from_secs(5), LEASE / 2);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_takeover_nothing_rings_before() {
+    fn after_a_takeover_no_deadline_fires_early() {
         let grace = DeadlineGrace::until(Time::FAR).extended(at(100), Duration::from_mins(1), LEASE / 2);
         assert_eq!(grace.rings_at(at(1)), Time::FAR);
         let grace = DeadlineGrace::until(at(100)).extended(at(90), Duration::from_mins(1), LEASE / 2);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_comes_late_by_a_bound_where_everything_is_read_late_since_a_takeover() {
+    fn a_deadline_is_late_by_a_bound_where_everything_is_read_late_since_a_takeover() {
         let mut grace = DeadlineGrace::until(at(100));
         for now in 50..1_000 {
             grace = grace.extended(at(now), Duration::from_secs(5), LEASE / 2);

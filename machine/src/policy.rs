@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_opens_on_its_days_and_may_last_over_midnight_and_the_week() {
+    fn a_window_opens_on_its_days_and_may_extend_past_midnight_and_the_week() {
         // 2026-11-21 was a Saturday.
         let at = |text: &str| text.parse::<Time>().expect("a time");
         let nightly =

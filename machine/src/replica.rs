@@ -40,7 +40,7 @@ use crate::{deployment, volume};
 
 impl Replica {
     /// Scheduled automatic restart, unless an open operation or an incarnation precedes it.
-    pub fn comes_again(&self) -> Option<RestartBackoff> {
+    pub fn scheduled_restart(&self) -> Option<RestartBackoff> {
         let up = |open: OpenOperation| !matches!(open.kind, OperationKind::Stop | OperationKind::Delete);
         self.next_restart.filter(|_| !self.open().any(up) && self.runs().next().is_none())
     }

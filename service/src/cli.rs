@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_show_where_they_come_from() {
+    fn settings_show_their_origin() {
         let flags = vec![("server", "--server", "http://127.0.0.1:1".to_owned())];
         let config =
             ServiceConfig::read(ConfigLayers { flags, ..ConfigLayers::default() }).expect("a server");

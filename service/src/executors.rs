@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_comes_back_with_another_runtime_gets_another_executor() {
+    fn a_cluster_that_is_created_again_with_another_runtime_gets_another_executor() {
         let mut hosted = HostedExecutors::default();
         let (a, b) = (("a", ClusterRuntime::Process), ("b", ClusterRuntime::Process));
         assert_eq!(begin(&mut hosted, &[a, b]), [("a".into(), 1), ("b".into(), 2)]);

@@ -58,7 +58,7 @@ fn what_was_not_completed_is_no_entry_of_the_cache() {
 }
 
 #[test]
-fn two_at_once_make_one_entry_of_the_cache() {
+fn two_concurrent_fills_make_one_entry_of_the_cache() {
     let directory = tempfile::tempdir().expect("a directory");
     let slow = r#"slow() { sleep 0.2; make "$1"; }; cache_fill "$cache/part-1" slow & cache_fill "$cache/part-1" slow; wait $!"#;
     assert!(run(directory.path(), slow).status.success());

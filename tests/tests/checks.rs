@@ -307,7 +307,7 @@ fn kill_behind_its_back(server: &ServerProcess) -> serde_json::Value {
 }
 
 #[test]
-fn a_process_killed_behind_the_servers_back_is_seen_within_moments_and_started_again() {
+fn a_process_killed_from_outside_is_detected_within_moments_and_restarted() {
     let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());
@@ -355,7 +355,7 @@ fn the_plan_of_the_seed_waits_with_reasons_continues_automatically_and_runs_with
 }
 
 #[test]
-fn what_is_in_a_volume_moves_with_its_replica_and_goes_with_it() {
+fn the_data_of_a_volume_moves_and_is_deleted_with_its_replica() {
     let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &sleeper());
@@ -401,7 +401,7 @@ fn what_is_in_a_volume_moves_with_its_replica_and_goes_with_it() {
 }
 
 #[test]
-fn what_is_handed_over_or_deleted_in_one_go_comes_in_the_order_of_causes() {
+fn handovers_and_combined_deletes_are_executed_in_causal_order() {
     let server = ServerProcess::start();
     let client = server.client();
     server.cli(&["apply", "-f", "examples/notes/1-notes.yaml"]);

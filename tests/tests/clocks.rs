@@ -22,13 +22,13 @@ fn server() -> (ServerProcess, std::path::PathBuf) {
     // A fake report of clock synchronisation, independent of this machine.
     let bin = server.directory().join("bin");
     std::fs::create_dir(&bin).expect("a directory");
-    say_synchronised(&server, "no");
+    report_synchronised(&server, "no");
     let path = std::env::var("PATH").unwrap_or_default();
     server.set("PATH", &format!("{}:{path}", bin.display()));
     (server, clock)
 }
 
-fn say_synchronised(server: &ServerProcess, word: &str) {
+fn report_synchronised(server: &ServerProcess, word: &str) {
     let program = server.directory().join("bin/timedatectl");
     std::fs::write(&program, format!("#!/bin/sh\necho {word}\n")).expect("a file");
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its mode");
@@ -85,7 +85,7 @@ fn a_server_whose_clock_is_years_ahead_records_nothing_until_it_is_set_accepted_
     server.start_again();
     assert_eq!(year(&server), now, "nothing was recorded years ahead");
     server.stop();
-    say_synchronised(&server, "yes");
+    report_synchronised(&server, "yes");
     std::fs::write(&clock, AHEAD).expect("a file");
     server.start_again();
     capability(&server, "b");
@@ -93,7 +93,7 @@ fn a_server_whose_clock_is_years_ahead_records_nothing_until_it_is_set_accepted_
     server.stop();
     // Events of the wrong year are recorded. With the right clock the fleet continues: intents that are dated
     // now get one verdict.
-    say_synchronised(&server, "no");
+    report_synchronised(&server, "no");
     std::fs::write(&clock, "+0").expect("a file");
     server.start_again();
     let first = dated(&server, "one");
@@ -124,7 +124,7 @@ fn a_clock_that_jumps_years_ahead_while_a_server_decides_is_not_followed_and_rea
 }
 
 #[test]
-fn intents_dated_by_a_clock_that_was_late_and_is_right_again_are_decided_at_once() {
+fn intents_dated_by_a_corrected_late_clock_are_decided_immediately() {
     let (mut server, clock) = server();
     // As after the start of a machine without a battery-backed clock, or after a suspend.
     std::fs::write(&clock, "-3600").expect("a file");

@@ -256,7 +256,7 @@ fn brokers_keep_what_they_acknowledge() {
 }
 
 #[test]
-fn what_stays_has_a_check_and_comes_back_and_no_service_waits_for_what_never_is() {
+fn permanent_services_have_a_health_check_and_restart_and_every_dependency_can_be_fulfilled() {
     let compose = compose();
     for (name, service) in &compose.services {
         if compose.ends(name) {

@@ -73,7 +73,7 @@ fn it_runs_payloads_and_its_end_leaves_them_to_its_next_epoch() {
 }
 
 #[test]
-fn a_killed_executor_comes_back_to_the_same_processes_and_starts_none_twice() {
+fn a_killed_executor_restarts_with_the_same_processes_and_starts_none_twice() {
     let server = bare_server(LONG);
     let client = server.client();
     let mut executor = ExecutorProcess::start(&server, "e1", "--process");
@@ -105,7 +105,7 @@ fn a_killed_executor_comes_back_to_the_same_processes_and_starts_none_twice() {
 }
 
 #[test]
-fn what_a_lost_executor_runs_is_not_judged_and_is_taken_up_again() {
+fn incarnations_of_a_lost_executor_keep_their_state_and_are_adopted_again() {
     let server = bare_server(SHORT);
     let client = server.client();
     let mut executor = ExecutorProcess::start(&server, "e1", "--process");
@@ -159,7 +159,7 @@ fn a_killed_server_finds_its_executor_again() {
 }
 
 #[test]
-fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_over() {
+fn an_executor_suspended_past_its_lease_does_nothing_late_and_another_takes_over() {
     let server = bare_server(SHORT);
     let client = server.client();
     let first = ExecutorProcess::start(&server, "e1", "--process");
@@ -189,7 +189,7 @@ fn an_executor_that_slept_over_its_lease_does_nothing_late_and_another_takes_ove
 }
 
 #[test]
-fn what_an_executor_received_and_slept_over_is_given_to_no_other() {
+fn a_command_received_by_a_suspended_executor_is_sent_to_no_other() {
     let server = bare_server(SHORT);
     let client = server.client();
     let first = ExecutorProcess::start(&server, "e1", "--process");
@@ -211,7 +211,7 @@ fn what_an_executor_received_and_slept_over_is_given_to_no_other() {
 }
 
 #[test]
-fn an_executor_over_another_directory_proves_nothing_and_the_operators_declaration_does() {
+fn an_executor_with_another_directory_proves_nothing_and_the_operators_declaration_does() {
     let server = bare_server(LONG);
     let client = server.client();
     let mut executor = ExecutorProcess::start(&server, "e1", "--process");

@@ -74,7 +74,7 @@ fn what_is_written_to_one_broker_can_be_read() {
 }
 
 #[test]
-fn writes_and_reads_go_on_without_one_broker_of_three() {
+fn writes_and_reads_continue_without_one_broker_of_three() {
     let cluster = KafkaCluster::start(3);
     let topic = KcatTopic::create(&cluster, "words");
     topic.write("before");

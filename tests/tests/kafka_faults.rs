@@ -82,7 +82,7 @@ fn messages_of_every_codec_are_answered() {
 }
 
 /// Checks that the unreadable second of three messages blocks the inbox until it is skipped.
-fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&StoredBatch)) {
+fn blocks_until_it_is_skipped(prefix: &str, harm: fn(&StoredBatch)) {
     let mut standbys = StandbyServers::start(shared(1), prefix, 1, &SETTINGS);
     assert_eq!(standbys.servers[0].stop(), Some(0));
     let topic = format!("{prefix}.inbox");
@@ -113,13 +113,13 @@ fn is_held_up_until_it_is_skipped(prefix: &str, harm: fn(&StoredBatch)) {
 }
 
 #[test]
-fn a_message_whose_bytes_are_damaged_holds_the_inbox_up_until_it_is_skipped() {
-    is_held_up_until_it_is_skipped("damaged", StoredBatch::damage);
+fn a_message_whose_bytes_are_damaged_blocks_the_inbox_until_it_is_skipped() {
+    blocks_until_it_is_skipped("damaged", StoredBatch::damage);
 }
 
 #[test]
-fn a_message_of_an_unknown_codec_holds_the_inbox_up_until_it_is_skipped() {
-    is_held_up_until_it_is_skipped("unknown-codec", StoredBatch::set_unknown_codec);
+fn a_message_of_an_unknown_codec_blocks_the_inbox_until_it_is_skipped() {
+    blocks_until_it_is_skipped("unknown-codec", StoredBatch::set_unknown_codec);
 }
 
 /// Sends a message in a transaction, and aborts the transaction: its message and its end have an offset each.
@@ -166,7 +166,7 @@ fn offsets_without_a_message_are_skipped_before_one_that_cannot_be_read() {
 }
 
 #[test]
-fn messages_that_no_server_can_read_or_finds_are_given_up_by_the_start_of_one() {
+fn unreadable_and_missing_messages_are_skipped_by_a_flag_at_the_start() {
     let mut standbys = StandbyServers::start(shared(1), "given-up", 1, &SETTINGS);
     let server = &mut standbys.servers[0];
     assert_eq!(server.stop(), Some(0));
@@ -215,7 +215,7 @@ fn leave_open(topic: &str) {
 }
 
 #[test]
-fn a_transaction_that_is_left_open_is_named_and_everything_goes_on_when_it_is_ended() {
+fn an_open_transaction_is_named_and_everything_continues_when_it_ends() {
     let standbys = StandbyServers::start(shared(1), "left-open", 1, &SETTINGS);
     let server = &standbys.servers[0];
     let end = |topic: &str, why: &str| {

@@ -54,7 +54,7 @@ fn events_of(server: &ServerProcess, type_name: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
+fn a_fleet_continues_where_its_last_server_was_killed_and_every_server_answers() {
     let mut standbys = StandbyServers::start(shared(1), "goes-on", 3, &[]);
     let decider = standbys.decider();
     let (other, third) = ((decider + 1) % 3, (decider + 2) % 3);
@@ -110,7 +110,7 @@ fn a_fleet_goes_on_where_its_last_server_was_killed_and_every_server_answers() {
 }
 
 #[test]
-fn messages_are_answered_once_and_bad_ones_are_refused_and_hold_no_other_up() {
+fn messages_are_answered_once_and_bad_ones_are_refused_and_block_no_other() {
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
     let mut standbys = StandbyServers::start(shared(1), "messages", 2, &settings);
     let brokers = shared(1).bootstrap();
@@ -179,7 +179,7 @@ fn messages_are_answered_once_and_bad_ones_are_refused_and_hold_no_other_up() {
 }
 
 #[test]
-fn messages_that_come_slowly_after_a_takeover_are_all_answered() {
+fn messages_that_arrive_slowly_after_a_takeover_are_all_answered() {
     let cluster = KafkaCluster::start_with_proxies(1);
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
     let mut standbys = StandbyServers::start(&cluster, "slow", 1, &settings);
@@ -212,7 +212,7 @@ fn messages_that_come_slowly_after_a_takeover_are_all_answered() {
 }
 
 #[test]
-fn a_message_with_a_header_name_that_is_not_utf_8_is_refused_and_holds_no_other_up() {
+fn a_message_with_a_header_name_that_is_not_utf_8_is_refused_and_blocks_no_other() {
     let settings = [SCOPE, ("CHANCERY_INBOX_ACTOR", "mail")];
     let standbys = StandbyServers::start(shared(1), "header-names", 1, &settings);
     let kcat_message = |headers: &[&OsStr], value: &str| {
@@ -286,7 +286,7 @@ fn a_server_whose_brokers_are_away_ends_soon_when_it_is_stopped() {
 }
 
 #[test]
-fn a_server_that_forwards_ends_soon_when_it_is_stopped_though_no_answer_comes() {
+fn a_server_that_forwards_ends_soon_when_it_is_stopped_though_no_answer_arrives() {
     let cluster = KafkaCluster::start_with_proxies(1);
     let mut standbys = StandbyServers::start(&cluster, "unanswered", 2, &[]);
     let follower = 1 - standbys.decider();

@@ -166,7 +166,7 @@ fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn a_fleet_that_is_moved_goes_on_where_it_was_and_no_server_goes_on_without_kafka() {
+fn a_moved_fleet_continues_where_it_was_and_no_server_continues_without_kafka() {
     let target = ImportTarget::new(shared(1), "moved");
     let apply = |score: u64| json!({"name": "T", "spec": {"type": "T", "score": score}});
     let mut server = ServerProcess::start();
@@ -334,7 +334,7 @@ fn a_journal_that_is_shorter_than_the_read_models_prove_is_not_imported() {
 }
 
 #[test]
-fn a_partition_that_holds_anything_is_left_alone() {
+fn a_partition_that_contains_anything_is_not_changed() {
     let target = ImportTarget::new(shared(1), "holds");
     let (written, other) = (WrittenJournal::new(20), WrittenJournal::new(2));
     import_journal(&target.options(written.mirror()), LONG).expect("filled");
@@ -425,7 +425,7 @@ fn an_import_that_is_killed_counts_for_nothing_and_the_next_one_makes_one_histor
 }
 
 #[test]
-fn a_journal_that_begins_behind_the_first_record_of_an_import_has_not_begun() {
+fn a_journal_that_starts_after_the_first_record_of_an_import_has_not_started() {
     use rustix::process::{Pid, Signal, kill_process};
     let target = ImportTarget::new(shared(1), "behind");
     let written = WrittenJournal::new(40_000);
@@ -500,7 +500,7 @@ fn a_broker_that_dies_while_it_is_imported_loses_nothing_and_doubles_nothing() {
 }
 
 #[test]
-fn a_topic_that_is_lost_is_filled_again_from_a_mirror_and_all_servers_go_on() {
+fn a_lost_topic_is_filled_again_from_a_mirror_and_all_servers_continue() {
     let mut standbys = StandbyServers::start(shared(1), "lost", 2, &[]);
     let decider = standbys.decider();
     for score in 0..20 {

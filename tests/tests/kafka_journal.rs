@@ -119,7 +119,7 @@ fn written(count: usize) -> (TempDir, KafkaOptions, Vec<chancery_events::record:
 }
 
 #[test]
-fn a_start_reads_what_came_since_and_a_lost_checkpoint_costs_time_alone() {
+fn a_start_reads_newer_records_and_a_lost_checkpoint_costs_only_time() {
     let (_home, options, records) = written(20);
     let open = |options: &KafkaOptions| {
         let (journal, opened) = KafkaJournal::open(options, nowhere()).expect("open");
@@ -236,7 +236,7 @@ fn a_topic_that_does_not_hold_what_the_mirror_holds_is_refused_and_the_mirror_ke
 }
 
 #[test]
-fn a_writer_whose_brokers_are_gone_is_notified_that_its_append_has_no_outcome() {
+fn a_writer_whose_brokers_are_unreachable_is_notified_that_its_append_has_no_outcome() {
     let cluster = KafkaCluster::start(1);
     let directory = tempfile::tempdir().expect("a directory");
     let mut options =

@@ -48,7 +48,7 @@ fn coordinator(cluster: &KafkaCluster) -> i32 {
 }
 
 #[test]
-fn an_inbox_and_an_events_topic_whose_broker_stands_still_are_named_while_the_journal_goes_on() {
+fn an_inbox_and_an_events_topic_whose_broker_is_paused_are_named_while_the_journal_continues() {
     let cluster = KafkaCluster::start(3);
     let groups = coordinator(&cluster);
     let [paused, other] = [1, 2, 3].into_iter().filter(|id| *id != groups).collect::<Vec<_>>()[..] else {

@@ -93,7 +93,7 @@ fn a_killed_executor_leaks_no_process_starts_none_twice_and_loses_no_end() {
 }
 
 #[test]
-fn a_server_that_stood_still_past_every_timeout_goes_on_where_it_was() {
+fn a_server_paused_past_every_timeout_continues_where_it_was() {
     run(CampaignKind::Pauses, JournalBackend::Embedded, 3);
 }
 
@@ -103,7 +103,7 @@ fn relocates_whose_starts_fail_are_never_seen_by_an_observer() {
 }
 
 #[test]
-fn a_clock_that_jumps_by_seconds_or_days_loses_nothing_and_the_journals_time_does_not_go_back() {
+fn a_clock_that_jumps_by_seconds_or_days_loses_nothing_and_journal_time_does_not_decrease() {
     run(CampaignKind::Clock, JournalBackend::Embedded, 6);
 }
 
@@ -117,39 +117,39 @@ mod on_kafka {
     use super::{CampaignKind, JournalBackend, run};
 
     #[test]
-    fn a_killed_server_goes_on_from_one_broker() {
+    fn a_killed_server_continues_from_one_broker() {
         run(CampaignKind::Kills, JournalBackend::OneBroker, 3);
     }
 
     #[test]
-    fn a_killed_server_goes_on_from_three_brokers() {
+    fn a_killed_server_continues_from_three_brokers() {
         run(CampaignKind::Kills, JournalBackend::ThreeBrokers, 3);
     }
 
     #[test]
-    fn a_killed_executor_is_taken_back_with_the_journal_on_one_broker() {
+    fn a_killed_executor_reconnects_with_the_journal_on_one_broker() {
         run(CampaignKind::Executors, JournalBackend::OneBroker, 8);
     }
 
     #[test]
-    fn a_killed_executor_is_taken_back_with_the_journal_on_three_brokers() {
+    fn a_killed_executor_reconnects_with_the_journal_on_three_brokers() {
         run(CampaignKind::Executors, JournalBackend::ThreeBrokers, 8);
     }
 
     #[test]
-    fn a_server_that_stood_still_goes_on_from_one_broker() {
+    fn a_paused_server_continues_from_one_broker() {
         run(CampaignKind::Pauses, JournalBackend::OneBroker, 2);
     }
 
     #[test]
-    fn a_server_that_stood_still_goes_on_from_three_brokers() {
+    fn a_paused_server_continues_from_three_brokers() {
         run(CampaignKind::Pauses, JournalBackend::ThreeBrokers, 2);
     }
 }
 
 /// Requires a host that can mount file systems; elsewhere there is no small disk to fill.
 #[test]
-fn a_full_disk_ends_the_server_with_its_reason_and_it_goes_on_when_there_is_space() {
+fn a_full_disk_ends_the_server_with_its_reason_and_it_continues_when_there_is_space() {
     if rustix::process::geteuid().is_root() {
         run(CampaignKind::DiskFull, JournalBackend::Embedded, 2);
     }

@@ -54,7 +54,7 @@ fn walk(directory: &std::path::Path, name: &str) -> Option<std::path::PathBuf> {
 }
 
 #[test]
-fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote_is_kept() {
+fn an_unresponsive_incarnation_is_shown_ended_and_started_again_and_its_output_is_kept() {
     let server = ServerProcess::start();
     let client = server.client();
     set_up(&client, &payload());
@@ -110,7 +110,7 @@ fn a_run_that_stops_answering_is_shown_ended_and_started_again_and_what_it_wrote
 }
 
 #[test]
-fn a_run_that_is_ready_goes_on_when_its_server_starts_again_however_long_it_may_take_to_start() {
+fn a_ready_incarnation_continues_when_its_server_restarts_whatever_its_start_timeout() {
     let mut server = ServerProcess::start();
     let client = server.client();
     let mut payload = payload();

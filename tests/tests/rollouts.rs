@@ -5,8 +5,7 @@ use chancery_tests::JournalBackend;
 use chancery_tests::fault_campaigns::CampaignKind;
 
 #[test]
-fn whatever_is_done_about_deployments_as_many_good_replicas_serve_as_promised_and_the_end_is_what_is_wanted()
-{
+fn any_sequence_of_deployments_keeps_the_promised_replicas_serving_and_reaches_the_goal() {
     for seed in 1..=2 {
         let (tally, ran) = CampaignKind::Rollouts.run(JournalBackend::Embedded, 2, seed);
         println!("{tally:?}");

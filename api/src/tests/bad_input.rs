@@ -224,7 +224,7 @@ async fn what_is_too_large_is_refused_before_it_is_read() {
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_come_is_not_waited_for() {
+async fn a_body_that_does_not_arrive_times_out() {
     let world =
         ServedFleet::with(HttpLimits { body_read: Duration::from_millis(50), ..HttpLimits::default() });
     let never = Body::from_stream(async_stream::stream! {

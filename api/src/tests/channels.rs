@@ -103,7 +103,7 @@ impl TestChannel {
 }
 
 #[tokio::test]
-async fn messages_come_in_order_and_once_however_often_they_are_sent() {
+async fn messages_are_delivered_in_order_and_once_however_often_they_are_sent() {
     let mut world = ServedFleet::new();
     let mut channel = open(&mut world).await;
     let on = channel.connection;
@@ -126,7 +126,7 @@ async fn messages_come_in_order_and_once_however_often_they_are_sent() {
 }
 
 #[tokio::test]
-async fn nonsense_ends_its_own_channel_alone_and_does_not_reach_the_decider() {
+async fn an_invalid_message_closes_only_its_channel_and_does_not_reach_the_decider() {
     let mut world = ServedFleet::new();
     let (mut bad, good) = (open(&mut world).await, open(&mut world).await);
     let text = heartbeat(1) + "{\"heartbeat\":{}}\n";
@@ -151,7 +151,7 @@ async fn nonsense_ends_its_own_channel_alone_and_does_not_reach_the_decider() {
 }
 
 #[tokio::test]
-async fn when_either_side_hangs_up_the_other_half_ends_too() {
+async fn when_either_side_closes_the_other_half_ends_too() {
     let mut world = ServedFleet::new();
     let mut closed = open(&mut world).await;
     // The decider's end is dropped.
@@ -168,7 +168,7 @@ async fn when_either_side_hangs_up_the_other_half_ends_too() {
 }
 
 #[tokio::test]
-async fn a_channel_on_which_nothing_comes_is_closed_and_there_are_only_so_many() {
+async fn an_idle_channel_is_closed_and_their_number_is_limited() {
     let mut world = ServedFleet::new();
     world.app.channels =
         Arc::new(ExecutorChannels::new(ChannelNumbers::default(), Duration::from_millis(200), 1));
@@ -327,7 +327,7 @@ async fn the_decider_has_a_channel_before_anything_can_be_sent_on_it() {
 }
 
 #[tokio::test]
-async fn a_channel_without_a_welcome_is_closed_whatever_comes_on_it() {
+async fn a_channel_without_a_welcome_is_closed_whatever_it_receives() {
     let mut world = ServedFleet::new();
     world.app.channels =
         Arc::new(ExecutorChannels::new(ChannelNumbers::default(), Duration::from_millis(300), 1));

@@ -159,7 +159,7 @@ async fn a_batch_is_answered_in_order_each_for_itself() {
 }
 
 #[tokio::test]
-async fn behind_a_busy_decider_nothing_of_a_batch_gets_ahead() {
+async fn after_a_busy_intent_no_later_one_of_a_batch_is_sent() {
     let mut world = ServedFleet::new();
     let (queue, mut inputs) = tokio::sync::mpsc::channel(2);
     world.app.router =

@@ -168,7 +168,7 @@ async fn one_address_leaves_connections_to_others() {
 }
 
 #[tokio::test]
-async fn headers_that_do_not_come_are_not_waited_for() {
+async fn headers_that_do_not_arrive_time_out() {
     let world =
         ServedFleet::with(HttpLimits { header_read: Duration::from_millis(100), ..HttpLimits::default() });
     let server = start(&world).await;
@@ -179,7 +179,7 @@ async fn headers_that_do_not_come_are_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_client_that_takes_nothing_is_cut_off() {
+async fn a_client_that_reads_nothing_is_disconnected() {
     let world = ServedFleet::with(HttpLimits { stall: Duration::from_millis(100), ..HttpLimits::default() });
     let server = start(&world).await;
     let mut lazy = TcpStream::connect(server.address).await.expect("a connection");

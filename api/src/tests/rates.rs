@@ -30,7 +30,7 @@ async fn flood(world: &ServedFleet, ask: impl Fn() -> Request<Body>) -> Complete
 }
 
 #[tokio::test]
-async fn a_client_that_floods_is_notified_when_to_retry_and_no_other_is_slowed() {
+async fn a_client_above_its_rate_is_notified_when_to_retry_and_no_other_is_slowed() {
     let limits = HttpLimits { writes_per_second: 5, reads_per_second: 50, ..HttpLimits::default() };
     let world = ServedFleet::with(limits);
     world.decide(accepted(IntentOutcome::Changed, 2));
@@ -101,7 +101,7 @@ async fn addresses_are_distinguished() {
 }
 
 #[tokio::test]
-async fn what_is_not_admitted_takes_nothing_from_those_who_are() {
+async fn rejected_requests_use_no_rate_of_admitted_ones() {
     let world = ServedFleet::with(HttpLimits { reads_per_second: 5, ..HttpLimits::default() });
     let page = [("origin", "http://evil.example")];
     for _ in 0..100 {

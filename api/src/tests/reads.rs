@@ -17,7 +17,7 @@ use super::world::{LINEAGE, ServedFleet, request};
 use crate::HttpLimits;
 
 #[tokio::test]
-async fn a_list_comes_in_pages() {
+async fn a_list_is_paginated() {
     let world = ServedFleet::new();
     let first = world.get("/nodes?limit=1").await;
     let json = first.json();
@@ -75,7 +75,7 @@ async fn what_never_existed_and_what_is_deleted_are_distinguished() {
 }
 
 #[tokio::test]
-async fn a_history_goes_on_where_a_page_ended() {
+async fn a_history_continues_after_the_last_entry_of_a_page() {
     let world = ServedFleet::new();
     world.touch("node-1", 3);
     let page = world.get("/nodes/node-1/history?limit=2").await.json();
@@ -108,7 +108,7 @@ fn large_plan(name: &str, bytes: usize) -> String {
 }
 
 #[tokio::test]
-async fn a_page_ends_before_it_has_too_many_bytes_and_the_next_one_goes_on() {
+async fn a_page_ends_before_it_has_too_many_bytes_and_the_next_one_continues() {
     let world = ServedFleet::with(HttpLimits { page: 100_000, ..HttpLimits::default() });
     large_plans(&world, 12);
     let (mut names, mut pages, mut token) = (Vec::new(), 0, String::new());
@@ -319,7 +319,7 @@ async fn health_and_metrics_are_reported() {
 }
 
 #[tokio::test]
-async fn lists_wait_for_their_turn_and_hold_up_neither_probes_nor_rows() {
+async fn lists_are_queued_and_block_neither_probes_nor_rows() {
     let world = ServedFleet::new();
     let lists = Arc::clone(&world.app.common.lists);
     let turns = lists.acquire_many(world.app.common.limits.lists as u32).await.expect("all turns");

@@ -86,7 +86,7 @@ fn range(from: u64, to: u64) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn a_follower_gets_what_was_and_what_comes_each_once_and_in_order() {
+async fn a_follower_receives_past_and_new_events_once_and_in_order() {
     let world = ServedFleet::new();
     let mut reading = StreamReading::open(&world, "/events", &[SSE]).await;
     assert_eq!(reading.ids(5).await, range(1, 5));
@@ -98,7 +98,7 @@ async fn a_follower_gets_what_was_and_what_comes_each_once_and_in_order() {
 }
 
 #[tokio::test]
-async fn resuming_is_exclusive_and_wins_over_from() {
+async fn resuming_is_exclusive_and_has_precedence_over_from() {
     let world = ServedFleet::new();
     world.touch("node-1", 5);
     let mut reading = StreamReading::open(&world, "/events?from=2", &[SSE, ("last-event-id", "7")]).await;

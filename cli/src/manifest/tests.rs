@@ -277,7 +277,7 @@ fn words_are_read_in_any_case() {
 }
 
 #[test]
-fn values_are_the_text_that_stands_there() {
+fn values_are_the_literal_text() {
     let spec = "plan: p\ncount: 1\ncoordinates: {web: {version: 1.10, flag: on, zip: 007}}";
     let Intent::DeploymentCreate(create) = only(&header("Deployment", spec)) else { panic!("a deployment") };
     let web = &create.spec.coordinates["web"];

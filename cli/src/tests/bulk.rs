@@ -36,7 +36,7 @@ fn names(asked: &FakeRequest) -> Vec<String> {
 }
 
 #[test]
-fn documents_go_in_batches_and_are_reported_in_their_order() {
+fn documents_are_sent_in_batches_and_reported_in_their_order() {
     let (_folder, path) = file(&capabilities(2500));
     let answers = |count: usize| batch(&(0..count).map(|_| accepted(7)).collect::<Vec<_>>());
     let script = vec![none(), answers(1000), answers(1000), answers(500)];
@@ -92,7 +92,7 @@ fn what_stays_unanswered_ends_it_with_what_is_known() {
 }
 
 #[test]
-fn a_batch_that_is_too_large_goes_in_smaller_ones_and_too_many_requests_wait() {
+fn a_batch_that_is_too_large_is_split_and_too_many_requests_wait() {
     let (_folder, path) = file(&capabilities(4));
     let find = || problem(404, "not_found", false);
     let too_many = problem(429, "too_many_requests", true);
@@ -107,7 +107,7 @@ fn a_batch_that_is_too_large_goes_in_smaller_ones_and_too_many_requests_wait() {
 }
 
 #[test]
-fn deleting_what_files_name_goes_backwards_and_what_is_not_there_is_no_failure() {
+fn entities_of_files_are_deleted_in_reverse_order_and_a_missing_one_is_no_failure() {
     let text = "\
 apiVersion: chancery/v1
 kind: Cluster

@@ -62,7 +62,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_notified_of_what_has_ended() {
 }
 
 #[test]
-fn an_executor_that_comes_back_gets_the_whole_inventory_and_its_old_connection_is_closed() {
+fn an_executor_that_reconnects_receives_the_whole_inventory_and_its_old_connection_is_closed() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     rig.hello(1, "ex", None);
@@ -94,7 +94,7 @@ fn an_executor_that_comes_back_gets_the_whole_inventory_and_its_old_connection_i
 }
 
 #[test]
-fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
+fn an_executor_with_a_later_or_another_head_is_refused() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     let lineage = Lineage::from_random(5);
@@ -127,7 +127,7 @@ fn an_executor_that_has_seen_more_or_something_else_is_sent_away() {
 }
 
 #[test]
-fn what_cannot_be_looked_up_now_sends_no_executor_away_permanently() {
+fn a_failed_lookup_refuses_no_executor_permanently() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     let head = rig.core.durable();
@@ -156,7 +156,7 @@ fn refusal(effects: &[DeciderEffect]) -> Option<(String, HelloRetry)> {
 }
 
 #[test]
-fn an_executor_over_another_directory_is_refused_until_nothing_is_left_in_the_old_one() {
+fn an_executor_with_another_store_is_refused_until_nothing_is_left_in_the_old_one() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     assert_eq!(refusal(&rig.hello_over(1, 1, epoch(1, 1))), None);
@@ -184,7 +184,7 @@ fn an_executor_over_another_directory_is_refused_until_nothing_is_left_in_the_ol
 }
 
 #[test]
-fn an_inventory_of_any_size_comes_in_messages_of_a_bounded_one_each_when_it_is_requested() {
+fn an_inventory_is_sent_in_bounded_messages_each_on_request() {
     let mut rig = DeciderFixture::new();
     rig.cluster();
     // Each request is large: a hundred of them are 5 MB.

@@ -210,7 +210,7 @@ fn every_message_leaves_one_trace_in_the_order_of_their_offsets() {
 }
 
 #[test]
-fn a_message_is_durable_with_its_answer_and_the_next_decider_goes_on_behind_it() {
+fn a_message_is_durable_with_its_answer_and_the_next_decider_continues_after_it() {
     let mut rig = DeciderFixture::reading(0..0);
     rig.post(&capability(0, "a"));
     rig.post(&nonsense(1));
@@ -343,7 +343,7 @@ fn a_message_that_is_poison_is_refused_once_and_the_next_is_answered() {
 }
 
 #[test]
-fn a_message_that_cannot_be_read_is_given_up_at_the_position_of_the_inbox_and_nowhere_else() {
+fn an_unreadable_message_is_skipped_only_at_the_position_of_the_inbox() {
     let mut rig = DeciderFixture::reading(0..9);
     rig.post(&capability(0, "a"));
     rig.settle();
@@ -438,7 +438,7 @@ fn deadlines_wait_for_the_messages_that_were_there_and_a_lease_after_them() {
 }
 
 #[test]
-fn what_an_operator_gives_up_at_a_start_is_recorded_once_with_the_watermark_behind_it() {
+fn a_skip_by_an_operator_at_a_start_is_recorded_once_with_the_next_watermark() {
     // Offsets of the topic, skipped offset, and offset where reading starts.
     let table = [
         (2..9, 4, Ok(5)),

@@ -141,8 +141,7 @@ fn a_list_that_was_made_before_a_start_proves_nothing_about_it() {
 
 /// Races R8, R33.
 #[test]
-fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_continues_and_nothing_is_there_twice()
-{
+fn a_crash_anywhere_between_an_intent_and_its_commands_repeats_and_loses_nothing() {
     let count = 300;
     let written = || {
         let mut rig = DeciderFixture::new();
@@ -179,7 +178,7 @@ fn wherever_the_server_dies_between_an_intent_and_its_commands_the_next_continue
 
 /// Race R10.
 #[test]
-fn a_second_try_of_what_is_deleted_by_then_is_dropped_and_holds_up_no_other() {
+fn a_retry_for_a_deleted_object_is_dropped_and_blocks_no_other() {
     let (mut rig, id) = DeciderFixture::starting();
     rig.report(1, 1, id, 1, ObservedState::Failed { message: "no".into(), retry: RetryClass::Retryable });
     rig.ask_replica("replica.delete");
@@ -201,7 +200,7 @@ fn a_second_try_of_what_is_deleted_by_then_is_dropped_and_holds_up_no_other() {
 
 /// Race R32.
 #[test]
-fn what_an_operator_declared_lost_and_turns_up_again_is_removed_and_changes_nothing() {
+fn an_object_that_reappears_after_it_was_declared_lost_is_removed_and_changes_nothing() {
     let (mut rig, id) = DeciderFixture::running();
     rig.must("node.set_state", &json!({"name": "n1", "state": "expunged"}));
     rig.settle();
@@ -226,7 +225,7 @@ fn what_an_operator_declared_lost_and_turns_up_again_is_removed_and_changes_noth
 
 /// Race R35.
 #[test]
-fn a_pause_before_the_next_try_lasts_over_the_death_of_the_server() {
+fn a_retry_backoff_outlives_a_crash_of_the_server() {
     let (mut rig, id) = DeciderFixture::starting();
     rig.report(1, 1, id, 1, ObservedState::Failed { message: "no".into(), retry: RetryClass::Retryable });
     rig.settle();

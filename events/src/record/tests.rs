@@ -43,7 +43,7 @@ fn the_bytes_are_these() {
 }
 
 #[test]
-fn a_header_gives_back_what_it_was_made_of() {
+fn a_header_is_decoded_to_its_fields() {
     let previous = Lineage::from_random(9);
     let watermark = InboxWatermark { topic: "inbox/\"id\"".into(), next: 42 };
     let mut draft = RecordDraft::new();

@@ -288,7 +288,7 @@ mod tests {
     type CaptureCase = (&'static [&'static str], &'static [(u64, &'static str)]);
 
     #[test]
-    fn files_are_bounded_and_begin_with_lines_where_they_can() {
+    fn files_are_bounded_and_start_with_a_whole_line_if_possible() {
         let cases: [CaptureCase; 7] = [
             (&["a\n", "b\n"], &[(1, "a\nb\n")]),
             (&["12345678"], &[(1, "12345678")]),
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_supervisor_goes_on_where_the_last_one_was() {
+    fn the_next_supervisor_continues_at_the_offset_of_the_last_one() {
         let directory = tempfile::tempdir().unwrap();
         let base = directory.path().join("web-0.out");
         for text in ["one\n", "two\n", "three\n"] {
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_is_never_broken_and_what_waits_in_the_pipe_is_taken_over() {
+    fn a_writer_never_gets_a_broken_pipe_and_the_next_supervisor_reads_the_rest() {
         let directory = tempfile::tempdir().unwrap();
         let base = directory.path().join("web-0.out");
         let (capture, mut theirs) = open(&base, limits(1000, 2)).unwrap();

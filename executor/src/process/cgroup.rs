@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_is_gone_proves_an_end_under_the_same_mount_alone() {
+    fn a_removed_group_proves_an_end_only_under_the_same_mount() {
         let mount = tempfile::tempdir().unwrap();
         let parent =
             CgroupParent { path: mount.path().join("x"), mount: Some(mount.path().into()), memory: false };

@@ -392,7 +392,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_whose_environment_cannot_be_read_holds_up_nothing() {
+    fn a_process_whose_environment_cannot_be_read_blocks_nothing() {
         let process = |pid| ProcStat { pid, ..ProcStat::of(std::process::id()).unwrap().unwrap() };
         // No process has one of these pids.
         let (hanging, other) = (process(u32::MAX), process(u32::MAX - 1));

@@ -231,7 +231,7 @@ struct WatchedDirectory {
 
 impl DirectoryWatcher {
     /// Checks twice a second for as long as the runtime lives.
-    pub(super) async fn look_for_ever(&self) {
+    pub(super) async fn check_periodically(&self) {
         let mut every = interval(EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

@@ -359,7 +359,7 @@ impl ProcessOrchestrator {
             removals: RemovalTasks::default(),
             is_closed: AtomicBool::new(false),
         });
-        runtime.spawn(async move { looks.look_for_ever().await });
+        runtime.spawn(async move { looks.check_periodically().await });
         let handle = runtime.handle().clone();
         let tasks = Arc::new(ReconcilerTasks {
             senders: Mutex::default(),

@@ -129,7 +129,7 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, directory: &Path) ->
 
 fn copy_end(base: &Path, path: &Path) -> io::Result<()> {
     let mut reader = OutputReader::last(base, u64::MAX)?;
-    let mut to = create_anew(path)?;
+    let mut to = create_replacing(path)?;
     let (mut length, mut entries) = (0, Vec::<TimesEntry>::new());
     loop {
         let (time, bytes) = reader.read_block(CHUNK)?;
@@ -146,7 +146,7 @@ fn copy_end(base: &Path, path: &Path) -> io::Result<()> {
 }
 
 /// Creates a file, replacing whatever exists at the path: programs can write to directories of the executor.
-pub(super) fn create_anew(path: &Path) -> io::Result<File> {
+pub(super) fn create_replacing(path: &Path) -> io::Result<File> {
     state_file::if_found(fs::remove_file(path))?;
     state_file::open_plain(OpenOptions::new().write(true).create_new(true).mode(0o600), path)
 }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_not_kept_again_from_a_directory_that_is_half_gone() {
+    fn a_kept_output_is_not_copied_again_from_a_partly_removed_directory() {
         let (root, directory) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let id = IncarnationId::issue(Lineage::from_random(1), Position::FIRST);
         let text = |files: &[OutputFile]| fs::read_to_string(part(&files[0].base, 2)).unwrap();

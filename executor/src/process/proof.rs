@@ -406,7 +406,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_without_its_leader_is_a_mark_only_while_its_number_cannot_have_been_given_again() {
+    fn a_session_without_its_leader_is_a_mark_only_while_its_id_cannot_be_reused() {
         for (numbers, leader, wanted) in [
             (ProcessNumbers::GivenOnce, Some(7), SameSession::Yes),
             (ProcessNumbers::GivenOnce, Some(8), SameSession::No),
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_cannot_be_judged_leaves_the_end_unknown_whatever_its_group_reports() {
+    fn a_process_that_cannot_be_identified_leaves_the_end_unknown_whatever_its_group_reports() {
         let unknown = || RemainingProcesses::Unknown("hidden".into());
         let why = || Some("unread".to_owned());
         for (has_any, populated, accounted, unread, wanted) in [

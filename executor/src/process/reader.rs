@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn it_begins_at_the_last_lines_across_files() {
+    fn it_starts_at_the_last_lines_across_files() {
         let all: &[(u64, &str)] = &[(1, "one\ntwo\n"), (2, "thr"), (3, "ee\nfour")];
         let later: &[(u64, &str)] = &[(7, "rest of a line\nnext\n"), (8, "last\n")];
         for (texts, lines, wanted) in [
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn it_begins_at_a_time_and_at_most_a_span_before() {
+    fn it_starts_at_a_time_and_at_most_a_span_before() {
         let table = [
             (0, "one\ntwo\nthree\nfour\n"),
             (10, "one\ntwo\nthree\nfour\n"),
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_through_new_files_and_past_dropped_ones() {
+    fn it_continues_in_new_files_and_after_removed_ones() {
         let (directory, base) = output(&[(1, "one\n")]);
         let mut reader = OutputReader::last(&base, u64::MAX).unwrap();
         assert_eq!(rest(&mut reader), "one\n");

@@ -183,7 +183,7 @@ pub(super) fn length(part: &Path) -> io::Result<u64> {
 /// Writes the index of a copied file.
 pub(super) fn copy(part: &Path, entries: &[TimesEntry]) -> io::Result<()> {
     let all: Vec<u8> = entries.iter().flat_map(|entry| bytes(*entry)).collect();
-    super::output::create_anew(&path_of(part))?.write_all(&all)
+    super::output::create_replacing(&path_of(part))?.write_all(&all)
 }
 
 /// Removes the index of a deleted file.

@@ -381,7 +381,7 @@ fn ready_means_all_online() {
 }
 
 #[test]
-fn what_had_its_outcome_and_is_not_there_any_more_is_not_started_again() {
+fn a_missing_incarnation_whose_command_is_fulfilled_is_not_started_again() {
     let met = ObjectTarget { status: CommandStatus::Fulfilled, ..order(TargetGoal::Up, 1, 1) };
     let on = |there: Option<&KnownObject>| step(there, &met, Some(&spec("web-1")), UpdateSupport::InPlace);
     assert_eq!(on(None), ReconcileStep::WriteTombstone);
@@ -391,7 +391,7 @@ fn what_had_its_outcome_and_is_not_there_any_more_is_not_started_again() {
 }
 
 #[test]
-fn another_rule_of_starting_again_is_taken_over_and_changes_nothing_that_runs() {
+fn another_restart_policy_is_applied_and_changes_nothing_that_runs() {
     let rule = |restart| ObjectSpec::Incarnation(run("web-1", restart));
     let there = present(order(TargetGoal::Up, 2, 1), runs());
     let met = ObjectTarget { status: CommandStatus::Fulfilled, ..order(TargetGoal::Up, 2, 1) };

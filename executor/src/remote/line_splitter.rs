@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_an_end_is_not_kept_for_ever() {
+    fn an_unterminated_line_is_bounded() {
         let mut lines = LineSplitter::new(5);
         assert!(lines.take(b"ok\nlong").is_ok());
         assert!(lines.take(b"er").is_err());

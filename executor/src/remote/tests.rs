@@ -70,7 +70,7 @@ async fn a_request_without_an_answer_is_repeated_as_it_was() {
 }
 
 #[tokio::test]
-async fn what_the_decider_sends_comes_whole_and_the_end_ends_both_halves() {
+async fn messages_of_the_decider_arrive_whole_and_the_end_closes_both_halves() {
     let (listener, remote) = server().await;
     let (mut stream, mut channel) = open(&listener, &remote).await;
     stream.write_all(b"8\r\ne\":1}\n{}\r\n1\r\n\n\r\n0\r\n\r\n").await.expect("written");
@@ -96,7 +96,7 @@ async fn a_server_that_refuses_is_quoted() {
 }
 
 #[test]
-fn a_server_is_an_address_over_plain_http() {
+fn a_server_url_is_an_address_with_plain_http() {
     for (url, host, port, executor_channels) in [
         ("http://127.0.0.1:7440", "127.0.0.1", 7440, "/v1/fleets/default/channels"),
         ("http://[::1]:80/", "::1", 80, "/v1/fleets/default/channels"),

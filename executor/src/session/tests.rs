@@ -125,7 +125,7 @@ fn begun(out: &[SessionAction]) -> Vec<u64> {
 }
 
 #[test]
-fn the_head_is_on_disk_before_anything_is_begun() {
+fn the_head_is_on_disk_before_any_work_starts() {
     let (mut core, out) = attached(vec![command(7, 1)]);
     let [
         SessionAction::Say(ExecutorMessage::FullReport { .. }),
@@ -220,7 +220,7 @@ fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
 }
 
 #[test]
-fn nothing_is_begun_after_three_quarters_of_the_lease() {
+fn no_work_starts_after_three_quarters_of_the_lease() {
     let (mut core, _) = attached(vec![]);
     assert_eq!(begun(&core.handle(secs(8), SessionInput::Message(given(7, 1)))), [7]);
     let beats = core.handle(secs(8), SessionInput::Tick);
@@ -508,7 +508,7 @@ fn a_list_that_fails_proves_nothing_and_is_requested_again_while_heartbeats_cont
 }
 
 #[test]
-fn a_lost_watch_is_followed_by_a_list_and_holds_up_no_work() {
+fn a_lost_watch_is_followed_by_a_list_and_blocks_no_work() {
     let (mut core, _) = attached(vec![]);
     assert!(core.takes_changes());
     let mut now = secs(0);

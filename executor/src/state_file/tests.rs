@@ -19,7 +19,7 @@ fn bytes(path: &Path) -> [Option<Vec<u8>>; 2] {
 }
 
 #[test]
-fn one_copy_that_is_altered_cut_or_gone_loses_nothing_and_is_written_again() {
+fn one_altered_truncated_or_missing_copy_loses_nothing_and_is_written_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.json");
     keep(&path, "first");
@@ -51,7 +51,7 @@ fn one_copy_that_is_altered_cut_or_gone_loses_nothing_and_is_written_again() {
 }
 
 #[test]
-fn a_writing_in_place_that_is_cut_short_anywhere_leaves_what_was_there_or_what_comes() {
+fn an_interrupted_write_in_place_leaves_the_old_or_the_new_content() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.json");
     for words in [["short", "rather longer"], ["rather longer", "short"], ["black", "white"]] {
@@ -193,7 +193,7 @@ fn of_two_whole_copies_the_one_that_was_written_last_counts() {
 }
 
 #[test]
-fn what_is_removed_is_gone_with_both_copies_and_nothing_is_left_alongside() {
+fn a_removal_deletes_both_copies_and_leaves_nothing_alongside() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("it.json");
     keep(&path, "one");

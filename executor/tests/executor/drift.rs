@@ -94,7 +94,7 @@ pub(crate) async fn a_process_that_is_killed_from_outside_is_an_end_with_its_sig
     assert!(!root.payloads_of(id(2)).is_empty(), "its sibling has its grace");
 }
 
-pub(crate) async fn an_orphan_that_is_killed_from_outside_is_an_end_that_no_process_saw() {
+pub(crate) async fn an_orphan_that_is_killed_from_outside_is_an_end_with_unknown_status() {
     let root = TestRoot::new();
     let (processes, ready) = run(&root, 1, &sleeper(2)).await;
     kill_supervisors(&root);

@@ -48,7 +48,7 @@ pub(crate) async fn an_incarnation_of_many_processes_and_ports_is_reported_whole
     assert!(root.payloads().is_empty());
 }
 
-pub(crate) async fn a_stop_that_comes_while_many_processes_are_started_is_not_kept_waiting() {
+pub(crate) async fn a_stop_during_the_start_of_many_processes_is_executed_immediately() {
     let root = TestRoot::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &large())).await;

@@ -249,7 +249,7 @@ fn start_supervisor(root: &TestRoot, position: u64) -> Child {
         .unwrap()
 }
 
-pub(crate) async fn supervisors_at_once_start_one_set() {
+pub(crate) async fn concurrent_supervisors_start_one_set() {
     let root = TestRoot::new();
     let positions = 1..=8;
     for position in positions.clone() {

@@ -41,7 +41,7 @@ pub(crate) async fn what_replaces_its_log_keeps_no_supervisor_from_its_work() {
     }
 }
 
-pub(crate) async fn a_supervisor_whose_log_cannot_be_written_goes_on_and_reports_how_things_ended() {
+pub(crate) async fn a_supervisor_whose_log_cannot_be_written_continues_and_reports_the_end() {
     let root = TestRoot::new();
     let processes = root.open().await;
     let job = spec(vec![payload("web", 1, &["sh", "-c", "while [ ! -e go ]; do sleep 0.01; done"])]);

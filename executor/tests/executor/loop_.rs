@@ -42,7 +42,7 @@ impl TestDecider {
     }
 
     /// Returns the next message that is no heartbeat.
-    async fn hear_news(&mut self) -> ExecutorMessage {
+    async fn receive_news(&mut self) -> ExecutorMessage {
         loop {
             match self.hear().await {
                 ExecutorMessage::Heartbeat { sequence: heartbeat, .. } => {
@@ -141,12 +141,12 @@ pub(crate) async fn a_session_starts_level_and_reports() {
     let mut decider = executor.channel().await;
     assert!(matches!(decider.hear().await, ExecutorMessage::Hello { seen: None, .. }));
     decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
-    let ExecutorMessage::FullReport { reports, part: ReportPart::Last, .. } = decider.hear_news().await
+    let ExecutorMessage::FullReport { reports, part: ReportPart::Last, .. } = decider.receive_news().await
     else {
         panic!("a full report")
     };
     assert_eq!(reports.iter().map(|r| r.object).collect::<Vec<_>>(), [id(7).into(), foreign.into()]);
-    let ExecutorMessage::Report { sequence: 1, report, .. } = decider.hear_news().await else {
+    let ExecutorMessage::Report { sequence: 1, report, .. } = decider.receive_news().await else {
         panic!("a report")
     };
     assert_eq!((report.object, matches!(report.observed, ObservedState::Ready { .. })), (id(8).into(), true));
@@ -157,7 +157,7 @@ pub(crate) async fn a_session_starts_level_and_reports() {
             .say(DeciderMessage::OrphanResolved { envelope, object, resolution: judgement, revision: 5 })
             .await;
     }
-    let ExecutorMessage::Report { sequence: 2, report, .. } = decider.hear_news().await else {
+    let ExecutorMessage::Report { sequence: 2, report, .. } = decider.receive_news().await else {
         panic!("a report")
     };
     assert_eq!((report.object, report.revision, report.observed), (id(7).into(), 5, ObservedState::Gone));
@@ -172,24 +172,24 @@ pub(crate) async fn a_session_starts_level_and_reports() {
     }
     let (envelope, command) = (decider.envelope(), command(id(8), 2, CommandEffect::Stop, &sleeper(1)));
     decider.say(DeciderMessage::Command { envelope, command }).await;
-    let ExecutorMessage::Report { sequence: 3, report, .. } = decider.hear_news().await else {
+    let ExecutorMessage::Report { sequence: 3, report, .. } = decider.receive_news().await else {
         panic!("a report")
     };
     assert!(matches!(report.observed, ObservedState::Ended { .. }));
     let leaves = tokio::spawn(executor.stop());
-    assert!(matches!(decider.hear_news().await, ExecutorMessage::Goodbye { .. }));
+    assert!(matches!(decider.receive_news().await, ExecutorMessage::Goodbye { .. }));
     leaves.await.unwrap().unwrap();
 }
 
-pub(crate) async fn a_lost_channel_is_taken_up_again() {
+pub(crate) async fn a_lost_channel_is_opened_again() {
     let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     let mut executor = start(root.path(), &world);
     let mut decider = executor.channel().await;
     decider.hear().await;
     decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
-    decider.hear_news().await;
+    decider.receive_news().await;
     // The report is sent, and never accepted.
-    assert!(matches!(decider.hear_news().await, ExecutorMessage::Report { sequence: 1, .. }));
+    assert!(matches!(decider.receive_news().await, ExecutorMessage::Report { sequence: 1, .. }));
     drop(decider);
     let mut decider = executor.channel().await;
     let ExecutorMessage::Hello { seen: Some((_, seen)), .. } = decider.hear().await else {
@@ -197,7 +197,7 @@ pub(crate) async fn a_lost_channel_is_taken_up_again() {
     };
     assert_eq!(seen, head(100, 1));
     decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
-    let ExecutorMessage::FullReport { reports, .. } = decider.hear_news().await else {
+    let ExecutorMessage::FullReport { reports, .. } = decider.receive_news().await else {
         panic!("a full report")
     };
     assert!(
@@ -205,7 +205,7 @@ pub(crate) async fn a_lost_channel_is_taken_up_again() {
         "{reports:?}"
     );
     assert!(
-        matches!(decider.hear_news().await, ExecutorMessage::Report { sequence: 1, .. }),
+        matches!(decider.receive_news().await, ExecutorMessage::Report { sequence: 1, .. }),
         "the outcome is repeated"
     );
     assert_eq!(world.lock().unwrap().starts(), 1, "running objects are adopted");
@@ -235,7 +235,7 @@ pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_c
     beats(&mut decider).await;
     world.lock().unwrap().set_out_of_reach(false);
     let ready = |reports: &[ObjectReport]| matches!(reports, [report] if matches!(report.observed, ObservedState::Ready { .. }));
-    let ExecutorMessage::FullReport { reports, .. } = decider.hear_news().await else {
+    let ExecutorMessage::FullReport { reports, .. } = decider.receive_news().await else {
         panic!("a full report")
     };
     assert!(ready(&reports), "{reports:?}");
@@ -247,7 +247,7 @@ pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_c
     assert_eq!(world.lock().unwrap().running(id(7)), 1, "no object is ended");
     world.lock().unwrap().set_out_of_reach(false);
     loop {
-        match decider.hear_news().await {
+        match decider.receive_news().await {
             // The list may come first.
             ExecutorMessage::FullReport { reports, .. } if ready(&reports) => {}
             ExecutorMessage::FullReport { reports, .. } => {
@@ -292,12 +292,12 @@ pub(crate) async fn a_diverged_journal_stops_it_and_the_head_is_kept() {
     let mut decider = executor.channel().await;
     decider.hear().await;
     decider.welcome(LEASE, vec![]).await;
-    decider.hear_news().await;
+    decider.receive_news().await;
     decider.head = head(120, 2);
     let (envelope, command) = (decider.envelope(), command(id(8), 1, CommandEffect::Ensure, &sleeper(1)));
     decider.say(DeciderMessage::Command { envelope, command }).await;
     assert!(
-        matches!(decider.hear_news().await, ExecutorMessage::Report { .. }),
+        matches!(decider.receive_news().await, ExecutorMessage::Report { .. }),
         "the head was used, so it is on disk"
     );
     decider.head = head(120, 3);

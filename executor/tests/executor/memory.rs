@@ -132,7 +132,7 @@ pub(crate) async fn lack_of_memory_is_reported_as_the_cause_of_death() {
     }
 }
 
-pub(crate) async fn a_group_that_a_dead_supervisor_left_goes_with_what_it_was_for() {
+pub(crate) async fn a_group_of_a_dead_supervisor_is_removed_with_its_incarnation() {
     let root = TestRoot::new();
     let parent = groups(&root);
     let processes = open(&root, &parent).await;

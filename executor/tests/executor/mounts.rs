@@ -81,7 +81,7 @@ pub(crate) async fn what_is_mounted_in_a_working_directory_survives_it_and_is_a_
     assert!(processes.list().await.unwrap().is_empty());
 }
 
-pub(crate) async fn a_mount_in_what_a_dead_executor_left_is_not_entered_and_holds_nothing_up() {
+pub(crate) async fn a_mount_in_remains_of_a_dead_executor_is_not_entered_and_blocks_nothing() {
     let (root, outside) = (TestRoot::new(), outside());
     // tidy: allow(forgotten)
     let forgotten = root.path().join("forgotten").join(id(1).to_string());

@@ -114,7 +114,7 @@ pub(crate) async fn output_outlives_a_crash_while_its_directory_is_removed() {
     assert_eq!(kept, "last words\n");
 }
 
-pub(crate) async fn a_process_outlives_whoever_keeps_its_output() {
+pub(crate) async fn a_process_outlives_the_supervisor_that_captures_its_output() {
     let root = TestRoot::new();
     let processes = open(&root, 4 << 10, 1000).await;
     // Each step writes more than a pipe's capacity.

@@ -15,7 +15,7 @@ use crate::world::{
     TestRoot, command, config, id, is_ended, is_ready, payload, sleeper, spec, until, wait_until,
 };
 
-pub(crate) async fn one_that_dies_ends_its_siblings_and_their_children() {
+pub(crate) async fn a_process_that_exits_ends_its_siblings_and_their_children() {
     let root = TestRoot::new();
     // Each process leaves a child in a session of its own; the second dies.
     let script =
@@ -272,7 +272,7 @@ pub(crate) async fn nothing_but_the_standard_descriptors_reaches_a_process() {
     assert_eq!(open, ["0", "1", "2"]);
 }
 
-pub(crate) async fn a_process_begins_with_the_descriptors_that_the_server_was_started_with() {
+pub(crate) async fn a_process_starts_with_the_original_descriptor_limit_of_the_server() {
     let root = TestRoot::new();
     let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let hard = hard.map_or("unlimited".to_owned(), |hard| hard.to_string());

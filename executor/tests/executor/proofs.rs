@@ -187,7 +187,7 @@ pub(crate) async fn what_has_a_mark_is_ended_without_groups_too() {
     assert!(!is_alive(child.0), "it is found by its working directory");
 }
 
-pub(crate) async fn what_is_accounted_for_holds_up_no_end_without_groups() {
+pub(crate) async fn known_processes_block_no_end_without_groups() {
     let root = TestRoot::new();
     let processes = open(root.path(), &CgroupSetting::Off).await;
     for position in [1, 2, 3] {
@@ -349,7 +349,7 @@ pub(crate) async fn another_pid_namespace_ends_nothing_that_runs() {
     }
 }
 
-pub(crate) async fn an_executor_that_sees_the_processes_of_another_namespace_does_not_begin() {
+pub(crate) async fn an_executor_that_sees_the_processes_of_another_namespace_does_not_start() {
     let root = TestRoot::new();
     let Some(error) = in_another_namespace(&root, &CgroupSetting::Off, &["-p", "-f"]) else { return };
     assert!(error.starts_with("cannot use /proc: it belongs to another PID namespace"), "{error}");
@@ -502,7 +502,7 @@ impl Drop for SilentFileSystem {
     }
 }
 
-pub(crate) async fn a_file_system_that_does_not_answer_holds_up_no_end() {
+pub(crate) async fn a_file_system_that_does_not_respond_blocks_no_end() {
     for cgroup in WAYS {
         let root = TestRoot::new();
         if !has_groups(&root, &cgroup) {
@@ -664,7 +664,7 @@ pub(crate) async fn an_empty_group_that_cannot_be_removed_keeps_no_executor_from
     let _ = std::fs::remove_dir(&inner);
 }
 
-pub(crate) async fn a_pipe_of_an_output_that_was_replaced_holds_up_no_end() {
+pub(crate) async fn a_pipe_of_an_output_that_was_replaced_blocks_no_end() {
     let root = TestRoot::new();
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &sleeper(1))).await;
@@ -685,7 +685,7 @@ pub(crate) async fn a_pipe_of_an_output_that_was_replaced_holds_up_no_end() {
     assert!(is_ended(&then), "{then:?}");
 }
 
-pub(crate) async fn a_stopped_supervisor_holds_up_neither_stop_nor_kill() {
+pub(crate) async fn a_stopped_supervisor_blocks_neither_stop_nor_kill() {
     for cgroup in WAYS {
         let root = TestRoot::new();
         if !has_groups(&root, &cgroup) {

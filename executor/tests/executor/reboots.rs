@@ -88,7 +88,7 @@ fn start_victim(root: &TestRoot, number: u64) -> Child {
         .unwrap()
 }
 
-pub(crate) async fn a_slow_start_after_a_reboot_is_not_taken_for_a_run_that_does_not_answer() {
+pub(crate) async fn a_slow_start_after_a_reboot_does_not_count_as_unresponsive() {
     // The second start takes two seconds before the process listens.
     let script = "
 import os, socket, sys, time
@@ -116,8 +116,7 @@ time.sleep(3600)
     until(&processes, id(1), "it is ended", |r| r.revision == 4 && is_ended(r)).await;
 }
 
-pub(crate) async fn what_is_always_to_run_comes_back_after_a_reboot_without_a_decider_and_nothing_else_does()
-{
+pub(crate) async fn only_incarnations_with_restart_always_restart_after_a_reboot_without_a_decider() {
     let root = TestRoot::new();
     let (always, once) = (counted(RestartPolicy::Always), counted(RestartPolicy::OnFailure));
     let processes = open(&root, 1).await;
@@ -228,7 +227,7 @@ pub(crate) async fn killing_the_executor_at_any_moment_after_a_reboot_starts_eac
     }
 }
 
-pub(crate) async fn a_machine_that_goes_down_again_before_anything_was_started_comes_back_all_the_same() {
+pub(crate) async fn a_second_reboot_before_anything_was_started_restarts_the_same_incarnations() {
     let root = TestRoot::new();
     let always = counted(RestartPolicy::Always);
     let processes = open(&root, 1).await;
@@ -286,7 +285,7 @@ pub(crate) async fn one_that_cannot_be_started_again_has_ended_with_its_reason_a
     assert_eq!((ended, root.payloads().len()), (20, 20), "an end is final");
 }
 
-pub(crate) async fn a_supervisor_that_cannot_begin_after_a_reboot_is_an_end_with_its_reason() {
+pub(crate) async fn a_supervisor_that_cannot_start_after_a_reboot_is_an_end_with_its_reason() {
     let root = TestRoot::new();
     let processes = open(&root, 1).await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &counted(RestartPolicy::Always))).await;
@@ -303,7 +302,7 @@ pub(crate) async fn a_supervisor_that_cannot_begin_after_a_reboot_is_an_end_with
     assert!(reason.contains("supervisor exited before it started processes"), "{reason}");
 }
 
-pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_undone() {
+pub(crate) async fn a_stop_of_an_incarnation_that_waits_for_its_restart_is_not_undone() {
     let root = TestRoot::new();
     let always = counted(RestartPolicy::Always);
     let processes = open(&root, 1).await;
@@ -328,7 +327,7 @@ pub(crate) async fn a_stop_that_comes_while_it_waits_for_its_turn_is_not_undone(
     assert_eq!(root.payloads(), Vec::<i32>::new());
 }
 
-pub(crate) async fn what_a_machine_ends_as_it_goes_down_comes_back_with_it() {
+pub(crate) async fn incarnations_ended_by_a_shutdown_restart_after_the_boot() {
     let root = TestRoot::new();
     let processes = open(&root, 1).await;
     let always = counted(RestartPolicy::Always);

@@ -112,7 +112,7 @@ pub(crate) async fn without_the_disk_that_volumes_are_on_nothing_is_reported_of_
     assert_eq!(names(&data(&root, 1)).len(), 6);
 }
 
-pub(crate) async fn a_disk_of_volumes_that_does_not_answer_holds_up_nothing_else() {
+pub(crate) async fn a_disk_of_volumes_that_does_not_respond_blocks_nothing_else() {
     let root = TestRoot::new();
     let processes = root.open().await;
     for position in 1..=8 {

@@ -480,7 +480,7 @@ pub(crate) async fn a_volume_without_free_capacity_waits_and_what_one_uses_is_re
     });
 }
 
-pub(crate) async fn a_run_and_a_destruction_at_once_end_in_one_of_both() {
+pub(crate) async fn a_concurrent_start_and_destruction_have_one_outcome() {
     let root = TestRoot::new();
     let processes = root.open().await;
     for position in 1..=20 {

@@ -94,7 +94,7 @@ fn the_rule_has_an_answer_for_every_record() {
 }
 
 #[test]
-fn a_journal_begins_with_a_first_term_and_nothing_else() {
+fn a_journal_starts_with_a_first_term_and_nothing_else() {
     let first = || genesis(&by(W[0]), Time::from_micros(1), L[0]);
     let lineage = Some(RecordStart::Lineage { previous: L[1] });
     let cases = [

@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_in_turn_settle_why_nothing_comes() {
+    fn successive_answers_determine_why_no_record_arrives() {
         const NOTHING: &str = "nothing";
         /// Missing answer.
         const NONE: i64 = -1;
@@ -775,7 +775,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_whose_client_knows_only_brokers_that_are_gone_begins_again_with_those_of_the_settings() {
+    fn a_reader_whose_client_knows_only_removed_brokers_restarts_with_those_of_the_settings() {
         let [gone, cluster] = [(); 2].map(|()| {
             let cluster = MockCluster::new(1).unwrap();
             cluster.create_topic("it", 1, 1).unwrap();

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn every_record_is_given_once_from_wherever_it_is() {
+    fn every_record_is_returned_once_from_either_source() {
         // Records in the mirror may still be recent; never the other way round.
         for (count, durable, kept) in [(1, 0, 0), (9, 0, 0), (9, 4, 4), (9, 6, 2), (9, 9, 9), (9, 9, 0)] {
             let (both, records) = both(count, durable, kept);

@@ -25,7 +25,7 @@ fn opened(log: &MemoryLog) -> (MemoryJournal, Receiver<String>) {
 }
 
 #[test]
-fn durability_comes_step_by_step_and_can_be_lost() {
+fn durability_is_reached_in_steps_and_can_be_lost() {
     let log = MemoryLog::new(FLEET);
     let (journal, delivered) = opened(&log);
     let mut author = TestWriter::new(1, None);
@@ -41,7 +41,7 @@ fn durability_comes_step_by_step_and_can_be_lost() {
 }
 
 #[test]
-fn an_append_of_unknown_outcome_lands_or_does_not_or_comes_too_late() {
+fn an_append_of_unknown_outcome_is_written_lost_or_too_late() {
     for (fate, wanted) in [
         (AppendFate::Landed, vec!["records 1", "indefinite", "records 2", "skipped Taken"]),
         (AppendFate::Lost, vec!["records 1", "indefinite", "records 2"]),

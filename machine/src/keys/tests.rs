@@ -186,7 +186,7 @@ impl PlainKeys {
 }
 
 #[test]
-fn keys_are_those_of_the_plainest_model_whatever_is_remembered_taken_back_and_stored() {
+fn keys_match_the_simplest_model_whatever_is_remembered_undone_and_stored() {
     for seed in 1..40 {
         let mut dice = TestRandom(seed);
         let bounds = KeyBounds { keys: 12, floors: 3 };

@@ -70,7 +70,7 @@ fn a_cancelled_deployment_aborts_an_update_alongside_the_old_incarnation_which_n
 }
 
 #[test]
-fn an_update_whose_new_run_is_ready_completes() {
+fn an_update_whose_new_incarnation_is_ready_completes() {
     let mut world = world(3, &json!({"restart": "never"}));
     create(&mut world, "d1", 2, "queue");
     world.obey();
@@ -128,7 +128,7 @@ fn what_was_stopped_first_runs_again_whatever_the_rule_is() {
 }
 
 #[test]
-fn a_run_that_a_person_stopped_is_not_started_again_because_an_update_was_aborted() {
+fn an_incarnation_stopped_by_a_person_is_not_started_again_because_an_update_was_aborted() {
     let mut world = world(2, &json!({"restart": "always", "update_order": "stop_first"}));
     create(&mut world, "d1", 1, "queue");
     world.obey();
@@ -142,7 +142,7 @@ fn a_run_that_a_person_stopped_is_not_started_again_because_an_update_was_aborte
 }
 
 #[test]
-fn replicas_that_were_being_created_go_and_those_that_run_stay() {
+fn replicas_that_were_being_created_are_deleted_and_running_ones_stay() {
     let mut world = world(2, &json!({"restart": "never", "sharing": "allowed"}));
     create(&mut world, "d1", 3, "queue");
     let first = world.asked().next().expect("one is started");
@@ -230,7 +230,7 @@ fn what_runs_of_a_deployment_that_fails_settles_unless_that_is_cancelled_or_supe
 }
 
 #[test]
-fn a_run_that_is_stopped_for_an_update_that_is_aborted_is_not_updated_again_before_it_runs_again() {
+fn an_incarnation_stopped_for_an_aborted_update_is_not_updated_again_before_it_runs_again() {
     let mut world = world(3, &json!({"restart": "never", "update_order": "stop_first"}));
     create(&mut world, "d1", 1, "queue");
     world.obey();
@@ -390,7 +390,7 @@ fn an_old_replica_whose_delete_may_be_rejected_is_still_there() {
 }
 
 #[test]
-fn creates_that_wait_for_their_turn_go_with_their_deployment() {
+fn queued_creates_are_cancelled_with_their_deployment() {
     let mut world = world(4, &json!({"sharing": "allowed"}));
     manual_deletes(&mut world);
     let spec = json!({"count": 3, "strategy": {"rolling": {"max_parallel": 1}}});
@@ -433,7 +433,7 @@ fn a_drain_moves_a_replica_as_soon_as_its_update_is_aborted() {
 }
 
 #[test]
-fn a_new_run_that_is_called_ready_too_late_takes_no_role() {
+fn a_new_incarnation_that_is_ready_too_late_gets_no_role() {
     let mut world = world(3, &json!({"restart": "never"}));
     create(&mut world, "d1", 1, "queue");
     world.obey();
@@ -581,7 +581,7 @@ fn a_start_for_a_deployment_that_is_cancelled_leaves_what_the_rule_had_promised(
 }
 
 #[test]
-fn a_deployment_is_not_completed_before_what_comes_up_by_another_operation_is_ready() {
+fn a_deployment_is_not_completed_before_a_start_of_another_operation_is_ready() {
     let mut world = world(3, &json!({"restart": "always"}));
     create(&mut world, "d1", 1, "queue");
     world.obey();

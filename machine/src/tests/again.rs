@@ -97,7 +97,7 @@ fn the_rule_is_named_by_the_fact_that_approves_and_starts_what_no_person_can() {
 }
 
 #[test]
-fn a_stop_is_never_undone_by_the_rule_whenever_it_comes() {
+fn a_stop_is_never_undone_by_the_rule_whenever_it_is_requested() {
     for moment in ["before the end", "after the end", "while it waits", "while it starts"] {
         let mut world = world("always");
         let name = world.replica();
@@ -143,7 +143,7 @@ fn a_stop_is_never_undone_by_the_rule_whenever_it_comes() {
 }
 
 #[test]
-fn a_stop_that_is_rejected_lets_the_rule_go_on() {
+fn a_stop_that_is_rejected_lets_the_rule_continue() {
     let mut world = world("always");
     let name = world.replica();
     world.must("replica.stop", &json!({"name": name}));
@@ -179,7 +179,7 @@ fn what_never_started_for_its_requester_stays_failed_and_a_start_by_the_rule_is_
 }
 
 #[test]
-fn what_ran_on_a_node_that_is_gone_runs_elsewhere() {
+fn incarnations_of_an_expunged_node_run_elsewhere() {
     let mut world = world("on_failure");
     let node = replica(&world).active.expect("it runs").node;
     world.must("node.set_state", &json!({"name": node, "state": "expunged"}));

@@ -188,7 +188,7 @@ fn an_edit_of_a_plan_is_a_new_generation_and_an_inactive_plan_takes_no_deploymen
 }
 
 #[test]
-fn a_cluster_without_nodes_goes_with_its_session() {
+fn a_cluster_without_nodes_is_deleted_with_its_session() {
     let mut world = TestFleet::with_nodes(0);
     assert_eq!(world.must("cluster.delete", &json!({"name": "local"})).len(), 2);
     assert!(world.fleet.clusters().is_empty());

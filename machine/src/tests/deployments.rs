@@ -201,7 +201,7 @@ fn scale_to_zero_frees_everything() {
 }
 
 #[test]
-fn cancel_stops_new_starts_takes_back_what_comes_up_and_never_completes() {
+fn cancel_stops_new_starts_reverts_unfinished_ones_and_never_completes() {
     let mut world = TestFleet::with_nodes(4);
     world.plan("manual");
     world.deploy("d1", 4);
@@ -224,7 +224,7 @@ fn cancel_stops_new_starts_takes_back_what_comes_up_and_never_completes() {
 }
 
 #[test]
-fn only_so_many_deployments_that_are_over_are_kept() {
+fn a_limited_number_of_ended_deployments_is_kept() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.running("keep", 1);

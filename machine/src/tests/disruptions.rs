@@ -47,7 +47,7 @@ fn state(world: &TestFleet, node: &str) -> DisruptionState {
 }
 
 #[test]
-fn a_drained_node_is_emptied_one_replica_of_a_plan_at_a_time_and_the_disruption_is_over() {
+fn a_drained_node_is_emptied_one_replica_of_a_plan_at_a_time_and_the_disruption_ends() {
     let mut world = world(3, 6, &shared());
     let there = held(&world, "node-1");
     assert!(there > 1, "{there}");
@@ -109,7 +109,7 @@ fn nodes_of_one_update_domain_are_emptied_before_those_of_another() {
 }
 
 #[test]
-fn a_node_that_is_left_alone_holds_up_the_drain_of_no_other() {
+fn a_quarantined_node_blocks_the_drain_of_no_other() {
     let mut world = world(4, 4, &json!({"sharing": "allowed", "max_unavailable": 9}));
     world.quarantine(Subject::Node(crate::testing::name("node-1")));
     for node in ["node-1", "node-2"] {
@@ -171,7 +171,7 @@ fn what_was_only_reserved_there_gets_another_node() {
 }
 
 #[test]
-fn a_disruption_that_is_called_off_cancels_the_moves_that_wait() {
+fn a_completed_disruption_cancels_the_moves_that_wait() {
     let mut world = world(1, 1, &json!({"restart": "never"}));
     drain(&mut world, "node-1");
     let named = json!({"node": "node-1", "name": "power"});
@@ -191,7 +191,7 @@ fn a_disruption_that_is_called_off_cancels_the_moves_that_wait() {
 }
 
 #[test]
-fn a_move_of_a_replica_with_two_runs_on_the_node_is_cancelled_once() {
+fn a_move_of_a_replica_with_two_incarnations_on_the_node_is_cancelled_once() {
     let mut world = TestFleet::with_nodes(1);
     world.plan_with("automatic", &json!({"sharing": "allowed"}));
     world.deploy("d1", 1);

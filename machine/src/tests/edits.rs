@@ -173,7 +173,7 @@ fn a_reservation_alongside_the_incarnation_that_it_replaces_is_not_forbidden_by_
 }
 
 #[test]
-fn an_approved_update_that_waits_for_its_turn_is_shown_again_when_the_order_of_updates_is_edited() {
+fn an_approved_queued_update_is_shown_again_when_the_order_of_updates_is_edited() {
     let mut world = TestFleet::with_nodes(4);
     world.plan("manual");
     world.running("d1", 2);

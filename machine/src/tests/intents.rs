@@ -120,7 +120,7 @@ fn flood(world: &mut TestFleet, actor: &str, count: u64, ahead: u64) {
 }
 
 #[test]
-fn a_producer_that_floods_makes_its_own_intents_expire_with_a_time_and_no_other_producers() {
+fn a_flooding_producer_expires_its_own_intents_with_a_time_and_those_of_no_other_producer() {
     let mut world = TestFleet::new();
     let ask = |world: &mut TestFleet, actor: &str, behind: u64| {
         let mut request = world.request(intent("cluster.delete", &json!({"name": "c"})));

@@ -61,7 +61,7 @@ fn a_cluster_that_has_volumes_is_not_deleted() {
 }
 
 #[test]
-fn a_drained_node_goes_back_to_the_volumes_that_are_kept_on_it() {
+fn a_drained_node_returns_only_to_the_cluster_of_its_kept_volumes() {
     let mut world = world(2, 10 * GB);
     running(&mut world, "web", 1, &own(), &json!({}));
     stopped(&mut world);

@@ -122,7 +122,7 @@ fn a_session_that_is_lost_proves_nothing_and_the_stop_waits_for_the_next_one() {
 }
 
 #[test]
-fn what_waits_to_replace_it_is_cancelled_and_what_replaces_it_already_goes_on() {
+fn a_waiting_replacement_is_cancelled_and_a_started_one_continues() {
     let relocate = |world: &mut TestFleet| {
         let name = world.replica();
         world.must("replica.relocate", &json!({"name": name}));
@@ -150,7 +150,7 @@ fn what_waits_to_replace_it_is_cancelled_and_what_replaces_it_already_goes_on() 
 }
 
 #[test]
-fn a_deployment_fails_by_a_run_of_its_version_that_hangs() {
+fn a_deployment_fails_if_an_incarnation_of_its_version_hangs() {
     let mut world = TestFleet::with_nodes(2);
     world.plan_with("automatic", &json!({"restart": "always"}));
     let strategy = json!({"rolling": {"max_parallel": 1, "delay": 3_600_000}});
@@ -220,7 +220,7 @@ fn an_unready_incarnation_is_not_ended_while_no_session_could_report_that_it_is_
 }
 
 #[test]
-fn a_run_that_a_new_executor_has_not_probed_yet_is_not_called_unready() {
+fn an_incarnation_that_a_new_executor_has_not_probed_yet_is_not_called_unready() {
     let mut world = world(&json!({"unready": {"after": 60_000, "action": "restart"}}));
     let id = active(&world);
     world.report(id, ObservedState::NotReady { processes: vec![process(ProcessStatus::Starting)] });
@@ -234,7 +234,7 @@ fn a_run_that_a_new_executor_has_not_probed_yet_is_not_called_unready() {
 }
 
 #[test]
-fn one_that_is_ready_again_in_time_is_left_alone() {
+fn an_incarnation_that_is_ready_again_in_time_continues() {
     let mut world = world(&json!({"unready": {"after": 60_000, "action": "restart"}}));
     let id = active(&world);
     for _ in 0..3 {

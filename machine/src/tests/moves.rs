@@ -33,7 +33,7 @@ fn opened(world: &TestFleet) -> usize {
 }
 
 #[test]
-fn a_move_that_fails_is_not_made_again_before_its_time_which_comes_later_each_time() {
+fn a_failed_move_is_retried_only_after_a_growing_backoff() {
     let mut world = world(3, 10 * GB);
     running(&mut world, "web", 1, &json!([]), &json!({"restart_delay": 10_000}));
     let node = runs(&world, "web")[0].node.to_string();

@@ -113,7 +113,7 @@ fn automatic_approval_names_its_rule_and_other_kinds_wait() {
 }
 
 #[test]
-fn a_stop_releases_the_reservation_and_stays_over_deployments() {
+fn a_stop_releases_the_reservation_and_persists_through_deployments() {
     let mut world = world(2);
     let replica = world.replica();
     world.must("replica.stop", &json!({"name": replica}));
@@ -139,7 +139,7 @@ fn a_stop_releases_the_reservation_and_stays_over_deployments() {
 }
 
 #[test]
-fn a_start_of_what_runs_or_comes_up_changes_nothing_and_of_what_stops_is_refused() {
+fn a_start_changes_nothing_while_running_or_starting_and_is_refused_while_stopping() {
     let mut world = world(1);
     let replica = world.replica();
     assert!(world.must("replica.start", &json!({"name": replica})).is_empty());
@@ -219,7 +219,7 @@ fn a_stop_supersedes_a_start_that_waits_and_one_that_runs_once_it_is_approved() 
 }
 
 #[test]
-fn a_start_takes_back_a_stop_that_waits() {
+fn a_start_cancels_a_waiting_stop() {
     let mut world = world(1);
     let replica = world.replica();
     world.must("replica.stop", &json!({"name": replica}));
@@ -307,7 +307,7 @@ fn an_approval_that_cannot_be_carried_out_is_refused_with_its_reason() {
 }
 
 #[test]
-fn operations_and_incarnations_that_are_over_are_kept_twenty_a_replica() {
+fn twenty_ended_operations_and_incarnations_are_kept_per_replica() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.running("d1", 1);
@@ -342,7 +342,7 @@ fn an_automatic_approval_that_cannot_be_carried_out_fails_its_deployment_and_hol
 }
 
 #[test]
-fn operations_that_wait_for_approval_cost_nothing_and_hold_no_other_up() {
+fn operations_that_wait_for_approval_cost_nothing_and_block_no_other() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.running("d1", 1);

@@ -134,7 +134,7 @@ fn storage_of_a_class_is_counted_over_replicas() {
 }
 
 #[test]
-fn replicas_are_spread_over_domains_then_over_nodes_and_then_put_where_the_least_is_left() {
+fn replicas_are_spread_over_domains_then_over_nodes_and_then_placed_where_the_least_is_left() {
     let mut world = TestFleet::with_nodes(0);
     for (i, domain) in ["a", "a", "b", "b", "c", "c"].iter().enumerate() {
         world.add_node(&format!("node-{i}"), domain);

@@ -55,7 +55,7 @@ fn a_policy_approves_the_kinds_plans_and_domains_that_it_names_and_the_fact_name
 }
 
 #[test]
-fn a_policy_approves_so_many_at_once_and_the_next_when_one_is_over() {
+fn a_policy_approves_its_maximum_concurrently_and_the_next_when_one_ends() {
     let mut world = TestFleet::with_nodes(4);
     world.plan("manual");
     policy(&mut world, "p", &json!({"rule": {"approve": {"max_in_flight": 2}}}));
@@ -72,7 +72,7 @@ fn a_policy_approves_so_many_at_once_and_the_next_when_one_is_over() {
 }
 
 #[test]
-fn an_operation_that_is_left_alone_holds_up_the_approval_of_no_other() {
+fn a_quarantined_operation_blocks_the_approval_of_no_other() {
     let mut world = TestFleet::with_nodes(2);
     world.plan("manual");
     world.deploy("d1", 2);
@@ -187,7 +187,7 @@ fn replicas_of_a_group_are_placed_apart_across_plans_or_are_reported() {
 }
 
 #[test]
-fn a_replica_that_comes_to_be_of_a_group_does_not_stay_where_another_of_it_is() {
+fn a_replica_that_joins_a_group_does_not_stay_alongside_another_member() {
     let mut world = TestFleet::with_nodes(1);
     let alone = json!({"update_order": "stop_first"});
     world.plan_with("automatic", &alone);

@@ -82,7 +82,7 @@ fn a_deployment_without_progress_is_called_stalled_once_until_it_makes_some() {
 }
 
 #[test]
-fn what_keeps_the_next_one_from_its_turn_is_named_and_not_the_next_one() {
+fn the_operation_that_blocks_the_queue_is_named_and_not_the_next_one() {
     let mut world = TestFleet::with_nodes(5);
     world.plan_with("automatic", &json!({"restart": "never"}));
     create(&mut world, "d1", &json!({"strategy": {"rolling": {"max_parallel": 1, "delay": 1000}}}));
@@ -113,7 +113,7 @@ fn of_operations_without_a_node_one_of_the_deployment_is_named() {
 }
 
 #[test]
-fn a_replica_that_a_person_stopped_keeps_no_turn_and_is_named_where_it_keeps_a_cut_over() {
+fn a_replica_stopped_by_a_person_blocks_no_queue_and_is_named_where_it_blocks_a_cut_over() {
     let stop = |world: &mut TestFleet, run| {
         let replica = world.fleet.incarnations().get(&run).expect("it runs").replica.clone();
         world.must("replica.stop", &json!({"name": replica}));
@@ -242,7 +242,7 @@ fn time_in_which_people_have_to_approve_what_others_requested_is_not_time_withou
 }
 
 #[test]
-fn time_in_which_a_deployment_is_paused_or_a_canary_stands_is_not_time_without_progress() {
+fn time_in_which_a_deployment_is_paused_or_a_canary_waits_is_not_time_without_progress() {
     let mut world = world("automatic");
     create(&mut world, "d2", &json!({"strategy": {"canary": {"count": 1}}}));
     world.obey();
@@ -278,7 +278,7 @@ fn the_pause_of_a_strategy_is_not_time_without_progress() {
 }
 
 #[test]
-fn a_deployment_that_stalls_is_rolled_back_if_it_is_to_be() {
+fn a_stalled_deployment_is_rolled_back_if_configured() {
     let mut world = world("automatic");
     create(&mut world, "d2", &json!({"auto_rollback": true}));
     pass(&mut world, DEADLINE + Duration::from_secs(1));

@@ -37,7 +37,7 @@ fn what_failed_for_its_volume_is_started_again() {
 }
 
 #[test]
-fn an_update_that_fails_for_its_volume_gives_back_what_ran() {
+fn an_update_that_fails_for_its_volume_restores_the_previous_version() {
     let mut world = world(2, 4 * GB);
     running(&mut world, "web", 1, &json!([]), &json!({"update_order": "stop_first"}));
     apply(&mut world, "web", &own(), &json!({"update_order": "stop_first"}));
@@ -51,7 +51,7 @@ fn an_update_that_fails_for_its_volume_gives_back_what_ran() {
 }
 
 #[test]
-fn a_start_whose_node_goes_while_it_waits_for_its_volume_is_made_elsewhere() {
+fn a_start_whose_node_is_expunged_while_it_waits_for_its_volume_runs_elsewhere() {
     for how in ["expunge", "drain"] {
         let mut world = waits_for_its_volume();
         let node = runs(&world, "web")[0].node.to_string();

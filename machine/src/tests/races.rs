@@ -139,7 +139,7 @@ fn readiness_at_the_deadline_is_in_time_and_after_it_is_too_late() {
 
 /// Race R6.
 #[test]
-fn what_a_start_that_was_given_up_may_have_left_keeps_its_reservation_until_it_is_proved_gone() {
+fn an_abandoned_start_keeps_its_reservation_until_its_end_is_proved() {
     let (mut world, id) = creating();
     lose_session(&mut world);
     world.wait(300);
@@ -161,7 +161,7 @@ fn what_a_start_that_was_given_up_may_have_left_keeps_its_reservation_until_it_i
 
 /// Race R11.
 #[test]
-fn an_executor_that_is_away_holds_up_no_fact_about_what_others_run() {
+fn a_disconnected_executor_blocks_no_fact_about_other_clusters() {
     let mut world = TestFleet::with_nodes(1);
     world.must("cluster.apply", &json!({"name": "far", "spec": {"runtime": "process"}}));
     let total = json!({"cpu": 4000, "memory": 8u64 << 30, "disk": 0});
@@ -387,7 +387,7 @@ fn nothing_that_happens_meanwhile_moves_the_deadline_of_a_start() {
 
 /// Uses a payload with a resource that only one incarnation can have.
 #[test]
-fn what_gets_ready_only_when_the_old_incarnation_has_ended_is_given_up_alongside_it_and_starts_after_it() {
+fn a_replacement_ready_only_after_the_old_end_fails_start_first_and_completes_stop_first() {
     for (way, ended_as) in [("start_first", "failed"), ("stop_first", "completed")] {
         let mut world = TestFleet::with_nodes(2);
         world.plan_with("automatic", &json!({"update_order": way, "restart": "never"}));

@@ -68,7 +68,7 @@ fn outcome(world: &TestFleet) -> String {
 type ByHand = fn(&mut TestFleet, IncarnationId);
 
 #[test]
-fn a_relocate_has_the_new_run_ready_before_the_old_one_is_stopped() {
+fn a_relocate_waits_for_the_new_incarnation_before_it_stops_the_old_one() {
     let mut world = world(2, "manual", &never());
     let (old, _) = runs(&world);
     let (old, free) = (old.expect("it runs"), world.free_cpu());
@@ -135,7 +135,7 @@ fn a_relocate_that_fails_keeps_the_old_incarnation_and_reserves_nothing() {
 }
 
 #[test]
-fn when_the_old_run_dies_while_the_new_one_comes_up_the_new_one_is_it() {
+fn when_the_old_incarnation_fails_while_the_new_one_starts_the_new_one_becomes_active() {
     let mut world = world(2, "automatic", &json!({"restart": "always"}));
     let old = runs(&world).0.expect("it runs");
     ask(&mut world, "relocate");
@@ -188,7 +188,7 @@ fn a_restart_stops_first_and_starts_again_on_the_same_node_though_nothing_else_f
 }
 
 #[test]
-fn a_restart_whose_new_run_fails_leaves_a_failed_replica_that_can_be_started() {
+fn a_restart_whose_new_incarnation_fails_leaves_a_failed_replica_that_can_be_started() {
     let mut world = world(1, "automatic", &never());
     let old = runs(&world).0.expect("it runs");
     ask(&mut world, "restart");
@@ -303,7 +303,7 @@ fn where_the_orchestrator_can_an_update_is_in_place_in_the_same_run() {
 }
 
 #[test]
-fn a_run_that_is_changed_in_place_has_the_new_version_when_it_is_ready_and_not_before() {
+fn an_incarnation_updated_in_place_has_the_new_version_when_it_is_ready_and_not_before() {
     let mut world = simulated("automatic");
     let run = runs(&world).0.expect("it runs");
     update(&mut world, "d2", 1);
@@ -348,7 +348,7 @@ fn what_cannot_be_changed_in_place_is_commanded_to_be_what_it_was() {
 }
 
 #[test]
-fn a_run_that_hangs_while_it_is_changed_keeps_the_reason_of_its_end_when_the_update_is_aborted() {
+fn an_incarnation_that_hangs_while_updated_keeps_its_end_reason_when_the_update_is_aborted() {
     let mut world = simulated("automatic");
     let run = runs(&world).0.expect("it runs");
     update(&mut world, "d2", 1);
@@ -363,7 +363,7 @@ fn a_run_that_hangs_while_it_is_changed_keeps_the_reason_of_its_end_when_the_upd
 }
 
 #[test]
-fn what_is_again_what_it_was_and_not_well_runs_and_is_not_well() {
+fn a_reverted_unready_incarnation_runs_and_is_not_ready() {
     let mut world = simulated("automatic");
     let run = runs(&world).0.expect("it runs");
     update(&mut world, "d2", 1);
@@ -502,7 +502,7 @@ fn what_does_not_run_cannot_be_relocated_and_what_was_never_deployed_not_created
 }
 
 #[test]
-fn a_replica_and_a_run_are_made_by_hand_on_the_node_that_is_named() {
+fn a_replica_and_an_incarnation_are_created_manually_on_the_named_node() {
     let mut world = world(3, "automatic", &never());
     world.must("replica.create", &json!({"plan": "web", "node": "node-3"}));
     world.run();

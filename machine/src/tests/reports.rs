@@ -177,7 +177,7 @@ fn a_report_of_an_executor_that_does_not_host_it_changes_nothing() {
 }
 
 #[test]
-fn a_lost_session_proves_nothing_and_another_executor_may_then_come() {
+fn a_lost_session_proves_nothing_and_another_executor_may_then_connect() {
     let mut world = at("running");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     let other = hello("local", "ex-2", 1);
@@ -215,7 +215,7 @@ fn no_executor_without_the_store_can_report_what_happened_to_what_another_one_re
 }
 
 #[test]
-fn what_is_requested_while_no_executor_is_connected_is_for_the_first_that_comes() {
+fn requests_while_no_executor_is_connected_are_for_the_next_one() {
     let mut world = at("destroyed");
     let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
     world.see(&SessionEnded { session, end: SessionEnd::Left }.into());
@@ -236,7 +236,7 @@ fn the_operators_declaration_frees_a_cluster_from_a_store_that_is_lost() {
 }
 
 #[test]
-fn a_command_that_fails_is_tried_again_with_backoff_as_facts_and_then_given_up() {
+fn a_failed_command_is_retried_with_backoff_as_facts_and_then_abandoned() {
     let mut world = creating();
     let id = world.commanded()[0];
     for attempt in 1..5 {
@@ -279,7 +279,7 @@ fn a_start_that_takes_too_long_is_unwound_and_a_stop_that_does_becomes_a_kill() 
 }
 
 #[test]
-fn a_stop_becomes_a_kill_five_seconds_after_the_time_that_the_plan_gives() {
+fn a_stop_becomes_a_kill_five_seconds_after_the_time_of_the_plan() {
     for stop in [1, 10, 60] {
         let mut world = TestFleet::with_nodes(1);
         world.plan_with("automatic", &json!({"restart": "never", "timeouts": {"stop": stop * 1000}}));

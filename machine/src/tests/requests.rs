@@ -248,7 +248,7 @@ fn a_request_is_rejected_by_anyone_and_expires_automatically() {
 }
 
 #[test]
-fn an_expunge_that_cannot_wait_breaks_the_glass_and_reports_it() {
+fn a_break_glass_expunge_does_not_wait_and_is_reported() {
     let mut world = world("manual", 6);
     four_eyes(&mut world, "two", &["expunge"]);
     let expunge = |reason: &str| json!({"name": "node-1", "state": "expunged", "break_glass": reason});
@@ -676,7 +676,7 @@ fn a_move_needs_another_person_by_the_domain_that_it_leaves_and_by_the_one_that_
 }
 
 #[test]
-fn a_delete_that_waits_behind_a_move_is_about_the_domain_to_which_the_replica_moved() {
+fn a_delete_queued_after_a_move_applies_to_the_new_domain_of_the_replica() {
     let mut world = world("manual", 1);
     four_eyes_in(&mut world, "d2", &["delete"]);
     let quick = json!({"kinds": ["delete"], "domains": ["d1"], "rule": {"approve": {"windows": [{"days": ["mon"], "start": 0, "duration": 1}]}}});

@@ -90,7 +90,7 @@ fn what_the_rule_of_a_bad_version_fails_to_start_keeps_no_other_replica_from_the
 }
 
 #[test]
-fn what_hangs_in_a_start_by_the_rule_of_a_bad_version_gets_the_good_one_when_nothing_else_is_left() {
+fn a_hung_start_by_the_rule_of_a_bad_version_gets_the_good_one_when_nothing_else_is_left() {
     let mut world = TestFleet::with_nodes(6);
     world.plan_with("automatic", &json!({"restart": "always"}));
     for (deployment, version) in [("good", "v1"), ("bad", "v2")] {
@@ -184,7 +184,7 @@ fn a_rollback_runs_by_the_generation_of_the_plan_that_its_target_had() {
 }
 
 #[test]
-fn what_a_rollback_goes_back_to() {
+fn a_rollback_selects_its_target() {
     let mut world = world();
     create(&mut world, "more", "v1", &json!({"count": 3}));
     world.obey();
@@ -217,7 +217,7 @@ fn what_a_rollback_goes_back_to() {
 }
 
 #[test]
-fn a_rollback_goes_by_the_strategy_of_its_target() {
+fn a_rollback_uses_the_strategy_of_its_target() {
     for strategy in [
         json!({"rolling": {"max_parallel": 2, "per_domain": true, "delay": 1000}}),
         json!({"blue_green": {"timeout": 90_000, "on_timeout": "cut_over"}}),
@@ -298,7 +298,7 @@ fn a_rollback_is_requested_twice_and_happens_once() {
 }
 
 #[test]
-fn a_rollback_that_is_under_way_is_not_gone_back_from_by_accident() {
+fn a_rollback_in_progress_is_not_reverted_by_accident() {
     let mut world = TestFleet::with_nodes(6);
     world.plan("automatic");
     for (deployment, version) in [("d1", "v1"), ("d2", "v2"), ("d3", "v3")] {
@@ -406,7 +406,7 @@ fn a_rollback_that_fails_is_not_rolled_back() {
 }
 
 #[test]
-fn a_rule_rolls_nothing_back_over_a_deployment_that_waits() {
+fn a_rule_rolls_nothing_back_while_a_deployment_waits() {
     let mut world = world();
     create(&mut world, "bad", "v2", &json!({"auto_rollback": true}));
     create(&mut world, "better", "v3", &json!({}));
@@ -419,7 +419,7 @@ fn a_rule_rolls_nothing_back_over_a_deployment_that_waits() {
 }
 
 #[test]
-fn a_scale_up_that_fails_takes_nothing_back_of_the_version_that_serves() {
+fn a_failed_scale_up_reverts_nothing_of_the_serving_version() {
     let mut world = TestFleet::with_nodes(3);
     world.plan("automatic");
     for (deployment, of) in [("old", "v1"), ("good", "v2")] {
@@ -438,7 +438,7 @@ fn a_scale_up_that_fails_takes_nothing_back_of_the_version_that_serves() {
 }
 
 #[test]
-fn a_rollback_stops_no_run_before_what_was_stopped_for_the_version_that_it_takes_back_runs_again() {
+fn a_rollback_stops_no_incarnation_before_those_stopped_for_the_reverted_version_run_again() {
     let mut world = TestFleet::with_nodes(6);
     world.plan_with("automatic", &json!({"update_order": "stop_first"}));
     let by = |count, wave| json!({"count": count, "strategy": {"rolling": {"max_parallel": wave}}});

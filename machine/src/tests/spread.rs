@@ -177,7 +177,7 @@ fn scale_down_takes_from_the_fullest_node_of_the_fullest_domain() {
 }
 
 #[test]
-fn a_drained_node_s_replicas_go_where_they_leave_the_others_even() {
+fn replicas_of_a_drained_node_are_placed_so_that_the_spread_stays_even() {
     let mut spec = shared();
     spec["max_unavailable"] = json!(4);
     let mut world = world(&["a", "a", "b", "b"], &spec);
@@ -501,7 +501,7 @@ fn a_rebalance_moves_as_many_as_it_needs_within_the_budget_and_then_there_is_not
 }
 
 #[test]
-fn people_see_all_moves_at_once_and_a_rejection_stops_the_rest() {
+fn all_moves_are_shown_together_and_a_rejection_stops_the_rest() {
     let mut world = grown("manual", &shared());
     rebalance(&mut world).expect("started");
     let pending: Vec<_> = world.pending().iter().map(|operation| operation.id).collect();
@@ -548,7 +548,7 @@ fn a_rebalance_of_what_stops_first_keeps_the_budget_though_people_approve() {
 }
 
 #[test]
-fn a_deployment_takes_over_from_a_rebalance() {
+fn a_deployment_supersedes_a_rebalance() {
     let mut world = grown("manual", &shared());
     rebalance(&mut world).expect("started");
     world.must("deployment.create", &json!({"plan": "web", "name": "d2", "spec": {"count": 4}}));

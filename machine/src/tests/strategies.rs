@@ -51,7 +51,7 @@ fn next(world: &TestFleet, wanted: CommandEffect) -> Option<IncarnationId> {
 type ByHand = fn(&mut TestFleet);
 
 #[test]
-fn an_update_goes_from_one_to_the_next_and_leaves_alone_what_is_right() {
+fn an_update_proceeds_one_by_one_and_leaves_current_replicas_unchanged() {
     let mut world = world(3, "automatic", &shared());
     deploy(&mut world, "d1", "v1", 4, &rolling());
     world.obey();
@@ -134,7 +134,7 @@ fn a_rolling_deployment_stays_in_one_domain_at_a_time_and_pauses_after_each() {
 }
 
 #[test]
-fn the_next_one_waits_until_those_that_were_brought_up_are_well() {
+fn the_next_one_waits_until_the_started_ones_are_ready() {
     let mut world = world(3, "automatic", &shared());
     deploy(&mut world, "d1", "v1", 3, &json!({"rolling": {"max_parallel": 1}}));
     let first = next(&world, CommandEffect::Ensure).expect("one is started");
@@ -149,7 +149,7 @@ fn the_next_one_waits_until_those_that_were_brought_up_are_well() {
 }
 
 #[test]
-fn a_paused_deployment_begins_nothing_and_goes_on_when_it_is_resumed() {
+fn a_paused_deployment_starts_nothing_and_continues_when_it_is_resumed() {
     let mut world = world(3, "manual", &shared());
     deploy(&mut world, "d1", "v1", 2, &rolling());
     let named = json!({"plan": "web", "name": "d1"});
@@ -171,7 +171,7 @@ fn a_paused_deployment_begins_nothing_and_goes_on_when_it_is_resumed() {
 }
 
 #[test]
-fn a_deployment_that_supersedes_ends_the_one_that_continues_and_the_last_request_prevails() {
+fn a_superseding_deployment_ends_the_running_one_and_the_last_request_prevails() {
     let mut world = world(3, "manual", &shared());
     deploy(&mut world, "d1", "v1", 3, &rolling());
     let first = world.pending()[0].id;
@@ -308,7 +308,7 @@ fn a_canary_waits_to_be_promoted_or_rolled_back() {
 }
 
 #[test]
-fn a_stopped_replica_stays_stopped_over_an_update_and_starts_as_the_new_version() {
+fn a_stopped_replica_stays_stopped_during_an_update_and_starts_as_the_new_version() {
     let mut world = world(2, "automatic", &shared());
     deploy(&mut world, "d1", "v1", 1, &rolling());
     world.obey();
@@ -326,7 +326,7 @@ fn a_stopped_replica_stays_stopped_over_an_update_and_starts_as_the_new_version(
 }
 
 #[test]
-fn of_too_many_the_unhealthy_go_first_then_those_on_disturbed_nodes_then_the_old_version() {
+fn a_scale_down_deletes_the_unhealthy_first_then_those_on_disturbed_nodes_then_the_old_version() {
     let mut world = world(4, "automatic", &json!({"restart": "never"}));
     deploy(&mut world, "d1", "v1", 4, &rolling());
     world.obey();

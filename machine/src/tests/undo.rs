@@ -49,7 +49,7 @@ fn fold(fleet: &mut FleetState, facts: &[Fact], first: Position) {
 }
 
 #[test]
-fn taking_back_any_number_of_facts_gives_the_same_state_and_indexes() {
+fn undoing_any_number_of_facts_restores_the_same_state_and_indexes() {
     let (mut fleet, facts, first) = history();
     assert!(facts.len() > 10, "{}", facts.len());
     let copy = fleet.clone();
@@ -111,7 +111,7 @@ fn an_end_that_is_undone_has_its_reservation_again() {
 }
 
 #[test]
-fn capacity_that_comes_after_capacity_that_was_undone_is_found() {
+fn capacity_added_after_an_undone_addition_is_found() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");
     world.deploy("d1", 5);

@@ -23,7 +23,7 @@ fn apply_with(world: &mut TestFleet, plan: &str, volumes: &Value, manual: &str) 
 }
 
 #[test]
-fn a_run_is_begun_when_its_volume_is_there_and_the_volume_outlives_it() {
+fn an_incarnation_starts_when_its_volume_is_ready_and_the_volume_outlives_it() {
     let mut world = world(2, 2 * GB);
     apply(&mut world, "web", &claim(None, "keep"));
     put(&mut world, "web", "d1", 1);
@@ -72,7 +72,7 @@ fn a_replicas_own_volume_is_kept_or_destroyed_with_it_as_its_plan_sets_after_its
 }
 
 #[test]
-fn a_volume_that_is_handed_over_goes_to_its_next_user_when_the_last_one_is_over() {
+fn a_volume_is_handed_over_to_its_next_user_when_the_last_one_has_ended() {
     let mut world = world(2, 4 * GB);
     apply(&mut world, "old", &claim(Some("db"), "keep"));
     put(&mut world, "old", "d1", 1);
@@ -142,7 +142,7 @@ fn a_move_is_stop_first_and_takes_the_storage_along() {
 }
 
 #[test]
-fn one_that_cannot_be_made_fails_its_users_alone_and_goes_again() {
+fn a_volume_that_cannot_be_created_fails_its_users_alone_and_is_deleted() {
     let mut world = world(1, 4 * GB);
     apply(&mut world, "bad", &claim(Some("bad"), "keep"));
     apply(&mut world, "good", &claim(Some("good"), "keep"));

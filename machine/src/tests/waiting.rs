@@ -12,7 +12,7 @@ use crate::state::IncarnationState;
 use crate::testing::{TestFleet, crashed, hello};
 
 #[test]
-fn a_move_is_not_begun_to_where_the_volume_does_not_fit() {
+fn a_move_is_not_started_to_where_the_volume_does_not_fit() {
     let mut world = world(1, 12 * GB);
     running(&mut world, "web", 1, &json!([claim(None, "keep", 10 * GB, "/data")]), &json!({}));
     // The request is smaller than the capacity.
@@ -38,7 +38,7 @@ fn the_capacity_of_one_volume_is_not_that_of_another() {
 }
 
 #[test]
-fn plans_that_swap_their_volumes_fail_and_run_on_as_they_were() {
+fn plans_that_swap_their_volumes_fail_and_continue_unchanged() {
     let mut world = world(2, 10 * GB);
     running(&mut world, "a", 1, &named("x"), &json!({}));
     running(&mut world, "b", 1, &named("y"), &json!({}));
@@ -75,7 +75,7 @@ fn what_runs_is_not_stopped_for_a_volume_that_another_one_uses() {
 }
 
 #[test]
-fn a_run_that_waits_for_a_volume_has_a_deadline() {
+fn an_incarnation_that_waits_for_a_volume_has_a_deadline() {
     let mut world = world(2, 100 * GB);
     running(&mut world, "other", 1, &named("y"), &json!({}));
     apply(&mut world, "web", &named("y"), &json!({}));

@@ -149,7 +149,7 @@ fn ask(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
     }
 }
 
-fn tell_of_volume(world: &mut TestFleet, dice: &mut TestRandom) {
+fn report_of_volume(world: &mut TestFleet, dice: &mut TestRandom) {
     let volumes: Vec<_> = world.fleet.volumes().sorted().into_iter().cloned().collect();
     let Some(volume) = volumes.get(dice.below(volumes.len().max(1) as u64) as usize) else { return };
     let observed = match dice.below(10) {
@@ -163,7 +163,7 @@ fn tell_of_volume(world: &mut TestFleet, dice: &mut TestRandom) {
 
 fn tell(world: &mut TestFleet, dice: &mut TestRandom) {
     if dice.below(4) == 0 {
-        return tell_of_volume(world, dice);
+        return report_of_volume(world, dice);
     }
     let live: Vec<_> = world.commanded();
     let Some(id) = live.get(dice.below(live.len().max(1) as u64) as usize).copied() else { return };
@@ -328,7 +328,7 @@ fn is_forgotten(world: &TestFleet, replica: &Replica) -> bool {
 }
 
 #[test]
-fn whatever_is_requested_and_reported_everything_holds_and_comes_to_rest() {
+fn any_sequence_of_requests_and_reports_keeps_the_invariants_and_settles() {
     for seed in 1..=300 {
         let mut dice = TestRandom(seed * 0x9e37_79b9 + 1);
         let mut world = world(&mut dice);

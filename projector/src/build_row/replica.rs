@@ -83,7 +83,7 @@ pub(crate) fn replica(state: &impl StateView, name: &ReplicaName) -> Option<Repl
         secondary: secondary(state, replica),
         processes: active.map_or_else(Vec::new, |active| active.processes.clone()),
         operation: replica.operation.map(|open| open.id),
-        next_restart: replica.comes_again().map(|again| again.not_before),
+        next_restart: replica.scheduled_restart().map(|again| again.not_before),
         unready_at: active.and_then(unready_at),
         message: replica_message(state, replica, active, phase),
     }))

@@ -154,7 +154,7 @@ fn a_record_of_another_history_is_not_folded() {
 }
 
 #[test]
-fn an_empty_journal_gives_an_empty_projector_that_goes_on_from_nothing() {
+fn an_empty_journal_gives_an_empty_projector_that_continues_from_nothing() {
     let mut driver = TestDriver::new(6);
     let dir = tempfile::tempdir().expect("a directory");
     let empty = chancery_journal::memory::MemoryLog::new(FLEET);

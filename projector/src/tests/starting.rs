@@ -77,7 +77,7 @@ fn rows_continue_where_they_were() {
 }
 
 #[test]
-fn rows_ahead_of_the_snapshot_stay_and_the_state_is_brought_up_to_them() {
+fn rows_ahead_of_the_snapshot_stay_and_the_state_is_replayed_to_them() {
     let mut place = StoreFixture::new(31);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
@@ -184,7 +184,7 @@ fn damaged_files_are_dropped_and_made_again() {
 }
 
 #[test]
-fn a_snapshot_that_cannot_be_used_is_passed_over() {
+fn a_snapshot_that_cannot_be_used_is_skipped() {
     let mut place = StoreFixture::new(39);
     let snapshots = place.snapshots();
     let write = |place: &StoreFixture| {
@@ -244,7 +244,7 @@ fn snapshots_that_an_abandoned_history_left_ahead_are_replaced_by_new_ones() {
 }
 
 #[test]
-fn rows_that_another_projector_has_open_are_left_alone() {
+fn rows_that_another_projector_has_open_are_not_changed() {
     let place = StoreFixture::new(41);
     let mut projector = open(&place.rows(), &place.driver, None);
     projector.catch_up().expect("caught up");
@@ -254,7 +254,7 @@ fn rows_that_another_projector_has_open_are_left_alone() {
 }
 
 #[test]
-fn a_crash_after_any_batch_leaves_rows_that_go_on() {
+fn a_crash_after_any_batch_leaves_rows_that_continue() {
     let mut driver = TestDriver::new(42);
     driver.found(5, 3);
     (0..60).for_each(|_| driver.stir());

@@ -28,7 +28,7 @@ fn every_default_is_right() {
 }
 
 #[test]
-fn flags_win_over_the_environment_over_the_file_over_defaults() {
+fn precedence_is_flags_environment_file_defaults() {
     let text = "fleet = \"of-file\"\nactor = \"of-file\"\nsession_lease = \"30s\"\n\n[limits]\ndecider_queue = 7\nbody_bytes = \"2MiB\"\n";
     let config = with_file(text, |path| {
         let layers = ConfigLayers {
@@ -189,7 +189,7 @@ fn a_typo_in_the_name_of_a_variable_is_reported() {
 }
 
 #[test]
-fn inbox_messages_are_given_up_where_one_inbox_is_read() {
+fn inbox_messages_are_skipped_where_one_inbox_is_read() {
     let journal = ("CHANCERY_JOURNAL", "kafka://b:9092/p");
     let (scope, actor) =
         (("CHANCERY_INBOX_ALLOWED_INTENTS", "capability.*"), ("CHANCERY_INBOX_ACTOR", "mail"));

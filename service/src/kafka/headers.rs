@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_read_behind_the_first_header_whose_name_is_not_utf_8() {
+    fn nothing_is_read_after_the_first_header_whose_name_is_not_utf_8() {
         const COUNT: usize = 100_000;
         // The index of the first unreadable header, after which all are unreadable.
         for first in [0, 1, 7, COUNT] {

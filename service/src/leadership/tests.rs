@@ -166,7 +166,7 @@ async fn ask(decider: &DeciderHandle, key: &str) -> Verdict {
 }
 
 #[tokio::test]
-async fn a_turn_goes_over_with_all_that_was_decided() {
+async fn a_handover_includes_all_decisions() {
     let log = MemoryLog::new("default");
     let (one, two) = (TestServer::start(&log, "one", None), TestServer::start(&log, "two", None));
     assert!(matches!(one.router.find(), LeaderLocation::Unknown));
@@ -195,7 +195,7 @@ async fn a_turn_goes_over_with_all_that_was_decided() {
 }
 
 #[tokio::test]
-async fn of_two_that_believe_it_is_their_turn_the_first_stands_by() {
+async fn of_two_servers_that_claim_leadership_the_first_becomes_standby() {
     let log = MemoryLog::new("default");
     let (one, two) = (TestServer::start(&log, "one", None), TestServer::start(&log, "two", None));
     one.set_leading(true);
@@ -352,7 +352,7 @@ async fn a_clock_that_jumps_between_its_check_and_the_first_record_is_not_follow
 }
 
 #[tokio::test]
-async fn a_fleet_does_not_begin_where_another_one_has_begun() {
+async fn a_fleet_does_not_start_where_another_one_has_started() {
     let log = MemoryLog::new("default");
     let one = TestServer::start(&log, "one", None);
     // Another fleet's server was faster.

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_network_passes_every_byte_on_and_none_at_once() {
+    fn a_slow_network_forwards_every_byte_and_none_immediately() {
         const BYTES: u32 = 100_000;
         let (proxy, listener) = BrokerProxy::listen();
         listener.lead_to(broker(BYTES));

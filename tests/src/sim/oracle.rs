@@ -217,7 +217,7 @@ impl WorldOracle {
     }
 
     /// Returns a plan that could be more even and is not marked uneven.
-    pub fn unsaid(&self) -> Option<String> {
+    pub fn unreported_balance(&self) -> Option<String> {
         self.checker.unreported_balance()
     }
 

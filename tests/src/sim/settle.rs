@@ -185,7 +185,7 @@ impl ScriptedWorld {
         }
         let Some(state) = self.oracle.state() else { return Some("there is no leader".into()) };
         let fleet = &state.fleet;
-        if let Some(stuck) = stuck_in(fleet).or_else(|| self.oracle.unsaid()) {
+        if let Some(stuck) = stuck_in(fleet).or_else(|| self.oracle.unreported_balance()) {
             return Some(stuck);
         }
         let running: BTreeSet<IncarnationId> = fleet
@@ -363,7 +363,7 @@ fn stuck_in_plans(fleet: &FleetState) -> Option<String> {
         if replica.desired == WillWord::Deleted && !deletes {
             return Some(format!("replica {} must be deleted, and no operation does it", replica.name));
         }
-        if let Some(again) = replica.comes_again() {
+        if let Some(again) = replica.scheduled_restart() {
             return Some(format!("replica {} waits for its restart from {}", replica.name, again.not_before));
         }
     }

@@ -41,7 +41,7 @@ fn what_is_done_to_records_and_names_is_a_change_once() {
 }
 
 #[test]
-fn a_directory_that_is_not_where_it_was_is_lost_whatever_is_there() {
+fn a_moved_directory_is_lost_whatever_replaces_it() {
     type DirectoryChange = fn(&Path, &IncarnationDirectory);
     let cases: [(&str, DirectoryChange, DirectoryLoss); 5] = [
         (

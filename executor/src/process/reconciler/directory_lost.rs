@@ -175,10 +175,10 @@ impl IncarnationReconciler {
         for error in remove_groups(self.wanted.as_ref(), Some(record)) {
             tracing::warn!(%error, incarnation = %self.incarnation, "control group left in place");
         }
-        self.record_anew()
+        self.record_again()
     }
 
-    fn record_anew(&mut self) -> io::Result<()> {
+    fn record_again(&mut self) -> io::Result<()> {
         // Nothing is known of an incarnation that was found by its processes alone.
         let nothing = ObjectTarget {
             revision: 0,

@@ -87,7 +87,7 @@ fn a_directory_is_not_removed_while_anything_is_mounted_inside_and_is_removed_af
 }
 
 #[test]
-fn a_mount_that_comes_between_check_and_removal_is_not_entered() {
+fn a_mount_created_between_check_and_removal_is_not_entered() {
     let (root, outside) = (tempfile::tempdir().unwrap(), outside());
     let doomed = root.path().join("doomed");
     let Some(bind) = BindMount::mount(outside.path(), &doomed.join("work/point")) else { return };
@@ -105,7 +105,7 @@ fn a_mount_that_comes_between_check_and_removal_is_not_entered() {
 }
 
 #[test]
-fn mounts_that_come_and_go_during_removals_lose_nothing() {
+fn mounts_created_and_removed_during_removals_lose_nothing() {
     let (root, outside) = (tempfile::tempdir().unwrap(), outside());
     let doomed = root.path().join("doomed");
     let point = doomed.join("work/deep/point");

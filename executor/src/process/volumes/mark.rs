@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_volumes_that_come_at_once_agree_on_the_mark() {
+    fn concurrent_first_volumes_agree_on_the_mark() {
         for _ in 0..20 {
             let root = tempfile::tempdir().unwrap();
             let made: Vec<_> = std::thread::scope(|scope| {

@@ -186,7 +186,7 @@ fn another_order_in_the_middle_of_a_change_replaces_it() {
 }
 
 #[test]
-fn what_has_not_come_up_is_started_with_the_spec_that_it_has_by_then() {
+fn an_incarnation_that_is_not_ready_yet_starts_with_its_latest_spec() {
     let mut world = SimulatedWorld::new(FaultRules::default());
     ensure(&mut world, 1, &spec(1, "delay:50ms"));
     assert_eq!(summary(&ensure(&mut world, 2, &spec(2, ""))), (2, "ready", 2));
@@ -277,7 +277,7 @@ fn a_seed_delays_volumes_and_lets_them_fail_for_a_while_and_loses_none() {
 }
 
 #[test]
-fn a_run_waits_for_its_volume_which_is_not_destroyed_before_it_is_over() {
+fn an_incarnation_waits_for_its_volume_which_is_not_destroyed_before_its_end() {
     let mut world = SimulatedWorld::new(FaultRules::default());
     assert_eq!(
         summary(&ensure(&mut world, 1, &mounting(1, "delay:50ms"))),

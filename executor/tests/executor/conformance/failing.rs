@@ -7,7 +7,7 @@ use super::reader::{OrchestratorClient, PATIENCE};
 use super::{ApiAccess, OrchestratorUnderTest, TestBehaviour, command, is_ready};
 use chancery_executor::orchestrator::{Orchestrator as _, WorkProgress};
 
-pub(super) async fn a_list_that_fails_says_nothing_of_what_runs<S: OrchestratorUnderTest>(
+pub(super) async fn a_failed_list_reports_nothing_about_running_incarnations<S: OrchestratorUnderTest>(
     subject: &S,
     [runs, late, never]: [IncarnationId; 3],
 ) {

@@ -102,7 +102,7 @@ pub(crate) async fn check<S: OrchestratorUnderTest>(subject: &S) {
     an_ensure_is_idempotent(subject, next()).await;
     a_stop_ends_it_and_what_is_late_changes_nothing(subject, next()).await;
     a_higher_revision_closes_lower_ones(subject, next()).await;
-    an_order_that_had_its_outcome_changes_nothing_that_runs(subject, next()).await;
+    a_fulfilled_command_changes_nothing_that_runs(subject, next()).await;
     match S::Orchestrator::CHANGES {
         UpdateSupport::InPlace => {
             another_spec_changes_what_runs_or_leaves_it_as_it_was(subject, next()).await;
@@ -110,16 +110,17 @@ pub(crate) async fn check<S: OrchestratorUnderTest>(subject: &S) {
         UpdateSupport::Never => another_spec_is_refused_and_leaves_what_runs_as_it_was(subject, next()).await,
     }
     a_stop_of_something_unknown_leaves_a_tombstone(subject, next()).await;
-    what_had_its_outcome_is_not_started_again(subject, next()).await;
+    an_incarnation_whose_command_is_fulfilled_is_not_started_again(subject, next()).await;
     an_exit_is_reported_with_its_code(subject, next(), next()).await;
     what_stops_answering_is_reported_and_ended_only_when_asked(subject, next()).await;
-    what_cannot_start_fails_for_ever_and_is_gone_when_stopped(subject, next()).await;
+    what_cannot_start_fails_permanently_and_is_gone_when_stopped(subject, next()).await;
     a_restart_finds_everything(subject, next(), next(), next()).await;
     a_slow_reader_gets_the_last_state_of_each(subject, [next(), next(), next(), next(), next()]).await;
-    a_judged_object_is_removed(subject, next(), next()).await;
+    a_resolved_orphan_is_removed(subject, next(), next()).await;
     what_runs_is_not_purged(subject, next()).await;
-    what_was_recorded_and_not_begun_is_begun_when_it_comes_again(subject, next(), next()).await;
-    failing::a_list_that_fails_says_nothing_of_what_runs(subject, [next(), next(), next()]).await;
+    a_recorded_command_that_was_not_started_is_started_when_repeated(subject, next(), next()).await;
+    failing::a_failed_list_reports_nothing_about_running_incarnations(subject, [next(), next(), next()])
+        .await;
     logs::what_is_written_is_read(subject, next(), next()).await;
     check_volumes(subject, at.plus(1)).await;
     subject.check_foreign_things();
@@ -131,11 +132,11 @@ async fn check_volumes<S: OrchestratorUnderTest>(subject: &S, mut at: Position) 
         at = at.plus(1);
         VolumeId::issue(Lineage::from_random(42), at)
     };
-    volumes::a_volume_is_made_once_and_destroyed_for_ever(subject, next()).await;
-    volumes::what_was_a_volume_once_is_not_made_again(subject, next(), next()).await;
-    volumes::a_run_waits_for_its_volume_and_keeps_it(subject, next(), run).await;
-    volumes::a_judged_volume_is_removed(subject, next(), next()).await;
-    volumes::what_was_recorded_and_not_made_is_made_when_it_comes_again(subject, next()).await;
+    volumes::a_volume_is_created_once_and_destroyed_permanently(subject, next()).await;
+    volumes::a_destroyed_volume_is_not_created_again(subject, next(), next()).await;
+    volumes::an_incarnation_waits_for_its_volume_and_keeps_it(subject, next(), run).await;
+    volumes::a_resolved_orphan_volume_is_removed(subject, next(), next()).await;
+    volumes::a_recorded_volume_that_was_not_created_is_created_when_repeated(subject, next()).await;
 }
 
 async fn an_ensure_is_idempotent<S: OrchestratorUnderTest>(subject: &S, id: IncarnationId) {
@@ -213,7 +214,7 @@ async fn a_higher_revision_closes_lower_ones<S: OrchestratorUnderTest>(subject: 
     reader.end(id, 6, &spec).await;
 }
 
-async fn an_order_that_had_its_outcome_changes_nothing_that_runs<S: OrchestratorUnderTest>(
+async fn a_fulfilled_command_changes_nothing_that_runs<S: OrchestratorUnderTest>(
     subject: &S,
     id: IncarnationId,
 ) {
@@ -324,7 +325,10 @@ async fn a_stop_of_something_unknown_leaves_a_tombstone<S: OrchestratorUnderTest
     reader.forget(id).await;
 }
 
-async fn what_had_its_outcome_is_not_started_again<S: OrchestratorUnderTest>(subject: &S, id: IncarnationId) {
+async fn an_incarnation_whose_command_is_fulfilled_is_not_started_again<S: OrchestratorUnderTest>(
+    subject: &S,
+    id: IncarnationId,
+) {
     let mut reader = OrchestratorClient::open(subject).await;
     let spec = subject.spec(TestBehaviour::Stays, 1);
     let met = Command { status: CommandStatus::Fulfilled, ..command(id, 3, CommandEffect::Ensure, &spec) };
@@ -372,7 +376,7 @@ async fn an_exit_is_reported_with_its_code<S: OrchestratorUnderTest>(
     reader.forget(clean).await;
 }
 
-async fn what_cannot_start_fails_for_ever_and_is_gone_when_stopped<S: OrchestratorUnderTest>(
+async fn what_cannot_start_fails_permanently_and_is_gone_when_stopped<S: OrchestratorUnderTest>(
     subject: &S,
     id: IncarnationId,
 ) {
@@ -446,7 +450,7 @@ async fn a_slow_reader_gets_the_last_state_of_each<S: OrchestratorUnderTest>(
     }
 }
 
-async fn a_judged_object_is_removed<S: OrchestratorUnderTest>(
+async fn a_resolved_orphan_is_removed<S: OrchestratorUnderTest>(
     subject: &S,
     runs: IncarnationId,
     unknown: IncarnationId,
@@ -477,7 +481,7 @@ async fn what_runs_is_not_purged<S: OrchestratorUnderTest>(subject: &S, id: Inca
     reader.end(id, 2, &spec).await;
 }
 
-async fn what_was_recorded_and_not_begun_is_begun_when_it_comes_again<S: OrchestratorUnderTest>(
+async fn a_recorded_command_that_was_not_started_is_started_when_repeated<S: OrchestratorUnderTest>(
     subject: &S,
     started: IncarnationId,
     stopped: IncarnationId,

@@ -35,7 +35,7 @@ fn is_lost(observed: &ObservedState) -> bool {
     matches!(observed, ObservedState::Ended { exit: IncarnationExit::Failed { .. }, processes } if processes.is_empty())
 }
 
-pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: OrchestratorUnderTest>(
+pub(super) async fn a_volume_is_created_once_and_destroyed_permanently<S: OrchestratorUnderTest>(
     subject: &S,
     id: VolumeId,
 ) {
@@ -79,7 +79,7 @@ pub(super) async fn a_volume_is_made_once_and_destroyed_for_ever<S: Orchestrator
     reader.forget(id).await;
 }
 
-pub(super) async fn what_was_a_volume_once_is_not_made_again<S: OrchestratorUnderTest>(
+pub(super) async fn a_destroyed_volume_is_not_created_again<S: OrchestratorUnderTest>(
     subject: &S,
     lost: VolumeId,
     unknown: VolumeId,
@@ -105,7 +105,7 @@ pub(super) async fn what_was_a_volume_once_is_not_made_again<S: OrchestratorUnde
     }
 }
 
-pub(super) async fn a_run_waits_for_its_volume_and_keeps_it<S: OrchestratorUnderTest>(
+pub(super) async fn an_incarnation_waits_for_its_volume_and_keeps_it<S: OrchestratorUnderTest>(
     subject: &S,
     id: VolumeId,
     run: IncarnationId,
@@ -142,7 +142,7 @@ pub(super) async fn a_run_waits_for_its_volume_and_keeps_it<S: OrchestratorUnder
     }
 }
 
-pub(super) async fn a_judged_volume_is_removed<S: OrchestratorUnderTest>(
+pub(super) async fn a_resolved_orphan_volume_is_removed<S: OrchestratorUnderTest>(
     subject: &S,
     id: VolumeId,
     unknown: VolumeId,
@@ -158,7 +158,9 @@ pub(super) async fn a_judged_volume_is_removed<S: OrchestratorUnderTest>(
     }
 }
 
-pub(super) async fn what_was_recorded_and_not_made_is_made_when_it_comes_again<S: OrchestratorUnderTest>(
+pub(super) async fn a_recorded_volume_that_was_not_created_is_created_when_repeated<
+    S: OrchestratorUnderTest,
+>(
     subject: &S,
     id: VolumeId,
 ) {

@@ -261,7 +261,7 @@ fn losses() -> impl Iterator<Item = UnsyncedLoss> {
 }
 
 #[test]
-fn at_whatever_moment_the_power_goes_what_was_acknowledged_is_there() {
+fn a_power_failure_at_any_moment_loses_no_acknowledged_record() {
     let (live, found) =
         (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     let records = some_records(36);

@@ -164,7 +164,7 @@ fn every_length_to_which_the_file_is_cut_leaves_a_prefix() {
 }
 
 #[test]
-fn a_journal_goes_on_behind_a_cut_and_stale_bytes_do_not_come_back() {
+fn a_journal_continues_after_a_cut_and_stale_bytes_do_not_reappear() {
     let sample = sample(&JournalEnd::Killed);
     let frames = sample.frames();
     // The fifth record is torn, the sixth after it intact: both of the last group, if it was one.
@@ -373,7 +373,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_is_done_to_the_frames_nothing_is_silently_another(
+    fn no_change_of_frames_replaces_a_record_silently(
         tamperings in prop::collection::vec(tampering(), 1..4),
         is_closed: bool,
     ) {

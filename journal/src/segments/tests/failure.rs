@@ -178,7 +178,7 @@ impl DiskAccess for ScarceDisk {
 }
 
 #[test]
-fn a_moment_without_descriptors_holds_the_journal_up_and_does_not_end_it() {
+fn a_moment_without_descriptors_blocks_the_journal_and_does_not_end_it() {
     for short in [1, 2, 3] {
         let dir = tempfile::tempdir().expect("a directory");
         let options = options(dir.path(), 2000, 2000);
@@ -327,7 +327,7 @@ impl DiskFile for SlowFile {
 }
 
 #[test]
-fn a_slow_disk_holds_up_deliveries_but_neither_appenders_nor_readers() {
+fn a_slow_disk_delays_deliveries_but_neither_appenders_nor_readers() {
     for append in [SegmentJournal::append, SegmentJournal::append_here] {
         let dir = tempfile::tempdir().expect("a directory");
         let options = options(dir.path(), 1 << 16, 1 << 16);

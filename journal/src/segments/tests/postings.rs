@@ -146,7 +146,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn at_any_time_they_give_the_same_as_a_scan(
+    fn at_any_time_they_return_the_same_as_a_scan(
         names in prop::collection::vec(prop::collection::vec(0..12_u8, 1..6), 1..60),
         asked_at in 0..60_usize,
     ) {
@@ -215,7 +215,7 @@ fn a_file_with_any_bit_flipped_cut_or_missing_is_made_again() {
 }
 
 #[test]
-fn a_file_of_another_segment_or_with_lies_in_it_changes_no_answer() {
+fn a_file_of_another_segment_or_with_false_entries_changes_no_answer() {
     let records = some();
     let (dir, options, files) = filed(&records);
     let segment = dir.path().join(file_name(Position::FIRST));

@@ -65,7 +65,7 @@ fn what_is_released_is_what_was_reserved_whatever_the_plan_requests_by_then() {
 
 /// Race R41.
 #[test]
-fn a_reservation_goes_to_no_other_before_its_owner_is_proved_to_have_ended() {
+fn a_reservation_is_reused_only_after_the_proved_end_of_its_owner() {
     let (mut world, id) = running("automatic");
     other_plan(&mut world, 3500);
     ask(&mut world, "replica.delete");
@@ -108,7 +108,7 @@ fn a_removal_that_fails_is_not_dropped_when_plan_and_deployment_advance() {
 
 /// Race R44.
 #[test]
-fn a_removal_that_fails_holds_up_no_other_and_is_not_taken_for_done() {
+fn a_removal_that_fails_blocks_no_other_and_does_not_count_as_done() {
     let mut world = TestFleet::with_nodes(3);
     world.plan("automatic");
     world.running("d1", 3);

@@ -161,7 +161,7 @@ fn reservations_that_are_wrong() {
 }
 
 #[test]
-fn what_is_over_and_changes() {
+fn changes_after_the_end() {
     find(&[
         (Stopped, 5, "an incarnation ends twice", |s| {
             let cause = s.report(3, &json!("gone"));

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_fault_is_drawn_once_before_any_comes_again() {
+    fn every_fault_is_drawn_once_before_any_is_repeated() {
         let (mut deck, mut random) = (FaultDeck::new(InjectedFault::ALL), RandomSource::new(1));
         for _ in 0..3 {
             let mut drawn: Vec<_> =

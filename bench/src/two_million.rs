@@ -236,7 +236,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<ResultRow> {
     let events = (head.get() - before.get()) as f64 / replicas as f64;
     stop.send_replace(true);
     executors.await?;
-    decider.tell(DeciderInput::Drain).await?;
+    decider.send(DeciderInput::Drain).await?;
     let (why, following) = ended.await?;
     ensure!(matches!(why, DeciderEnd::Drained), "the decider ended: {why}");
     // The projector ends when its publishers are dropped.

@@ -35,11 +35,11 @@ pub(super) fn ask(
         return Err(CliError::usage(format!("cannot {verb}: replicas have no such command")));
     };
     act::ask(io, verb, &intent, done)?;
-    tell(io.client, &[("replica", name.to_owned())], name, 0)
+    report_pending(io.client, &[("replica", name.to_owned())], name, 0)
 }
 
 /// Reports what the last operation after a position waits for, if it has not ended.
-fn tell(
+fn report_pending(
     client: &ApiClient<'_>,
     filters: &[(&str, String)],
     replica: &str,
@@ -111,5 +111,5 @@ pub(super) fn create(
     let row = last(io.client, &filters, verdict.position)?;
     let replica = row.map_or_else(String::new, |row| row.replica.to_string());
     shown(io, &format!("replica/{replica}"), "created", &verdict)?;
-    tell(io.client, &[("replica", replica.clone())], &replica, 0)
+    report_pending(io.client, &[("replica", replica.clone())], &replica, 0)
 }

@@ -13,13 +13,13 @@ pub(crate) mod fake;
 mod life;
 
 fn ok(body: &Value) -> FakeAction {
-    FakeAction::Say(200, body.to_string())
+    FakeAction::Respond(200, body.to_string())
 }
 
 fn problem(status: u16, code: &str, retryable: bool) -> FakeAction {
     let body =
         json!({ "status": status, "code": code, "title": "T", "detail": "so it is", "retryable": retryable });
-    FakeAction::Say(status, body.to_string())
+    FakeAction::Respond(status, body.to_string())
 }
 
 fn verdict() -> FakeAction {
@@ -322,8 +322,8 @@ fn what_went_wrong_decides_the_exit_code() {
         (vec![problem(409, "in_use", false)], CliExit::Conflict),
         (vec![problem(403, "denied", false)], CliExit::Denied),
         (vec![problem(422, "invalid", false)], CliExit::Failure),
-        (vec![FakeAction::Say(500, "<html>".into())], CliExit::Failure),
-        (vec![FakeAction::Say(200, "{}".into())], CliExit::Failure),
+        (vec![FakeAction::Respond(500, "<html>".into())], CliExit::Failure),
+        (vec![FakeAction::Respond(200, "{}".into())], CliExit::Failure),
         (vec![problem(503, "busy", true); 3], CliExit::Unreachable),
         (vec![problem(504, "unknown_outcome", true); 3], CliExit::Unknown),
         (vec![FakeAction::Drop; 3], CliExit::Unknown),
@@ -429,7 +429,7 @@ fn approving_sends_the_hash_that_was_shown() {
 fn logs_are_requested_by_any_name_of_an_incarnation_and_do_not_end_silently() {
     let id = IncarnationId::issue(Lineage::from_random(1), Position::new(9)).to_string();
     let wanted = format!("GET /v1/fleets/default/incarnations/{id}/logs?marked=true&follow=false");
-    let text = || FakeAction::Say(200, "hello\n".into());
+    let text = || FakeAction::Respond(200, "hello\n".into());
     for name in [id.clone(), format!("incarnation/{id}"), format!("inc/{id}")] {
         let (result, asked) = run_line(&format!("chancery logs {name}"), vec![text()]);
         assert_eq!((result.expect("text").as_str(), &asked[0].line), ("hello\n", &wanted), "{name}");
@@ -452,7 +452,7 @@ fn logs_are_requested_by_any_name_of_an_incarnation_and_do_not_end_silently() {
 #[test]
 fn logs_are_of_one_output_since_a_time_or_of_the_previous_incarnation() {
     let id = |position| IncarnationId::issue(Lineage::from_random(1), Position::new(position)).to_string();
-    let text = || FakeAction::Say(200, "hello\n".into());
+    let text = || FakeAction::Respond(200, "hello\n".into());
     for (flags, wanted) in [
         ("--stdout", "marked=false&stream=out&follow=false"),
         ("--stderr --tail 3", "marked=false&stream=err&tail=3&follow=false"),

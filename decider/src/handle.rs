@@ -115,7 +115,7 @@ impl DeciderHandle {
     }
 
     /// Puts an input into the queue, waiting for space.
-    pub async fn tell(&self, input: DeciderInput) -> Result<(), DeciderStopped> {
+    pub async fn send(&self, input: DeciderInput) -> Result<(), DeciderStopped> {
         self.queue.send(input).await.map_err(|_| DeciderStopped)
     }
 

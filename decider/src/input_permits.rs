@@ -48,7 +48,7 @@ impl DeciderHandle {
         let pieces = pieces(message.bytes(), self.quarter);
         let permit =
             Arc::clone(&self.messages).acquire_many_owned(pieces).await.map_err(|_| DeciderStopped)?;
-        self.tell(DeciderInput::InboxMessage(Box::new(message), InboxPermit(permit))).await
+        self.send(DeciderInput::InboxMessage(Box::new(message), InboxPermit(permit))).await
     }
 }
 
@@ -60,7 +60,7 @@ pub(super) fn pieces(bytes: usize, most: usize) -> u32 {
 impl InputSender {
     /// Reports the connection; messages of the decider go into the mailbox.
     pub async fn connected(&self, outbox: ExecutorOutbox) -> Result<(), DeciderStopped> {
-        self.decider.tell(DeciderInput::Connected(self.connection, outbox)).await
+        self.decider.send(DeciderInput::Connected(self.connection, outbox)).await
     }
 
     /// Queues a message: waits for its share, and then for space.
@@ -71,12 +71,12 @@ impl InputSender {
         let common = Arc::clone(&self.decider.executors);
         let of_all = common.acquire_many_owned(pieces).await.map_err(|_| DeciderStopped)?;
         let share = InputPermit { _own: own, _of_all: of_all };
-        self.decider.tell(DeciderInput::ExecutorMessage(self.connection, message, share)).await
+        self.decider.send(DeciderInput::ExecutorMessage(self.connection, message, share)).await
     }
 
     /// Reports the end of the connection.
     pub async fn disconnected(&self) -> Result<(), DeciderStopped> {
-        self.decider.tell(DeciderInput::Disconnected(self.connection)).await
+        self.decider.send(DeciderInput::Disconnected(self.connection)).await
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     /// Whether the message can be sent without waiting.
-    async fn says(way: &InputSender, message: &[u8]) -> bool {
+    async fn is_sent(way: &InputSender, message: &[u8]) -> bool {
         let mut sending = pin!(unconstrained(way.send(message.to_vec())));
         poll_fn(|context| Poll::Ready(sending.as_mut().poll(context).is_ready())).await
     }
@@ -101,7 +101,7 @@ mod tests {
     /// Sends messages until one waits. Returns how many did not.
     async fn flood(way: &InputSender, message: &[u8]) -> usize {
         let mut sent = 0;
-        while says(way, message).await {
+        while is_sent(way, message).await {
             sent += 1;
         }
         sent
@@ -113,7 +113,7 @@ mod tests {
         let decider = DeciderHandle::over(queue);
         let (greedy, other) = (decider.way(ChannelNumber(1)), decider.way(ChannelNumber(2)));
         assert_eq!(flood(&greedy, b"x").await, SHARE);
-        assert!(says(&other, b"y").await, "the other has a share of its own");
+        assert!(is_sent(&other, b"y").await, "the other has a share of its own");
         assert_eq!(flood(&other, b"y").await, SHARE - 1);
         // All executors together leave half to producers.
         let third = decider.way(ChannelNumber(3));

@@ -70,7 +70,7 @@ impl DeciderCore {
             }
             // The object has ended here too: the executor's copy may be purged.
             JournalObject::Over if is_over => {
-                self.say(session, |envelope| DeciderMessage::Purge { envelope, object });
+                self.send(session, |envelope| DeciderMessage::Purge { envelope, object });
             }
             // The object exists outside the fleet: never known, or declared ended by an operator.
             JournalObject::Over | JournalObject::Never => {
@@ -120,7 +120,7 @@ impl DeciderCore {
 
     /// Notifies the executor that the object has ended: its copy may be purged.
     pub(super) fn purge(&mut self, cluster: &ClusterName, object: ObjectId) {
-        self.tell(cluster, |envelope| DeciderMessage::Purge { envelope, object });
+        self.send_to_cluster(cluster, |envelope| DeciderMessage::Purge { envelope, object });
     }
 
     /// Handles what a fact means for executors.
@@ -152,7 +152,7 @@ impl DeciderCore {
             }
             Fact::OrphanResolved(fact) => {
                 let OrphanResolved { object, resolution: judgement, revision, .. } = *fact;
-                self.tell(&fact.cluster, |envelope| DeciderMessage::OrphanResolved {
+                self.send_to_cluster(&fact.cluster, |envelope| DeciderMessage::OrphanResolved {
                     envelope,
                     object,
                     resolution: judgement,
@@ -188,7 +188,7 @@ impl DeciderCore {
             ObjectId::Volume(id) => commands::volume(&self.fleet, id).map(|volume| volume.cluster.clone()),
         };
         if let Some((cluster, command)) = cluster.zip(commands::command(&self.fleet, object)) {
-            self.tell(&cluster, |envelope| DeciderMessage::Command { envelope, command });
+            self.send_to_cluster(&cluster, |envelope| DeciderMessage::Command { envelope, command });
         }
     }
 }

@@ -149,7 +149,7 @@ impl DeciderCore {
                     live.sequence = sequence;
                     self.report(id, report);
                 }
-                self.say(id, |envelope| DeciderMessage::ReportsAccepted { envelope, sequence });
+                self.send(id, |envelope| DeciderMessage::ReportsAccepted { envelope, sequence });
             }
             ExecutorMessage::InventoryRequest { connection: attach, after } => {
                 let Some(id) = self.speaker(connection, attach, now) else { return };
@@ -163,11 +163,11 @@ impl DeciderCore {
                 live.part = head;
                 let cluster = live.cluster.clone();
                 let (commands, rest) = self.inventory(&cluster, Some(after));
-                self.say(id, |envelope| DeciderMessage::Inventory { envelope, commands, next_after: rest });
+                self.send(id, |envelope| DeciderMessage::Inventory { envelope, commands, next_after: rest });
             }
             ExecutorMessage::Heartbeat { connection: attach, sequence: heartbeat } => {
                 if let Some(id) = self.speaker(connection, attach, now) {
-                    self.say(id, |envelope| DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat });
+                    self.send(id, |envelope| DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat });
                 }
             }
             ExecutorMessage::Goodbye { connection: attach } => {
@@ -316,7 +316,7 @@ impl DeciderCore {
         self.sessions.by_connection.insert(connection, id);
         let (commands, rest) = self.inventory(&hello.cluster, None);
         let (lineage, fleet, lease) = (self.lineage, self.settings.fleet.clone(), self.settings.lease);
-        self.say(id, |envelope| DeciderMessage::Welcome {
+        self.send(id, |envelope| DeciderMessage::Welcome {
             envelope,
             lineage,
             fleet,
@@ -354,7 +354,7 @@ impl DeciderCore {
     }
 
     /// Sends a message to the executor of the session, if one is attached.
-    pub(super) fn say(&mut self, id: SessionId, message: impl FnOnce(DeciderEnvelope) -> DeciderMessage) {
+    pub(super) fn send(&mut self, id: SessionId, message: impl FnOnce(DeciderEnvelope) -> DeciderMessage) {
         if let Some((connection, envelope)) = self.sessions.envelope(id, self.durable()) {
             self.hold(HeldEffect::Send(connection, Box::new(message(envelope))));
         }
@@ -362,17 +362,17 @@ impl DeciderCore {
 
     /// Notifies the executor of the session that the session or its connection has ended.
     pub(super) fn close_session(&mut self, id: SessionId, reason: &str) {
-        self.say(id, |_| DeciderMessage::ConnectionClosed { reason: reason.to_owned() });
+        self.send(id, |_| DeciderMessage::ConnectionClosed { reason: reason.to_owned() });
     }
 
     /// Sends a message to the cluster's executor, if attached: if not, the next welcome covers it.
-    pub(super) fn tell(
+    pub(super) fn send_to_cluster(
         &mut self,
         cluster: &ClusterName,
         message: impl FnOnce(DeciderEnvelope) -> DeciderMessage,
     ) {
         if let Some(id) = self.sessions.by_cluster.get(cluster).copied() {
-            self.say(id, message);
+            self.send(id, message);
         }
     }
 

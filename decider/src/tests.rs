@@ -215,19 +215,19 @@ impl DeciderFixture {
         self.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
     }
 
-    fn say(&mut self, connection: u64, message: ExecutorMessage) {
+    fn send(&mut self, connection: u64, message: ExecutorMessage) {
         self.give(CoreInput::ExecutorMessage(ChannelNumber(connection), message));
     }
 
     fn hello(&mut self, connection: u64, executor: &str, seen: Option<(Lineage, JournalHead)>) {
         self.give(CoreInput::Connected(ChannelNumber(connection), ConnectionToken::from_random(connection)));
-        self.say(connection, hello(executor, SCOPE, epoch(1, 1), seen));
+        self.send(connection, hello(executor, SCOPE, epoch(1, 1), seen));
     }
 
     /// Sends hello for an executor store, in an epoch.
     fn hello_over(&mut self, connection: u64, store: u64, epoch: ExecutorEpoch) -> Vec<DeciderEffect> {
         self.give(CoreInput::Connected(ChannelNumber(connection), ConnectionToken::from_random(connection)));
-        self.say(connection, hello("ex", store, epoch, None));
+        self.send(connection, hello("ex", store, epoch, None));
         self.settle()
     }
 
@@ -458,7 +458,7 @@ fn a_full_report_of_five_hundred_ends_is_folded_whole() {
         .iter()
         .map(|id| ObjectReport { object: (*id).into(), revision: 1, observed: observed.clone() })
         .collect();
-    rig.say(
+    rig.send(
         1,
         ExecutorMessage::FullReport {
             connection: ConnectionToken::from_random(1),

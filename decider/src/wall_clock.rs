@@ -216,21 +216,21 @@ impl WallClock {
 
     /// Follows the clock from the start of a decider.
     pub fn follow(&self) {
-        self.tell(None);
+        self.set_trouble(None);
     }
 
     /// Reports that the clock of a running decider jumped ahead by `jump`, or is back.
     pub fn jumped(self: &Arc<Self>, jump: Option<Duration>) {
         let Some(jump) = jump else {
             tracing::info!("journal time follows the wall clock again");
-            return self.tell(None);
+            return self.set_trouble(None);
         };
         let days = counted(jump.as_secs() / DAY, "day");
         let text = format!(
             "the wall clock has jumped {days} ahead and is not followed: set the clock, or restart the server with --accept-clock"
         );
         tracing::error!("{text}");
-        self.tell(Some(text));
+        self.set_trouble(Some(text));
         let clock = Arc::clone(self);
         let wait = move || {
             while clock.trouble().is_some() {
@@ -255,7 +255,7 @@ impl WallClock {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn tell(&self, trouble: Option<String>) {
+    fn set_trouble(&self, trouble: Option<String>) {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 }

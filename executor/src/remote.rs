@@ -128,8 +128,8 @@ impl DeciderEndpoint {
         let remote = self.clone();
         tokio::spawn(async move {
             let ended = tokio::select! {
-                ended = hear(body, incoming) => ended,
-                ended = remote.say(&id, outgoing) => ended,
+                ended = forward_messages(body, incoming) => ended,
+                ended = remote.send_messages(&id, outgoing) => ended,
             };
             if let Err(error) = ended {
                 tracing::info!(%error, "channel to decider lost");
@@ -178,7 +178,7 @@ impl DeciderEndpoint {
     }
 
     /// Sends the executor's messages until the executor hangs up.
-    async fn say(&self, id: &str, mut from: mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
+    async fn send_messages(&self, id: &str, mut from: mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
         let mut connection = None;
         let mut after = 0_u64;
         while let Some(first) = from.recv().await {
@@ -237,7 +237,7 @@ impl DeciderEndpoint {
 }
 
 /// Forwards the decider's messages until the executor or the server closes the channel.
-async fn hear(mut body: Incoming, to: mpsc::Sender<Vec<u8>>) -> io::Result<()> {
+async fn forward_messages(mut body: Incoming, to: mpsc::Sender<Vec<u8>>) -> io::Result<()> {
     let mut lines = LineSplitter::new(LONGEST);
     loop {
         let frame = tokio::select! {

@@ -244,10 +244,10 @@ where
                 SessionAction::Connect => self.connecting = Some(Box::pin((self.connect)())),
                 SessionAction::HangUp => self.hang_up(),
                 // The lease does not wait for a long full report to be sent.
-                SessionAction::Say(message @ ExecutorMessage::Heartbeat { .. }) => {
+                SessionAction::Send(message @ ExecutorMessage::Heartbeat { .. }) => {
                     self.outbox.push_front(message);
                 }
-                SessionAction::Say(message) => self.outbox.push_back(message),
+                SessionAction::Send(message) => self.outbox.push_back(message),
                 SessionAction::List => {
                     let orchestrator = self.orchestrator.clone();
                     self.listing = Some(Box::pin(async move { orchestrator.list().await }));

@@ -153,7 +153,7 @@ impl SessionCore {
             SessionInput::Tick => self.tick(now, &mut out),
             SessionInput::Leave => {
                 if let SessionPhase::Listing(c) | SessionPhase::Attached(c) = &self.phase {
-                    out.push(SessionAction::Say(ExecutorMessage::Goodbye { connection: c.token }));
+                    out.push(SessionAction::Send(ExecutorMessage::Goodbye { connection: c.token }));
                 }
                 out.push(SessionAction::Leave);
                 return out;
@@ -167,7 +167,7 @@ impl SessionCore {
         let SessionIdentity { executor, cluster, runtime, store: executor_store, epoch: executor_epoch } =
             self.identity.clone();
         let seen = self.seen.map(|seen| (seen.lineage, seen.head));
-        out.push(SessionAction::Say(ExecutorMessage::Hello {
+        out.push(SessionAction::Send(ExecutorMessage::Hello {
             executor,
             cluster,
             runtime,
@@ -208,7 +208,7 @@ impl SessionCore {
                     out.push(SessionAction::List);
                 }
                 if let Some(beat) = self.lease.heartbeat(now) {
-                    out.push(SessionAction::Say(ExecutorMessage::Heartbeat {
+                    out.push(SessionAction::Send(ExecutorMessage::Heartbeat {
                         connection: c.token,
                         sequence: beat,
                     }));
@@ -339,7 +339,7 @@ impl SessionCore {
             }
         }
         if let Some(after) = next_after {
-            out.push(SessionAction::Say(ExecutorMessage::InventoryRequest {
+            out.push(SessionAction::Send(ExecutorMessage::InventoryRequest {
                 connection: envelope.connection,
                 after,
             }));
@@ -422,7 +422,7 @@ impl SessionCore {
                 part.push(report);
             }
             let last = if reports.peek().is_none() { ReportPart::Last } else { ReportPart::Partial };
-            out.push(SessionAction::Say(ExecutorMessage::FullReport {
+            out.push(SessionAction::Send(ExecutorMessage::FullReport {
                 connection: token,
                 reports: part,
                 part: last,
@@ -454,7 +454,7 @@ impl SessionCore {
         c.failures = 0;
         for report in reports {
             c.sent += 1;
-            out.push(SessionAction::Say(ExecutorMessage::Report {
+            out.push(SessionAction::Send(ExecutorMessage::Report {
                 connection: c.token,
                 sequence: c.sent,
                 report,

@@ -189,11 +189,12 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
             entries.0
         };
         let (before, after) = (of(old), of(new));
-        let gone = before.iter().filter(|entry| !after.contains(entry)).cloned().map(|entry| (entry, None));
-        self.changes.0.extend(gone);
-        let come =
+        let removed =
+            before.iter().filter(|entry| !after.contains(entry)).cloned().map(|entry| (entry, None));
+        self.changes.0.extend(removed);
+        let added =
             after.into_iter().filter(|entry| !before.contains(entry)).map(|entry| (entry, Some(Vec::new())));
-        self.changes.0.extend(come);
+        self.changes.0.extend(added);
     }
 
     /// Visits a changed plan, as its deployment may now wait for another condition.

@@ -156,7 +156,7 @@ impl PositionWatch {
         }
     }
 
-    pub(crate) fn tell(&self, applied: AppliedPosition) {
+    pub(crate) fn publish(&self, applied: AppliedPosition) {
         *lock(&self.0.now) = applied.clone();
         self.0.position.store(applied.position.get(), Ordering::Release);
         self.0.moved.notify_all();
@@ -167,7 +167,7 @@ impl PositionWatch {
     pub(crate) fn stop(&self, reason: &str) {
         let now = self.now();
         if now.stopped.is_none() {
-            self.tell(AppliedPosition { stopped: Some(reason.into()), ..now });
+            self.publish(AppliedPosition { stopped: Some(reason.into()), ..now });
         }
     }
 }

@@ -257,7 +257,7 @@ impl Projector {
             self.is_filled = true;
             let applied = applied(&self.fold);
             self.rows = applied.position;
-            self.watch.tell(applied);
+            self.watch.publish(applied);
         }
         folded.map(|()| self.rows)
     }
@@ -322,7 +322,7 @@ impl BatchWriter<'_, '_> {
         self.wait()?;
         if let Some((changes, at)) = self.next(fold, counts, touched)? {
             let applied = write(self.store, self.epoch, changes, &at)?;
-            self.tell(applied);
+            self.publish(applied);
         }
         Ok(())
     }
@@ -346,14 +346,14 @@ impl BatchWriter<'_, '_> {
     fn wait(&mut self) -> Result<(), StoreError> {
         if let Some(writing) = self.writing.take() {
             let applied = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            self.tell(applied);
+            self.publish(applied);
         }
         Ok(())
     }
 
-    fn tell(&mut self, applied: AppliedPosition) {
+    fn publish(&mut self, applied: AppliedPosition) {
         *self.rows = applied.position;
-        self.watch.tell(applied);
+        self.watch.publish(applied);
     }
 }
 

@@ -37,7 +37,7 @@ impl<'a> ReachabilityFields<'a> {
     }
 
     /// Sets the reachability found for the cluster.
-    pub(crate) fn say(self, found: Reachability, cluster: &ClusterName) {
+    pub(crate) fn set(self, found: Reachability, cluster: &ClusterName) {
         *self.reachability = found;
         if found == Reachability::Unknown && self.message.is_empty() {
             *self.message = format!("no executor of cluster {cluster} is connected");
@@ -67,7 +67,7 @@ impl<'a> ReachabilityLookup<'a> {
                 row.cluster
             }
         };
-        reached.say(self.of(&cluster)?, &cluster);
+        reached.set(self.of(&cluster)?, &cluster);
         Ok(())
     }
 

@@ -380,7 +380,7 @@ impl OpenedFleetJournal {
         }
         let (journal, opened) = SegmentJournal::open(options, sink)?;
         if let Some(cut) = &opened.cut {
-            loss::tell(cut);
+            loss::report_cut(cut);
         }
         Ok(OpenedFleetJournal { journal: Arc::new(journal), head: opened.head, tasks: None })
     }

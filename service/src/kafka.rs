@@ -271,7 +271,7 @@ impl Drop for StepDown {
         }
         tracing::error!(part = %self.part, "thread ended before the decider, stepping down");
         // A decider that has stopped meanwhile needs no input.
-        let _ = self.runtime.block_on(self.decider.tell(DeciderInput::Drain));
+        let _ = self.runtime.block_on(self.decider.send(DeciderInput::Drain));
     }
 }
 

@@ -142,14 +142,14 @@ impl LeaderLoop {
         drain: &mut watch::Receiver<bool>,
     ) -> Result<bool> {
         loop {
-            let come = async {
+            let elected = async {
                 tokio::time::sleep_until(from).await;
-                turns.come().await
+                turns.elected().await
             };
             tokio::select! {
                 biased;
                 _ = drain.wait_for(|drain| *drain) => return Ok(false),
-                turn = come => return turn.map(|()| true).map_err(Into::into),
+                turn = elected => return turn.map(|()| true).map_err(Into::into),
                 delivery = self.following.deliveries.recv() => self.take(delivery)?,
             }
         }
@@ -297,7 +297,7 @@ async fn decide(
         over
     } else {
         // The decider may have ended on its own meanwhile, and reports the reason.
-        let _ = decider.tell(DeciderInput::Drain).await;
+        let _ = decider.send(DeciderInput::Drain).await;
         ended.await
     };
     over.map_err(|_| anyhow!("cannot continue as leader: the decider panicked"))
@@ -305,7 +305,7 @@ async fn decide(
 
 impl LeadershipSource {
     /// Waits until this server is elected.
-    async fn come(&mut self) -> Result<(), ComponentStopped> {
+    async fn elected(&mut self) -> Result<(), ComponentStopped> {
         self.wait(true).await
     }
 

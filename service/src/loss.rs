@@ -71,7 +71,7 @@ pub(crate) fn accept(options: &SegmentOptions) -> Result<()> {
     let sink = Box::new(move |delivery| drop(sender.send(delivery)));
     let (journal, opened) = SegmentJournal::open(&options, sink)?;
     if let Some(cut) = &opened.cut {
-        tell(cut);
+        report_cut(cut);
     }
     match &opened.loss {
         Some(loss) => {
@@ -90,7 +90,7 @@ pub(crate) fn accept(options: &SegmentOptions) -> Result<()> {
 }
 
 /// Reports a tail that was cut off a journal.
-pub(crate) fn tell(cut: &TruncatedTail) {
+pub(crate) fn report_cut(cut: &TruncatedTail) {
     note!(
         "chancery: the journal's tail was cut from position {} ({} bytes, {}): unacknowledged records, or the last group \
          before a power failure; the removed bytes are kept in {}",

@@ -38,20 +38,20 @@ async fn open(world: &mut ServedFleet) -> TestChannel {
     assert_eq!(response.status(), 201);
     assert_eq!(response.headers()["content-type"], "application/x-ndjson");
     let id = response.headers()["chancery-channel"].to_str().expect("an id").to_owned();
-    let (connection, to_executor) = match hear(world).await {
+    let (connection, to_executor) = match next_input(world).await {
         DeciderInput::Connected(connection, executor) => (connection, executor),
         other => panic!("{other:?}"),
     };
     TestChannel { id, body: response.into_body(), connection, to_executor }
 }
 
-async fn hear(world: &mut ServedFleet) -> DeciderInput {
+async fn next_input(world: &mut ServedFleet) -> DeciderInput {
     tokio::time::timeout(PATIENCE, world.received.recv()).await.expect("an input in time").expect("a decider")
 }
 
 /// Returns the next heartbeat of the channel.
 async fn beat(world: &mut ServedFleet, of: ChannelNumber) -> u64 {
-    match hear(world).await {
+    match next_input(world).await {
         DeciderInput::ExecutorMessage(connection, text, _) if connection == of => {
             let message: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
             message["heartbeat"]["sequence"].as_u64().expect("a heartbeat")
@@ -61,7 +61,7 @@ async fn beat(world: &mut ServedFleet, of: ChannelNumber) -> u64 {
 }
 
 async fn gone(world: &mut ServedFleet, of: ChannelNumber) {
-    match hear(world).await {
+    match next_input(world).await {
         DeciderInput::Disconnected(connection) if connection == of => {}
         other => panic!("{other:?}"),
     }
@@ -73,7 +73,7 @@ fn heartbeat(beat: u64) -> String {
 }
 
 impl TestChannel {
-    async fn say(&self, world: &ServedFleet, after: u64, body: impl Into<Body>) -> (u16, String) {
+    async fn send(&self, world: &ServedFleet, after: u64, body: impl Into<Body>) -> (u16, String) {
         let path = format!("/channels/{}/messages?after={after}", self.id);
         let answer = world.send(request(Method::POST, &path, &LINES, body)).await;
         if answer.status == 204 { (204, String::new()) } else { (answer.problem().0, answer.problem().1) }
@@ -107,10 +107,10 @@ async fn messages_are_delivered_in_order_and_once_however_often_they_are_sent() 
     let mut world = ServedFleet::new();
     let mut channel = open(&mut world).await;
     let on = channel.connection;
-    assert_eq!(channel.say(&world, 0, heartbeat(1) + "\n" + &heartbeat(2)).await.0, 204);
+    assert_eq!(channel.send(&world, 0, heartbeat(1) + "\n" + &heartbeat(2)).await.0, 204);
     // The client does not know whether the message arrived: it sends it again, and again with one more.
-    assert_eq!(channel.say(&world, 0, heartbeat(1) + &heartbeat(2)).await.0, 204);
-    assert_eq!(channel.say(&world, 1, heartbeat(2) + &heartbeat(3)).await.0, 204);
+    assert_eq!(channel.send(&world, 0, heartbeat(1) + &heartbeat(2)).await.0, 204);
+    assert_eq!(channel.send(&world, 1, heartbeat(2) + &heartbeat(3)).await.0, 204);
     for wanted in 1..=3 {
         assert_eq!(beat(&mut world, on).await, wanted);
     }
@@ -118,10 +118,10 @@ async fn messages_are_delivered_in_order_and_once_however_often_they_are_sent() 
     channel.to_executor.put(b"{\"a\":2}".to_vec()).expect("it is open");
     assert_eq!(channel.read("2}\n").await, "{\"a\":1}\n{\"a\":2}\n");
     // The fourth message is missing.
-    assert_eq!(channel.say(&world, 4, heartbeat(5)).await, (409, "out_of_order".into()));
+    assert_eq!(channel.send(&world, 4, heartbeat(5)).await, (409, "out_of_order".into()));
     channel.ends().await;
     gone(&mut world, on).await;
-    assert_eq!(channel.say(&world, 3, heartbeat(4)).await, (410, "gone".into()));
+    assert_eq!(channel.send(&world, 3, heartbeat(4)).await, (410, "gone".into()));
     assert_eq!(world.app.channels.count(), 0);
 }
 
@@ -130,10 +130,10 @@ async fn an_invalid_message_closes_only_its_channel_and_does_not_reach_the_decid
     let mut world = ServedFleet::new();
     let (mut bad, good) = (open(&mut world).await, open(&mut world).await);
     let text = heartbeat(1) + "{\"heartbeat\":{}}\n";
-    assert_eq!(bad.say(&world, 0, text).await, (422, "invalid".into()));
+    assert_eq!(bad.send(&world, 0, text).await, (422, "invalid".into()));
     bad.ends().await;
     gone(&mut world, bad.connection).await;
-    assert_eq!(good.say(&world, 0, heartbeat(1)).await.0, 204);
+    assert_eq!(good.send(&world, 0, heartbeat(1)).await.0, 204);
     assert_eq!(beat(&mut world, good.connection).await, 1);
     for (path, status) in [
         ("/channels/x/messages?after=0", 400),
@@ -187,7 +187,7 @@ async fn an_executor_reaches_the_decider_over_a_real_connection() {
     tokio::spawn(serve(world.api(), listener, std::future::pending()));
     let remote = DeciderEndpoint::new(&url, &fleet()).expect("an address");
     let mut channel = remote.connect().await.expect("a link");
-    let DeciderInput::Connected(connection, to_executor) = hear(&mut world).await else {
+    let DeciderInput::Connected(connection, to_executor) = next_input(&mut world).await else {
         panic!("no connection")
     };
     // More than one request or any queue can hold.
@@ -279,7 +279,7 @@ async fn halves_of_messages_on_all_channels_have_one_budget_and_small_ones_pass(
     assert_eq!(taken.load(Ordering::Relaxed), 1 << 20, "the halves of two, which is all that two may have");
     assert!(world.app.common.uploads.free() < 1 << 20);
     let beating = open(&mut world).await;
-    assert_eq!(beating.say(&world, 0, heartbeat(1)).await.0, 204);
+    assert_eq!(beating.send(&world, 0, heartbeat(1)).await.0, 204);
     for one in sending {
         one.abort();
     }
@@ -293,12 +293,12 @@ async fn before_its_hello_is_accepted_a_channel_takes_little() {
     let mut world = ServedFleet::new();
     let mut channel = open(&mut world).await;
     let (body, taken) = counted(1000);
-    assert_eq!(channel.say(&world, 0, body).await.0, 413);
+    assert_eq!(channel.send(&world, 0, body).await.0, 413);
     assert!(taken.load(Ordering::Relaxed) <= 2, "{taken:?} MiB");
-    assert_eq!(channel.say(&world, 0, heartbeat(1)).await.0, 204, "a small one is taken");
+    assert_eq!(channel.send(&world, 0, heartbeat(1)).await.0, 204, "a small one is taken");
     channel.welcome().await;
     let (body, taken) = counted(4);
-    assert_eq!(channel.say(&world, 1, body).await.0, 204);
+    assert_eq!(channel.send(&world, 1, body).await.0, 204);
     assert_eq!(taken.load(Ordering::Relaxed), 4);
 }
 
@@ -320,7 +320,7 @@ async fn the_decider_has_a_channel_before_anything_can_be_sent_on_it() {
     let id = response.headers()["chancery-channel"].to_str().expect("an id");
     let upload = request(Method::POST, &format!("/channels/{id}/messages?after=0"), &LINES, heartbeat(1));
     assert_eq!(world.send(upload).await.status, 204);
-    let DeciderInput::Connected(connection, _mailbox) = hear(&mut world).await else {
+    let DeciderInput::Connected(connection, _mailbox) = next_input(&mut world).await else {
         panic!("the decider has no link")
     };
     assert_eq!(beat(&mut world, connection).await, 1);

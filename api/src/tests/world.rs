@@ -140,9 +140,9 @@ impl ServedFleet {
         let journal = log.open(sink).expect("a journal");
         let (queue, inputs) = mpsc::channel(8);
         let asked: Arc<Mutex<Vec<intent::IntentRequest>>> = Arc::default();
-        let says: Arc<Mutex<Box<TestVerdict>>> = Arc::new(Mutex::new(Box::new(|_| None)));
+        let verdict: Arc<Mutex<Box<TestVerdict>>> = Arc::new(Mutex::new(Box::new(|_| None)));
         let (sender, received) = mpsc::unbounded_channel();
-        tokio::spawn(decide(inputs, asked.clone(), says.clone(), sender));
+        tokio::spawn(decide(inputs, asked.clone(), verdict.clone(), sender));
         let common = Arc::new(ApiShared::new(limits, AllowedHosts::default()));
         let app = FleetApi {
             router: LeaderRouter::with(DeciderHandle::over(queue)),
@@ -165,7 +165,7 @@ impl ServedFleet {
             writer: WriterId::from_random(1),
         };
         let world =
-            ServedFleet { app, journal, lineage, by, asked, verdict: says, received, _directory: directory };
+            ServedFleet { app, journal, lineage, by, asked, verdict, received, _directory: directory };
         world.begin();
         world
     }
@@ -206,8 +206,11 @@ impl ServedFleet {
     }
 
     /// Sets the decider's verdicts from now on; with `None` it never answers.
-    pub(super) fn decide(&self, says: impl Fn(&intent::IntentRequest) -> Option<Verdict> + Send + 'static) {
-        *self.verdict.lock().expect("no panic") = Box::new(says);
+    pub(super) fn decide(
+        &self,
+        verdict: impl Fn(&intent::IntentRequest) -> Option<Verdict> + Send + 'static,
+    ) {
+        *self.verdict.lock().expect("no panic") = Box::new(verdict);
     }
 
     pub(super) fn router(&self) -> Router {

@@ -81,7 +81,7 @@ impl YamlDocument {
     pub(super) fn read_error(&self, error: &Error, start: Location) -> ManifestError {
         let error = error.without_snippet();
         let at = error.location().filter(|at| at.line() > 0).unwrap_or(start);
-        let (mut what, value) = (say(error), self.value(at));
+        let (mut what, value) = (message_of(error), self.value(at));
         if let (true, Some(value)) = (is_about_a_value(error), value)
             && !what.contains(value)
         {
@@ -115,7 +115,7 @@ fn is_about_a_value(error: &Error) -> bool {
 }
 
 /// Returns the message of an error in the terms of manifests, without its location.
-fn say(error: &Error) -> String {
+fn message_of(error: &Error) -> String {
     match error {
         Error::SerdeUnknownField { field, expected, .. } => {
             format!("invalid field {field:?}{}", suggest::instead(field, expected))

@@ -24,7 +24,7 @@ pub(crate) struct FakeCli {
 #[derive(Clone)]
 pub(crate) enum FakeAction {
     /// Sends an answer.
-    Say(u16, String),
+    Respond(u16, String),
     /// Closes the connection after the request.
     Drop,
 }
@@ -69,12 +69,12 @@ pub(crate) fn serve(script: Vec<FakeAction>) -> (String, Receiver<FakeRequest>) 
             reader.read_exact(&mut body).expect("a body");
             // Streams are opened in addition to the requests of the script.
             let streams = line.contains("/events");
-            let act = if streams { Some(FakeAction::Say(404, String::new())) } else { script.next() };
+            let act = if streams { Some(FakeAction::Respond(404, String::new())) } else { script.next() };
             let line = line.trim_end_matches("\r\n").trim_end_matches(" HTTP/1.1").to_owned();
             if !streams {
                 let _ = sender.send(FakeRequest { line, body: String::from_utf8(body).expect("text") });
             }
-            if let Some(FakeAction::Say(status, text)) = act {
+            if let Some(FakeAction::Respond(status, text)) = act {
                 let head = format!(
                     "HTTP/1.1 {status} So\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
                     text.len()

@@ -14,7 +14,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_notified_of_what_has_ended() {
     };
     assert!(commands.is_empty());
     let (token, session) = (envelope.connection, envelope.session);
-    rig.say(1, ExecutorMessage::FullReport { connection: token, reports: vec![], part: ReportPart::Last });
+    rig.send(1, ExecutorMessage::FullReport { connection: token, reports: vec![], part: ReportPart::Last });
     rig.plan_and_deployment();
     let effects = rig.settle();
     let [DeciderMessage::Command { envelope, command }] = sent(&effects)[..] else { panic!("{effects:?}") };
@@ -33,7 +33,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_notified_of_what_has_ended() {
     let ready = ObservedState::Ready { processes: vec![process] };
     let before = rig.journal.len();
     for _ in 0..2 {
-        rig.say(
+        rig.send(
             1,
             ExecutorMessage::Report { connection: token, sequence: 1, report: report(1, ready.clone()) },
         );
@@ -49,7 +49,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_notified_of_what_has_ended() {
         ["incarnation.reported.v1", "incarnation.running.v1", "deployment.ended.v1"],
         "once, though reported twice"
     );
-    rig.say(
+    rig.send(
         1,
         ExecutorMessage::Report { connection: token, sequence: 2, report: report(1, ObservedState::Gone) },
     );
@@ -85,7 +85,7 @@ fn an_executor_that_reconnects_receives_the_whole_inventory_and_its_old_connecti
         "the store has a session"
     );
     let token = ConnectionToken::from_random(1);
-    rig.say(1, ExecutorMessage::Heartbeat { connection: token, sequence: 1 });
+    rig.send(1, ExecutorMessage::Heartbeat { connection: token, sequence: 1 });
     let effects = rig.settle();
     assert!(
         matches!(sent(&effects)[..], [DeciderMessage::ConnectionClosed { .. }]),
@@ -118,7 +118,7 @@ fn an_executor_with_a_later_or_another_head_is_refused() {
         [(Some(RecordHash::of(b"another record")), true), (None, true), (Some(head.hash), false)]
     {
         rig.core.lookup = Box::new(move |_| Ok(recorded));
-        rig.say(20, hello.clone());
+        rig.send(20, hello.clone());
         let effects = rig.settle();
         let refused =
             matches!(sent(&effects)[..], [DeciderMessage::Refused { retry: HelloRetry::Never, .. }]);
@@ -138,12 +138,12 @@ fn a_failed_lookup_refuses_no_executor_permanently() {
         Err(ReadError::Io { place: "a segment".into(), source })
     };
     rig.core.lookup = Box::new(failing);
-    rig.say(1, hello.clone());
+    rig.send(1, hello.clone());
     let (reason, again) = refusal(&rig.settle()).expect("refused");
     assert_eq!(again, HelloRetry::Later, "{reason}");
     assert!(reason.contains("cannot read record at position"), "{reason}");
     rig.core.lookup = Box::new(move |_| Ok(Some(head.hash)));
-    rig.say(1, hello);
+    rig.send(1, hello);
     assert_eq!(refusal(&rig.settle()), None);
 }
 
@@ -216,7 +216,7 @@ fn an_inventory_is_sent_in_bounded_messages_each_on_request() {
         all.extend(commands.iter().map(|command| command.object));
         parts += 1;
         let Some(after) = rest else { break };
-        rig.say(1, ExecutorMessage::InventoryRequest { connection: token, after });
+        rig.send(1, ExecutorMessage::InventoryRequest { connection: token, after });
         effects = rig.settle();
     }
     let known: Vec<_> = rig.core.fleet().incarnations().sorted().iter().map(|i| i.id.into()).collect();
@@ -256,7 +256,7 @@ fn an_executor_is_notified_to_purge_also_when_the_replica_is_deleted_in_the_same
     let incarnation = command.object;
     rig.must("deployment.create", &json!({"plan": "web", "name": "d0", "spec": {"count": 0}}));
     rig.settle();
-    rig.say(
+    rig.send(
         1,
         ExecutorMessage::Report {
             connection: token,
@@ -269,7 +269,7 @@ fn an_executor_is_notified_to_purge_also_when_the_replica_is_deleted_in_the_same
         },
     );
     rig.settle();
-    rig.say(
+    rig.send(
         1,
         ExecutorMessage::Report {
             connection: token,
@@ -287,7 +287,7 @@ fn an_executor_is_notified_to_purge_also_when_the_replica_is_deleted_in_the_same
     assert!(forgets(&effects), "{effects:?}");
     let before = rig.journal.len();
     let report = ObjectReport { object: incarnation, revision: 2, observed: ObservedState::Gone };
-    rig.say(
+    rig.send(
         1,
         ExecutorMessage::FullReport { connection: token, reports: vec![report], part: ReportPart::Last },
     );
@@ -307,7 +307,7 @@ fn a_session_is_lost_after_a_lease_without_a_heartbeat_and_not_during_grace() {
     let token = ConnectionToken::from_random(1);
     for heartbeat in 0..10 {
         rig.now = rig.now + Duration::from_secs(LEASE.as_secs() - 1);
-        rig.say(1, ExecutorMessage::Heartbeat { connection: token, sequence: heartbeat });
+        rig.send(1, ExecutorMessage::Heartbeat { connection: token, sequence: heartbeat });
         rig.settle();
     }
     let before = rig.journal.len();
@@ -340,10 +340,10 @@ fn of_an_inventory_one_part_at_a_time_is_held_back_however_often_it_is_requested
     for _ in 0..2 {
         // An event that is not durable yet holds back all messages.
         rig.must("cluster.delete", &json!({"name": "nowhere"}));
-        (0..50).for_each(|_| rig.say(1, more.clone()));
+        (0..50).for_each(|_| rig.send(1, more.clone()));
         assert_eq!(parts(&rig.settle()), 1);
     }
-    rig.say(1, more);
+    rig.send(1, more);
     assert_eq!(parts(&rig.settle()), 1, "an answered part may be requested again");
 }
 
@@ -356,12 +356,12 @@ fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
     rig.settle();
     let words: [(&str, ExecutorInput); 2] = [
         ("small ones", |rig, n| {
-            rig.say(
+            rig.send(
                 1,
                 ExecutorMessage::Heartbeat { connection: ConnectionToken::from_random(1), sequence: n },
             );
         }),
-        ("large ones", |rig, _| rig.say(1, hello("ex", SCOPE, epoch(1, 1), None))),
+        ("large ones", |rig, _| rig.send(1, hello("ex", SCOPE, epoch(1, 1), None))),
     ];
     let text = "x".repeat(50_000);
     let run = json!({"argv": ["app"], "env": {"TEXT": text}});
@@ -373,11 +373,11 @@ fn when_much_is_held_back_inputs_wait_until_it_may_leave() {
     rig.must("plan.apply", &json!({"name": "web", "spec": spec}));
     rig.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 10}}));
     while !rig.settle().is_empty() || rig.give(CoreInput::Work) {}
-    for (which, say) in words {
+    for (which, input) in words {
         rig.must("cluster.delete", &json!({"name": "nowhere"}));
         let mut sent = 0;
         while !rig.core.holds_enough() {
-            say(&mut rig, sent);
+            input(&mut rig, sent);
             sent += 1;
             assert!(sent <= 16_384, "{which}: not bounded");
         }
@@ -400,7 +400,7 @@ fn no_session_expires_whose_messages_may_have_waited_unread_and_one_that_is_sile
     assert_eq!(closed(&rig), 0, "no session expires while the disk stalls");
     let due = rig.core.next_due().expect("a lease ends");
     assert!(due > rig.now, "the command is not repeated immediately");
-    rig.say(1, ExecutorMessage::Heartbeat { connection: ConnectionToken::from_random(1), sequence: 1 });
+    rig.send(1, ExecutorMessage::Heartbeat { connection: ConnectionToken::from_random(1), sequence: 1 });
     rig.now = rig.now + LEASE;
     rig.settle();
     assert_eq!(closed(&rig), 0, "the heartbeat was in time");
@@ -419,7 +419,7 @@ fn a_deadline_that_passed_while_no_message_was_read_waits_for_what_executors_rep
         let effects = rig.settle();
         let [DeciderMessage::Welcome { envelope, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
         let token = envelope.connection;
-        rig.say(
+        rig.send(
             1,
             ExecutorMessage::FullReport { connection: token, reports: vec![], part: ReportPart::Last },
         );
@@ -427,7 +427,7 @@ fn a_deadline_that_passed_while_no_message_was_read_waits_for_what_executors_rep
         let effects = rig.settle();
         let [DeciderMessage::Command { command, .. }] = sent(&effects)[..] else { panic!("{effects:?}") };
         let object = command.object;
-        let say = |rig: &mut DeciderFixture, sequence, status: ProcessStatus| {
+        let report = |rig: &mut DeciderFixture, sequence, status: ProcessStatus| {
             let ready = status == ProcessStatus::Ready;
             let processes =
                 vec![ProcessInfo { payload: name("app"), index: 0, pid: Some(9), addresses: vec![], status }];
@@ -437,18 +437,18 @@ fn a_deadline_that_passed_while_no_message_was_read_waits_for_what_executors_rep
                 ObservedState::NotReady { processes }
             };
             let report = ObjectReport { object, revision: 1, observed };
-            rig.say(1, ExecutorMessage::Report { connection: token, sequence, report });
+            rig.send(1, ExecutorMessage::Report { connection: token, sequence, report });
             rig.settle();
         };
-        say(&mut rig, 1, ProcessStatus::Ready);
-        say(&mut rig, 2, unready());
+        report(&mut rig, 1, ProcessStatus::Ready);
+        report(&mut rig, 2, unready());
         // The server pauses until after the deadline, and then finds waiting messages.
         rig.now = rig.now + Duration::from_secs(90);
         rig.give(CoreInput::Unread(Duration::from_secs(90)));
         let before = rig.journal.len();
         rig.settle();
         assert!(!rig.types(before).contains(&"incarnation.stop_requested.v1"), "{then:?}");
-        say(&mut rig, 3, then.clone());
+        report(&mut rig, 3, then.clone());
         rig.now = rig.now + LEASE / 2;
         rig.settle();
         assert_eq!(rig.types(before).contains(&"incarnation.stop_requested.v1"), ended, "{then:?}");

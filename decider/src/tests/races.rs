@@ -36,12 +36,12 @@ impl DeciderFixture {
     ) {
         let report = ObjectReport { object: incarnation.into(), revision, observed };
         let token = ConnectionToken::from_random(connection);
-        self.say(connection, ExecutorMessage::Report { connection: token, sequence, report });
+        self.send(connection, ExecutorMessage::Report { connection: token, sequence, report });
     }
 
     fn level(&mut self, connection: u64, reports: Vec<ObjectReport>) {
         let token = ConnectionToken::from_random(connection);
-        self.say(
+        self.send(
             connection,
             ExecutorMessage::FullReport { connection: token, reports, part: ReportPart::Last },
         );

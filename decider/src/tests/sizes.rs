@@ -117,7 +117,7 @@ impl DeciderFixture {
     }
 
     /// Reports about an object at its last revision.
-    fn tell(&mut self, object: ObjectId, observed: ObservedState) {
+    fn report_object(&mut self, object: ObjectId, observed: ObservedState) {
         self.tickets += 1;
         let sequence = self.tickets;
         let revision = match object {
@@ -130,7 +130,7 @@ impl DeciderFixture {
             }
         };
         let report = ObjectReport { object, revision, observed };
-        self.say(
+        self.send(
             1,
             ExecutorMessage::Report { connection: ConnectionToken::from_random(1), sequence, report },
         );
@@ -174,7 +174,7 @@ impl DeciderFixture {
                     }
                 }
             };
-            self.tell(object, observed);
+            self.report_object(object, observed);
             self.settle();
             assert_ne!(self.asked(), Some(object), "what was reported is not recorded: {shape:?}");
         }
@@ -261,11 +261,11 @@ fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
         status: ProcessStatus::Ready,
     };
     let many = vec![process.clone(); 65_536];
-    rig.tell(object, ObservedState::Ready { processes: many.clone() });
+    rig.report_object(object, ObservedState::Ready { processes: many.clone() });
     rig.settle();
     assert_eq!(rig.asked(), Some(object), "the state of processes that the plan does not have is ignored");
     let far = PortAddress { port: name("http"), address: "x".repeat(PROCESSES_BYTES) };
-    rig.tell(
+    rig.report_object(
         object,
         ObservedState::Ready { processes: vec![ProcessInfo { addresses: vec![far], ..process.clone() }] },
     );
@@ -273,7 +273,7 @@ fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
     let shown = rig.core.fleet().incarnations().sorted()[0].processes.clone();
     assert_eq!(shown, [process], "its addresses are omitted");
     let exit = IncarnationExit::Failed { reason: "x".repeat(2 << 20) };
-    rig.tell(object, ObservedState::Ended { exit, processes: many });
+    rig.report_object(object, ObservedState::Ended { exit, processes: many });
     rig.settle();
     let first = *rig.core.fleet().incarnations().sorted().first().expect("the one that was reported");
     assert!(!first.is_live(), "{first:?}");

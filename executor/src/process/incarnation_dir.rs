@@ -273,7 +273,7 @@ impl ProcessesFile {
     /// Returns the report of each process; `probed` returns the status of a process that has not ended, by
     /// its number.
     pub(super) fn processes(&self, probed: impl Fn(usize) -> ProcessStatus) -> Vec<ProcessInfo> {
-        let tell = |(number, process): (usize, &StartedProcess)| ProcessInfo {
+        let info = |(number, process): (usize, &StartedProcess)| ProcessInfo {
             payload: process.payload.clone(),
             index: process.index,
             pid: Some(process.pid),
@@ -284,7 +284,7 @@ impl ProcessesFile {
                 None => ProcessStatus::Starting,
             },
         };
-        self.processes.iter().enumerate().map(tell).collect()
+        self.processes.iter().enumerate().map(info).collect()
     }
 }
 

@@ -147,7 +147,7 @@ impl IncarnationReconciler {
                     }
                 }
                 event = self.hold.next() => {
-                    self.hear(event);
+                    self.handle_event(event);
                     self.settle();
                 }
                 seen = or_never(self.watch.as_ref().map(DirectoryWatch::next)) => {
@@ -252,7 +252,7 @@ impl IncarnationReconciler {
         Ok(origin)
     }
 
-    fn hear(&mut self, event: HolderEvent) {
+    fn handle_event(&mut self, event: HolderEvent) {
         match event {
             HolderEvent::Record(record) => {
                 self.starting = false;
@@ -397,7 +397,7 @@ impl IncarnationReconciler {
                 && self.present().is_some_and(|present| present.state.is_over())
             {
                 let event = self.hold.next().await;
-                self.hear(event);
+                self.handle_event(event);
                 self.settle();
             }
         };

@@ -257,7 +257,7 @@ impl Supervisor {
         };
         self.record.group = group;
         self.record_and_group(&waiting)?;
-        self.say();
+        self.send_record();
         waiting.iter_mut().for_each(HeldTrampoline::release_ports);
         for mut one in waiting {
             // A trampoline that was killed receives nothing; its end is detected in any case.
@@ -387,12 +387,12 @@ impl Supervisor {
         if let Err(error) = self.directory.write(&self.record) {
             log(format_args!("cannot write record: {error}"));
         }
-        self.say();
+        self.send_record();
     }
 
-    fn say(&mut self) {
+    fn send_record(&mut self) {
         if let Some(frame) = self.record_frame() {
-            self.clients.retain_mut(|client| client.say(&frame));
+            self.clients.retain_mut(|client| client.send(&frame));
         }
     }
 
@@ -414,7 +414,7 @@ impl Supervisor {
             let Ok(mut client) = SupervisorClient::new(stream) else { continue };
             if let Some(frame) = self.record_frame() {
                 // A client that has disconnected may have sent requests: it is read below, and then dropped.
-                client.say(&frame);
+                client.send(&frame);
             }
             self.clients.push(client);
         }
@@ -422,7 +422,7 @@ impl Supervisor {
         self.clients.retain_mut(|client| client.read(&mut requests) && client.flush());
         for request in requests {
             match request {
-                SupervisorRequest::Status => self.say(),
+                SupervisorRequest::Status => self.send_record(),
                 SupervisorRequest::Stop { grace } => {
                     self.is_to_end = true;
                     self.end(grace);

@@ -36,7 +36,7 @@ impl SupervisorClient {
     }
 
     /// Sends a message, or as much as the socket accepts now. Returns whether the client stays.
-    pub(super) fn say(&mut self, frame: &[u8]) -> bool {
+    pub(super) fn send(&mut self, frame: &[u8]) -> bool {
         self.unsent.drain(..self.sent);
         self.sent = 0;
         if self.unsent.len() + frame.len() > MAX_UNSENT {
@@ -101,7 +101,7 @@ mod tests {
         let record = "x".repeat(MAX_RECORD - 2);
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut client = SupervisorClient::new(ours).unwrap();
-        assert!(client.say(&supervisor_protocol::frame(&record)));
+        assert!(client.send(&supervisor_protocol::frame(&record)));
         assert!(client.awaits().contains(PollFlags::OUT), "the socket accepts only a part");
         let mut received = Vec::new();
         let mut chunk = vec![0; 100_000];
@@ -123,7 +123,7 @@ mod tests {
         let frame = supervisor_protocol::frame(&"x".repeat(1 << 20));
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut client = SupervisorClient::new(ours).unwrap();
-        let sent = (0..100).take_while(|_| client.say(&frame)).count();
+        let sent = (0..100).take_while(|_| client.send(&frame)).count();
         assert!((8..=17).contains(&sent), "{sent} messages of a mebibyte");
         drop(theirs);
     }

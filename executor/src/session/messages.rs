@@ -93,7 +93,7 @@ pub enum SessionAction {
     /// Drop the channel.
     HangUp,
     /// Send a message.
-    Say(ExecutorMessage),
+    Send(ExecutorMessage),
     /// List the orchestrator's objects, and drop earlier changes.
     List,
     /// Store the head on disk before any later action.

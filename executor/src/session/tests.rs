@@ -102,7 +102,7 @@ fn greeted(seen: Option<JournalHead>, answer: DeciderMessage) -> (SessionCore, V
     assert!(matches!(core.handle(secs(0), SessionInput::Tick)[..], [SessionAction::Connect]));
     assert!(matches!(
         core.handle(secs(0), SessionInput::Connected)[..],
-        [SessionAction::Say(ExecutorMessage::Hello { .. })]
+        [SessionAction::Send(ExecutorMessage::Hello { .. })]
     ));
     let out = core.handle(secs(0), SessionInput::Message(answer));
     (core, out)
@@ -128,7 +128,7 @@ fn begun(out: &[SessionAction]) -> Vec<u64> {
 fn the_head_is_on_disk_before_any_work_starts() {
     let (mut core, out) = attached(vec![command(7, 1)]);
     let [
-        SessionAction::Say(ExecutorMessage::FullReport { .. }),
+        SessionAction::Send(ExecutorMessage::FullReport { .. }),
         SessionAction::Persist(seen),
         SessionAction::Begin(_),
     ] = &out[..]
@@ -147,7 +147,7 @@ fn the_rest_of_an_inventory_is_requested_part_by_part() {
         *rest = Some(id(7));
     }
     let asks = |out: &[SessionAction]| match out {
-        [.., SessionAction::Say(ExecutorMessage::InventoryRequest { after, .. })] => Some(*after),
+        [.., SessionAction::Send(ExecutorMessage::InventoryRequest { after, .. })] => Some(*after),
         _ => None,
     };
     let (mut core, out) = greeted(None, first);
@@ -224,7 +224,7 @@ fn no_work_starts_after_three_quarters_of_the_lease() {
     let (mut core, _) = attached(vec![]);
     assert_eq!(begun(&core.handle(secs(8), SessionInput::Message(given(7, 1)))), [7]);
     let beats = core.handle(secs(8), SessionInput::Tick);
-    assert!(matches!(beats[..], [SessionAction::Say(ExecutorMessage::Heartbeat { sequence: 1, .. })]));
+    assert!(matches!(beats[..], [SessionAction::Send(ExecutorMessage::Heartbeat { sequence: 1, .. })]));
     assert_eq!(
         begun(&core.handle(secs(9), SessionInput::Message(given(8, 1)))),
         [0; 0],
@@ -373,7 +373,7 @@ fn a_full_report_is_cut_into_parts_and_reports_count_from_one() {
         let sent: Vec<(usize, ReportPart)> = out
             .iter()
             .map(|output| match output {
-                SessionAction::Say(ExecutorMessage::FullReport { reports, part, .. }) => {
+                SessionAction::Send(ExecutorMessage::FullReport { reports, part, .. }) => {
                     (reports.len(), *part)
                 }
                 other => panic!("{other:?}"),
@@ -386,8 +386,8 @@ fn a_full_report_is_cut_into_parts_and_reports_count_from_one() {
         assert!(matches!(
             out[..],
             [
-                SessionAction::Say(ExecutorMessage::Report { sequence: 1, .. }),
-                SessionAction::Say(ExecutorMessage::Report { sequence: 2, .. })
+                SessionAction::Send(ExecutorMessage::Report { sequence: 1, .. }),
+                SessionAction::Send(ExecutorMessage::Report { sequence: 2, .. })
             ]
         ));
     }
@@ -405,7 +405,7 @@ fn a_part_of_a_full_report_ends_before_it_is_larger_than_a_message_may_be() {
     let out = core.handle(secs(0), SessionInput::Listed((1..=60).map(large).collect()));
     let mut reports = 0;
     for output in &out {
-        let SessionAction::Say(ExecutorMessage::FullReport { reports: part, .. }) = output else {
+        let SessionAction::Send(ExecutorMessage::FullReport { reports: part, .. }) = output else {
             panic!("{output:?}")
         };
         assert!(json_bytes(part) < 2 << 20, "{} reports", part.len());
@@ -479,7 +479,7 @@ fn a_list_that_fails_proves_nothing_and_is_requested_again_while_heartbeats_cont
             let out = core.handle(now, SessionInput::Tick);
             for output in &out {
                 match output {
-                    SessionAction::Say(ExecutorMessage::Heartbeat { sequence: heartbeat, .. }) => {
+                    SessionAction::Send(ExecutorMessage::Heartbeat { sequence: heartbeat, .. }) => {
                         beats += 1;
                         let (envelope, beat) = (envelope(head(100, 1, 3)), *heartbeat);
                         let out = core.handle(
@@ -502,7 +502,7 @@ fn a_list_that_fails_proves_nothing_and_is_requested_again_while_heartbeats_cont
     assert!(now > LEASE && beats >= 5, "the session has outlived its first lease: {beats} beats");
     let out = core.handle(now, SessionInput::Listed(vec![gone(7)]));
     assert!(
-        matches!(&out[..], [SessionAction::Say(ExecutorMessage::FullReport { reports, .. }), ..] if reports.len() == 1)
+        matches!(&out[..], [SessionAction::Send(ExecutorMessage::FullReport { reports, .. }), ..] if reports.len() == 1)
     );
     assert_eq!(begun(&out), [7], "waiting work is started");
 }
@@ -524,7 +524,7 @@ fn a_lost_watch_is_followed_by_a_list_and_blocks_no_work() {
         );
         let out = core.handle(now, SessionInput::Listed(vec![gone(8)]));
         assert!(
-            matches!(&out[..], [SessionAction::Say(ExecutorMessage::FullReport { reports, .. })] if reports.len() == 1)
+            matches!(&out[..], [SessionAction::Send(ExecutorMessage::FullReport { reports, .. })] if reports.len() == 1)
         );
         assert!(core.takes_changes());
     }

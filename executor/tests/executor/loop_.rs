@@ -36,7 +36,7 @@ fn head(position: u64, hash: u8) -> JournalHead {
 }
 
 impl TestDecider {
-    async fn hear(&mut self) -> ExecutorMessage {
+    async fn receive(&mut self) -> ExecutorMessage {
         let message = tokio::time::timeout(PATIENCE, self.received.recv()).await.expect("a message is sent");
         serde_json::from_slice(&message.expect("the channel is open")).unwrap()
     }
@@ -44,17 +44,17 @@ impl TestDecider {
     /// Returns the next message that is no heartbeat.
     async fn receive_news(&mut self) -> ExecutorMessage {
         loop {
-            match self.hear().await {
+            match self.receive().await {
                 ExecutorMessage::Heartbeat { sequence: heartbeat, .. } => {
                     let envelope = self.envelope();
-                    self.say(DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat }).await;
+                    self.send(DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat }).await;
                 }
                 news => return news,
             }
         }
     }
 
-    async fn say(&mut self, message: DeciderMessage) {
+    async fn send(&mut self, message: DeciderMessage) {
         let _ = self.sent.send(serde_json::to_vec(&message).unwrap()).await;
     }
 
@@ -70,7 +70,7 @@ impl TestDecider {
     async fn welcome(&mut self, lease: Duration, commands: Vec<Command>) {
         let envelope = self.envelope();
         let (lineage, fleet) = (Lineage::from_random(42), "main".parse().unwrap());
-        self.say(DeciderMessage::Welcome { envelope, lineage, fleet, lease, commands, next_after: None })
+        self.send(DeciderMessage::Welcome { envelope, lineage, fleet, lease, commands, next_after: None })
             .await;
     }
 }
@@ -103,10 +103,9 @@ fn start(root: &std::path::Path, world: &Arc<Mutex<SimulatedWorld>>) -> TestExec
         let offer = offer.clone();
         token += 1;
         async move {
-            let (to_decider, hears) = mpsc::channel(4);
-            let (says, from_decider) = mpsc::channel(4);
-            let decider =
-                TestDecider { received: hears, sent: says, connection_token: token, head: head(100, 1) };
+            let (to_decider, received) = mpsc::channel(4);
+            let (sent, from_decider) = mpsc::channel(4);
+            let decider = TestDecider { received, sent, connection_token: token, head: head(100, 1) };
             offer.send(decider).await.map_err(std::io::Error::other)?;
             Ok(DeciderChannel { to_decider, from_decider })
         }
@@ -139,7 +138,7 @@ pub(crate) async fn a_session_starts_level_and_reports() {
     world.lock().unwrap().carry_out(&command(foreign, 1, CommandEffect::Ensure, &sleeper(1)));
     let mut executor = start(root.path(), &world);
     let mut decider = executor.channel().await;
-    assert!(matches!(decider.hear().await, ExecutorMessage::Hello { seen: None, .. }));
+    assert!(matches!(decider.receive().await, ExecutorMessage::Hello { seen: None, .. }));
     decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
     let ExecutorMessage::FullReport { reports, part: ReportPart::Last, .. } = decider.receive_news().await
     else {
@@ -154,7 +153,7 @@ pub(crate) async fn a_session_starts_level_and_reports() {
     for object in [foreign.into(), id(7).into()] {
         let (envelope, judgement) = (envelope.clone(), OrphanResolution::Remove);
         decider
-            .say(DeciderMessage::OrphanResolved { envelope, object, resolution: judgement, revision: 5 })
+            .send(DeciderMessage::OrphanResolved { envelope, object, resolution: judgement, revision: 5 })
             .await;
     }
     let ExecutorMessage::Report { sequence: 2, report, .. } = decider.receive_news().await else {
@@ -164,14 +163,14 @@ pub(crate) async fn a_session_starts_level_and_reports() {
     assert_eq!(world.lock().unwrap().running(foreign), 1, "an object of another lineage is not changed");
     // Leases are renewed many times, so the executor continues to act.
     for _ in 0..6 {
-        let ExecutorMessage::Heartbeat { sequence: heartbeat, .. } = decider.hear().await else {
+        let ExecutorMessage::Heartbeat { sequence: heartbeat, .. } = decider.receive().await else {
             panic!("a heartbeat")
         };
         let envelope = decider.envelope();
-        decider.say(DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat }).await;
+        decider.send(DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat }).await;
     }
     let (envelope, command) = (decider.envelope(), command(id(8), 2, CommandEffect::Stop, &sleeper(1)));
-    decider.say(DeciderMessage::Command { envelope, command }).await;
+    decider.send(DeciderMessage::Command { envelope, command }).await;
     let ExecutorMessage::Report { sequence: 3, report, .. } = decider.receive_news().await else {
         panic!("a report")
     };
@@ -185,14 +184,14 @@ pub(crate) async fn a_lost_channel_is_opened_again() {
     let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     let mut executor = start(root.path(), &world);
     let mut decider = executor.channel().await;
-    decider.hear().await;
+    decider.receive().await;
     decider.welcome(LEASE, vec![command(id(8), 1, CommandEffect::Ensure, &sleeper(1))]).await;
     decider.receive_news().await;
     // The report is sent, and never accepted.
     assert!(matches!(decider.receive_news().await, ExecutorMessage::Report { sequence: 1, .. }));
     drop(decider);
     let mut decider = executor.channel().await;
-    let ExecutorMessage::Hello { seen: Some((_, seen)), .. } = decider.hear().await else {
+    let ExecutorMessage::Hello { seen: Some((_, seen)), .. } = decider.receive().await else {
         panic!("a hello")
     };
     assert_eq!(seen, head(100, 1));
@@ -211,7 +210,7 @@ pub(crate) async fn a_lost_channel_is_opened_again() {
     assert_eq!(world.lock().unwrap().starts(), 1, "running objects are adopted");
     // The executor leaves a silent decider when the lease expires.
     let mut decider = executor.channel().await;
-    assert!(matches!(decider.hear().await, ExecutorMessage::Hello { .. }));
+    assert!(matches!(decider.receive().await, ExecutorMessage::Hello { .. }));
 }
 
 pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_continues() {
@@ -220,16 +219,16 @@ pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_c
     world.lock().unwrap().set_out_of_reach(true);
     let mut executor = start(root.path(), &world);
     let mut decider = executor.channel().await;
-    assert!(matches!(decider.hear().await, ExecutorMessage::Hello { .. }));
+    assert!(matches!(decider.receive().await, ExecutorMessage::Hello { .. }));
     decider.welcome(LEASE, vec![]).await;
     let beats = async |decider: &mut TestDecider| {
         // Longer than the lease.
         for _ in 0..6 {
-            let ExecutorMessage::Heartbeat { sequence: heartbeat, .. } = decider.hear().await else {
+            let ExecutorMessage::Heartbeat { sequence: heartbeat, .. } = decider.receive().await else {
                 panic!("a heartbeat")
             };
             let envelope = decider.envelope();
-            decider.say(DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat }).await;
+            decider.send(DeciderMessage::HeartbeatAck { envelope, sequence: heartbeat }).await;
         }
     };
     beats(&mut decider).await;
@@ -242,7 +241,7 @@ pub(crate) async fn what_cannot_be_listed_is_not_reported_gone_and_the_session_c
     // The watch is lost, and a command is put off until the world responds.
     world.lock().unwrap().set_out_of_reach(true);
     let (envelope, stop) = (decider.envelope(), command(id(7), 2, CommandEffect::Stop, &sleeper(1)));
-    decider.say(DeciderMessage::Command { envelope, command: stop }).await;
+    decider.send(DeciderMessage::Command { envelope, command: stop }).await;
     beats(&mut decider).await;
     assert_eq!(world.lock().unwrap().running(id(7)), 1, "no object is ended");
     world.lock().unwrap().set_out_of_reach(false);
@@ -290,23 +289,23 @@ pub(crate) async fn a_diverged_journal_stops_it_and_the_head_is_kept() {
     let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     let mut executor = start(root.path(), &world);
     let mut decider = executor.channel().await;
-    decider.hear().await;
+    decider.receive().await;
     decider.welcome(LEASE, vec![]).await;
     decider.receive_news().await;
     decider.head = head(120, 2);
     let (envelope, command) = (decider.envelope(), command(id(8), 1, CommandEffect::Ensure, &sleeper(1)));
-    decider.say(DeciderMessage::Command { envelope, command }).await;
+    decider.send(DeciderMessage::Command { envelope, command }).await;
     assert!(
         matches!(decider.receive_news().await, ExecutorMessage::Report { .. }),
         "the head was used, so it is on disk"
     );
     decider.head = head(120, 3);
     let envelope = decider.envelope();
-    decider.say(DeciderMessage::ReportsAccepted { envelope, sequence: 1 }).await;
+    decider.send(DeciderMessage::ReportsAccepted { envelope, sequence: 1 }).await;
     assert!(matches!(executor.running.await.unwrap(), Err(ExecutorStop::Diverged(120))));
     let mut executor = start(root.path(), &world);
     let mut decider = executor.channel().await;
-    let ExecutorMessage::Hello { seen: Some((_, seen)), .. } = decider.hear().await else {
+    let ExecutorMessage::Hello { seen: Some((_, seen)), .. } = decider.receive().await else {
         panic!("a hello")
     };
     assert_eq!(seen, head(120, 2));

@@ -230,14 +230,14 @@ pub(crate) async fn what_is_wrong_with_an_incarnation_is_reported() {
         (vec![nothing], "nothing to run"),
         (vec![], "must have a process"),
     ];
-    for (position, (payloads, says)) in (1..).zip(cases) {
+    for (position, (payloads, expected)) in (1..).zip(cases) {
         processes.carry_out(command(id(position), 1, CommandEffect::Ensure, &spec(payloads))).await;
         let failed = |r: &ObjectReport| matches!(r.observed, ObservedState::Failed { .. });
-        let report = until(&processes, id(position), says, failed).await;
+        let report = until(&processes, id(position), expected, failed).await;
         let ObservedState::Failed { message, retry: RetryClass::Permanent } = &report.observed else {
             panic!("{report:?}")
         };
-        assert!(message.contains(says), "{message:?} contains {says:?}");
+        assert!(message.contains(expected), "{message:?} contains {expected:?}");
     }
     assert_eq!(root.payloads(), Vec::<i32>::new(), "siblings of the failed process are ended");
     // A local fault, not one of the plan, may be fixed later.

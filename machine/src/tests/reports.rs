@@ -210,7 +210,7 @@ fn no_executor_without_the_store_can_report_what_happened_to_what_another_one_re
     ] {
         let mut world = at(state);
         assert_eq!(!taken_over_by(&mut world, 2), left, "{state}");
-        assert!(taken_over_by(&mut world, 1), "{state}: an executor over the old scope may always come");
+        assert!(taken_over_by(&mut world, 1), "{state}: an executor over the old scope may always connect");
     }
 }
 

@@ -161,7 +161,7 @@ fn report_of_volume(world: &mut TestFleet, dice: &mut TestRandom) {
     world.report_volume(volume.name.as_str(), observed);
 }
 
-fn tell(world: &mut TestFleet, dice: &mut TestRandom) {
+fn report(world: &mut TestFleet, dice: &mut TestRandom) {
     if dice.below(4) == 0 {
         return report_of_volume(world, dice);
     }
@@ -197,7 +197,7 @@ fn approve(world: &mut TestFleet, dice: &mut TestRandom) {
 pub(super) fn act(world: &mut TestFleet, dice: &mut TestRandom, round: u64) {
     match dice.below(10) {
         0..4 => ask(world, dice, round),
-        4..7 => tell(world, dice),
+        4..7 => report(world, dice),
         7..9 => approve(world, dice),
         _ => world.wait(dice.below(30)),
     }

@@ -113,14 +113,14 @@ pub(crate) fn take(
 ) -> FoldResult {
     let run = fleet.require::<Incarnation>(&user)?;
     let node = run.node.clone();
-    let says: BTreeMap<_, _> = incarnation::version_of(fleet, run)
+    let on_delete: BTreeMap<_, _> = incarnation::version_of(fleet, run)
         .map(|version| version.claims(&run.replica).map(|(name, claim)| (name, claim.on_delete)).collect())
         .unwrap_or_default();
     for name in mounts {
         fleet.touch::<Volume>(name, at, |volume| {
             volume.used_by = Some(user);
             volume.node = node.clone();
-            volume.on_delete = says.get(name).copied().unwrap_or(volume.on_delete);
+            volume.on_delete = on_delete.get(name).copied().unwrap_or(volume.on_delete);
         })?;
     }
     Ok(())

@@ -77,7 +77,7 @@ pub fn shown(fleet: &FleetState) -> BTreeMap<(RowKind, String), serde_json::Valu
                 };
                 if let Some(cluster) = cluster {
                     let has_session = self.0.clusters().get(&cluster).is_some_and(|c| c.session.is_some());
-                    reached.say(reachability(has_session), &cluster);
+                    reached.set(reachability(has_session), &cluster);
                 }
             }
             let shown = serde_json::to_value(&row).expect("rows can be encoded as JSON");

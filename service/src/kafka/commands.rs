@@ -170,7 +170,7 @@ pub fn import(
     config: &ServiceConfig,
     data: &Path,
     time: Duration,
-    say: impl Fn(&str) -> Result<()>,
+    report: impl Fn(&str) -> Result<()>,
 ) -> Result<()> {
     let (brokers, prefix) = named(config)?;
     for fleet in config.fleets.keys() {
@@ -190,7 +190,7 @@ pub fn import(
             PartitionState::Empty => "imported",
             PartitionState::Filled => "already there:",
         };
-        say(&format!(
+        report(&format!(
             "fleet {fleet}: {did} {} ({bytes} bytes), positions 1 to {}, head hash {}\n\
              {} is now the mirror of partition {partition} of topic {}: start the server on this directory with --journal \
              kafka://{brokers}/{prefix}\n",

@@ -183,7 +183,7 @@ impl ElectionCandidate {
             }
             let records_come = came.is_some_and(|came| came.elapsed() < self.session * SESSIONS);
             match watch.trouble(records_come) {
-                Some(trouble) => self.troubles.report(FleetPart::Election, self.tell(&trouble, &group)),
+                Some(trouble) => self.troubles.report(FleetPart::Election, self.describe(&trouble, &group)),
                 None => self.troubles.clear(FleetPart::Election),
             }
         }
@@ -224,7 +224,7 @@ impl ElectionCandidate {
         }
     }
 
-    fn tell(&self, trouble: &ElectionTrouble, group: &str) -> String {
+    fn describe(&self, trouble: &ElectionTrouble, group: &str) -> String {
         let partition = self.partition;
         let holder = match trouble {
             ElectionTrouble::Unknown => {

@@ -111,7 +111,7 @@ impl InboxConsumer {
             if let Some(reached) = reader.reached().and_then(|reached| u64::try_from(reached).ok()) {
                 way.next = way.next.max(reached);
             }
-            way.tell(inbox_message);
+            way.pass(inbox_message);
         }
         Ok(())
     }
@@ -128,7 +128,7 @@ impl InboxConsumer {
             ),
         );
         // A stopped decider needs no input.
-        let _ = way.runtime.block_on(way.decider.tell(DeciderInput::InboxStands(offset)));
+        let _ = way.runtime.block_on(way.decider.send(DeciderInput::InboxStands(offset)));
         let began = Instant::now();
         while began.elapsed() < AGAIN && !way.decider.has_stopped() {
             let continues = way.inbox.continues();
@@ -155,13 +155,13 @@ struct InboxPassage<'a> {
 
 impl InboxPassage<'_> {
     /// Passes an inbox message to the decider, and notifies it at the end. A stopped decider ignores both.
-    fn tell(&mut self, message: Option<InboxMessage>) {
+    fn pass(&mut self, message: Option<InboxMessage>) {
         if let Some(inbox_message) = message {
             let _ = self.runtime.block_on(self.decider.post(inbox_message));
         }
         if !self.has_passed && self.next >= self.inbox.tail() {
             self.has_passed = true;
-            let _ = self.runtime.block_on(self.decider.tell(DeciderInput::InboxPassed(self.next)));
+            let _ = self.runtime.block_on(self.decider.send(DeciderInput::InboxPassed(self.next)));
         }
     }
 }

@@ -79,7 +79,7 @@ impl TestServer {
         let mut publish =
             publisher(Arc::new(EventHub::new()), watch::channel(Position::ZERO).0, terms, records);
         let noted = Arc::clone(&published);
-        let tell = Box::new(move |records: &[Arc<chancery_events::record::Record>]| {
+        let notify = Box::new(move |records: &[Arc<chancery_events::record::Record>]| {
             noted.lock().expect("no panic").extend(records.iter().map(|record| record.last()));
             publish(records);
         });
@@ -96,7 +96,7 @@ impl TestServer {
         let (role, at_router) = watch::channel(LeaderRole::Standby);
         let troubles: Arc<FleetTroubles> = Arc::default();
         let following =
-            JournalFollower { deliveries, publisher: tell, skipped: Box::new(|| ()), published: begins };
+            JournalFollower { deliveries, publisher: notify, skipped: Box::new(|| ()), published: begins };
         let office = LeaderLoop {
             settings,
             journal: Arc::new(journal),
@@ -347,7 +347,7 @@ async fn a_clock_that_jumps_between_its_check_and_the_first_record_is_not_follow
         "{:?}",
         clock.trouble()
     );
-    decider.tell(DeciderInput::Drain).await.expect("it takes inputs");
+    decider.send(DeciderInput::Drain).await.expect("it takes inputs");
     ended.await.expect("it ends");
 }
 

@@ -53,7 +53,7 @@ impl RecordedVerdicts {
     ) -> RuleResult {
         check(request, fact.key, fact.digest)?;
         self.decide(request, fact.at, at, now)?;
-        self.tell(request, Verdict::Accepted, at);
+        self.record(request, Verdict::Accepted, at);
         Ok(())
     }
 
@@ -75,7 +75,7 @@ impl RecordedVerdicts {
             RefusalCode::IntentExpired | RefusalCode::TimestampInFuture => {}
             _ => self.decide(request, fact.at, at, now)?,
         }
-        self.tell(request, Verdict::Refused(fact.code), at);
+        self.record(request, Verdict::Refused(fact.code), at);
         Ok(())
     }
 
@@ -97,7 +97,7 @@ impl RecordedVerdicts {
         Ok(())
     }
 
-    fn tell(&mut self, request: &IntentRequest, verdict: Verdict, at: Position) {
+    fn record(&mut self, request: &IntentRequest, verdict: Verdict, at: Position) {
         let (key, digest) = (request.key(), request.digest());
         self.recorded.insert(key);
         let type_name = request.intent.type_name();

@@ -299,11 +299,11 @@ impl CheckedFleet {
         self.incarnation_mut(id)?.reserved_storage.clear();
         let plan = self.replica(&run.replica)?.plan.clone();
         let spec = self.plan(&plan)?.spec_of(&run.deployment)?;
-        let says: BTreeMap<_, _> =
+        let on_delete: BTreeMap<_, _> =
             spec.claims(&run.replica).map(|(name, claim)| (name, claim.on_delete)).collect();
         for name in mounts {
             let volume = self.volume(name)?;
-            volume.on_delete = says.get(name).copied().unwrap_or(volume.on_delete);
+            volume.on_delete = on_delete.get(name).copied().unwrap_or(volume.on_delete);
             demand!(
                 6,
                 volume.is == VolumeProgress::Ready,

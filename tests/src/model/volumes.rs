@@ -73,11 +73,11 @@ impl VisibleEntities {
                 let generation = key.and_then(|key| Some(self.deployments.get(&key)?.is.generation));
                 let spec = plan.zip(generation).and_then(|(plan, generation)| plan.specs.get(&generation));
                 let claims = spec.into_iter().flat_map(|spec| spec.claims(&replica));
-                let says: BTreeMap<_, _> = claims.map(|(name, claim)| (name, claim.on_delete)).collect();
+                let on_delete: BTreeMap<_, _> = claims.map(|(name, claim)| (name, claim.on_delete)).collect();
                 for name in &x.mounts {
                     self.volume(name, |is| {
                         (is.user, is.node) = (Some(x.incarnation), node.clone());
-                        is.on_delete = says.get(name).copied().unwrap_or(is.on_delete);
+                        is.on_delete = on_delete.get(name).copied().unwrap_or(is.on_delete);
                     });
                 }
             }

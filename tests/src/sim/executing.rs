@@ -43,7 +43,7 @@ impl ScriptedWorld {
             self.let_go(machine);
             return self.executor(machine, SessionInput::Disconnected);
         };
-        trace_step!(self, "executor {machine} hears {}", rendering::from_decider(&message));
+        trace_step!(self, "executor {machine} receives {}", rendering::from_decider(&message));
         if let (Some(envelope), Some(process)) =
             (rendering::envelope(&message), &mut self.machines[machine].process)
         {
@@ -173,7 +173,7 @@ impl ScriptedWorld {
             match output {
                 SessionAction::Connect => process.channel = ChannelProgress::Coming,
                 SessionAction::HangUp => self.let_go(machine),
-                SessionAction::Say(message) => {
+                SessionAction::Send(message) => {
                     if let ChannelProgress::By(channel) = process.channel
                         && let Some(executor_channel) = self.channels.get_mut(&channel)
                     {

@@ -142,7 +142,7 @@ impl ScriptedWorld {
         self.channels.retain(|_, channel| channel.held || channel.served);
     }
 
-    pub(super) fn hear(&mut self, number: u64) {
+    pub(super) fn receive(&mut self, number: u64) {
         let now = self.now;
         let bits = self.random.bits();
         let twice = self.strikes(SimulatedFault::DuplicateMessage, 50);
@@ -157,7 +157,7 @@ impl ScriptedWorld {
                 server.driver().handle(CoreInput::Connected(ChannelNumber(number), token), reading);
             }
             ChannelInput::Message(message) => {
-                trace_step!(self, "server {seat} hears {}", rendering::to_decider(&message));
+                trace_step!(self, "server {seat} receives {}", rendering::to_decider(&message));
                 let Some(server) = &mut self.seats[seat].server else { return };
                 if twice {
                     server

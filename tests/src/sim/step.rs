@@ -26,7 +26,7 @@ pub enum WorldAction {
     /// A server does what is due.
     Turn(usize),
     /// A server receives a message over a channel.
-    Hear(u64),
+    Receive(u64),
     /// A writer's append becomes durable.
     Sync(usize),
     /// An append of a dead writer lands.
@@ -100,7 +100,7 @@ impl ScriptedWorld {
             let is_served = channel.served
                 && self.seats[channel.seat].server.as_ref().is_some_and(|server| server.paused.is_none());
             if is_served && !channel.up.is_empty() {
-                all.push(WorldAction::Hear(*number));
+                all.push(WorldAction::Receive(*number));
             }
             let process = self.machines[channel.machine].process.as_ref();
             let listens = process.is_some_and(|process| process.paused.is_none());
@@ -163,8 +163,8 @@ impl ScriptedWorld {
                 self.read_message(seat);
                 Ok(())
             }
-            WorldAction::Hear(channel) => {
-                self.hear(channel);
+            WorldAction::Receive(channel) => {
+                self.receive(channel);
                 Ok(())
             }
             WorldAction::Sync(seat) => {

@@ -196,7 +196,7 @@ impl Supervisor {
         };
         self.record_end();
         let _ = self.serve();
-        self.say();
+        self.send_record();
         let _ = std::fs::remove_file("supervisor.sock");
     }
 

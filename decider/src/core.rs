@@ -62,7 +62,7 @@ pub enum CoreInput {
     /// Offset below which no inbox message is outstanding.
     InboxPassed(u64),
     /// Offset of an inbox message that cannot be read; no message below is outstanding.
-    InboxStands(u64),
+    InboxBlocked(u64),
     /// New connection of an executor, with a random token.
     Connected(ChannelNumber, ConnectionToken),
     /// Message of an executor.
@@ -261,7 +261,7 @@ impl DeciderCore {
             CoreInput::Intent(ticket, request) => self.intent(ticket, &request, now),
             CoreInput::InboxMessage(message) => self.take_message(&message, now),
             CoreInput::InboxPassed(next) => self.inbox_passed(next, now),
-            CoreInput::InboxStands(offset) => self.inbox_stands(offset, now),
+            CoreInput::InboxBlocked(offset) => self.inbox_blocked(offset, now),
             CoreInput::Connected(connection, token) => self.connected(connection, token),
             CoreInput::ExecutorMessage(connection, message) => self.receive(connection, message, now),
             CoreInput::Disconnected(connection) => self.disconnected(connection),

@@ -50,7 +50,7 @@ pub enum DeciderInput {
     /// Offset below which no inbox message will come.
     InboxPassed(u64),
     /// Offset of an inbox message that cannot be read.
-    InboxStands(u64),
+    InboxBlocked(u64),
     /// New connection of an executor, whose messages follow as [`DeciderInput::ExecutorMessage`].
     Connected(ChannelNumber, ExecutorOutbox),
     /// Message of an executor: one serialised [`chancery_events::protocol::ExecutorMessage`].

@@ -306,7 +306,7 @@ impl DeciderCore {
     }
 
     /// Notes that the message at `offset` cannot be read; no message below is outstanding.
-    pub(super) fn inbox_stands(&mut self, offset: u64, now: Time) {
+    pub(super) fn inbox_blocked(&mut self, offset: u64, now: Time) {
         self.inbox_passed(offset, now);
         if let Some(reading) = &mut self.inbox
             && offset == reading.inbox.next

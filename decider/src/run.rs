@@ -256,8 +256,8 @@ impl DeciderLoop {
                 self.driver.handle(core::CoreInput::InboxMessage(inbox_message), now);
             }
             DeciderInput::InboxPassed(next) => self.driver.handle(core::CoreInput::InboxPassed(next), now),
-            DeciderInput::InboxStands(offset) => {
-                self.driver.handle(core::CoreInput::InboxStands(offset), now);
+            DeciderInput::InboxBlocked(offset) => {
+                self.driver.handle(core::CoreInput::InboxBlocked(offset), now);
             }
             DeciderInput::Connected(connection, executor) => {
                 self.executors.insert(connection, executor);

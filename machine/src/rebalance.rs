@@ -301,7 +301,7 @@ pub(crate) struct RebalanceRounds {
     since: Position,
     /// Plan that was checked last in the current round.
     last: Option<PlanName>,
-    goes_on: bool,
+    in_progress: bool,
     waits: BTreeMap<PlanName, RebalanceIdle>,
 }
 
@@ -338,11 +338,11 @@ pub(crate) fn look(
     ctx: &DecisionContext,
     mut begin: impl FnMut(&Subject, Position) -> bool,
 ) -> Option<DueStep> {
-    if !rounds.goes_on {
+    if !rounds.in_progress {
         if next_round(fleet, rounds, ctx.now).is_none_or(|next| ctx.now < next) {
             return None;
         }
-        (rounds.began, rounds.since, rounds.last, rounds.goes_on) = (ctx.now, fleet.head(), None, true);
+        (rounds.began, rounds.since, rounds.last, rounds.in_progress) = (ctx.now, fleet.head(), None, true);
     }
     let crowded = &fleet.index().crowded;
     let behind = rounds.last.take().map_or(Bound::Unbounded, Bound::Excluded);
@@ -365,13 +365,13 @@ pub(crate) fn look(
             return Some(DueStep { subject, cause, facts });
         }
     }
-    rounds.goes_on = left == 0;
+    rounds.in_progress = left == 0;
     None
 }
 
 /// Time of the next round, if anything has happened since the last one started.
 pub(crate) fn next_round(fleet: &FleetState, rounds: &RebalanceRounds, now: Time) -> Option<Time> {
-    if rounds.goes_on {
+    if rounds.in_progress {
         return Some(now);
     }
     let owed = !fleet.index().crowded.is_empty() && fleet.head() > rounds.since;

@@ -60,7 +60,7 @@ async fn beat(world: &mut ServedFleet, of: ChannelNumber) -> u64 {
     }
 }
 
-async fn gone(world: &mut ServedFleet, of: ChannelNumber) {
+async fn disconnected(world: &mut ServedFleet, of: ChannelNumber) {
     match next_input(world).await {
         DeciderInput::Disconnected(connection) if connection == of => {}
         other => panic!("{other:?}"),
@@ -120,7 +120,7 @@ async fn messages_are_delivered_in_order_and_once_however_often_they_are_sent() 
     // The fourth message is missing.
     assert_eq!(channel.send(&world, 4, heartbeat(5)).await, (409, "out_of_order".into()));
     channel.ends().await;
-    gone(&mut world, on).await;
+    disconnected(&mut world, on).await;
     assert_eq!(channel.send(&world, 3, heartbeat(4)).await, (410, "gone".into()));
     assert_eq!(world.app.channels.count(), 0);
 }
@@ -132,7 +132,7 @@ async fn an_invalid_message_closes_only_its_channel_and_does_not_reach_the_decid
     let text = heartbeat(1) + "{\"heartbeat\":{}}\n";
     assert_eq!(bad.send(&world, 0, text).await, (422, "invalid".into()));
     bad.ends().await;
-    gone(&mut world, bad.connection).await;
+    disconnected(&mut world, bad.connection).await;
     assert_eq!(good.send(&world, 0, heartbeat(1)).await.0, 204);
     assert_eq!(beat(&mut world, good.connection).await, 1);
     for (path, status) in [
@@ -157,14 +157,14 @@ async fn when_either_side_closes_the_other_half_ends_too() {
     // The decider's end is dropped.
     closed.to_executor = outbox().0;
     closed.ends().await;
-    gone(&mut world, closed.connection).await;
+    disconnected(&mut world, closed.connection).await;
     let executor = open(&mut world).await;
     drop(executor.body);
-    gone(&mut world, executor.connection).await;
+    disconnected(&mut world, executor.connection).await;
     let mut stopped = open(&mut world).await;
     world.app.hub.close();
     stopped.ends().await;
-    gone(&mut world, stopped.connection).await;
+    disconnected(&mut world, stopped.connection).await;
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn an_idle_channel_is_closed_and_their_number_is_limited() {
     let mut channel = open(&mut world).await;
     assert_eq!(world.send(request(Method::POST, "/channels", &LINES, "")).await.problem().0, 503);
     channel.ends().await;
-    gone(&mut world, channel.connection).await;
+    disconnected(&mut world, channel.connection).await;
     open(&mut world).await;
 }
 
@@ -207,7 +207,7 @@ async fn an_executor_reaches_the_decider_over_a_real_connection() {
     assert!(channel.from_decider.recv().await.is_some_and(|message| message == long));
     drop(to_executor);
     assert!(channel.from_decider.recv().await.is_none());
-    gone(&mut world, connection).await;
+    disconnected(&mut world, connection).await;
 }
 
 /// Returns a body of `pieces` mebibytes that counts the pieces taken from it.
@@ -342,5 +342,5 @@ async fn a_channel_without_a_welcome_is_closed_whatever_it_receives() {
         assert!(tokio::time::Instant::now() < end, "empty messages keep it open");
         world.send(request(Method::POST, &path, &LINES, "\n")).await;
     }
-    gone(&mut world, channel.connection).await;
+    disconnected(&mut world, channel.connection).await;
 }

@@ -354,7 +354,7 @@ fn an_unreadable_message_is_skipped_only_at_the_position_of_the_inbox() {
     };
     assert_eq!(skip(&mut rig, 1), Some(RefusalCode::InvalidTransition), "all can be read");
     // The offsets 1 and 2 hold no messages.
-    rig.give(CoreInput::InboxStands(3));
+    rig.give(CoreInput::InboxBlocked(3));
     assert_eq!(
         skip(&mut rig, 2),
         Some(RefusalCode::InvalidTransition),
@@ -371,11 +371,11 @@ fn an_unreadable_message_is_skipped_only_at_the_position_of_the_inbox() {
     assert_eq!(rig.watermarks(from), [4], "in the record of the fact");
     assert_eq!(skip(&mut rig, 3), Some(RefusalCode::InvalidTransition), "the offset was skipped already");
     // A message that has become readable is answered, and not skipped.
-    rig.give(CoreInput::InboxStands(4));
+    rig.give(CoreInput::InboxBlocked(4));
     rig.post(&capability(4, "b"));
     assert_eq!(skip(&mut rig, 4), Some(RefusalCode::InvalidTransition));
     // A late report about an answered offset changes nothing.
-    rig.give(CoreInput::InboxStands(2));
+    rig.give(CoreInput::InboxBlocked(2));
     assert_eq!(skip(&mut rig, 2), Some(RefusalCode::InvalidTransition));
     rig.with_inbox(0..9);
     rig.settle();

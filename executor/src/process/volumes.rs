@@ -215,11 +215,11 @@ impl VolumeReconciler {
                 tracing::warn!(why, volume = %self.volume, "unknown volume directory left in place");
             }
             if let Some(kept) = self.kept() {
-                let goes_on = kept.is_being_destroyed();
+                let continues = kept.is_being_destroyed();
                 if let Err(error) = self.directory.repair() {
                     tracing::warn!(%error, volume = %self.volume, "cannot repair record copies of volume");
                 }
-                if goes_on {
+                if continues {
                     self.begin_removal();
                 }
             }

@@ -402,7 +402,7 @@ impl SimulatedWorld {
                     return Some(reconcile::report(id, present));
                 }
                 self.starts += 1;
-                Some(self.come_up(id))
+                Some(self.complete_start(id))
             }
             ObjectState::Changing { .. } => {
                 if let Some(change) = change.take_if(|change| change.end.is_some_and(|end| end < change.at)) {
@@ -416,7 +416,7 @@ impl SimulatedWorld {
                 }
                 self.changes += 1;
                 item.change = None;
-                Some(self.come_up(id))
+                Some(self.complete_start(id))
             }
             ObjectState::Up { .. } | ObjectState::Unchanged { .. } => self.end(id),
             ObjectState::Accepted
@@ -427,7 +427,7 @@ impl SimulatedWorld {
     }
 
     /// Completes a start or a change.
-    fn come_up(&mut self, id: ObjectId) -> StatusUpdate {
+    fn complete_start(&mut self, id: ObjectId) -> StatusUpdate {
         let SimulatedObject { present, behaviour, .. } = self.item(id);
         let readiness = behaviour.readiness;
         let processes = processes(id, present.spec.as_ref(), |last| match readiness {

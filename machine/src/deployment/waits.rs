@@ -132,8 +132,8 @@ fn carried_out(
     if let Some(asking) = current.asking.first().and_then(operation) {
         return Some(of_operation(fleet, plan, asking, cancel));
     }
-    let goes_on = deployment.state == DeploymentState::InProgress;
-    if goes_on
+    let in_progress = deployment.state == DeploymentState::InProgress;
+    if in_progress
         && matches!(deployment.spec.strategy, DeploymentStrategy::Canary { .. })
         && deployment.active_set == SetWord::Old
     {
@@ -151,7 +151,7 @@ fn carried_out(
     let going = || index.going.iter().filter_map(|name| fleet.replicas().get(name));
     let version = |of: &DeploymentName| index.deployments.get(of).and_then(|of| of.version);
     let undecided = || index.undecided.iter().find(|(of, _)| version(of) != current.version);
-    let busy = if goes_on {
+    let busy = if in_progress {
         let busy = old.find(|replica| !replica.is_updatable());
         busy.or_else(|| undecided().and_then(|(_, name)| fleet.replicas().get(name)))
     } else {

@@ -128,7 +128,7 @@ impl InboxConsumer {
             ),
         );
         // A stopped decider needs no input.
-        let _ = way.runtime.block_on(way.decider.send(DeciderInput::InboxStands(offset)));
+        let _ = way.runtime.block_on(way.decider.send(DeciderInput::InboxBlocked(offset)));
         let began = Instant::now();
         while began.elapsed() < AGAIN && !way.decider.has_stopped() {
             let continues = way.inbox.continues();

@@ -141,8 +141,8 @@ impl CheckedFleet {
         );
         demand!(6, asked, "deployment {name} of {owner} is paused without a request");
         let deployment = self.plan(owner)?.deployment(name)?;
-        let goes_on = deployment.stage == DeploymentStage::InProgress;
-        demand!(5, goes_on, "deployment {name} of {owner} is paused, and was not in progress");
+        let in_progress = deployment.stage == DeploymentStage::InProgress;
+        demand!(5, in_progress, "deployment {name} of {owner} is paused, and was not in progress");
         (deployment.stage, deployment.is_stalled) = (DeploymentStage::Paused, false);
         Ok(())
     }
@@ -473,7 +473,7 @@ impl CheckedFleet {
         let others = self.operations.values().filter(|of| of.plan == *owner && of.deployment.is_none());
         let others: Vec<_> = others.filter(|of| of.stage == OperationProgress::Pending).cloned().collect();
         let plan = self.plan(owner)?;
-        plan.goes_on(name, "it is called stalled")?;
+        plan.must_be_in_progress(name, "it is called stalled")?;
         let deployment = plan.deployment(name)?;
         let canary = matches!(deployment.spec.strategy, DeploymentStrategy::Canary { .. })
             && deployment.runs_alongside();
@@ -521,7 +521,7 @@ impl CheckedFleet {
             return Ok(());
         }
         let what = format!("operation {id} starts");
-        self.plan(&operation.plan)?.goes_on(name, &what)?;
+        self.plan(&operation.plan)?.must_be_in_progress(name, &what)?;
         let plan = self.plan(&operation.plan)?;
         let deployment = plan.deployment(name)?;
         let (version, others) = (deployment.version, deployment.begun.clone());
@@ -608,7 +608,7 @@ impl Plan {
 
     /// Checks that the deployment lacks a replica, so that it may create one.
     pub(super) fn lacks_one(&mut self, replica: &ReplicaName, name: &DeploymentName) -> RuleResult {
-        self.goes_on(name, &format!("replica {replica} is created"))?;
+        self.must_be_in_progress(name, &format!("replica {replica} is created"))?;
         let deployment = self.deployment(name)?.clone();
         let (right, other) = self.sets(deployment.version);
         let count = u64::from(deployment.spec.count);

@@ -29,7 +29,7 @@ impl Node {
 }
 
 /// Whether the input requests deletion of the node, with everything on it.
-fn wants_node_gone(input: Option<&LastInput>, node: &NodeName) -> bool {
+fn deletes_node(input: Option<&LastInput>, node: &NodeName) -> bool {
     matches!(
         input.and_then(LastInput::intent),
         Some(Intent::NodeDelete(ask)) if ask.name == *node && ask.cascade == CascadePolicy::Yes
@@ -57,9 +57,7 @@ impl CheckedFleet {
             Some(Intent::DisruptionSchedule(ask)) => {
                 ask.node == *on && ask.name == *name && ask.spec == fact.spec
             }
-            _ => {
-                wants_node_gone(input.as_deref(), on) && fact.spec.action == DisruptionAction::DrainAndDelete
-            }
+            _ => deletes_node(input.as_deref(), on) && fact.spec.action == DisruptionAction::DrainAndDelete,
         };
         demand!(6, asked, "disruption {name} of node {on} was not requested");
         let node = self.nodes.get_mut(on);
@@ -77,11 +75,11 @@ impl CheckedFleet {
             input.as_deref().and_then(LastInput::intent),
             Some(Intent::DisruptionApprove(ask)) if ask.node == *on && ask.name == *name
         );
-        let asked = asked || wants_node_gone(input.as_deref(), on);
+        let asked = asked || deletes_node(input.as_deref(), on);
         let person = input.as_deref().and_then(LastInput::request).map(|request| request.actor.clone());
         let person = self.carried.as_ref().map(|carried| carried.approver.clone()).or(person);
         let own = person.is_some_and(|person| person == fact.approved_by);
-        self.may_empty(on, name, wants_node_gone(input.as_deref(), on), at)?;
+        self.may_empty(on, name, deletes_node(input.as_deref(), on), at)?;
         demand!(
             6,
             asked && own,

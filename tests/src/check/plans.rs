@@ -150,7 +150,7 @@ impl CheckedFleet {
         demand!(6, replica.open.is_empty(), "replica {name} becomes one of {to} during an operation on it");
         let from = replica.deployment.clone();
         let plan = self.plan(&fact.plan)?;
-        plan.goes_on(to, "a replica becomes one of it")?;
+        plan.must_be_in_progress(to, "a replica becomes one of it")?;
         let other = plan.deployment(&from)?.version != plan.deployment(to)?.version;
         demand!(6, other, "replica {name} of {from} becomes one of {to}, which is the same");
         plan.may_touch_old(to, "a replica becomes one of it")?;
@@ -307,12 +307,12 @@ impl Plan {
     }
 
     /// Checks that the deployment is in progress, and neither paused nor ending.
-    pub(super) fn goes_on(&mut self, name: &DeploymentName, what: &str) -> RuleResult {
+    pub(super) fn must_be_in_progress(&mut self, name: &DeploymentName, what: &str) -> RuleResult {
         let turn = self.current.as_ref() == Some(name);
         demand!(6, turn, "{what}, and deployment {name} is not in progress");
         let stage = &self.deployment(name)?.stage;
-        let goes_on = *stage == DeploymentStage::InProgress;
-        demand!(6, goes_on, "{what}, and deployment {name} is paused or ending");
+        let in_progress = *stage == DeploymentStage::InProgress;
+        demand!(6, in_progress, "{what}, and deployment {name} is paused or ending");
         Ok(())
     }
 }

@@ -64,7 +64,7 @@ impl CheckedFleet {
         let (name, kind) = (&fact.replica, fact.kind);
         let what = format!("a {kind} of {name} is opened");
         let plan = self.plan(&replica.plan)?;
-        plan.goes_on(by, &what)?;
+        plan.must_be_in_progress(by, &what)?;
         let deployment = plan.deployment(by)?.clone();
         let (right, other) = plan.sets(deployment.version);
         let of_version = plan.deployment(&replica.deployment)?.version == deployment.version;

@@ -10,6 +10,7 @@ pub mod fleet;
 pub mod kafka;
 pub mod leadership;
 mod loss;
+pub mod memory;
 pub mod modes;
 pub mod open_files;
 pub mod projector_thread;

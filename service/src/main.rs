@@ -17,7 +17,7 @@ use chancery::executors::ProcessLimits;
 use chancery::modes::PermissionFix;
 use chancery::open_files::OpenFileLimit;
 use chancery::remote::ExecutorExit;
-use chancery::{demo, doctor, modes, payload, remote, server, verify};
+use chancery::{demo, doctor, memory, modes, payload, remote, server, verify};
 use chancery_cli::{CliExit, OutputFormat, note};
 use chancery_executor::directory::CopyPolicy;
 
@@ -195,7 +195,10 @@ fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
 const LAST_TASKS: Duration = Duration::from_secs(1);
 
 fn runtime() -> Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start runtime")
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.context("cannot start runtime")?;
+    runtime.spawn(memory::return_unused());
+    Ok(runtime)
 }
 
 fn log(config: &ServiceConfig) -> Result<()> {

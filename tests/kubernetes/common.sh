@@ -33,7 +33,7 @@ built="$({ go_version && echo "${compiler_flags[*]}" && cat "$module/main.go" "$
 installed() { cache_is_valid "$built"; }
 
 # DIR: sets $dir to the directory of a new instance.
-folder_of() {
+new_instance() {
   mkdir -p "$1"
   dir="$(realpath "$1")"
   [ ! -e "$dir/etcd" ] || fail "there is an instance already: tests/kubernetes/stop $dir"
@@ -144,6 +144,7 @@ ready() {
       write_kubeconfig
       await kube-apiserver serves
       ;;
+    *) await "$1" alive "$1" ;;
   esac
 }
 
@@ -203,7 +204,10 @@ start_instance() {
     --node-monitor-period=1s --node-monitor-grace-period=8s
   create kube-scheduler --kubeconfig="$dir/kubeconfig" --leader-elect=false --secure-port=0
   create kwok --kubeconfig="$dir/kubeconfig" --config="$built/stages.yaml" --config="$module/failures.yaml" \
-    --manage-all-nodes --cidr=10.244.0.0/16 --node-ip=127.0.0.1 --node-lease-duration-seconds=4
+    --manage-all-nodes --cidr=10.244.0.0/16 --node-ip=127.0.0.1 --node-lease-duration-seconds=4 --v=WARN
+  ready kube-controller-manager
+  ready kube-scheduler
+  ready kwok
 }
 
 # Kills every component of $dir and removes the files of the instance.

@@ -107,6 +107,7 @@ launch() {
   (trap '' HUP; cd "$home" && KWOK_WORKDIR="$home" exec -a "$home" "$built/control-plane" "$1" "${arguments[@]}") \
     </dev/null >"$home/log" 2>&1 &
   echo $! >"$home/pid"
+  disown # otherwise the shell reports its death
 }
 
 # COMPONENT ARGUMENT...: gives it arguments and a directory, and starts it.
@@ -133,7 +134,7 @@ await() {
 }
 
 port_of() { cat "$dir/$1/port"; }
-serves() { (become_kubectl get --raw=/readyz --request-timeout=2s) >/dev/null 2>&1; }
+serves() { "$built/control-plane" ready "$dir/kubeconfig" 2>/dev/null; }
 
 # COMPONENT: waits until it can be used. Controllers, scheduler and kwok listen nowhere, and wait for the API themselves.
 ready() {

@@ -9,12 +9,16 @@ import (
 	"crypto/rand"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	"go.etcd.io/etcd/server/v3/etcdmain"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/keyutil"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of clients
@@ -37,6 +41,7 @@ var components = map[string]func() error{
 	"kwok":                    runKwok,
 	"kubectl":                 runKubectl,
 	"key":                     printKey,
+	"ready":                   awaitReady,
 }
 
 func main() {
@@ -74,6 +79,30 @@ func runKwok() error {
 	command.Version = "" // otherwise it adds a flag --version, and Kubernetes has a global one
 	command.PersistentFlags().AddFlagSet(first)
 	return command.ExecuteContext(ctx)
+}
+
+// awaitReady waits until the API server of the kubeconfig that is its argument is ready, at most two seconds. kubectl
+// would have to start again for each question.
+func awaitReady() error {
+	config, err := clientcmd.BuildConfigFromFlags("", strings.Join(os.Args[1:], " "))
+	if err != nil {
+		return err
+	}
+	config.Timeout = time.Second
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return err
+	}
+	for range 40 {
+		if response, err := client.Get(config.Host + "/readyz"); err == nil {
+			response.Body.Close()
+			if response.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return fmt.Errorf("cannot use %s: not ready", config.Host)
 }
 
 // printKey prints a new private key, with which service accounts' tokens are signed.

@@ -36,7 +36,7 @@ installed() { cache_is_valid "$built"; }
 new_instance() {
   mkdir -p "$1"
   dir="$(realpath "$1")"
-  [ ! -e "$dir/etcd" ] || fail "there is an instance already: tests/kubernetes/stop $dir"
+  mkdir "$dir/etcd" 2>/dev/null || fail "there is an instance already: tests/kubernetes/stop $dir"
 }
 
 # DIR: sets $dir to the directory of an instance.
@@ -45,8 +45,8 @@ instance_of() {
   [ -f "$dir/kubeconfig" ] || fail "no instance in $dir"
 }
 
-# COMPONENT: whether the instance has it.
-known() { [[ " ${components[*]} " = *" $1 "* ]] || fail "no component '$1', only ${components[*]}"; }
+# COMPONENT: checks its name.
+check_component() { [[ " ${components[*]} " = *" $1 "* ]] || fail "no component '$1', only ${components[*]}"; }
 
 # PORT: whether a process listens there.
 listens() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
@@ -176,7 +176,7 @@ TEXT
 start_instance() {
   local ports more=()
   read -ra ports <<<"$(free_ports 2)"
-  mkdir "$dir/etcd" "$dir/kube-apiserver"
+  mkdir "$dir/kube-apiserver"
   echo "${ports[0]}" >"$dir/etcd/port"
   echo "${ports[1]}" >"$dir/kube-apiserver/port"
   # The kernel selects the port for other members of etcd, of which there are none. Nothing must survive a power cut.

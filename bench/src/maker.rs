@@ -151,7 +151,15 @@ impl FleetMaker {
         let session = session.context("a session")?;
         let revision = self.fleet.incarnations().get(&incarnation).context("an incarnation")?.revision;
         let ready = status == ProcessStatus::Ready;
-        let process = ProcessInfo { payload: "app".parse()?, index: 0, pid: None, addresses: vec![], status };
+        let process = ProcessInfo {
+            payload: "app".parse()?,
+            index: 0,
+            pid: None,
+            object: None,
+            addresses: vec![],
+            status,
+            since: None,
+        };
         let processes = vec![process];
         let observed =
             if ready { ObservedState::Ready { processes } } else { ObservedState::NotReady { processes } };

@@ -203,6 +203,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<ResultRow> {
     let ServerParts { journal, decider, ended, projector, reader, clusters } = open(dir)?;
     let (stop, stopped) = watch::channel(false);
     let host = ExecutorHost {
+        fleet: "default".parse()?,
         root: dir.join("executors"),
         leader_router: LeaderRouter::with(decider.clone()),
         reader: reader.clone(),

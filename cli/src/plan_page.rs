@@ -83,9 +83,9 @@ impl PlanPage<'_> {
         let payloads = &self.plan.spec.payloads;
         let mut text = section("Payloads", payloads.len(), &self.payloads());
         for payload in payloads {
-            let parts =
-                [("run", payload.run.as_ref().map(json)), ("ready", payload.ready.as_ref().map(json))];
-            for (part, value) in parts {
+            let container = payload.container.as_ref().map(|container| ("container", Some(json(container))));
+            let run = [("run", payload.run.as_ref().map(json))].into_iter();
+            for (part, value) in run.chain(container).chain([("ready", payload.ready.as_ref().map(json))]) {
                 let value = value.map_or_else(|| "none".to_owned(), |value| one_line(&value));
                 add(&mut text, format_args!("  {} {part}: {value}\n", payload.name));
             }
@@ -196,6 +196,8 @@ fn value(spec: &PlanSpec, field: &str) -> String {
     match field {
         "cluster" => or("any", spec.cluster.as_ref().map(ToString::to_string)),
         "zone" => or("any", spec.zone.as_ref().map(ToString::to_string)),
+        "zones" => each(spec.zones.iter().map(ToString::to_string).collect()),
+        "labels" => each(spec.labels.iter().map(|(key, value)| format!("{key}={value}")).collect()),
         "selectors" => each(spec.selectors.iter().map(|(key, value)| format!("{key}={value}")).collect()),
         "matchers" => each(
             spec.matchers

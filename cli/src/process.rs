@@ -10,6 +10,9 @@ pub(super) fn line(process: &ProcessInfo) -> String {
     if let Some(pid) = process.pid {
         add(&mut text, format_args!(" pid {pid}"));
     }
+    if let Some(object) = &process.object {
+        add(&mut text, format_args!(" object {}", object.name));
+    }
     for address in &process.addresses {
         add(&mut text, format_args!(" {}={}", address.port, address.address));
     }
@@ -22,6 +25,8 @@ fn status(status: &ProcessStatus) -> String {
         ProcessStatus::Starting => "starting".into(),
         ProcessStatus::Unready { error } => format!("unready ({error})"),
         ProcessStatus::Unresponsive { error } => format!("unresponsive ({error})"),
+        ProcessStatus::Waiting { reason, .. } => format!("waiting ({reason})"),
+        ProcessStatus::Unreachable => "unreachable".into(),
         ProcessStatus::OomKilled => "out of memory".into(),
         ProcessStatus::Exited { code } => format!("exited {code}"),
         ProcessStatus::Signaled { signal } => format!("killed by signal {signal}"),

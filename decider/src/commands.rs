@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use chancery_events::fact::CommandEffect;
 use chancery_events::id::{ObjectId, VolumeId};
-use chancery_events::name::ReplicaName;
+use chancery_events::name::{Namespace, ReplicaName};
 use chancery_events::protocol::{
     Command, CommandStatus, IncarnationPayload, IncarnationSpec, ObjectSpec, RunLabels, VolumeMount,
     VolumeSpec,
 };
-use chancery_events::spec::{Payload, PlanVersion, VolumeClaim};
+use chancery_events::spec::{NodeBinding, Payload, PlanVersion, VolumeClaim};
 use chancery_machine::fleet::FleetState;
-use chancery_machine::state::{Incarnation, Volume, VolumeState};
+use chancery_machine::state::{Incarnation, Plan, Volume, VolumeState};
 
 /// Returns the volume with this id.
 pub(super) fn volume(fleet: &FleetState, id: VolumeId) -> Option<&Volume> {
@@ -23,7 +23,7 @@ pub(super) fn volume(fleet: &FleetState, id: VolumeId) -> Option<&Volume> {
 pub(super) fn command(fleet: &FleetState, id: ObjectId) -> Option<Command> {
     match id {
         ObjectId::Incarnation(id) => of_run(fleet, fleet.incarnations().get(&id)?),
-        ObjectId::Volume(id) => volume(fleet, id).map(of_volume),
+        ObjectId::Volume(id) => volume(fleet, id).and_then(|volume| of_volume(fleet, volume)),
     }
 }
 
@@ -35,10 +35,13 @@ fn of_run(fleet: &FleetState, incarnation: &Incarnation) -> Option<Command> {
     let payloads = version.payloads().iter().map(|payload| IncarnationPayload {
         name: payload.name.clone(),
         processes: payload.processes,
+        cpu: NonZeroU64::new(payload.resources.cpu),
         memory: NonZeroU64::new(payload.resources.memory),
+        disk: NonZeroU64::new(payload.resources.disk),
         ports: payload.ports.clone(),
         coordinates: deployment.spec.coordinates.get(&payload.name).cloned().unwrap_or_default(),
         run: payload.run.clone(),
+        container: payload.container.clone(),
         ready: payload.ready.clone(),
         alive: payload.alive.clone(),
         mounts: mounts(fleet, &incarnation.replica, payload),
@@ -64,11 +67,17 @@ fn of_run(fleet: &FleetState, incarnation: &Incarnation) -> Option<Command> {
 /// Returns the labels of an incarnation.
 fn labels(fleet: &FleetState, incarnation: &Incarnation, version: PlanVersion<'_>) -> RunLabels {
     let node = fleet.nodes().get(&incarnation.node);
+    let cluster = node.and_then(|node| fleet.clusters().get(node.cluster.as_ref()?));
+    let kubernetes = cluster.and_then(|cluster| cluster.spec.kubernetes.as_ref());
+    let by_labels = kubernetes.is_some_and(|of| of.node == NodeBinding::Labels);
     RunLabels {
         namespace: version.namespace().clone(),
+        service: version.service().clone(),
+        labels: version.labels().clone(),
         deployment: incarnation.target_deployment().clone(),
         domain: node.map(|node| node.spec.domain.clone()),
         zone: node.and_then(|node| node.spec.zone.clone()),
+        node_labels: node.filter(|_| by_labels).map(|node| node.spec.labels.clone()),
     }
 }
 
@@ -81,12 +90,30 @@ fn mounts(fleet: &FleetState, replica: &ReplicaName, payload: &Payload) -> Vec<V
     payload.volumes.iter().filter_map(mount).collect()
 }
 
-fn of_volume(volume: &Volume) -> Command {
+/// Returns the namespace of the plan that uses the volume, or that would use it first.
+fn namespace(fleet: &FleetState, volume: &Volume) -> Option<Namespace> {
+    let user = volume.used_by.and_then(|user| fleet.incarnations().get(&user));
+    let owner = volume.owner.as_ref().and_then(|owner| fleet.replicas().get(owner));
+    let claims = |plan: &&Plan| {
+        let mut payloads = plan.specs.newest().payloads.iter();
+        payloads
+            .any(|payload| payload.volumes.iter().any(|claim| claim.volume.as_ref() == Some(&volume.name)))
+    };
+    let plan = match (user.map(|user| &user.plan), owner.map(|owner| &owner.plan)) {
+        (Some(plan), _) | (None, Some(plan)) => fleet.plans().get(plan),
+        (None, None) => fleet.plans().sorted().into_iter().find(claims),
+    };
+    plan.map(|plan| plan.specs.newest().namespace.clone())
+}
+
+fn of_volume(fleet: &FleetState, volume: &Volume) -> Option<Command> {
     let effect = match volume.state {
         VolumeState::Destroying => CommandEffect::Kill,
         VolumeState::Creating | VolumeState::Ready | VolumeState::Lost(_) => CommandEffect::Ensure,
     };
-    Command {
+    // A volume that no plan claims is only destroyed: the executor has recorded the namespace.
+    let namespace = namespace(fleet, volume).or_else(|| "default".parse().ok())?;
+    Some(Command {
         object: volume.id.into(),
         revision: volume.revision,
         attempt: volume.command.map_or(1, |command| command.attempt),
@@ -95,9 +122,10 @@ fn of_volume(volume: &Volume) -> Command {
         grace: Duration::ZERO,
         spec: ObjectSpec::Volume(VolumeSpec {
             name: volume.name.clone(),
+            namespace,
             node: volume.node.clone(),
             class: volume.class.clone(),
             capacity: volume.capacity,
         }),
-    }
+    })
 }

@@ -14,6 +14,7 @@ use crate::name::{ClusterName, ExecutorName, PayloadName, PortName, VolumeName};
 use crate::size::{cut, json_bytes};
 use crate::spec::{ClusterRuntime, words};
 use crate::subject::Subject;
+use crate::time::Time;
 
 bodies! {
     /// Report of an executor, or end of its session.
@@ -156,13 +157,21 @@ pub enum ObservedState {
 pub const PROCESSES_BYTES: usize = 320 << 10;
 /// Maximum size of a process's address, in bytes, for which a plan has room. An IPv6 address with its port has 47.
 pub const ADDRESS_BYTES: usize = 64;
+/// Maximum size of the name of a runtime's object, in bytes.
+pub const OBJECT_NAME_BYTES: usize = 63;
+/// Maximum size of the id that a runtime gives an object, in bytes.
+pub const OBJECT_UID_BYTES: usize = 36;
+/// Maximum size of the reason for which a process waits, in bytes.
+pub const WAITING_REASON_BYTES: usize = 64;
+/// Maximum size of the message about a process that waits, in bytes.
+pub const WAITING_MESSAGE_BYTES: usize = 256;
 /// Maximum size of a reason or message in a report, in bytes. Facts copy a reason several times.
 pub const REASON_BYTES: usize = 1 << 10;
 
 impl ObservedState {
-    /// Returns the report with its texts and processes cut to what a record holds. Processes first lose their
-    /// addresses; then an ended incarnation loses its processes. `None` if any other report is still too
-    /// large.
+    /// Returns the report with its texts and processes cut to what a record holds. Processes first lose the messages
+    /// about why they wait, then their addresses; then an ended incarnation loses its processes. `None` if any
+    /// other report is still too large.
     pub fn shortened(mut self) -> Option<ObservedState> {
         match &mut self {
             ObservedState::Started { processes }
@@ -187,8 +196,26 @@ impl ObservedState {
     }
 }
 
-/// Drops the addresses of processes that are too large. Whether the processes then fit.
+/// Drops messages, then addresses, of processes that are too large. Whether the processes then fit.
 fn shorten(processes: &mut [ProcessInfo]) -> bool {
+    for process in processes.iter_mut() {
+        if let ProcessStatus::Waiting { reason, message } = &mut process.status {
+            cut(reason, WAITING_REASON_BYTES);
+            cut(message, WAITING_MESSAGE_BYTES);
+        }
+        if let Some(object) = &mut process.object {
+            cut(&mut object.name, OBJECT_NAME_BYTES);
+            cut(&mut object.uid, OBJECT_UID_BYTES);
+        }
+    }
+    if json_bytes(processes) <= PROCESSES_BYTES {
+        return true;
+    }
+    for process in processes.iter_mut() {
+        if let ProcessStatus::Waiting { message, .. } = &mut process.status {
+            message.clear();
+        }
+    }
     if json_bytes(processes) <= PROCESSES_BYTES {
         return true;
     }
@@ -230,10 +257,23 @@ pub struct ProcessInfo {
     pub index: u16,
     /// Process id, if the runtime has one.
     pub pid: Option<u32>,
+    /// Object of the runtime that contains the process, if the runtime has such objects instead of process ids.
+    pub object: Option<RuntimeObject>,
     /// Assigned addresses of the process.
     pub addresses: Vec<PortAddress>,
     /// Status of the process.
     pub status: ProcessStatus,
+    /// Time at which the status began by the runtime's own clock, if the runtime records one.
+    pub since: Option<Time>,
+}
+
+/// Object of a runtime, such as a pod.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct RuntimeObject {
+    /// Name of the object in the runtime, at most 63 bytes.
+    pub name: String,
+    /// Id that the runtime gave the object, at most 36 bytes. No other object of the runtime ever has the same id.
+    pub uid: String,
 }
 
 /// Assigned address of a port.
@@ -263,6 +303,15 @@ pub enum ProcessStatus {
         /// Last error of the probe.
         error: ProbeError,
     },
+    /// Runtime has accepted the process and cannot start it at present, as when its image cannot be pulled.
+    Waiting {
+        /// Reason as the runtime names it, at most 64 bytes: `ErrImagePull`.
+        reason: String,
+        /// Message of the runtime, at most 256 bytes, for people. Empty if there is none.
+        message: String,
+    },
+    /// Machine of the process does not report to the runtime: the process is neither ready nor proved to have ended.
+    Unreachable,
     /// Process was killed because memory ran out.
     OomKilled,
     /// Process exited with a status.
@@ -331,6 +380,9 @@ impl ProcessInfo {
             ProcessStatus::Unresponsive { error } => {
                 return Some(format!("liveness probe of {} failed: {error}", self.name()));
             }
+            ProcessStatus::Waiting { reason, message } if message.is_empty() => format!("waits: {reason}"),
+            ProcessStatus::Waiting { reason, message } => format!("waits: {reason}: {message}"),
+            ProcessStatus::Unreachable => "is unreachable: its machine does not report".to_owned(),
             ProcessStatus::OomKilled => "was killed for want of memory".to_owned(),
             ProcessStatus::Exited { code } => format!("exited with status {code}"),
             ProcessStatus::Signaled { signal } => format!("was ended by signal {signal}"),

@@ -26,11 +26,11 @@ use crate::id::{
 };
 use crate::name::{
     ClusterName, DeploymentName, DomainName, ExecutorName, FleetName, KeyName, Namespace, NodeName,
-    PayloadName, PlanName, ReplicaName, StorageClass, VolumeName, ZoneName,
+    PayloadName, PlanName, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
 use crate::observation::ObjectReport;
 use crate::record::RecordHash;
-use crate::spec::{ClusterRuntime, ExecSpec, PayloadPort, ReadinessProbe, RestartPolicy};
+use crate::spec::{ClusterRuntime, ContainerSpec, ExecSpec, PayloadPort, ReadinessProbe, RestartPolicy};
 
 /// Head of the journal as one party has seen it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -343,6 +343,8 @@ impl From<IncarnationSpec> for ObjectSpec {
 pub struct VolumeSpec {
     /// Name of the volume, for people who inspect the storage.
     pub name: VolumeName,
+    /// Namespace of the plan whose replica uses the volume first, for runtimes whose objects have namespaces.
+    pub namespace: Namespace,
     /// Node on whose storage the volume is counted.
     pub node: NodeName,
     /// Storage class of the volume.
@@ -382,15 +384,26 @@ pub struct IncarnationSpec {
 pub struct RunLabels {
     /// Namespace of the incarnation's plan.
     pub namespace: Namespace,
+    /// Service that the incarnation's plan provides.
+    pub service: ServiceName,
+    /// Labels of the plan's version.
+    pub labels: BTreeMap<KeyName, String>,
     /// Deployment whose version the incarnation runs.
     pub deployment: DeploymentName,
     /// Update domain of the incarnation's node; absent if the node was deleted.
     pub domain: Option<DomainName>,
     /// Zone of the incarnation's node, if it has one.
     pub zone: Option<ZoneName>,
+    /// Labels of the incarnation's node, if the cluster binds by labels.
+    pub node_labels: Option<BTreeMap<KeyName, String>>,
 }
 
 impl IncarnationSpec {
+    /// Volumes that the payloads mount; a volume that several payloads mount is repeated.
+    pub fn mounts(&self) -> impl Iterator<Item = VolumeId> {
+        self.payloads.iter().flat_map(|payload| &payload.mounts).map(|mount| mount.volume)
+    }
+
     /// Whether an incarnation that was started from `other` satisfies this specification: the two differ at
     /// most in restart policy and labels.
     pub fn runs_as(&self, other: &IncarnationSpec) -> bool {
@@ -406,14 +419,20 @@ pub struct IncarnationPayload {
     pub name: PayloadName,
     /// Number of processes.
     pub processes: u16,
+    /// Processor time of each process, in thousandths of a processor; unspecified if absent.
+    pub cpu: Option<NonZeroU64>,
     /// Maximum memory of each process, in bytes; unlimited if absent.
     pub memory: Option<NonZeroU64>,
+    /// Disk space of each process, in bytes; unspecified if absent.
+    pub disk: Option<NonZeroU64>,
     /// Ports of each process.
     pub ports: Vec<PayloadPort>,
     /// Coordinates that the deployment gave the payload, also for `${KEY}`.
     pub coordinates: BTreeMap<KeyName, String>,
-    /// Program to start, if any.
+    /// Program to start on a runtime of processes, if any.
     pub run: Option<ExecSpec>,
+    /// Container to start on a runtime of container images, if any.
+    pub container: Option<ContainerSpec>,
     /// Readiness probe, if any.
     pub ready: Option<ReadinessProbe>,
     /// Liveness probe, if any.

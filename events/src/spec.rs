@@ -32,6 +32,10 @@ macro_rules! words {
 }
 pub(crate) use words;
 
+use std::collections::BTreeMap;
+
+use crate::name::KeyName;
+
 mod classes;
 mod fleet;
 mod payload;
@@ -51,6 +55,15 @@ words! {
         Process = "process",
         /// Simulated processes, for tests, sizing and demonstrations.
         Simulated = "simulated",
+        /// Pods of a Kubernetes cluster.
+        Kubernetes = "kubernetes",
+    }
+    /// How the pods of a cluster get their nodes.
+    NodeBinding {
+        /// A pod is bound to the Kubernetes node that has the name of the fleet's node.
+        Name = "name",
+        /// A pod is bound by the Kubernetes scheduler to a node that has all labels of the fleet's node.
+        Labels = "labels",
     }
     /// Activity of an entity.
     ClusterActivity {
@@ -241,21 +254,38 @@ words! {
     }
 }
 
+/// Coordinate that names the image of a payload without `run` and `container`.
+pub const IMAGE: &str = "image";
+
 impl ClusterRuntime {
     /// Whether an incarnation can be changed in place, without a new incarnation.
     pub const fn changes_in_place(self) -> bool {
         match self {
             // The arguments and environment of a process are fixed at its start.
             ClusterRuntime::Process => false,
+            // An edit of a pod restarts its containers within the same pod, without proof that the earlier ones ended.
+            ClusterRuntime::Kubernetes => false,
             ClusterRuntime::Simulated => true,
         }
     }
 
-    /// Returns the noun for what the runtime runs, if a payload must name a program for it.
-    pub const fn needs_program(self) -> Option<&'static str> {
+    /// Returns what the payload lacks to run on a cluster of this runtime with these coordinates, if anything.
+    pub fn lacks(
+        self,
+        payload: &Payload,
+        coordinates: Option<&BTreeMap<KeyName, String>>,
+    ) -> Option<&'static str> {
         match self {
-            ClusterRuntime::Process => Some("processes"),
+            ClusterRuntime::Process => payload.run.is_none().then_some("`run`"),
             ClusterRuntime::Simulated => None,
+            ClusterRuntime::Kubernetes => match (&payload.container, &payload.run) {
+                (Some(_), _) => None,
+                (None, Some(_)) => Some("`container`"),
+                (None, None) => {
+                    let has_image = coordinates.is_some_and(|of| of.keys().any(|key| key.as_str() == IMAGE));
+                    (!has_image).then_some("`container`, or the coordinate `image`")
+                }
+            },
         }
     }
 }

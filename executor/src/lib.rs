@@ -15,9 +15,12 @@
 
 pub mod directory;
 mod executor_store;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 mod locked_directory;
 pub mod logs;
 pub mod orchestrator;
+mod placeholders;
 pub mod process;
 pub mod reconcile;
 pub mod remote;
@@ -27,9 +30,10 @@ pub mod simulated;
 mod state_file;
 pub mod status_cache;
 
-pub use locked_directory::remembered;
+pub use locked_directory::{LockedDirectory, remembered};
 pub use orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
-pub use run::{DeciderChannel, ExecutorConfig, run};
+pub use placeholders::PAYLOAD_VARIABLES;
+pub use run::{DeciderChannel, EpochStore, ExecutorConfig, open_directory, run};
 pub use session::ExecutorStop;
 
 /// Waits for a future, or without end if there is none, so that other branches of a `select!` continue.

@@ -24,7 +24,7 @@ const HEAD: &str = "head.json";
 
 /// Directory of one executor, locked until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct LockedDirectory {
+pub struct LockedDirectory {
     head: Mutex<StateFile>,
     id: ExecutorStoreId,
     epoch: ExecutorEpoch,
@@ -83,7 +83,7 @@ impl LockedDirectory {
     }
 
     /// Stores a head; it is on disk when this returns.
-    pub(crate) fn remember(&self, seen: &HighestHead) -> io::Result<()> {
+    pub(crate) fn write_head(&self, seen: &HighestHead) -> io::Result<()> {
         self.head.lock().unwrap_or_else(PoisonError::into_inner).write(seen)
     }
 }

@@ -201,6 +201,8 @@ impl ObjectState {
             match process.status {
                 ProcessStatus::Ready
                 | ProcessStatus::Starting
+                | ProcessStatus::Waiting { .. }
+                | ProcessStatus::Unreachable
                 | ProcessStatus::Unready { .. }
                 | ProcessStatus::Unresponsive { .. } => process.status = ProcessStatus::Unknown,
                 ProcessStatus::OomKilled

@@ -7,10 +7,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chancery_events::id::ObjectId;
+use chancery_events::id::{ExecutorStoreId, ObjectId};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::ObjectReport;
-use chancery_events::protocol::ExecutorMessage;
+use chancery_events::protocol::{ExecutorEpoch, ExecutorMessage};
 use chancery_events::spec::ClusterRuntime;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
@@ -20,7 +20,9 @@ use crate::directory::CopyPolicy;
 use crate::locked_directory::{ExecutorStoreError, LockedDirectory};
 use crate::or_never;
 use crate::orchestrator::{InventoryError, Orchestrator, WorkProgress};
-use crate::session::{ExecutorStop, ObjectWork, SessionAction, SessionCore, SessionIdentity, SessionInput};
+use crate::session::{
+    ExecutorStop, HighestHead, ObjectWork, SessionAction, SessionCore, SessionIdentity, SessionInput,
+};
 
 /// Maximum number of changes per read from the orchestrator.
 const CHANGES: usize = 256;
@@ -28,6 +30,22 @@ const CHANGES: usize = 256;
 const OUTBOX: usize = 512;
 /// Time limit of a goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Identity of an executor's objects and of its epochs, stored where the runtime keeps the objects.
+///
+/// An object that is missing from a store is gone only if it was started there. Opening a store starts an epoch and
+/// ends the earlier one, or fails.
+pub trait EpochStore: Send + Sync + 'static {
+    /// Id of the store, drawn once.
+    fn id(&self) -> ExecutorStoreId;
+
+    /// Epoch that opening the store has started.
+    fn epoch(&self) -> ExecutorEpoch;
+
+    /// Stores a head before work starts that depends on it. A store may omit a head that differs from the stored one
+    /// in its position alone. A failure ends the executor.
+    fn remember(self: Arc<Self>, seen: HighestHead) -> impl Future<Output = std::io::Result<()>> + Send;
+}
 
 /// Configuration of an executor.
 #[derive(Clone, Debug)]
@@ -38,12 +56,40 @@ pub struct ExecutorConfig {
     pub cluster: ClusterName,
     /// Runtime that the executor drives.
     pub runtime: ClusterRuntime,
-    /// Directory of `lock`, `store.json` and `head.json`. One executor per root.
-    pub root: PathBuf,
     /// Maximum number of concurrent work starts; 32 is fine.
     pub at_once: usize,
-    /// Action if the root is a copy.
-    pub copies: CopyPolicy,
+}
+
+/// Opens the store of an executor in a directory, with `lock`, `store.json` and `head.json`. One executor per
+/// directory.
+pub async fn open_directory(
+    root: PathBuf,
+    copies: CopyPolicy,
+) -> Result<(Arc<LockedDirectory>, Option<HighestHead>), ExecutorStop> {
+    let opened = spawn_blocking(move || LockedDirectory::open(&root, copies)).await;
+    let opened = opened.expect("opening an executor store does not panic");
+    let (store, seen) = opened.map_err(|error| match error {
+        ExecutorStoreError::Taken => ExecutorStop::StoreTaken,
+        ExecutorStoreError::Copied(copy) => ExecutorStop::Copied(copy),
+        ExecutorStoreError::Storage(source) => ExecutorStop::Storage(source),
+    })?;
+    Ok((Arc::new(store), seen))
+}
+
+impl EpochStore for LockedDirectory {
+    fn id(&self) -> ExecutorStoreId {
+        self.id()
+    }
+
+    fn epoch(&self) -> ExecutorEpoch {
+        self.epoch()
+    }
+
+    async fn remember(self: Arc<Self>, seen: HighestHead) -> std::io::Result<()> {
+        // The task keeps the lock until the head is written, even if the loop is dropped.
+        let kept = spawn_blocking(move || self.write_head(&seen)).await;
+        kept.expect("storing a head does not panic")
+    }
 }
 
 /// Channel to the decider: JSON texts of [`ExecutorMessage`] and
@@ -59,29 +105,25 @@ pub struct DeciderChannel {
 /// Runs an executor until `shutdown`, or until it must stop acting. Whatever the orchestrator runs continues
 /// to run.
 ///
-/// The orchestrator is opened after the executor store is locked: another executor may be working in it.
+/// `store` is what opening the executor store returned: the store, and the highest head that an executor over it has
+/// seen. The orchestrator is opened after the store: another executor may have been working in it.
 /// `connect` is called for each channel; an error is retried after a pause that grows up to 5 s.
-pub async fn run<O, C, F>(
+pub async fn run<O, S, C, F>(
     config: ExecutorConfig,
+    (store, seen): (Arc<S>, Option<HighestHead>),
     open: impl Future<Output = std::io::Result<O>>,
     connect: C,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ExecutorStop>
 where
     O: Orchestrator,
+    S: EpochStore,
     C: FnMut() -> F,
     F: Future<Output = std::io::Result<DeciderChannel>>,
 {
-    let ExecutorConfig { executor, cluster, runtime, root, at_once, copies } = config;
-    let opened = spawn_blocking(move || LockedDirectory::open(&root, copies)).await;
-    let opened = opened.expect("opening an executor store does not panic");
-    let (executor_store, seen) = opened.map_err(|error| match error {
-        ExecutorStoreError::Taken => ExecutorStop::StoreTaken,
-        ExecutorStoreError::Copied(copy) => ExecutorStop::Copied(copy),
-        ExecutorStoreError::Storage(source) => ExecutorStop::Storage(source),
-    })?;
+    let ExecutorConfig { executor, cluster, runtime, at_once } = config;
     let orchestrator = Arc::new(open.await.map_err(ExecutorStop::Storage)?);
-    let (id, executor_epoch) = (executor_store.id(), executor_store.epoch());
+    let (id, executor_epoch) = (store.id(), store.epoch());
     let core = SessionCore::new(
         SessionIdentity { executor, cluster, runtime, store: id, epoch: executor_epoch },
         seen,
@@ -97,7 +139,7 @@ where
         listing: None,
         works: JoinSet::new(),
         on: HashMap::new(),
-        directory: Arc::new(executor_store),
+        store,
     };
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
@@ -115,7 +157,7 @@ where
 
 type PendingInventory = Pin<Box<dyn Future<Output = Result<Vec<ObjectReport>, InventoryError>> + Send>>;
 
-struct ExecutorLoop<O, C, F> {
+struct ExecutorLoop<O, S, C, F> {
     core: SessionCore,
     orchestrator: Arc<O>,
     connect: C,
@@ -127,8 +169,8 @@ struct ExecutorLoop<O, C, F> {
     works: JoinSet<Option<ObjectWork>>,
     /// Object of each task in `works`, so that a panicking task still releases its object.
     on: HashMap<tokio::task::Id, ObjectId>,
-    /// Executor store, dropped last: its lock excludes other executors until this one writes nothing.
-    directory: Arc<LockedDirectory>,
+    /// Executor store, dropped last: a lock in it excludes other executors until this one writes nothing.
+    store: Arc<S>,
 }
 
 enum LoopEvent {
@@ -147,9 +189,10 @@ enum LoopFlow {
     Leave,
 }
 
-impl<O, C, F> ExecutorLoop<O, C, F>
+impl<O, S, C, F> ExecutorLoop<O, S, C, F>
 where
     O: Orchestrator,
+    S: EpochStore,
     C: FnMut() -> F,
     F: Future<Output = std::io::Result<DeciderChannel>>,
 {
@@ -253,10 +296,7 @@ where
                     self.listing = Some(Box::pin(async move { orchestrator.list().await }));
                 }
                 SessionAction::Persist(seen) => {
-                    // The task keeps the lock until the head is written, even if the loop is dropped.
-                    let directory = self.directory.clone();
-                    let kept = spawn_blocking(move || directory.remember(&seen)).await;
-                    kept.expect("storing a head does not panic").map_err(ExecutorStop::Storage)?;
+                    self.store.clone().remember(seen).await.map_err(ExecutorStop::Storage)?;
                 }
                 SessionAction::Begin(work) => self.begin(work),
                 SessionAction::Stop(stop) => return Err(stop),

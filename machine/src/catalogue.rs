@@ -6,7 +6,7 @@
 //! active      same or new spec  inactive          (none), unless in use
 //! inactive    same or new spec  active            (none), unless in use
 //! ```
-//! A cluster's runtime cannot be edited. A cluster is in use while a node is in it, a capability while a node
+//! A cluster's spec cannot be edited. A cluster is in use while a node is in it, a capability while a node
 //! names it. An intent that changes nothing is `unchanged`.
 
 use chancery_events::fact::{
@@ -19,22 +19,28 @@ use chancery_events::intent::{
 };
 use chancery_events::observation::SessionEnd;
 use chancery_events::refusal::{Refusal, RefusalCode};
-use chancery_events::spec::ClusterActivity;
+use chancery_events::spec::{ClusterActivity, ClusterRuntime};
 use chancery_events::text::counted;
 
 use crate::fleet::{FleetState, FoldResult};
 use crate::meta::{EntityMeta, FactPosition};
-use crate::refuse::DecidedFacts;
+use crate::refuse::{BodyErrors, DecidedFacts};
 use crate::state::{Capability, Cluster, Session};
 
 pub(crate) fn cluster_apply(fleet: &FleetState, ask: &ClusterApply) -> DecidedFacts {
+    let mut faults = BodyErrors::default();
+    let (is_kubernetes, given) =
+        (ask.spec.runtime == ClusterRuntime::Kubernetes, ask.spec.kubernetes.is_some());
+    let rule = "must be given for runtime kubernetes, and for no other";
+    faults.check(is_kubernetes == given, "/spec/kubernetes", rule);
+    faults.done()?;
     match fleet.clusters().get(&ask.name) {
         Some(now) if now.spec == ask.spec => Ok(vec![]),
-        Some(now) => Err(Refusal::new(
-            RefusalCode::InUse,
-            format!("cluster {} has runtime {}, which cannot be edited", ask.name, now.spec.runtime),
-        )
-        .at("/spec/runtime", "differs")),
+        Some(now) => {
+            let field = if now.spec.runtime == ask.spec.runtime { "kubernetes" } else { "runtime" };
+            let detail = format!("cluster {} has another {field}, which cannot be edited", ask.name);
+            Err(Refusal::new(RefusalCode::InUse, detail).at(format!("/spec/{field}"), "differs"))
+        }
         None => Ok(vec![ClusterApplied { name: ask.name.clone(), spec: ask.spec.clone() }.into()]),
     }
 }

@@ -50,7 +50,7 @@ use std::collections::BTreeSet;
 use chancery_events::fact::{ApprovalActor, ApprovalProposal, OperationEnd, Requester};
 use chancery_events::intent::{OperationApprove, OperationReject};
 use chancery_events::lifecycle::OperationStatus;
-use chancery_events::name::{Actor, NodeName};
+use chancery_events::name::Actor;
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{ApprovalMode, OperationKind, PlanVersion};
 
@@ -82,14 +82,6 @@ fn rule(plan: &Plan, kind: OperationKind, by: Option<&Requester>) -> Option<Appr
     own.then(|| ApprovalActor::Rule(format!("plan/{}/approval/{kind}", plan.name)))
 }
 
-/// Reason why the version cannot run on the node, independent of approval.
-fn obstacle(fleet: &FleetState, node: &NodeName, version: PlanVersion<'_>) -> Option<String> {
-    let empty = version.payloads().iter().find(|payload| payload.run.is_none())?;
-    let cluster = fleet.clusters().get(fleet.whereabouts(node)?.0?)?;
-    let what = cluster.spec.runtime.needs_program()?;
-    Some(format!("payload {} has no program to run, and cluster {} runs {what}", empty.name, cluster.name))
-}
-
 /// Deployment and version that the operation starts, or would start.
 fn version_of<'a>(
     fleet: &'a FleetState,
@@ -98,13 +90,6 @@ fn version_of<'a>(
 ) -> Option<(&'a Deployment, PlanVersion<'a>)> {
     let deployment = fleet.deployment(&plan.name, &operation.version)?;
     Some((deployment, plan.version_of(deployment.generation)))
-}
-
-/// Reason why the operation's node cannot carry it out now.
-fn obstacle_of(fleet: &FleetState, operation: &Operation) -> Option<String> {
-    let plan = fleet.plans().get(&operation.plan)?;
-    let (_, version) = version_of(fleet, plan, operation)?;
-    obstacle(fleet, operation.node.as_ref()?, version)
 }
 
 /// Whether the operation's deployment no longer starts operations.
@@ -178,9 +163,6 @@ pub(crate) fn approve(fleet: &FleetState, ask: &OperationApprove, ctx: &Decision
             return Err(
                 Refusal::new(RefusalCode::HashMismatch, detail).at(format!("{pointer}/hash"), "is void")
             );
-        }
-        if let Some(obstacle) = obstacle_of(fleet, operation) {
-            return Err(Refusal::new(RefusalCode::Unsupported, obstacle).at(pointer, "cannot be carried out"));
         }
         let asked_by = asked_by(fleet, operation);
         if let Some(policy) = policy::four_eyes(fleet, operation)
@@ -257,8 +239,5 @@ pub(crate) fn approve_by(
     draft: &mut FactDraft,
 ) {
     let OperationState::PendingApproval(ApprovalProposal { hash, .. }) = operation.state else { return };
-    match obstacle_of(fleet, operation) {
-        Some(reason) => end(fleet, operation, OperationEnd::Failed { reason }, draft),
-        None => begin::approve(fleet, operation, hash, by, ctx, draft),
-    }
+    begin::approve(fleet, operation, hash, by, ctx, draft);
 }

@@ -43,6 +43,10 @@ pub(crate) const FILLED_BY_EXECUTOR: [&str; 4] = ["replica", "incarnation", "nod
 
 /// Maximum number of payloads of a plan.
 const PAYLOADS: usize = 64;
+/// Maximum number of zones of a plan besides `zone`: each reason against a node names all of them.
+const ZONES: usize = 16;
+/// Maximum number of labels of a plan.
+const LABELS: usize = 64;
 /// Maximum number of processes of a payload.
 const PROCESSES: u16 = 1024;
 /// Longest timeout, in milliseconds: a year.
@@ -92,6 +96,16 @@ fn check(spec: &PlanSpec) -> Result<(), Refusal> {
         let at = format!("/spec/matchers/{i}");
         faults.check(types.insert(&matcher.kind), format!("{at}/type"), "has a matcher already");
         faults.check(!matcher.names.is_empty(), format!("{at}/names"), "must name at least one");
+    }
+    faults.check(spec.zones.len() <= ZONES, "/spec/zones", format!("must be at most {ZONES}"));
+    let mut zones: BTreeSet<_> = spec.zone.iter().collect();
+    for (i, zone) in spec.zones.iter().enumerate() {
+        faults.check(zones.insert(zone), format!("/spec/zones/{i}"), "is named twice");
+    }
+    faults.check(spec.labels.len() <= LABELS, "/spec/labels", format!("must be at most {LABELS}"));
+    for (key, value) in &spec.labels {
+        let rule = "must have at most 63 bytes";
+        faults.check(value.len() <= 63, format!("/spec/labels/{key}"), rule);
     }
     let mut groups = BTreeSet::new();
     for (i, affinity) in spec.affinity.iter().enumerate() {
@@ -148,16 +162,26 @@ fn check_payload(faults: &mut BodyErrors, at: &str, payload: &Payload) {
     if let Some(run) = &payload.run {
         let program = run.argv.first().is_some_and(|program| !program.is_empty());
         faults.check(program, format!("{at}/run/argv"), "must start with the program");
-        for (text, place) in texts(payload, at) {
-            faults.check(!text.contains('\0'), &place, "must not contain a zero byte");
-            let filled = template::fill(text, |name| match name.split_once('.') {
-                Some(("port", port)) => ports.keys().any(|known| known.as_str() == port).then(String::new),
-                Some(("volume", mount)) => mounts.iter().any(|known| *known == mount).then(String::new),
-                Some(_) | None => Some(String::new()),
-            });
-            if let Err(error) = filled {
-                faults.add(place, error.to_string());
-            }
+    }
+    if let Some(container) = &payload.container {
+        let named = |image: &str| !image.is_empty() && image.len() <= IMAGE_BYTES;
+        let rule = format!("must have from 1 to {IMAGE_BYTES} bytes");
+        faults.check(named(&container.image), format!("{at}/container/image"), &rule);
+        let few = container.init.len() <= INIT;
+        faults.check(few, format!("{at}/container/init"), format!("must be at most {INIT}"));
+        for (i, init) in container.init.iter().enumerate() {
+            faults.check(named(&init.image), format!("{at}/container/init/{i}/image"), &rule);
+        }
+    }
+    for (text, place) in texts(payload, at) {
+        faults.check(!text.contains('\0'), &place, "must not contain a zero byte");
+        let filled = template::fill(text, |name| match name.split_once('.') {
+            Some(("port", port)) => ports.keys().any(|known| known.as_str() == port).then(String::new),
+            Some(("volume", mount)) => mounts.iter().any(|known| *known == mount).then(String::new),
+            Some(_) | None => Some(String::new()),
+        });
+        if let Err(error) = filled {
+            faults.add(place, error.to_string());
         }
     }
     let probes = [("ready", &payload.ready), ("alive", &payload.alive)];
@@ -208,6 +232,10 @@ fn check_probe(
 /// Maximum size of a volume, in bytes: no possible sum of volumes overflows.
 const VOLUME: u64 = 1 << 56;
 
+/// Maximum size of the reference of an image, in bytes.
+const IMAGE_BYTES: usize = 1024;
+/// Maximum number of init containers of a payload.
+const INIT: usize = 16;
 /// Maximum number of ports of a payload.
 const PORTS: usize = 64;
 /// Maximum number of volumes of a plan: several facts of one commit name all volumes of a replica.
@@ -227,10 +255,35 @@ fn is_mount(path: &str) -> bool {
 
 /// Texts of a payload that may contain placeholders, each with its path.
 pub(crate) fn texts<'a>(payload: &'a Payload, at: &str) -> Vec<(&'a str, String)> {
-    let Some(run) = &payload.run else { return Vec::new() };
-    let argv = run.argv.iter().enumerate().map(|(i, text)| (text.as_str(), format!("{at}/run/argv/{i}")));
-    let env = run.env.iter().map(|(key, text)| (text.as_str(), format!("{at}/run/env/{key}")));
-    argv.chain(env).collect()
+    let mut all = Vec::new();
+    let mut list = |at: String, texts: &'a [String]| {
+        all.extend(texts.iter().enumerate().map(|(i, text)| (text.as_str(), format!("{at}/{i}"))));
+    };
+    if let Some(run) = &payload.run {
+        list(format!("{at}/run/argv"), &run.argv);
+    }
+    let mut environments: Vec<_> =
+        payload.run.iter().map(|run| (format!("{at}/run/env"), &run.env)).collect();
+    let mut images = Vec::new();
+    if let Some(container) = &payload.container {
+        let at = format!("{at}/container");
+        list(format!("{at}/command"), &container.command);
+        list(format!("{at}/args"), &container.args);
+        environments.push((format!("{at}/env"), &container.env));
+        images.push((container.image.as_str(), format!("{at}/image")));
+        for (i, init) in container.init.iter().enumerate() {
+            let at = format!("{at}/init/{i}");
+            list(format!("{at}/command"), &init.command);
+            list(format!("{at}/args"), &init.args);
+            environments.push((format!("{at}/env"), &init.env));
+            images.push((init.image.as_str(), format!("{at}/image")));
+        }
+    }
+    all.extend(images);
+    for (at, env) in environments {
+        all.extend(env.iter().map(|(key, text)| (text.as_str(), format!("{at}/{key}"))));
+    }
+    all
 }
 
 pub(crate) fn set_activity(fleet: &FleetState, ask: &PlanSetActivity) -> DecidedFacts {

@@ -1,6 +1,6 @@
 //! Placement of replicas, with the reasons against nodes. Pure and deterministic.
 //!
-//! The first filter that a node fails is its reason. The order is: state and disruptions, cluster, zone,
+//! The first filter that a node fails is its reason. The order is: state and disruptions, cluster, runtime, zone,
 //! selectors, capability matchers, sharing, affinity, storage by class, cpu, memory, disk. Then the plan's
 //! placement decides:
 //!
@@ -38,8 +38,9 @@ use chancery_events::name::{
 use chancery_events::resources::Resources;
 use chancery_events::size::cut;
 use chancery_events::spec::{
-    AffinityKind, AffinityPolicy, AffinityRule, CapabilityMatcher, ClusterActivity, MatchComparator,
-    NodeSharing, NodeState, PlacementPolicy, PlanPolicy, PlanSpec, PlanVersion,
+    AffinityKind, AffinityPolicy, AffinityRule, CapabilityMatcher, ClusterActivity, ClusterRuntime,
+    MatchComparator, NodeSharing, NodeState, PayloadCoordinates, PlacementPolicy, PlanPolicy, PlanSpec,
+    PlanVersion,
 };
 
 use crate::capacity_index::{NodeClass, SiteNumber, class_of};
@@ -77,6 +78,8 @@ pub struct PlacementRequest<'a> {
     pub policy: PlanPolicy<'a>,
     /// Version of the deployment: what it needs.
     pub version: PlanVersion<'a>,
+    /// Coordinates of the deployment.
+    pub coordinates: &'a PayloadCoordinates,
 }
 
 /// Further constraints on the node.
@@ -163,6 +166,8 @@ struct PlanCandidates {
     policy: Arc<PlanSpec>,
     /// Version of the search.
     version: Arc<PlanSpec>,
+    /// Coordinates of the search.
+    coordinates: PayloadCoordinates,
     /// Token of the classes and domains.
     topology_token: Arc<()>,
     /// Token of the spread, replaced when a domain loses a replica of the plan.
@@ -298,7 +303,7 @@ impl PlanCandidates {
     fn new(fleet: &FleetState, loads: &ReplicaLoads<'_>, need: &PlacementRequest<'_>) -> PlanCandidates {
         let places = &fleet.index().places;
         let mut domains: BTreeMap<&DomainName, Vec<usize>> = BTreeMap::new();
-        let suits = |key: &NodeClass| class_unfit(fleet, need.policy, key).is_none();
+        let suits = |key: &NodeClass| class_unfit(fleet, need, key).is_none();
         let classes = places.classes().iter().filter(|(key, _)| suits(key));
         for (domain, free) in classes.flat_map(|(_, class)| class) {
             domains.entry(domain).or_default().push(*free);
@@ -312,6 +317,7 @@ impl PlanCandidates {
         PlanCandidates {
             policy: Arc::clone(need.policy.shared()),
             version: Arc::clone(need.version.shared()),
+            coordinates: need.coordinates.clone(),
             topology_token: Arc::clone(places.topology_token()),
             spread_token: loads.spread().map(|spread| Arc::clone(&spread.spread_token)).unwrap_or_default(),
             needs: need.version.resources(),
@@ -325,6 +331,7 @@ impl PlanCandidates {
     fn holds(&self, fleet: &FleetState, loads: &ReplicaLoads<'_>, need: &PlacementRequest<'_>) -> bool {
         Arc::ptr_eq(&self.policy, need.policy.shared())
             && Arc::ptr_eq(&self.version, need.version.shared())
+            && self.coordinates == *need.coordinates
             && Arc::ptr_eq(&self.topology_token, fleet.index().places.topology_token())
             && loads.spread().is_some_and(|spread| Arc::ptr_eq(&self.spread_token, &spread.spread_token))
             && loads.set.is_none()
@@ -674,7 +681,7 @@ pub(crate) fn unschedulable_reason(
     if !node.is_schedulable() {
         return Some("a disruption of the node is approved".into());
     }
-    if let Some(reason) = class_unfit(fleet, need.policy, &class_of(cluster, node)) {
+    if let Some(reason) = class_unfit(fleet, need, &class_of(cluster, node)) {
         return Some(reason);
     }
     let places = &fleet.index().places;
@@ -701,32 +708,33 @@ pub(crate) fn unschedulable_reason(
     short.into_iter().find(|(_, needed, free)| needed > free).map(|(what, ..)| format!("too little {what}"))
 }
 
-/// Reason why the node's own properties violate the policy, whatever runs on it.
-pub(crate) fn unfit_class(fleet: &FleetState, policy: PlanPolicy<'_>, node: &Node) -> Option<String> {
+/// Reason why the node's own properties do not satisfy the request, whatever runs on it.
+pub(crate) fn unfit_class(fleet: &FleetState, need: &PlacementRequest<'_>, node: &Node) -> Option<String> {
     match &node.cluster {
-        Some(cluster) => class_unfit(fleet, policy, &class_of(cluster, node)),
+        Some(cluster) => class_unfit(fleet, need, &class_of(cluster, node)),
         None => Some(format!("the node is {}", node.state)),
     }
 }
 
 /// First reason against every node of the class, if any.
-fn class_unfit(fleet: &FleetState, policy: PlanPolicy<'_>, class: &NodeClass) -> Option<String> {
-    if fleet
-        .clusters()
-        .get(&class.cluster)
-        .is_none_or(|cluster| cluster.activity == ClusterActivity::Inactive)
-    {
+fn class_unfit(fleet: &FleetState, need: &PlacementRequest<'_>, class: &NodeClass) -> Option<String> {
+    let policy = need.policy;
+    let cluster = fleet.clusters().get(&class.cluster);
+    let Some(cluster) = cluster.filter(|cluster| cluster.activity == ClusterActivity::Active) else {
         return Some(format!("cluster {} is not active", class.cluster));
-    }
+    };
     if let Some(wanted) = policy.cluster()
         && *wanted != class.cluster
     {
         return Some(format!("not in cluster {wanted}"));
     }
-    if let Some(zone) = policy.zone()
-        && class.zone.as_ref() != Some(zone)
-    {
-        return Some(format!("not in zone {zone}"));
+    if let Some(reason) = unsupported_payload(need, &class.cluster, cluster.spec.runtime) {
+        return Some(reason);
+    }
+    let mut zones = policy.zone().iter().chain(policy.zones()).peekable();
+    if zones.peek().is_some() && !zones.clone().any(|zone| class.zone.as_ref() == Some(zone)) {
+        let names: Vec<_> = zones.map(|zone| zone.as_str()).collect();
+        return Some(format!("not in zone {}", names.join(" or ")));
     }
     for (key, value) in policy.selectors() {
         if class.labels.get(key) != Some(value) {
@@ -734,6 +742,21 @@ fn class_unfit(fleet: &FleetState, policy: PlanPolicy<'_>, class: &NodeClass) ->
         }
     }
     policy.matchers().iter().find_map(|matcher| mismatch(fleet, matcher, &class.capabilities))
+}
+
+/// Reason why the cluster's runtime cannot run the version, if it cannot.
+fn unsupported_payload(
+    need: &PlacementRequest<'_>,
+    cluster: &ClusterName,
+    runtime: ClusterRuntime,
+) -> Option<String> {
+    need.version.payloads().iter().find_map(|payload| {
+        let lacks = runtime.lacks(payload, need.coordinates.get(&payload.name))?;
+        Some(format!(
+            "payload {} has no {lacks}, which runtime {runtime} of cluster {cluster} needs",
+            payload.name
+        ))
+    })
 }
 
 /// Reason why the capabilities do not satisfy the matcher.

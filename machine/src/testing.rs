@@ -447,7 +447,15 @@ pub(crate) fn hello(cluster: &str, executor: &str, scope: u64) -> SessionRequest
 }
 
 pub(crate) fn process(status: ProcessStatus) -> ProcessInfo {
-    ProcessInfo { payload: name("app"), index: 0, pid: Some(7), addresses: vec![], status }
+    ProcessInfo {
+        payload: name("app"),
+        index: 0,
+        pid: Some(7),
+        object: None,
+        addresses: vec![],
+        status,
+        since: None,
+    }
 }
 
 pub(crate) fn ready() -> ObservedState {

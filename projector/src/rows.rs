@@ -24,7 +24,7 @@ use chancery_events::observation::ProcessInfo;
 use chancery_events::resources::Resources;
 use chancery_events::spec::{
     BalancePolicy, ClusterActivity, ClusterRuntime, DeploymentStrategy, DisruptionAction, DisruptionState,
-    NodeState, OperationKind, PayloadCoordinates, PlanSpec, PolicySpec, VolumeDeletion,
+    KubernetesSpec, NodeState, OperationKind, PayloadCoordinates, PlanSpec, PolicySpec, VolumeDeletion,
 };
 use chancery_events::subject::Subject;
 use chancery_events::time::{Time, shown};
@@ -133,6 +133,8 @@ rows! {
         name: ClusterName,
         /// Runtime of the cluster: which orchestrator its executor drives.
         runtime: ClusterRuntime,
+        /// Properties of the Kubernetes cluster, with runtime `kubernetes`.
+        kubernetes: Option<KubernetesSpec>,
         /// Whether the cluster takes new placements.
         activity: ClusterActivity,
         /// Executor with the live session of the cluster.

@@ -11,15 +11,17 @@ use std::time::Duration;
 use chancery_decider::leader_router::LeaderRouter;
 use chancery_decider::{ChannelNumbers, outbox};
 use chancery_events::id::{IncarnationId, Position};
-use chancery_events::name::{ClusterName, ExecutorName};
+use chancery_events::name::{ClusterName, ExecutorName, FleetName, Namespace};
 use chancery_events::spec::ClusterRuntime;
 use chancery_executor::directory::CopyPolicy;
+#[cfg(feature = "kubernetes")]
+use chancery_executor::kubernetes::{KubernetesConfig, KubernetesOrchestrator};
 use chancery_executor::logs::{LogOutput, LogSource as _};
 use chancery_executor::process::{
     CgroupSetting, OutputLimits, ProcessLogs, ProcessOrchestrator, SupervisorProgram,
 };
 use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedWorld};
-use chancery_executor::{DeciderChannel, ExecutorStop, process};
+use chancery_executor::{DeciderChannel, ExecutorStop, open_directory, process};
 use chancery_projector::rows::ClusterRow;
 use chancery_projector::{ListQuery, QueryError, RowReader};
 use tokio::sync::{mpsc, watch};
@@ -40,6 +42,8 @@ const PAGE: usize = 1000;
 /// Environment of the executors in this process.
 #[derive(Clone)]
 pub struct ExecutorHost {
+    /// Fleet of the server.
+    pub fleet: FleetName,
     /// Directory with a subdirectory for each cluster.
     pub root: PathBuf,
     /// Routes messages to the decider.
@@ -72,7 +76,7 @@ impl ExecutorHost {
                     present.retain(|name, _| self.clusters.has(name));
                     for (name, runtime) in hosted.missing(&present) {
                         let (let_go, released) = watch::channel(false);
-                        let number = hosted.begin(name.clone(), runtime, let_go);
+                        let number = hosted.begin(name.clone(), runtime.clone(), let_go);
                         let host = self.clone().host(name, runtime, released);
                         running.spawn(async move {
                             host.await;
@@ -103,10 +107,10 @@ impl ExecutorHost {
     }
 
     /// Runs one executor, repeatedly, until its sender is dropped.
-    async fn host(self, cluster: ClusterName, runtime: ClusterRuntime, let_go: watch::Receiver<bool>) {
+    async fn host(self, cluster: ClusterName, runtime: RuntimeAccess, let_go: watch::Receiver<bool>) {
         let root = self.root.join(cluster.as_str());
         loop {
-            let ended = self.execute(&cluster, runtime, &root, let_go.clone()).await;
+            let ended = self.execute(&cluster, &runtime, &root, let_go.clone()).await;
             match ended {
                 Ok(()) => return,
                 Err(
@@ -133,7 +137,7 @@ impl ExecutorHost {
     async fn execute(
         &self,
         cluster: &ClusterName,
-        runtime: ClusterRuntime,
+        runtime: &RuntimeAccess,
         root: &Path,
         mut let_go: watch::Receiver<bool>,
     ) -> Result<(), ExecutorStop> {
@@ -145,7 +149,8 @@ impl ExecutorHost {
             // The sender is never used: it is dropped.
             let _ = let_go.changed().await;
         };
-        let who = ExecutorIdentity { executor, cluster: cluster.clone(), runtime };
+        let (fleet, cluster, runtime) = (self.fleet.clone(), cluster.clone(), runtime.clone());
+        let who = ExecutorIdentity { fleet, executor, cluster, runtime };
         drive(who, root, &self.means, || self.connect(), shutdown).await
     }
 
@@ -179,15 +184,14 @@ impl ExecutorHost {
 
 /// Returns every cluster with its runtime. Inactive clusters are included: nothing new is placed there, but
 /// existing incarnations are still managed.
-fn all_clusters(
-    reader: &RowReader,
-    page: usize,
-) -> Result<BTreeMap<ClusterName, ClusterRuntime>, QueryError> {
+fn all_clusters(reader: &RowReader, page: usize) -> Result<BTreeMap<ClusterName, RuntimeAccess>, QueryError> {
     let mut all = BTreeMap::new();
     let mut query = ListQuery::all().limit(page);
     loop {
         let page = reader.list::<ClusterRow>(&query)?;
-        all.extend(page.items.into_iter().map(|row| (row.name, row.runtime)));
+        let accesses =
+            page.items.into_iter().filter_map(|row| Some((row.name.clone(), RuntimeAccess::of(&row)?)));
+        all.extend(accesses);
         let Some(next) = page.next else { return Ok(all) };
         query = query.after(next);
     }
@@ -196,7 +200,7 @@ fn all_clusters(
 /// Executors that run in this process, by cluster. Each executor ends when its handle is dropped.
 #[derive(Debug)]
 struct HostedExecutors<T> {
-    by_cluster: BTreeMap<ClusterName, (ClusterRuntime, u64, T)>,
+    by_cluster: BTreeMap<ClusterName, (RuntimeAccess, u64, T)>,
     begun: u64,
 }
 
@@ -211,15 +215,15 @@ impl<T> HostedExecutors<T> {
     /// that was created again with another runtime, perhaps between two checks, counts as another one.
     fn missing(
         &mut self,
-        wanted: &BTreeMap<ClusterName, ClusterRuntime>,
-    ) -> Vec<(ClusterName, ClusterRuntime)> {
+        wanted: &BTreeMap<ClusterName, RuntimeAccess>,
+    ) -> Vec<(ClusterName, RuntimeAccess)> {
         self.by_cluster.retain(|name, (runtime, ..)| wanted.get(name) == Some(runtime));
         let missing = wanted.iter().filter(|(name, _)| !self.by_cluster.contains_key(*name));
-        missing.map(|(name, runtime)| (name.clone(), *runtime)).collect()
+        missing.map(|(name, runtime)| (name.clone(), runtime.clone())).collect()
     }
 
     /// Adds a started executor, and returns its number for [`HostedExecutors::end`].
-    fn begin(&mut self, name: ClusterName, runtime: ClusterRuntime, held: T) -> u64 {
+    fn begin(&mut self, name: ClusterName, runtime: RuntimeAccess, held: T) -> u64 {
         self.begun += 1;
         self.by_cluster.insert(name, (runtime, self.begun, held));
         self.begun
@@ -256,15 +260,64 @@ impl ProcessLimits {
     }
 }
 
+/// Runtime that an executor drives, with its access to the runtime.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RuntimeAccess {
+    /// Processes of this machine.
+    Process,
+    /// Simulated nodes.
+    Simulated,
+    /// Pods of a Kubernetes cluster.
+    Kubernetes(KubernetesAccess),
+}
+
+/// Access to a Kubernetes cluster. Credentials are read from files and never stored elsewhere.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KubernetesAccess {
+    /// Namespace of the executor's records.
+    pub namespace: Namespace,
+    /// File with the credentials; found as kubectl does, if absent.
+    pub kubeconfig: Option<PathBuf>,
+    /// Context in the file; its current one, if absent.
+    pub context: Option<String>,
+}
+
+impl RuntimeAccess {
+    /// Kind of the runtime.
+    pub const fn runtime(&self) -> ClusterRuntime {
+        match self {
+            RuntimeAccess::Process => ClusterRuntime::Process,
+            RuntimeAccess::Simulated => ClusterRuntime::Simulated,
+            RuntimeAccess::Kubernetes(_) => ClusterRuntime::Kubernetes,
+        }
+    }
+
+    /// Returns the access of an executor in the server to a cluster; `None` if the cluster's spec lacks what its
+    /// runtime needs, which no accepted spec does.
+    fn of(cluster: &ClusterRow) -> Option<RuntimeAccess> {
+        Some(match cluster.runtime {
+            ClusterRuntime::Process => RuntimeAccess::Process,
+            ClusterRuntime::Simulated => RuntimeAccess::Simulated,
+            ClusterRuntime::Kubernetes => RuntimeAccess::Kubernetes(KubernetesAccess {
+                namespace: cluster.kubernetes.as_ref()?.namespace.clone(),
+                kubeconfig: None,
+                context: None,
+            }),
+        })
+    }
+}
+
 /// Identity of an executor.
 #[derive(Clone, Debug)]
 pub struct ExecutorIdentity {
+    /// Fleet of the executor.
+    pub fleet: FleetName,
     /// Name of the executor.
     pub executor: ExecutorName,
     /// Cluster of the executor.
     pub cluster: ClusterName,
     /// Runtime that the executor drives.
-    pub runtime: ClusterRuntime,
+    pub runtime: RuntimeAccess,
 }
 
 /// Drives a runtime from `root` until `shutdown`, over channels that `connect` returns.
@@ -279,18 +332,17 @@ where
     C: FnMut() -> F,
     F: Future<Output = io::Result<DeciderChannel>>,
 {
-    let ExecutorIdentity { executor, cluster, runtime } = who;
+    let ExecutorIdentity { fleet, executor, cluster, runtime } = who;
     let (copies, root) = (means.copies, root.to_owned());
     let config = chancery_executor::ExecutorConfig {
         executor,
-        cluster,
-        runtime,
-        root: root.clone(),
+        cluster: cluster.clone(),
+        runtime: runtime.runtime(),
         at_once: AT_ONCE,
-        copies,
     };
     match runtime {
-        ClusterRuntime::Process => {
+        RuntimeAccess::Process => {
+            let store = open_directory(root.clone(), copies).await?;
             let program = SupervisorProgram {
                 program: std::env::current_exe().map_err(ExecutorStop::Storage)?,
                 supervisor_args: vec!["supervisor".into()],
@@ -298,13 +350,55 @@ where
             };
             let ProcessLimits { output, cgroup, files, .. } = means.clone();
             let processes = process::ProcessConfig { root, program, output, cgroup, files, boot: None };
-            chancery_executor::run(config, ProcessOrchestrator::open(processes), connect, shutdown).await
+            let open = ProcessOrchestrator::open(processes);
+            chancery_executor::run(config, store, open, connect, shutdown).await
         }
-        ClusterRuntime::Simulated => {
+        RuntimeAccess::Simulated => {
+            let store = open_directory(root, copies).await?;
             let simulated = SimulatedOrchestrator::new(SimulatedWorld::shared(FaultRules::default()));
-            chancery_executor::run(config, async { Ok(simulated) }, connect, shutdown).await
+            chancery_executor::run(config, store, async { Ok(simulated) }, connect, shutdown).await
         }
+        RuntimeAccess::Kubernetes(access) => drive_kubernetes(config, fleet, access, connect, shutdown).await,
     }
+}
+
+#[cfg(feature = "kubernetes")]
+async fn drive_kubernetes<C, F>(
+    config: chancery_executor::ExecutorConfig,
+    fleet: FleetName,
+    access: KubernetesAccess,
+    connect: C,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ExecutorStop>
+where
+    C: FnMut() -> F,
+    F: Future<Output = io::Result<DeciderChannel>>,
+{
+    let KubernetesAccess { namespace, kubeconfig, context } = access;
+    let cluster = config.cluster.clone();
+    let kubernetes = KubernetesConfig { kubeconfig, context, namespace, fleet, cluster };
+    let client = kubernetes.client().await.map_err(|error| ExecutorStop::Storage(io::Error::other(error)))?;
+    let store = kubernetes.open_store(client.clone()).await?;
+    let epoch = store.0.clone();
+    let open = async move { Ok(KubernetesOrchestrator::open(client, &kubernetes.namespace, &epoch).await) };
+    chancery_executor::run(config, store, open, connect, shutdown).await
+}
+
+#[cfg(not(feature = "kubernetes"))]
+#[expect(clippy::unused_async, reason = "the signature is that of the other build")]
+async fn drive_kubernetes<C, F>(
+    _config: chancery_executor::ExecutorConfig,
+    _fleet: FleetName,
+    _access: KubernetesAccess,
+    _connect: C,
+    _shutdown: impl Future<Output = ()>,
+) -> Result<(), ExecutorStop>
+where
+    C: FnMut() -> F,
+    F: Future<Output = io::Result<DeciderChannel>>,
+{
+    let text = "cannot drive cluster: this program was built without the feature kubernetes";
+    Err(ExecutorStop::Storage(io::Error::new(io::ErrorKind::Unsupported, text)))
 }
 
 /// Returns the outputs of an incarnation from any executor under `root`, also of a cluster that was deleted.
@@ -334,11 +428,11 @@ mod tests {
 
     use super::*;
 
-    fn wanted(clusters: &[(&str, ClusterRuntime)]) -> BTreeMap<ClusterName, ClusterRuntime> {
-        clusters.iter().map(|(name, runtime)| (name.parse().expect("a name"), *runtime)).collect()
+    fn wanted(clusters: &[(&str, RuntimeAccess)]) -> BTreeMap<ClusterName, RuntimeAccess> {
+        clusters.iter().map(|(name, runtime)| (name.parse().expect("a name"), runtime.clone())).collect()
     }
 
-    fn begin(hosted: &mut HostedExecutors<()>, clusters: &[(&str, ClusterRuntime)]) -> Vec<(String, u64)> {
+    fn begin(hosted: &mut HostedExecutors<()>, clusters: &[(&str, RuntimeAccess)]) -> Vec<(String, u64)> {
         let missing = hosted.missing(&wanted(clusters));
         missing
             .into_iter()
@@ -349,21 +443,29 @@ mod tests {
     #[test]
     fn a_cluster_that_is_created_again_with_another_runtime_gets_another_executor() {
         let mut hosted = HostedExecutors::default();
-        let (a, b) = (("a", ClusterRuntime::Process), ("b", ClusterRuntime::Process));
-        assert_eq!(begin(&mut hosted, &[a, b]), [("a".into(), 1), ("b".into(), 2)]);
-        assert_eq!(begin(&mut hosted, &[a, b]), [], "they run");
-        let other = ("b", ClusterRuntime::Simulated);
-        assert_eq!(begin(&mut hosted, &[a, other]), [("b".into(), 3)]);
+        let (a, b) = (("a", RuntimeAccess::Process), ("b", RuntimeAccess::Process));
+        assert_eq!(begin(&mut hosted, &[a.clone(), b.clone()]), [("a".into(), 1), ("b".into(), 2)]);
+        assert_eq!(begin(&mut hosted, &[a.clone(), b.clone()]), [], "they run");
+        let other = ("b", RuntimeAccess::Simulated);
+        assert_eq!(begin(&mut hosted, &[a.clone(), other.clone()]), [("b".into(), 3)]);
         hosted.end(2);
         assert_eq!(
-            begin(&mut hosted, &[a, other]),
+            begin(&mut hosted, &[a.clone(), other.clone()]),
             [],
             "the end of the old executor does not remove the new one"
         );
         hosted.end(1);
-        assert_eq!(begin(&mut hosted, &[a, other]), [("a".into(), 4)], "an ended executor starts again");
-        assert_eq!(begin(&mut hosted, &[other]), []);
-        assert_eq!(begin(&mut hosted, &[a, other]), [("a".into(), 5)], "a dropped executor, too");
+        assert_eq!(
+            begin(&mut hosted, &[a.clone(), other.clone()]),
+            [("a".into(), 4)],
+            "an ended executor starts again"
+        );
+        assert_eq!(begin(&mut hosted, std::slice::from_ref(&other)), []);
+        assert_eq!(
+            begin(&mut hosted, &[a.clone(), other.clone()]),
+            [("a".into(), 5)],
+            "a dropped executor, too"
+        );
     }
 
     #[test]

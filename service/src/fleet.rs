@@ -199,6 +199,7 @@ impl PreparedFleet {
         let channels =
             ExecutorChannels::new(connections.clone(), config.session_lease * 2, common.limits.executors);
         let host = ExecutorHost {
+            fleet: config.fleet.clone(),
             root: self.root.clone(),
             leader_router: self.desk.clone(),
             reader: self.reader.clone(),

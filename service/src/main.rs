@@ -176,7 +176,7 @@ fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
     log(config)?;
     let dir = flags.dir();
     let means = ProcessLimits::of(config, &OpenFileLimit::raise(), copies(flags.adopt_copy));
-    let who = flags.who();
+    let who = flags.who(&config.fleet);
     let (name, cluster, server) = (&who.executor, &who.cluster, &config.server);
     note!("chancery: executor {name} of cluster {cluster}, server {server}, directory {}", dir.display());
     let run = remote::run(&config.server, &config.fleet, who.clone(), &dir, &means);

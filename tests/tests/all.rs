@@ -29,6 +29,7 @@ mod kafka_tls;
 mod kills;
 mod liveness;
 mod loss;
+mod memory;
 mod mutations;
 mod new_kind;
 mod newcomers;

@@ -13,10 +13,10 @@ use chancery_events::name::{
 use chancery_events::resources::Resources;
 
 use chancery_events::spec::{
-    AffinityRule, ApprovalMode, ApprovalPolicy, CapabilityMatcher, DeploymentSpec, ExecSpec, MatchComparator,
-    NodeSharing, NodeSpec, NodeStorage, PROGRESS_DEADLINE, Payload, PayloadCoordinates, PayloadPort,
-    PlacementPolicy, PlanSpec, PlanTimeouts, PortProtocol, ProbeTiming, ReadinessProbe, RestartPolicy,
-    UnreadyAction, UnreadyRule, UpdateOrder, VolumeClaim, VolumeDeletion,
+    AffinityRule, ApprovalMode, ApprovalPolicy, CapabilityMatcher, ContainerSpec, DeploymentSpec, ExecSpec,
+    MatchComparator, NodeSharing, NodeSpec, NodeStorage, PROGRESS_DEADLINE, Payload, PayloadCoordinates,
+    PayloadPort, PlacementPolicy, PlanSpec, PlanTimeouts, PortProtocol, ProbeTiming, ReadinessProbe,
+    RestartPolicy, UnreadyAction, UnreadyRule, UpdateOrder, VolumeClaim, VolumeDeletion,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -322,9 +322,13 @@ pub(super) struct PayloadForm {
     /// Volumes of the payload.
     #[serde(default, alias = "persistentVolumes")]
     volumes: Vec<VolumeForm>,
-    /// Program to start.
+    /// Program to start on clusters of runtime `process`.
     #[serde(default)]
     run: Option<ExecSpec>,
+    /// Container to start on clusters of runtime `kubernetes`. A payload with neither `run` nor `container` starts
+    /// the image that its coordinate `image` names.
+    #[serde(default)]
+    container: Option<ContainerSpec>,
     /// Readiness probe; without a probe, a process is ready once it is started.
     #[serde(default)]
     ready: Option<ProbeForm>,
@@ -347,6 +351,7 @@ impl From<PayloadForm> for Payload {
             ports: form.ports.into_iter().map(PayloadPort::from).collect(),
             volumes: form.volumes.into_iter().map(VolumeClaim::from).collect(),
             run: form.run,
+            container: form.container,
             ready: form.ready.map(ReadinessProbe::from),
             alive: form.alive.map(ReadinessProbe::from),
         }
@@ -410,12 +415,18 @@ pub(super) struct PlanForm {
     /// Service that the plan provides; replicas are named after the service.
     #[serde(alias = "serviceName")]
     service: ServiceName,
+    /// Labels of the plan's incarnations, on runtimes whose objects have labels.
+    #[serde(default)]
+    labels: BTreeMap<KeyName, String>,
     /// Cluster that placements are restricted to (default: any).
     #[serde(default)]
     cluster: Option<ClusterName>,
-    /// Zone that placements are restricted to (default: any).
+    /// Zone that placements are restricted to (default: any, if `zones` is absent, too).
     #[serde(default)]
     zone: Option<ZoneName>,
+    /// Further zones that placements are restricted to: a node must be in one of them or in `zone`.
+    #[serde(default)]
+    zones: Vec<ZoneName>,
     /// Labels that a node must have.
     #[serde(default)]
     selectors: BTreeMap<KeyName, String>,
@@ -466,8 +477,10 @@ impl From<PlanForm> for PlanSpec {
         PlanSpec {
             namespace: form.namespace,
             service: form.service,
+            labels: form.labels,
             cluster: form.cluster,
             zone: form.zone,
+            zones: form.zones,
             selectors: form.selectors,
             matchers: form.matchers.into_iter().map(CapabilityMatcher::from).collect(),
             sharing: form.sharing.unwrap_or(NodeSharing::Never),

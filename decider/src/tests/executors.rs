@@ -25,8 +25,10 @@ fn an_executor_is_welcomed_gets_commands_and_is_notified_of_what_has_ended() {
             payload: name("app"),
             index: 0,
             pid: Some(9),
+            object: None,
             addresses: vec![],
             status: ProcessStatus::Ready,
+            since: None,
         },
     );
     let report = |revision, observed| ObjectReport { object: incarnation, revision, observed };
@@ -429,8 +431,15 @@ fn a_deadline_that_passed_while_no_message_was_read_waits_for_what_executors_rep
         let object = command.object;
         let report = |rig: &mut DeciderFixture, sequence, status: ProcessStatus| {
             let ready = status == ProcessStatus::Ready;
-            let processes =
-                vec![ProcessInfo { payload: name("app"), index: 0, pid: Some(9), addresses: vec![], status }];
+            let processes = vec![ProcessInfo {
+                payload: name("app"),
+                index: 0,
+                pid: Some(9),
+                object: None,
+                addresses: vec![],
+                status,
+                since: None,
+            }];
             let observed = if ready {
                 ObservedState::Ready { processes }
             } else {

@@ -3,7 +3,7 @@
 use chancery_events::fact::CommandEffect;
 use chancery_events::id::ObjectId;
 use chancery_events::intent::PlanApply;
-use chancery_events::observation::{IncarnationExit, PROCESSES_BYTES, PortAddress};
+use chancery_events::observation::{IncarnationExit, PROCESSES_BYTES, PortAddress, RuntimeObject};
 use chancery_events::spec::{Payload, PlanSpec};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -84,13 +84,15 @@ fn processes(spec: &PlanSpec) -> Vec<ProcessInfo> {
     let process = |payload: &Payload, index| ProcessInfo {
         payload: payload.name.clone(),
         index,
-        pid: Some(u32::MAX),
+        pid: None,
+        object: Some(RuntimeObject { name: "p".repeat(63), uid: "u".repeat(36) }),
         addresses: payload
             .ports
             .iter()
             .map(|port| PortAddress { port: port.name.clone(), address: address.into() })
             .collect(),
-        status: ProcessStatus::Ready,
+        status: ProcessStatus::Waiting { reason: "r".repeat(64), message: String::new() },
+        since: Some(Time::FAR),
     };
     spec.payloads
         .iter()
@@ -257,8 +259,10 @@ fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
         payload: name("app"),
         index: 0,
         pid: Some(1),
+        object: None,
         addresses: vec![],
         status: ProcessStatus::Ready,
+        since: None,
     };
     let many = vec![process.clone(); 65_536];
     rig.report_object(object, ObservedState::Ready { processes: many.clone() });

@@ -84,6 +84,7 @@ classes! {
     policy {
         cluster: Option<ClusterName>,
         zone: Option<ZoneName>,
+        zones: Vec<ZoneName>,
         selectors: BTreeMap<KeyName, String>,
         matchers: Vec<CapabilityMatcher>,
         sharing: NodeSharing,
@@ -100,6 +101,7 @@ classes! {
     version {
         namespace: Namespace,
         service: ServiceName,
+        labels: BTreeMap<KeyName, String>,
         payloads: Vec<Payload>,
     }
 }

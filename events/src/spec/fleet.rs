@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ClusterRuntime;
-use crate::name::{CapabilityName, CapabilityType, DomainName, KeyName, StorageClass, ZoneName};
+use super::{ClusterRuntime, NodeBinding};
+use crate::name::{CapabilityName, CapabilityType, DomainName, KeyName, Namespace, StorageClass, ZoneName};
 use crate::resources::Resources;
 
 /// Cluster: a set of nodes behind one orchestrator.
@@ -15,6 +15,25 @@ use crate::resources::Resources;
 pub struct ClusterSpec {
     /// Runtime that starts and ends the cluster's incarnations; its executors must have the same.
     pub runtime: ClusterRuntime,
+    /// Properties of the Kubernetes cluster; required with runtime `kubernetes`, refused with any other.
+    #[serde(default)]
+    pub kubernetes: Option<KubernetesSpec>,
+}
+
+/// Properties of a cluster of runtime `kubernetes`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct KubernetesSpec {
+    /// Namespace of the objects in which the executor stores its state. Pods are created in the namespaces of
+    /// their plans.
+    pub namespace: Namespace,
+    /// How a pod gets its node; by the node's name if absent.
+    #[serde(default = "by_name")]
+    pub node: NodeBinding,
+}
+
+fn by_name() -> NodeBinding {
+    NodeBinding::Name
 }
 
 /// Capability: a feature that a node may have, with a score.

@@ -111,6 +111,46 @@ pub struct ExecSpec {
     pub env: BTreeMap<KeyName, String>,
 }
 
+/// Container that a runtime of container images starts.
+///
+/// `image`, `command`, `args` and the values of `env` may contain the placeholders of [`ExecSpec`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ContainerSpec {
+    /// Image of the container, as the runtime's nodes pull it: `registry.example/shop/web:1.4`.
+    pub image: String,
+    /// Entry point of the container; that of the image if absent.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// Arguments of the entry point; those of the image if `args` and `command` are absent.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// Environment of the container, in addition to that of the image and the variables that the executor adds
+    /// (see docs/environment.md).
+    #[serde(default)]
+    pub env: BTreeMap<KeyName, String>,
+    /// Containers that run to completion in this order before the container starts; none if absent.
+    #[serde(default)]
+    pub init: Vec<InitContainer>,
+}
+
+/// Container that runs to completion before the container of its payload starts, with the same volumes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InitContainer {
+    /// Image of the container.
+    pub image: String,
+    /// Entry point of the container; that of the image if absent.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// Arguments of the entry point; those of the image if `args` and `command` are absent.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// Environment of the container, in addition to that of the image.
+    #[serde(default)]
+    pub env: BTreeMap<KeyName, String>,
+}
+
 /// Probe: a check of a process from outside. Without a readiness probe a process is ready when it runs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -248,9 +288,13 @@ pub struct Payload {
     /// Storage of the payload.
     #[serde(default)]
     pub volumes: Vec<VolumeClaim>,
-    /// Program that the payload starts, if any.
+    /// Program that the payload starts on clusters of runtime `process`, if any.
     #[serde(default)]
     pub run: Option<ExecSpec>,
+    /// Container that the payload starts on clusters of runtime `kubernetes`, if any. A payload with neither
+    /// `run` nor `container` starts the image that its coordinate `image` names.
+    #[serde(default)]
+    pub container: Option<ContainerSpec>,
     /// Readiness probe of the payload, if any.
     #[serde(default)]
     pub ready: Option<ReadinessProbe>,

@@ -13,9 +13,13 @@ use super::{
 use crate::name::{
     ClusterName, GroupName, KeyName, Namespace, ReplicaName, ServiceName, StorageClass, VolumeName, ZoneName,
 };
-use crate::observation::{ADDRESS_BYTES, PortAddress, ProbeError, ProcessInfo, ProcessStatus};
+use crate::observation::{
+    ADDRESS_BYTES, OBJECT_NAME_BYTES, OBJECT_UID_BYTES, PortAddress, ProcessInfo, ProcessStatus,
+    RuntimeObject, WAITING_REASON_BYTES,
+};
 use crate::resources::Resources;
 use crate::size::json_bytes;
+use crate::time::Time;
 
 /// Approval modes of a plan, by kind of operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -189,12 +193,18 @@ pub struct PlanSpec {
     pub namespace: Namespace,
     /// Service that the plan provides; replicas are named after it.
     pub service: ServiceName,
+    /// Labels of the plan's incarnations, for runtimes whose objects have labels; none if absent.
+    #[serde(default)]
+    pub labels: BTreeMap<KeyName, String>,
     /// Cluster whose nodes may be used; any cluster, if absent.
     #[serde(default)]
     pub cluster: Option<ClusterName>,
-    /// Zone whose nodes may be used; any zone, if absent.
+    /// Zone whose nodes may be used; any zone, if `zone` and `zones` are absent.
     #[serde(default)]
     pub zone: Option<ZoneName>,
+    /// Further zones whose nodes may be used.
+    #[serde(default)]
+    pub zones: Vec<ZoneName>,
     /// Labels that a node must have; none if absent.
     #[serde(default)]
     pub selectors: BTreeMap<KeyName, String>,
@@ -322,11 +332,15 @@ fn largest(payload: &Payload) -> ProcessInfo {
         port: port.name.clone(),
         address: "0".repeat(ADDRESS_BYTES),
     };
+    let object = RuntimeObject { name: "0".repeat(OBJECT_NAME_BYTES), uid: "0".repeat(OBJECT_UID_BYTES) };
     ProcessInfo {
         payload: payload.name.clone(),
         index: u16::MAX,
-        pid: Some(u32::MAX),
+        pid: None,
+        object: Some(object),
         addresses: payload.ports.iter().map(address).collect(),
-        status: ProcessStatus::Unresponsive { error: ProbeError::Status { code: u16::MAX } },
+        // A report that is too large loses the messages of processes that wait.
+        status: ProcessStatus::Waiting { reason: "0".repeat(WAITING_REASON_BYTES), message: String::new() },
+        since: Some(Time::FAR),
     }
 }

@@ -233,6 +233,8 @@ impl ProcessesFile {
                     ProcessStatus::Unknown
                     | ProcessStatus::Ready
                     | ProcessStatus::Starting
+                    | ProcessStatus::Waiting { .. }
+                    | ProcessStatus::Unreachable
                     | ProcessStatus::Unready { .. }
                     | ProcessStatus::Unresponsive { .. } => "ended with unknown status".to_owned(),
                 };
@@ -277,12 +279,14 @@ impl ProcessesFile {
             payload: process.payload.clone(),
             index: process.index,
             pid: Some(process.pid),
+            object: None,
             addresses: process.addresses.clone(),
             status: match &process.end {
                 Some(end) => end.status.clone(),
                 None if self.phase == StartPhase::Started => probed(number),
                 None => ProcessStatus::Starting,
             },
+            since: None,
         };
         self.processes.iter().enumerate().map(info).collect()
     }

@@ -34,8 +34,8 @@ use super::cgroup::{GroupPopulation, IncarnationCgroup};
 use super::identity::{self, BootId, EnvironmentReader, ProcStat, ProcessHandle};
 use super::incarnation_dir::{IncarnationDirectory, ProcessesFile, StartPhase};
 use super::integrity::FileId;
-use super::start::DIRECTORY_VARIABLE;
 use crate::executor_store::ObjectStore as _;
+use crate::placeholders::DIRECTORY_VARIABLE;
 use crate::state_file::FileAccess;
 
 /// Maximum number of attempts to read all processes while none is started.

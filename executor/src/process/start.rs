@@ -21,7 +21,8 @@ use super::capture::{self, OutputCapture};
 use super::cgroup;
 use super::identity::ProcStat;
 use super::incarnation_dir::{IncarnationDirectory, SpecFile, StartedProcess};
-use super::placeholders::{PlaceholderValues, fill};
+use crate::placeholders::{PlaceholderValues, fill, identity};
+
 use super::trampoline::{ExecFailure, ExecRequest, retry_class};
 use super::volumes;
 use crate::state_file;
@@ -155,7 +156,7 @@ pub(super) fn prepare(
         env.insert(key.as_str().to_owned(), fill(value).map_err(bad)?);
     }
     // Last: a spec must not change the identity of a process.
-    env.extend(identity(directory, wanted, spec, name, index));
+    env.extend(identity(wanted.incarnation, spec, name, index, Some(directory.path())));
     env.extend(ports.iter().map(|(name, number)| (port_variable(name), number.to_string())));
     env.extend(volumes.iter().map(|(mount, path)| (volume_variable(mount), path.display().to_string())));
     let address = |(port, number): (&PortName, &u16)| PortAddress {
@@ -179,52 +180,6 @@ fn volumes_of(
         |mount: &VolumeMount| Ok((mount.path.clone(), volumes::place(&wanted.volumes, mount.volume)?));
     let retry = |message| ExecFailure { message, retry: RetryClass::Retryable };
     payload.mounts.iter().map(place).collect::<Result<_, String>>().map_err(retry)
-}
-
-/// Variable with the incarnation's directory in the environment of its processes.
-pub(super) const DIRECTORY_VARIABLE: &str = "CHANCERY_DIRECTORY";
-
-/// Variables that describe a process and its location, each with its meaning. Variables without a value are
-/// not set.
-pub const PAYLOAD_VARIABLES: &[(&str, &str)] = &[
-    ("CHANCERY_NAMESPACE", "namespace of the plan"),
-    ("CHANCERY_PLAN", "name of the plan"),
-    ("CHANCERY_DEPLOYMENT", "name of the deployment that set its version, at the start"),
-    ("CHANCERY_REPLICA", "name of the replica"),
-    ("CHANCERY_INCARNATION", "id of the incarnation"),
-    ("CHANCERY_PAYLOAD", "name of the payload"),
-    ("CHANCERY_PROCESS", "number of the process in its payload, from 0"),
-    ("CHANCERY_NODE", "name of the node"),
-    ("CHANCERY_DOMAIN", "update domain of the node, at the start"),
-    ("CHANCERY_ZONE", "zone of the node, at the start; not set if the node has none"),
-    (DIRECTORY_VARIABLE, "directory of the incarnation, for the executor"),
-];
-
-/// Returns the variables that describe a process.
-fn identity(
-    directory: &IncarnationDirectory,
-    wanted: &SpecFile,
-    spec: &IncarnationSpec,
-    payload: &PayloadName,
-    index: u16,
-) -> Vec<(String, String)> {
-    let labels = &spec.labels;
-    let value = |variable: &str| match variable {
-        "CHANCERY_NAMESPACE" => Some(labels.namespace.to_string()),
-        "CHANCERY_PLAN" => Some(spec.plan.to_string()),
-        "CHANCERY_DEPLOYMENT" => Some(labels.deployment.to_string()),
-        "CHANCERY_REPLICA" => Some(spec.replica.to_string()),
-        "CHANCERY_INCARNATION" => Some(wanted.incarnation.to_string()),
-        "CHANCERY_PAYLOAD" => Some(payload.to_string()),
-        "CHANCERY_PROCESS" => Some(index.to_string()),
-        "CHANCERY_NODE" => Some(spec.node.to_string()),
-        "CHANCERY_DOMAIN" => labels.domain.as_ref().map(ToString::to_string),
-        "CHANCERY_ZONE" => labels.zone.as_ref().map(ToString::to_string),
-        DIRECTORY_VARIABLE => Some(directory.path().display().to_string()),
-        _ => None,
-    };
-    let set = |(name, _): &(&str, &str)| Some(((*name).to_owned(), value(name)?));
-    PAYLOAD_VARIABLES.iter().filter_map(set).collect()
 }
 
 fn work_directory(directory: &Path, payload: &PayloadName, index: u16) -> std::path::PathBuf {

@@ -17,9 +17,12 @@ fn run(replica: &str, restart: RestartPolicy) -> IncarnationSpec {
         restart,
         labels: Box::new(RunLabels {
             namespace: "ns".parse().unwrap(),
+            service: "web".parse().unwrap(),
+            labels: std::collections::BTreeMap::new(),
             deployment: "d1".parse().unwrap(),
             domain: None,
             zone: None,
+            node_labels: None,
         }),
         payloads: vec![],
     }
@@ -34,8 +37,15 @@ fn present(order: ObjectTarget, state: ObjectState) -> KnownObject {
 }
 
 fn up(status: ProcessStatus, before: ReadyHistory) -> ObjectState {
-    let process =
-        ProcessInfo { payload: "web".parse().unwrap(), index: 0, pid: None, addresses: vec![], status };
+    let process = ProcessInfo {
+        payload: "web".parse().unwrap(),
+        index: 0,
+        pid: None,
+        object: None,
+        addresses: vec![],
+        status,
+        since: None,
+    };
     ObjectState::Up { processes: vec![process], before }
 }
 
@@ -423,7 +433,13 @@ fn another_restart_policy_is_applied_and_changes_nothing_that_runs() {
 
 fn volume(capacity: u64) -> ObjectSpec {
     let (class, node) = ("disk".parse().unwrap(), "n1".parse().unwrap());
-    ObjectSpec::Volume(VolumeSpec { name: "data".parse().unwrap(), node, class, capacity })
+    ObjectSpec::Volume(VolumeSpec {
+        name: "data".parse().unwrap(),
+        namespace: "ns".parse().unwrap(),
+        node,
+        class,
+        capacity,
+    })
 }
 
 #[test]

@@ -41,9 +41,12 @@ fn command(position: u64, revision: u32) -> Command {
         restart: chancery_events::spec::RestartPolicy::OnFailure,
         labels: Box::new(RunLabels {
             namespace: "ns".parse().unwrap(),
+            service: "web".parse().unwrap(),
+            labels: std::collections::BTreeMap::new(),
             deployment: "d1".parse().unwrap(),
             domain: None,
             zone: None,
+            node_labels: None,
         }),
         payloads: vec![],
     };

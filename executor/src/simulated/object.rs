@@ -148,8 +148,10 @@ pub(super) fn processes(
                 payload: payload.name.clone(),
                 index,
                 pid: None,
+                object: None,
                 addresses: payload.ports.iter().map(address).collect(),
                 status: ProcessStatus::Starting,
+                since: None,
             });
         }
     }

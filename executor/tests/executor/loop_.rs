@@ -82,19 +82,17 @@ struct TestExecutor {
     running: JoinHandle<Result<(), ExecutorStop>>,
 }
 
-fn config(root: &std::path::Path) -> ExecutorConfig {
+fn config() -> ExecutorConfig {
     ExecutorConfig {
         executor: "e1".parse().unwrap(),
         cluster: "c1".parse().unwrap(),
         runtime: ClusterRuntime::Simulated,
-        root: root.to_owned(),
         at_once: 4,
-        copies: CopyPolicy::Refuse,
     }
 }
 
 fn start(root: &std::path::Path, world: &Arc<Mutex<SimulatedWorld>>) -> TestExecutor {
-    let config = config(root);
+    let root = root.to_owned();
     let (offer, executor_channels) = mpsc::channel(1);
     let (stop, stopped) = oneshot::channel::<()>();
     let simulated = SimulatedOrchestrator::new(world.clone());
@@ -113,7 +111,10 @@ fn start(root: &std::path::Path, world: &Arc<Mutex<SimulatedWorld>>) -> TestExec
     let shutdown = async move {
         let _ = stopped.await;
     };
-    let running = tokio::spawn(chancery_executor::run(config, async { Ok(simulated) }, connect, shutdown));
+    let running = tokio::spawn(async move {
+        let store = chancery_executor::open_directory(root, CopyPolicy::Refuse).await?;
+        chancery_executor::run(config(), store, async { Ok(simulated) }, connect, shutdown).await
+    });
     TestExecutor { channels: executor_channels, stop: Some(stop), running }
 }
 
@@ -270,15 +271,7 @@ pub(crate) async fn one_executor_a_store() {
     let (root, world) = (tempfile::tempdir().unwrap(), SimulatedWorld::shared(FaultRules::default()));
     let mut first = start(root.path(), &world);
     first.channel().await;
-    // The contents of the directory are not even read.
-    let mut looked = false;
-    let open = async {
-        looked = true;
-        Ok(SimulatedOrchestrator::new(world.clone()))
-    };
-    let unreachable = || std::future::ready(Err(std::io::Error::other("no decider is contacted")));
-    let second = chancery_executor::run(config(root.path()), open, unreachable, std::future::pending()).await;
-    assert!(!looked);
+    let second = chancery_executor::open_directory(root.path().to_owned(), CopyPolicy::Refuse).await;
     assert!(matches!(second, Err(ExecutorStop::StoreTaken)));
     first.stop().await.unwrap();
     let mut third = start(root.path(), &world);

@@ -20,6 +20,7 @@ mod memory;
 mod mounts;
 mod outputs;
 mod payloads;
+mod pods;
 mod proofs;
 mod reboots;
 mod records;
@@ -62,6 +63,7 @@ fn run_tests() -> ExitCode {
         };
     }
     let mut trials = trials![
+        pods::pods_conform,
         world::processes_conform,
         world::simulated_nodes_conform,
         bench::a_hundred_thousand_ensures_take_seconds,

@@ -100,9 +100,12 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
     let mut spec = served(&script, http);
     *spec.labels = RunLabels {
         namespace: "ns".parse().unwrap(),
+        service: "web".parse().unwrap(),
+        labels: std::collections::BTreeMap::new(),
         deployment: "d1".parse().unwrap(),
         domain: Some("rack-1".parse().unwrap()),
         zone: None,
+        node_labels: None,
     };
     let processes = root.open().await;
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &spec)).await;
@@ -134,7 +137,7 @@ http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
     });
     assert!(out.starts_with("v1 True True"), "{out}");
     // The process has no zone.
-    for (name, _) in chancery_executor::process::PAYLOAD_VARIABLES {
+    for (name, _) in chancery_executor::PAYLOAD_VARIABLES {
         assert_eq!(out.contains(name), *name != "CHANCERY_ZONE", "{name} is in {out}");
     }
     assert!(!out.contains("CARGO"), "the environment is scrubbed: {out}");

@@ -27,7 +27,7 @@ pub(crate) fn volume(position: u64) -> VolumeId {
 
 fn of(capacity: u64) -> ObjectSpec {
     let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
-    ObjectSpec::Volume(VolumeSpec { name, node, class, capacity })
+    ObjectSpec::Volume(VolumeSpec { name, namespace: "ns".parse().unwrap(), node, class, capacity })
 }
 
 pub(crate) fn order(position: u64, revision: u32, effect: CommandEffect) -> ObjectCommand {

@@ -62,13 +62,16 @@ pub(crate) fn payload(name: &str, processes: u16, argv: &[&str]) -> IncarnationP
     IncarnationPayload {
         name: name.parse().unwrap(),
         processes,
+        cpu: None,
         memory: None,
+        disk: None,
         ports: vec![],
         coordinates: BTreeMap::new(),
         run: Some(ExecSpec {
             argv: argv.iter().map(|arg| (*arg).to_owned()).collect(),
             env: BTreeMap::new(),
         }),
+        container: None,
         ready: None,
         alive: None,
         mounts: vec![],
@@ -84,9 +87,12 @@ pub(crate) fn spec(payloads: Vec<IncarnationPayload>) -> IncarnationSpec {
         restart: RestartPolicy::OnFailure,
         labels: Box::new(RunLabels {
             namespace: "ns".parse().unwrap(),
+            service: "web".parse().unwrap(),
+            labels: BTreeMap::new(),
             deployment: "d1".parse().unwrap(),
             domain: None,
             zone: None,
+            node_labels: None,
         }),
         payloads,
     }

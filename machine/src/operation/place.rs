@@ -10,7 +10,7 @@ use chancery_events::spec::{NodeState, OperationKind, PlanVersion, ProbePurpose,
 
 use super::begin::{StartTrigger, StartingOperation};
 use super::end::holds_place;
-use super::{begin, end, obstacle, rule, version_of};
+use super::{begin, end, rule, version_of};
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::FleetState;
 use crate::index::NodeCount;
@@ -158,10 +158,11 @@ fn find(
         return Err(vec![UnschedulableReason { reason, count: 0, nodes: Vec::new() }]);
     }
     let starts_after = old.filter(|_| stop_first).map(|old| old.id);
+    let need = request(plan, deployment, version);
     if let Some(old) = old.filter(|_| stop_first)
         && sought.required_node.is_none()
         && sought.kind != OperationKind::Relocate
-        && let Some(place) = stays(fleet, plan, version, old, stored)
+        && let Some(place) = stays(fleet, &need, plan, old, stored)
     {
         return Ok(FoundPlacement { place, starts_after });
     }
@@ -173,8 +174,6 @@ fn find(
         leaves: replica.remaining(),
         stored,
     };
-    let (plan, deployment, policy) = (&plan.name, &deployment.name, plan.policy());
-    let need = PlacementRequest { plan, deployment, policy, version };
     // The node of the volumes comes first: there they need not move.
     let near = stored.first().map(|volume| &volume.node);
     let near = near.filter(|near| limits.only.is_none() && limits.not != Some(*near));
@@ -184,6 +183,17 @@ fn find(
         Some(place) => Ok(FoundPlacement { place, starts_after }),
         None if sought.why == ReasonUse::Unread => Err(Vec::new()),
         None => Err(scheduler::explain(fleet, &need, &limits)),
+    }
+}
+
+/// Returns the request for a placement of the deployment's version.
+fn request<'a>(plan: &'a Plan, deployment: &'a Deployment, version: PlanVersion<'a>) -> PlacementRequest<'a> {
+    PlacementRequest {
+        plan: &plan.name,
+        deployment: &deployment.name,
+        policy: plan.policy(),
+        version,
+        coordinates: &deployment.spec.coordinates,
     }
 }
 
@@ -218,7 +228,7 @@ pub(crate) fn replace(fleet: &FleetState, held: IncarnationId, ctx: &DecisionCon
     let operation = fleet.operations().get(&held.operation);
     let broken = operation.and_then(|operation| {
         let outdated = OutdatedReservation::of(fleet, operation)?;
-        outdated.forbidden(fleet).or_else(|| outdated.unwanted(fleet, operation))
+        outdated.forbidden(fleet, operation).or_else(|| outdated.unwanted(fleet, operation))
     });
     if let Some(broken) = broken {
         let reason = format!("the policy of plan {} has changed: {broken}", held.plan);
@@ -255,9 +265,10 @@ impl<'a> OutdatedReservation<'a> {
     }
 
     /// Reason why the policy forbids the node, considering only the plan's replicas on it.
-    fn forbidden(&self, fleet: &FleetState) -> Option<String> {
+    fn forbidden(&self, fleet: &FleetState, operation: &Operation) -> Option<String> {
         let policy = self.plan.policy();
-        scheduler::unfit_class(fleet, policy, self.node).or_else(|| {
+        let (deployment, version) = version_of(fleet, self.plan, operation)?;
+        scheduler::unfit_class(fleet, &request(self.plan, deployment, version), self.node).or_else(|| {
             let known = on_node(fleet, self.plan, self.node);
             let shared = scheduler::is_shared(policy, known, &self.node.name, &self.limits());
             shared.then(|| "the node already has a replica of the plan".into())
@@ -290,15 +301,15 @@ impl<'a> OutdatedReservation<'a> {
 /// Reason why the plan's policy forbids the node of an operation's reservation, if an earlier policy chose
 /// that node. [`replace`] finds the same reason: the operation does not keep the reservation.
 pub(super) fn forbidden(fleet: &FleetState, operation: &Operation) -> Option<String> {
-    OutdatedReservation::of(fleet, operation)?.forbidden(fleet)
+    OutdatedReservation::of(fleet, operation)?.forbidden(fleet, operation)
 }
 
 /// Node of the old incarnation, if the new one fits there afterwards: until then, the old one's reservation
 /// covers what both need.
 fn stays(
     fleet: &FleetState,
+    need: &PlacementRequest<'_>,
     plan: &Plan,
-    version: PlanVersion<'_>,
     old: &Incarnation,
     stored: &[ExistingVolume],
 ) -> Option<NodePlacement> {
@@ -306,7 +317,7 @@ fn stays(
     if node.state != NodeState::Allocated || !node.is_schedulable() {
         return None;
     }
-    let policy = plan.policy();
+    let (policy, version) = (need.policy, need.version);
     let limits = PlacementConstraints { own: Some(old), ..PlacementConstraints::default() };
     let alone = !scheduler::is_shared(policy, on_node(fleet, plan, node), &node.name, &limits);
     let more = version.resources().less(old.resources);
@@ -316,7 +327,7 @@ fn stays(
     let fits = more.fits(places.free(node))
         && near
         && places.lacks_storage(&node.name, &storage).is_none()
-        && scheduler::unfit_class(fleet, policy, node).is_none();
+        && scheduler::unfit_class(fleet, need, node).is_none();
     let firm =
         scheduler::violated_affinities(fleet, policy, &node.name, &limits, AffinityFilter::RequiredOnly);
     let affinity_violated =
@@ -344,10 +355,6 @@ fn reserve(
     let (policy, version) = (plan.policy(), plan.version_of(deployment.generation));
     let FoundPlacement { place, starts_after: follows } = found;
     let rule = rule(plan, operation.kind, operation.requested_by.as_deref());
-    if let Some(reason) = obstacle(fleet, &place.node, version).filter(|_| rule.is_some()) {
-        end(fleet, operation, OperationEnd::Failed { reason }, draft);
-        return;
-    }
     let where_to = (&place.node, *follows, place.affinity_violated.as_deref());
     let hash = up_hash(operation.kind, &replica.name, where_to, deployment);
     let incarnation = draft.id();

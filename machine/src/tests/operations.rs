@@ -8,7 +8,7 @@ use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind::{Create, Delete, Start, Stop};
 use serde_json::json;
 
-use crate::state::OperationState;
+use crate::testing::name;
 use crate::testing::{CountInterval, TestFleet, crashed, ended, ready};
 
 fn world(count: u32) -> TestFleet {
@@ -288,22 +288,55 @@ fn a_delete_of_a_replica_that_no_person_approved_needs_no_approval() {
 }
 
 #[test]
-fn an_approval_that_cannot_be_carried_out_is_refused_with_its_reason() {
+fn a_payload_without_a_body_for_a_runtime_is_placed_only_where_another_runtime_is() {
     let mut world = TestFleet::with_nodes(1);
-    let payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}});
-    world.must(
-        "plan.apply",
-        &json!({"name": "web", "spec": {"namespace": "ns", "service": "web", "payloads": [payload]}}),
-    );
+    let payload = |body: &serde_json::Value| {
+        let mut payload = json!({"name": "app", "resources": {"cpu": 1, "memory": 1}});
+        payload.as_object_mut().expect("an object").extend(body.as_object().expect("an object").clone());
+        json!({"namespace": "ns", "service": "web", "payloads": [payload]})
+    };
+    let (run, container) = (json!({"run": {"argv": ["app"]}}), json!({"container": {"image": "app:1"}}));
+    world.must("plan.apply", &json!({"name": "web", "spec": payload(&container)}));
     world.deploy("d1", 1);
-    let id = world.pending()[0].id;
-    let refusal = world.approve(id).expect_err("nothing to run");
-    assert!(
-        refusal.code == RefusalCode::Unsupported && refusal.detail.contains("no program to run"),
-        "{refusal:?}"
+    let reasons = |world: &TestFleet| {
+        let plan = world.fleet.plans().get("web").expect("kept").clone();
+        plan.unschedulable.into_iter().map(|reason| reason.reason).collect::<Vec<_>>()
+    };
+    let lacking = "payload app has no `run`, which runtime process of cluster local needs";
+    assert_eq!(reasons(&world), [lacking], "before any reservation");
+    assert!(world.pending().is_empty() && world.fleet.incarnations().is_empty());
+    // A node of another runtime.
+    world.must(
+        "cluster.apply",
+        &json!({"name": "k8s", "spec": {"runtime": "kubernetes", "kubernetes": {"namespace": "control"}}}),
     );
-    let state = world.fleet.operations().get(&id).expect("kept").state.clone();
-    assert!(matches!(state, OperationState::PendingApproval(_)));
+    let node = json!({"domain": "d9", "resources": {"cpu": 4000, "memory": 8u64 << 30}});
+    world.must("node.apply", &json!({"name": "k1", "cluster": "k8s", "spec": node}));
+    assert_eq!(world.pending()[0].node, Some(name("k1")));
+    // The other way round, and without any body.
+    for (i, (body, wanted)) in [
+        (run, "payload app has no `container`, which runtime kubernetes of cluster k8s needs"),
+        (json!({}), "payload app has no `container`, or the coordinate `image`, which runtime kubernetes of cluster k8s needs"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut spec = payload(&body);
+        spec["cluster"] = json!("k8s");
+        let plan = format!("other-{i}");
+        world.must("plan.apply", &json!({"name": plan, "spec": spec}));
+        world.must("deployment.create", &json!({"plan": plan, "name": "d1", "spec": {"count": 1}}));
+        let plan = world.fleet.plans().get(plan.as_str()).expect("kept").clone();
+        let found: Vec<_> = plan.unschedulable.iter().map(|reason| reason.reason.as_str()).collect();
+        assert_eq!(found, ["not in cluster k8s", wanted]);
+    }
+    let coordinates = json!({"app": {"image": "app:2"}});
+    world.must(
+        "deployment.create",
+        &json!({"plan": "other-1", "name": "d2", "spec": {"count": 1, "coordinates": coordinates}}),
+    );
+    let plan = world.fleet.plans().get("other-1").expect("kept").clone();
+    assert!(plan.unschedulable.is_empty(), "{:?}", plan.unschedulable);
 }
 
 #[test]
@@ -326,7 +359,7 @@ fn twenty_ended_operations_and_incarnations_are_kept_per_replica() {
 }
 
 #[test]
-fn an_automatic_approval_that_cannot_be_carried_out_fails_its_deployment_and_holds_nothing() {
+fn a_version_that_no_runtime_can_run_waits_and_holds_nothing() {
     let mut world = TestFleet::with_nodes(1);
     let automatic =
         json!({"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"});
@@ -334,11 +367,12 @@ fn an_automatic_approval_that_cannot_be_carried_out_fails_its_deployment_and_hol
     let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": automatic});
     world.must("plan.apply", &json!({"name": "web", "spec": spec}));
     world.deploy("d1", 1);
-    assert_eq!(
-        (world.deployment("d1").as_str(), world.phases().len(), world.free_cpu()),
-        ("failed", 0, 4000)
-    );
-    assert!(format!("{:?}", world.log).contains("has no program to run"));
+    assert_eq!((world.deployment("d1").as_str(), world.free_cpu()), ("in_progress", 4000));
+    assert!(world.fleet.incarnations().is_empty());
+    let plan = world.fleet.plans().get("web").expect("the plan");
+    assert_eq!(plan.unschedulable.len(), 1, "{:?}", plan.unschedulable);
+    world.must("deployment.cancel", &json!({"plan": "web", "name": "d1"}));
+    assert_eq!(world.deployment("d1"), "cancelled", "it can be cancelled");
 }
 
 #[test]

@@ -257,7 +257,8 @@ fn by_walk(
     let limits = limits(world, of);
     let fits = fleet.nodes().sorted().into_iter().filter(|node| {
         let (policy, version) = (PlanPolicy::of(spec), PlanVersion::of(spec));
-        let need = PlacementRequest { plan, deployment: &name("d"), policy, version };
+        let none = chancery_events::spec::PayloadCoordinates::new();
+        let need = PlacementRequest { plan, deployment: &name("d"), policy, version, coordinates: &none };
         unschedulable_reason(fleet, &need, &limits, node, AffinityFilter::All).is_none()
     });
     let free = |node: &Node| {
@@ -341,7 +342,9 @@ fn what_a_search_remembers_changes_no_answer() {
             let plan: PlanName = name(plan);
             let spec = Arc::clone(world.fleet.plans().get(&plan).expect("the plan").specs.newest());
             let (policy, version) = (PlanPolicy::of(&spec), PlanVersion::of(&spec));
-            let need = PlacementRequest { plan: &plan, deployment: &name("d"), policy, version };
+            let none = chancery_events::spec::PayloadCoordinates::new();
+            let need =
+                PlacementRequest { plan: &plan, deployment: &name("d"), policy, version, coordinates: &none };
             let replicas = world.fleet.replicas().sorted().into_iter().filter(|r| r.plan == plan);
             for of in replicas.map(Some).chain([None]) {
                 let place = search.place(&world.fleet, &need, &limits(&world, of));

@@ -214,7 +214,14 @@ fn better(world: &TestFleet, plan: &Plan, strict: AffinityFilter) -> Vec<(Replic
         let deployment = (plan.name.clone(), replica.deployment.clone());
         let version = plan.version_of(fleet.deployments().get(&deployment).expect("its version").generation);
         let policy = plan.policy();
-        let need = PlacementRequest { plan: &plan.name, deployment: &replica.deployment, policy, version };
+        let none = chancery_events::spec::PayloadCoordinates::new();
+        let need = PlacementRequest {
+            plan: &plan.name,
+            deployment: &replica.deployment,
+            policy,
+            version,
+            coordinates: &none,
+        };
         let limits = PlacementConstraints {
             not: Some(&from.node),
             own: Some(own),

@@ -36,6 +36,7 @@ impl ReadModelRow for ClusterRow {
         Some(row!(ClusterRow, cluster.meta, {
             name: cluster.name.clone(),
             runtime: cluster.spec.runtime,
+            kubernetes: cluster.spec.kubernetes.clone(),
             activity: cluster.activity,
             executor: session.map(|session| session.executor.clone()),
             session: cluster.session,

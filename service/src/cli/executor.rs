@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use chancery_cli::CliExit;
-use chancery_events::name::{ClusterName, ExecutorName};
-use chancery_events::spec::ClusterRuntime;
+use chancery_events::name::{ClusterName, ExecutorName, FleetName, Namespace};
 use chancery_executor::ExecutorStop;
 use clap::Args;
 
-use crate::executors::ExecutorIdentity;
+use crate::executors::{ExecutorIdentity, KubernetesAccess, RuntimeAccess};
 
 /// Flags of an executor.
 #[derive(Args, Debug)]
@@ -27,6 +26,8 @@ pub struct ExecutorArgs {
     name: ExecutorName,
     #[command(flatten)]
     drives: RuntimeArgs,
+    #[command(flatten)]
+    kubernetes: KubernetesArgs,
     /// Directory of the executor store, which must be kept [default: ./chancery-executor/CLUSTER]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -50,13 +51,39 @@ struct RuntimeArgs {
     /// Drive simulated nodes, which exist only in memory
     #[arg(long)]
     simulated: bool,
+    /// Drive pods of a Kubernetes cluster; the executor needs no disk
+    #[arg(long)]
+    kubernetes: bool,
+}
+
+#[derive(Args, Debug)]
+struct KubernetesArgs {
+    /// Namespace of the executor's records, as in the cluster's spec
+    #[arg(long, value_name = "NAME", requires = "kubernetes", required_if_eq("kubernetes", "true"))]
+    namespace: Option<Namespace>,
+    /// File with the credentials [default: as kubectl, or the service account of the executor's pod]
+    #[arg(long, value_name = "FILE", requires = "kubernetes")]
+    kubeconfig: Option<PathBuf>,
+    /// Context in the file with the credentials [default: its current one]
+    #[arg(long, value_name = "NAME", requires = "kubernetes")]
+    context: Option<String>,
 }
 
 impl ExecutorArgs {
-    /// Returns the identity of the executor.
-    pub fn who(&self) -> ExecutorIdentity {
-        let runtime = if self.drives.process { ClusterRuntime::Process } else { ClusterRuntime::Simulated };
-        ExecutorIdentity { executor: self.name.clone(), cluster: self.cluster.clone(), runtime }
+    /// Returns the identity of the executor in a fleet.
+    pub fn who(&self, fleet: &FleetName) -> ExecutorIdentity {
+        let KubernetesArgs { namespace, kubeconfig, context } = &self.kubernetes;
+        let runtime = match namespace {
+            Some(namespace) => RuntimeAccess::Kubernetes(KubernetesAccess {
+                namespace: namespace.clone(),
+                kubeconfig: kubeconfig.clone(),
+                context: context.clone(),
+            }),
+            None if self.drives.process => RuntimeAccess::Process,
+            None => RuntimeAccess::Simulated,
+        };
+        let (executor, cluster) = (self.name.clone(), self.cluster.clone());
+        ExecutorIdentity { fleet: fleet.clone(), executor, cluster, runtime }
     }
 
     /// Returns the directory of the executor.
@@ -93,18 +120,27 @@ mod tests {
 
     #[test]
     fn it_drives_one_runtime_under_names() {
+        let fleet = "main".parse().expect("a name");
         let executor = parsed("chancery executor --cluster edge --name e1 --process").expect("flags");
         assert_eq!(
-            (executor.who().runtime, executor.dir()),
-            (ClusterRuntime::Process, "chancery-executor/edge".into())
+            (executor.who(&fleet).runtime, executor.dir()),
+            (RuntimeAccess::Process, "chancery-executor/edge".into())
         );
         let executor =
             parsed("chancery executor --cluster edge --name e1 --simulated --data-dir d").expect("flags");
-        assert_eq!((executor.who().runtime, executor.dir()), (ClusterRuntime::Simulated, "d".into()));
+        assert_eq!((executor.who(&fleet).runtime, executor.dir()), (RuntimeAccess::Simulated, "d".into()));
+        let executor =
+            parsed("chancery executor --cluster edge --name e1 --kubernetes --namespace ops --context prod")
+                .expect("flags");
+        let (namespace, context) = ("ops".parse().expect("a name"), Some("prod".to_owned()));
+        let access = KubernetesAccess { namespace, kubeconfig: None, context };
+        assert_eq!(executor.who(&fleet).runtime, RuntimeAccess::Kubernetes(access));
         for words in [
             "chancery executor --cluster edge --name e1",
             "chancery executor --cluster edge --name e1 --process --simulated",
             "chancery executor --cluster edge --process",
+            "chancery executor --cluster edge --name e1 --kubernetes",
+            "chancery executor --cluster edge --name e1 --process --namespace ops",
             "chancery executor --cluster E! --name e1 --process",
         ] {
             assert!(parsed(words).is_err(), "{words}");

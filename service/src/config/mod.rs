@@ -19,7 +19,8 @@ use chancery_cli::manifest::suggest::nearest;
 use chancery_decider::wall_clock::{WallClock, is_synchronised};
 use chancery_events::inbox_message::InboxBinding;
 use chancery_events::name::{Actor, ClusterName, FleetName};
-use chancery_executor::process::{CgroupSetting, OutputLimits, PAYLOAD_VARIABLES};
+use chancery_executor::PAYLOAD_VARIABLES;
+use chancery_executor::process::{CgroupSetting, OutputLimits};
 
 pub use settings::{SETTINGS, SettingEntry, SettingType};
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use chancery_events::spec::{VOLUME_VARIABLE, port_variable, volume_variable};
-use chancery_executor::process::PAYLOAD_VARIABLES;
+use chancery_executor::PAYLOAD_VARIABLES;
 use clap::CommandFactory as _;
 
 use crate::cli::CliArgs;

@@ -34,6 +34,7 @@ pub(super) fn of(all: &VisibleEntities) -> BTreeMap<(RowKind, String), Value> {
         let row = row!(ClusterRow, kept, {
             name: name.clone(),
             runtime: kept.is.spec.runtime,
+            kubernetes: kept.is.spec.kubernetes.clone(),
             activity: kept.is.activity,
             executor: session.map(|(_, session)| session.is.fact.executor.clone()),
             session: session.map(|(id, _)| *id),

@@ -311,9 +311,12 @@ impl ScriptedWorld {
             restart: RestartPolicy::OnFailure,
             labels: Box::new(RunLabels {
                 namespace: "ns".parse().expect("a name"),
+                service: "web".parse().expect("a name"),
+                labels: std::collections::BTreeMap::new(),
                 deployment: "d1".parse().expect("a name"),
                 domain: None,
                 zone: None,
+                node_labels: None,
             }),
             payloads: Vec::new(),
         };

@@ -18,9 +18,12 @@ fn wanted(aim: TargetGoal, restart: RestartPolicy) -> SpecFile {
         restart,
         labels: Box::new(RunLabels {
             namespace: "ns".parse().unwrap(),
+            service: "web".parse().unwrap(),
+            labels: std::collections::BTreeMap::new(),
             deployment: "d1".parse().unwrap(),
             domain: None,
             zone: None,
+            node_labels: None,
         }),
         payloads: vec![],
     };

@@ -14,7 +14,13 @@ use chancery_executor::orchestrator::Orchestrator as _;
 fn volume(capacity: u64) -> ObjectSpec {
     let name = |name: &str| name.parse().expect("a name");
     let (class, node) = ("disk".parse().expect("a class"), name("n1"));
-    ObjectSpec::Volume(VolumeSpec { name: "web-1-data".parse().expect("a name"), node, class, capacity })
+    ObjectSpec::Volume(VolumeSpec {
+        name: "web-1-data".parse().expect("a name"),
+        namespace: "ns".parse().unwrap(),
+        node,
+        class,
+        capacity,
+    })
 }
 
 fn mounting<S: OrchestratorUnderTest>(subject: &S, volume: VolumeId) -> IncarnationSpec {

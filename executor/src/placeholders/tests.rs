@@ -4,7 +4,7 @@ use super::*;
 fn placeholders_are_filled_in_and_what_is_unknown_is_named() {
     let spec: IncarnationSpec = serde_json::from_value(serde_json::json!({
         "replica": "web-1", "plan": "web", "node": "n1", "restart": "never", "payloads": [],
-        "labels": {"namespace": "ns", "deployment": "d1"}
+        "labels": {"namespace": "ns", "service": "web", "labels": {}, "deployment": "d1"}
     }))
     .unwrap();
     let incarnation = IncarnationId::issue(

@@ -1,0 +1,101 @@
+//! Requests to the Kubernetes API, and what their failures mean.
+//!
+//! | the API | means |
+//! |---|---|
+//! | does not answer in time, closes the connection, answers 401, 408, 429 or 5xx | nothing is known: the request is repeated |
+//! | refuses with 409 | the object exists, or was changed since it was read |
+//! | refuses with any other status | the request cannot succeed as it is |
+
+use std::time::Duration;
+
+use kube::core::Status;
+use tokio::time::timeout;
+
+/// Time limit of one request.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// First pause before a request is repeated; the pause doubles up to [`LONGEST_PAUSE`].
+const PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause before a request is repeated.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Failure of a request.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum ApiFailure {
+    /// Nothing is known about the effect of the request.
+    #[error("{0}")]
+    NoAnswer(String),
+    /// Object that does not exist.
+    #[error("{0}")]
+    NotFound(String),
+    /// Object that exists already, or that was changed since it was read.
+    #[error("{0}")]
+    Conflict(String),
+    /// Request of an earlier epoch: another executor has taken over.
+    #[error("{0}")]
+    Superseded(String),
+    /// Request that cannot succeed as it is, with its HTTP status.
+    #[error("{1}")]
+    Refused(u16, String),
+}
+
+/// Text in the refusals of the admission policy.
+pub(super) const FENCED: &str = "of an earlier epoch";
+
+/// Waits for the answer to a request.
+pub(super) async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, ApiFailure> {
+    match timeout(PATIENCE, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(kube::Error::Api(status))) => Err(refusal(&status)),
+        Ok(Err(error)) => Err(ApiFailure::NoAnswer(chain(&error))),
+        Err(_) => Err(ApiFailure::NoAnswer(format!("no answer within {} s", PATIENCE.as_secs()))),
+    }
+}
+
+fn refusal(status: &Status) -> ApiFailure {
+    let message = status.message.clone();
+    match status.code {
+        404 => ApiFailure::NotFound(message),
+        409 => ApiFailure::Conflict(message),
+        401 | 408 | 429 | 500.. => ApiFailure::NoAnswer(message),
+        _ if message.contains(FENCED) => ApiFailure::Superseded(message),
+        code => ApiFailure::Refused(code, message),
+    }
+}
+
+/// Returns the messages of an error and its causes: the outermost alone often states nothing.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+/// Growing pauses between repeated requests.
+#[derive(Debug)]
+pub(super) struct RequestBackoff {
+    next: Duration,
+    /// Source of the jitter: requests of many objects must not be repeated at one time.
+    jitter: u32,
+}
+
+impl RequestBackoff {
+    pub(super) fn new(seed: u64) -> RequestBackoff {
+        RequestBackoff { next: PAUSE, jitter: (seed as u32) | 1 }
+    }
+
+    /// Returns the next pause: from half of its length to its whole length.
+    pub(super) fn pause(&mut self) -> Duration {
+        self.jitter ^= self.jitter << 13;
+        self.jitter ^= self.jitter >> 17;
+        self.jitter ^= self.jitter << 5;
+        let pause = self.next / 2 + (self.next / 2).mul_f64(f64::from(self.jitter) / f64::from(u32::MAX));
+        self.next = (self.next * 2).min(LONGEST_PAUSE);
+        pause
+    }
+}

@@ -1,0 +1,302 @@
+//! Executor store of a Kubernetes cluster: one object for the executor, and one for each object that it manages.
+//!
+//! All are config maps of one namespace. They are changed by their resource version alone, so a writer that has not
+//! seen the last change is refused. The executor's object has a constant size. The admission policy compares the epoch
+//! in it with the epoch of each pod and record.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chancery_events::id::{EpochNonce, ExecutorStoreId, ObjectId};
+use chancery_events::observation::{IncarnationExit, ProcessInfo, RetryClass};
+use chancery_events::protocol::ExecutorEpoch;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
+
+use super::api::{ApiFailure, answer};
+use super::labels::{EPOCH, MANAGER, ObjectOwner, object_of, record_name};
+use crate::executor_store::AcceptedCommand;
+use crate::locked_directory::random;
+use crate::run::EpochStore;
+use crate::session::{ExecutorStop, HighestHead};
+
+/// Key of the epoch in the executor's object; the admission policy reads it.
+const EPOCH_KEY: &str = "epoch";
+/// Time after which a head is stored whose term and lineage are stored already.
+const HEAD_AGE: Duration = Duration::from_secs(10);
+/// Attempts to raise the epoch, each after another executor did so.
+const TRIES: u32 = 20;
+
+/// Object of the executor, with the epoch that this executor has started.
+#[derive(Debug)]
+pub struct KubernetesStore {
+    maps: Api<ConfigMap>,
+    owner: ObjectOwner,
+    id: ExecutorStoreId,
+    epoch: ExecutorEpoch,
+    stored: Mutex<StoredHead>,
+}
+
+#[derive(Debug)]
+struct StoredHead {
+    version: Option<String>,
+    seen: Option<HighestHead>,
+    at: Instant,
+}
+
+impl KubernetesStore {
+    /// Raises the epoch in the executor's object, which is created if it is missing. An executor of an earlier epoch
+    /// can change nothing from then on.
+    pub(super) async fn open(
+        client: Client,
+        namespace: &str,
+        owner: ObjectOwner,
+    ) -> Result<(Arc<KubernetesStore>, Option<HighestHead>), ExecutorStop> {
+        let maps: Api<ConfigMap> = Api::namespaced(client, namespace);
+        let name = owner.store_name();
+        for _ in 0..TRIES {
+            let found = match answer(maps.get_opt(&name)).await {
+                Ok(found) => found,
+                Err(failure) => {
+                    return Err(stop(&format!("cannot read config map {namespace}/{name}"), &failure));
+                }
+            };
+            let (mut data, version) = match found {
+                Some(map) => (map.data.unwrap_or_default(), map.metadata.resource_version),
+                None => (BTreeMap::new(), None),
+            };
+            let id = match data.get("id") {
+                Some(text) => text.parse().map_err(|_| invalid(namespace, &name, "id"))?,
+                None if version.is_some() => return Err(invalid(namespace, &name, "id")),
+                None => ExecutorStoreId::from_random(random().map_err(ExecutorStop::Storage)?),
+            };
+            let last = match data.get(EPOCH_KEY) {
+                Some(text) => text.parse::<u64>().map_err(|_| invalid(namespace, &name, EPOCH_KEY))?,
+                None => 0,
+            };
+            let seen = match data.get("head") {
+                Some(text) => serde_json::from_str(text).map_err(|_| invalid(namespace, &name, "head"))?,
+                None => None,
+            };
+            let instance = EpochNonce::from_random(random().map_err(ExecutorStop::Storage)?);
+            let epoch = ExecutorEpoch { number: last + 1, instance };
+            data.insert("id".to_owned(), id.to_string());
+            data.insert(EPOCH_KEY.to_owned(), epoch.number.to_string());
+            let owner = ObjectOwner { epoch: epoch.number, ..owner.clone() };
+            let written = write(&maps, &name, owner.labels(), data, version).await;
+            let version = match written {
+                Ok(version) => version,
+                Err(ApiFailure::Conflict(_)) => continue,
+                Err(failure) => {
+                    return Err(stop(&format!("cannot write config map {namespace}/{name}"), &failure));
+                }
+            };
+            let stored = Mutex::new(StoredHead { version, seen, at: Instant::now() });
+            return Ok((Arc::new(KubernetesStore { maps, owner, id, epoch, stored }), seen));
+        }
+        Err(ExecutorStop::StoreTaken)
+    }
+
+    pub(super) fn owner(&self) -> &ObjectOwner {
+        &self.owner
+    }
+}
+
+fn invalid(namespace: &str, name: &str, key: &str) -> ExecutorStop {
+    let text = format!("cannot read config map {namespace}/{name}: invalid or missing key {key}");
+    ExecutorStop::Storage(io::Error::new(io::ErrorKind::InvalidData, text))
+}
+
+fn stop(what: &str, failure: &ApiFailure) -> ExecutorStop {
+    ExecutorStop::Storage(io::Error::other(format!("{what}: {failure}")))
+}
+
+/// Creates or replaces a config map, and returns its new resource version.
+async fn write(
+    maps: &Api<ConfigMap>,
+    name: &str,
+    labels: BTreeMap<String, String>,
+    data: BTreeMap<String, String>,
+    version: Option<String>,
+) -> Result<Option<String>, ApiFailure> {
+    let exists = version.is_some();
+    let metadata = ObjectMeta {
+        name: Some(name.to_owned()),
+        labels: Some(labels),
+        resource_version: version,
+        ..ObjectMeta::default()
+    };
+    let map = ConfigMap { metadata, data: Some(data), ..ConfigMap::default() };
+    let by = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+    let written = if exists {
+        answer(maps.replace(name, &by, &map)).await?
+    } else {
+        answer(maps.create(&by, &map)).await?
+    };
+    Ok(written.metadata.resource_version)
+}
+
+impl EpochStore for KubernetesStore {
+    fn id(&self) -> ExecutorStoreId {
+        self.id
+    }
+
+    fn epoch(&self) -> ExecutorEpoch {
+        self.epoch
+    }
+
+    /// A head of the stored term and lineage is stored every ten seconds: a request for each command would double the
+    /// requests. Without an answer of the API the head is stored later; then no command can be carried out either.
+    async fn remember(self: Arc<Self>, seen: HighestHead) -> io::Result<()> {
+        let mut stored = self.stored.lock().await;
+        let is_recent = stored.seen.is_some_and(|known| {
+            known.lineage == seen.lineage
+                && known.head.term == seen.head.term
+                && stored.at.elapsed() < HEAD_AGE
+        });
+        if is_recent {
+            return Ok(());
+        }
+        let head = serde_json::to_string(&seen).map_err(io::Error::other)?;
+        let data = BTreeMap::from([
+            ("id".to_owned(), self.id.to_string()),
+            (EPOCH_KEY.to_owned(), self.epoch.number.to_string()),
+            ("head".to_owned(), head),
+        ]);
+        let name = self.owner.store_name();
+        match write(&self.maps, &name, self.owner.labels(), data, stored.version.clone()).await {
+            Ok(version) => *stored = StoredHead { version, seen: Some(seen), at: Instant::now() },
+            Err(ApiFailure::NoAnswer(reason)) => tracing::warn!(%reason, "cannot store head, retrying"),
+            Err(failure) => {
+                return Err(io::Error::other(format!(
+                    "cannot store head: another executor has taken over: {failure}"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Durable record of an object.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct ObjectRecord {
+    /// Highest accepted target, and the spec.
+    pub(super) command: AcceptedCommand,
+    /// Progress of the start.
+    pub(super) start: StartProgress,
+    /// End of the object, once it was observed or requested.
+    pub(super) end: Option<RecordedEnd>,
+    /// Failure of the start: nothing was left.
+    pub(super) failure: Option<RecordedFailure>,
+    /// Revision at or below which nothing will be carried out. Nothing of the object exists.
+    pub(super) tombstone: Option<u32>,
+}
+
+/// Progress of a start.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum StartProgress {
+    /// Command accepted: parts of the object may exist.
+    Accepted,
+    /// Everything was created: an object that does not exist any more has ended.
+    Created,
+    /// Ready at least once.
+    Ready,
+}
+
+/// End of an object.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct RecordedEnd {
+    pub(super) exit: IncarnationExit,
+    pub(super) processes: Vec<ProcessInfo>,
+    /// Whether nothing of the object existed when this was written.
+    pub(super) is_proved: bool,
+}
+
+/// Failure of a start.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct RecordedFailure {
+    pub(super) message: String,
+    pub(super) retry: RetryClass,
+}
+
+impl ObjectRecord {
+    pub(super) fn new(command: AcceptedCommand) -> ObjectRecord {
+        ObjectRecord { command, start: StartProgress::Accepted, end: None, failure: None, tombstone: None }
+    }
+}
+
+/// Records of objects.
+#[derive(Clone, Debug)]
+pub(super) struct RecordStore {
+    maps: Api<ConfigMap>,
+    owner: ObjectOwner,
+}
+
+/// Key of the record in its config map.
+const RECORD_KEY: &str = "record";
+
+impl RecordStore {
+    pub(super) fn new(client: Client, namespace: &str, owner: ObjectOwner) -> RecordStore {
+        RecordStore { maps: Api::namespaced(client, namespace), owner }
+    }
+
+    /// Returns all records with their resource versions.
+    pub(super) async fn list(&self) -> Result<Vec<(ObjectId, ObjectRecord, String)>, ApiFailure> {
+        let mut all = Vec::new();
+        for key in [super::labels::INCARNATION, super::labels::VOLUME] {
+            for map in super::list(&self.maps, &self.owner.selector(key)).await?.items {
+                match parse(&map) {
+                    Some(record) => all.push(record),
+                    None => tracing::warn!(name = ?map.metadata.name, "cannot read record, ignored"),
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Creates or replaces a record, and returns its new resource version.
+    pub(super) async fn write(
+        &self,
+        record: &ObjectRecord,
+        version: Option<String>,
+    ) -> Result<Option<String>, ApiFailure> {
+        let object = record.command.object;
+        let text = serde_json::to_string(record)
+            .map_err(|error| ApiFailure::Refused(0, format!("cannot write record: {error}")))?;
+        let data = BTreeMap::from([(RECORD_KEY.to_owned(), text)]);
+        write(&self.maps, &record_name(object), self.owner.labels_of(object), data, version).await
+    }
+
+    /// Reads a record, with its resource version and the epoch that wrote it.
+    pub(super) async fn read(
+        &self,
+        object: ObjectId,
+    ) -> Result<Option<(Option<ObjectRecord>, String, u64)>, ApiFailure> {
+        let Some(map) = answer(self.maps.get_opt(&record_name(object))).await? else { return Ok(None) };
+        let epoch = map.metadata.labels.as_ref().and_then(|labels| labels.get(EPOCH)?.parse().ok());
+        let version = map.metadata.resource_version.clone().unwrap_or_default();
+        let record = parse(&map).filter(|(found, ..)| *found == object).map(|(_, record, _)| record);
+        Ok(Some((record, version, epoch.unwrap_or_default())))
+    }
+
+    /// Removes a record; a missing one is no error.
+    pub(super) async fn purge(&self, object: ObjectId) -> Result<(), ApiFailure> {
+        match answer(self.maps.delete(&record_name(object), &kube::api::DeleteParams::default())).await {
+            Ok(_) | Err(ApiFailure::NotFound(_)) => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+fn parse(map: &ConfigMap) -> Option<(ObjectId, ObjectRecord, String)> {
+    let object = object_of(map.metadata.labels.as_ref())?;
+    let record: ObjectRecord = serde_json::from_str(map.data.as_ref()?.get(RECORD_KEY)?).ok()?;
+    let version = map.metadata.resource_version.clone()?;
+    (record.command.object == object).then_some((object, record, version))
+}

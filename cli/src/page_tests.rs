@@ -116,6 +116,7 @@ plan/nginx-deployment-plan
 Policy (an edit takes effect immediately, for every later decision)
   cluster:         any
   zone:            any
+  zones:           none
   selectors:       none
   matchers:        GPU gte nvidia-v100, nvidia-p100; CPU eq intel-xeon
   sharing:         never
@@ -132,6 +133,7 @@ Policy (an edit takes effect immediately, for every later decision)
 Version (an edit takes effect with the next deployment)
   namespace:       nginx-namespace
   service:         nginx-service
+  labels:          none
   payloads:        nginx-payload
 
 Payloads (1)

@@ -263,7 +263,7 @@ pub struct ProcessInfo {
     pub addresses: Vec<PortAddress>,
     /// Status of the process.
     pub status: ProcessStatus,
-    /// Time at which the status began by the runtime's own clock, if the runtime records one.
+    /// Time at which the status started by the runtime's own clock, if the runtime records one.
     pub since: Option<Time>,
 }
 

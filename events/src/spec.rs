@@ -58,7 +58,7 @@ words! {
         /// Pods of a Kubernetes cluster.
         Kubernetes = "kubernetes",
     }
-    /// How the pods of a cluster get their nodes.
+    /// Binding of the pods of a cluster to nodes.
     NodeBinding {
         /// A pod is bound to the Kubernetes node that has the name of the fleet's node.
         Name = "name",

@@ -9,7 +9,7 @@ use serde_json::json;
 
 /// Number of rows: a page of them has about 300 KB.
 const ROWS: usize = 1_000;
-/// Number of clients that read slowly at once.
+/// Number of clients that read slowly and concurrently.
 const READERS: usize = 100;
 
 /// Resident memory of a process, in KiB.

@@ -357,8 +357,8 @@ fn errors_name_the_location_and_what_to_write() {
         ),
         (under_header("Cluster", "runtime: process"), "1:1: \"metadata.name\" is missing here"),
         (
-            header("Cluster", "runtime: kubernetes"),
-            "6:12: invalid value \"kubernetes\": must be one of process, simulated",
+            header("Cluster", "runtime: docker"),
+            "6:12: invalid value \"docker\": must be one of process, simulated, kubernetes",
         ),
         (
             header("Deployment", "plan: p\ncount: -1"),

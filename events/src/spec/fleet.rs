@@ -27,7 +27,7 @@ pub struct KubernetesSpec {
     /// Namespace of the objects in which the executor stores its state. Pods are created in the namespaces of
     /// their plans.
     pub namespace: Namespace,
-    /// How a pod gets its node; by the node's name if absent.
+    /// Binding of pods to nodes; `name` if absent.
     #[serde(default = "by_name")]
     pub node: NodeBinding,
 }

@@ -40,7 +40,7 @@ impl ObservedClaim {
     }
 }
 
-/// Whether a storage class binds a claim at once, or when the first pod uses the claim.
+/// Time at which a storage class binds a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ClaimBinding {
     Immediate,

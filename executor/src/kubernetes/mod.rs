@@ -149,7 +149,7 @@ struct ObjectEntry {
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Number of the last change.
     changed: u64,
-    /// Whether a task works on the object, and whether it must look again.
+    /// Whether a task works on the object, and whether the object has changed since.
     settling: SettlingTask,
     /// Last report that was shown as a change.
     shown: Option<ObjectReport>,
@@ -765,7 +765,7 @@ impl WorldState {
         entry
     }
 
-    /// Takes over a list that began after `before` changes. What has changed since is newer than the list.
+    /// Takes over a list that started after `before` changes. What has changed since is newer than the list.
     fn merge(&mut self, before: u64, mut listed: BTreeMap<ObjectId, (ObjectView, Option<String>)>) {
         let is_newer = |entry: &ObjectEntry| entry.changed > before || entry.settling != SettlingTask::None;
         for (object, entry) in &mut self.objects {

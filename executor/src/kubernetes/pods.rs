@@ -46,7 +46,7 @@ pub(super) enum InvalidPodSpec {
     #[error("cannot start payload {0}: it has neither a container nor the coordinate image")]
     NoImage(PayloadName),
     /// Text that cannot be filled.
-    #[error("payload {0}: {1}")]
+    #[error("cannot fill text of payload {0}: {1}")]
     Text(PayloadName, InvalidTemplate),
     /// Spec without processes.
     #[error("invalid spec: must have a process")]
@@ -406,7 +406,7 @@ impl ObservedPod {
         })
     }
 
-    /// Returns the first end that nobody requested: a container that ended, or a pod that failed as a whole.
+    /// Returns a container that has ended, with its status.
     pub(super) fn ended_container(&self) -> Option<(String, ProcessStatus)> {
         let ended = self.containers.iter().find(|(_, of)| is_ended(&of.status));
         ended.map(|(name, of)| (name.clone(), of.status.clone()))
@@ -526,7 +526,7 @@ fn process(
     info
 }
 
-/// Returns the exit of an incarnation whose end nobody requested, from its processes and pods.
+/// Returns the exit of an incarnation that ended without a request, from its processes and pods.
 pub(super) fn exit(processes: &[ProcessInfo], pods: &BTreeMap<u16, ObservedPod>) -> Option<IncarnationExit> {
     let failed = processes.iter().find_map(|process| {
         let how = match &process.status {

@@ -57,7 +57,7 @@ pub(super) enum ObjectStep {
     Delete(ObjectDeletion),
     /// Write the record.
     Write(Box<ObjectRecord>),
-    /// Write the record, though not at once: more may soon be recorded with it.
+    /// Write the record after a while: more may soon be recorded with it.
     WriteLater(Box<ObjectRecord>),
 }
 

@@ -173,7 +173,7 @@ fn the_rest_of_an_inventory_is_requested_part_by_part() {
 #[test]
 fn what_waits_for_the_disk_of_volumes_takes_the_slots_of_nothing_else() {
     let volume = |position: u64, revision: u32| {
-        let spec = json!({"name": "data", "node": "n1", "class": "disk", "capacity": 1});
+        let spec = json!({"name": "data", "namespace": "ns", "node": "n1", "class": "disk", "capacity": 1});
         let spec = ObjectSpec::Volume(serde_json::from_value(spec).unwrap());
         let object = VolumeId::issue(lineage(), Position::new(position)).into();
         Command { object, spec, ..command(position, revision) }

@@ -69,12 +69,14 @@ fn placed(world: &TestFleet) -> Vec<String> {
 #[test]
 fn each_filter_and_comparator_picks_the_right_nodes_and_reports_why_not_the_others() {
     let gpu = |comparator: &str, names: &[&str]| json!({"matchers": [{"type": "GPU", "comparator": comparator, "names": names}]});
-    let volume = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}]});
-    let big = |cpu: u64, memory: u64, disk: u64| json!({"payloads": [{"name": "app", "resources": {"cpu": cpu, "memory": memory, "disk": disk}}]});
+    let volume = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}]});
+    let big = |cpu: u64, memory: u64, disk: u64| json!({"payloads": [{"name": "app", "resources": {"cpu": cpu, "memory": memory, "disk": disk}, "run": {"argv": ["app"]}}]});
     let cases = [
         (json!({}), vec![1, 2, 3, 4], "nothing asked"),
         (json!({"cluster": "far"}), vec![4], "not in cluster far"),
         (json!({"zone": "z1"}), vec![1, 3], "not in zone z1"),
+        (json!({"zones": ["z1", "z9"]}), vec![1, 3], "not in zone z1 or z9"),
+        (json!({"zone": "z0", "zones": ["z1"]}), vec![1, 2, 3, 4], "either zone"),
         (json!({"selectors": {"rack": "r2"}}), vec![2], "no label rack=r2"),
         (gpu("in", &["gpu-10", "gpu-30"]), vec![1, 3], "no capability GPU in gpu-10, gpu-30"),
         (gpu("not_in", &["gpu-10", "gpu-30"]), vec![2, 4], "no capability GPU not_in gpu-10, gpu-30"),
@@ -127,7 +129,7 @@ fn an_inactive_capability_does_not_match() {
 #[test]
 fn storage_of_a_class_is_counted_over_replicas() {
     let mut world = world();
-    let claim = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}], "sharing": "allowed"});
+    let claim = json!({"payloads": [{"name": "app", "resources": {"cpu": 1, "memory": 1}, "run": {"argv": ["app"]}, "volumes": [{"class": "fast", "capacity": 60, "mount": "/d"}]}], "sharing": "allowed"});
     world.must("plan.apply", &plan(&claim));
     world.deploy("d", 2);
     assert_eq!(placed(&world), ["node-1"], "the second does not fit next to the first");

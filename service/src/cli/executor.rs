@@ -59,13 +59,13 @@ struct RuntimeArgs {
 #[derive(Args, Debug)]
 struct KubernetesArgs {
     /// Namespace of the executor's records, as in the cluster's spec
-    #[arg(long, value_name = "NAME", requires = "kubernetes", required_if_eq("kubernetes", "true"))]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["process", "simulated"], required_if_eq("kubernetes", "true"))]
     namespace: Option<Namespace>,
     /// File with the credentials [default: as kubectl, or the service account of the executor's pod]
-    #[arg(long, value_name = "FILE", requires = "kubernetes")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["process", "simulated"])]
     kubeconfig: Option<PathBuf>,
     /// Context in the file with the credentials [default: its current one]
-    #[arg(long, value_name = "NAME", requires = "kubernetes")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["process", "simulated"])]
     context: Option<String>,
 }
 

@@ -213,6 +213,7 @@ async fn silence(
 /// | reserved | the incarnation was never started |
 /// | on simulated nodes | no process runs there |
 /// | in a cluster of another server's executor | the output is there; the detail states whether a session is live |
+/// | in a Kubernetes cluster | the output is in that cluster: the detail names the pods |
 /// | ended | the output was deleted, or never existed |
 /// | any other, in a cluster without session | the session must be restored first |
 /// | any other | the processes have not been started yet |
@@ -230,6 +231,15 @@ fn why_silent(
         }
         _ if runtime == Some(ClusterRuntime::Simulated) => {
             (NOT_FOUND, format!("cluster {name} is simulated: no process on node {node} writes output"))
+        }
+        _ if runtime == Some(ClusterRuntime::Kubernetes) => {
+            let pods: Vec<_> = row.processes.iter().filter_map(|process| process.object.as_ref()).collect();
+            let names: Vec<_> = pods.iter().map(|pod| pod.name.as_str()).collect();
+            let of = if names.is_empty() { String::new() } else { format!(" of {}", names.join(", ")) };
+            (
+                NOT_FOUND,
+                format!("cluster {name} is a Kubernetes cluster: read the output{of} with kubectl logs"),
+            )
         }
         _ if !keeps && is_unreachable => (
             NOT_FOUND,

@@ -278,6 +278,7 @@ impl ClusterRuntime {
         match self {
             ClusterRuntime::Process => payload.run.is_none().then_some("`run`"),
             ClusterRuntime::Simulated => None,
+            ClusterRuntime::Kubernetes if payload.name.as_str().contains('.') => Some("name without dots"),
             ClusterRuntime::Kubernetes => match (&payload.container, &payload.run) {
                 (Some(_), _) => None,
                 (None, Some(_)) => Some("`container`"),

@@ -122,7 +122,12 @@ where
     F: Future<Output = std::io::Result<DeciderChannel>>,
 {
     let ExecutorConfig { executor, cluster, runtime, at_once } = config;
-    let orchestrator = Arc::new(open.await.map_err(ExecutorStop::Storage)?);
+    let mut shutdown = std::pin::pin!(shutdown);
+    let opened = tokio::select! {
+        opened = open => opened,
+        () = &mut shutdown => return Ok(()),
+    };
+    let orchestrator = Arc::new(opened.map_err(ExecutorStop::Storage)?);
     let (id, executor_epoch) = (store.id(), store.epoch());
     let core = SessionCore::new(
         SessionIdentity { executor, cluster, runtime, store: id, epoch: executor_epoch },
@@ -141,7 +146,6 @@ where
         on: HashMap::new(),
         store,
     };
-    let mut shutdown = std::pin::pin!(shutdown);
     loop {
         let input = tokio::select! {
             biased;

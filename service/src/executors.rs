@@ -367,13 +367,25 @@ async fn drive_kubernetes<C, F>(
     config: chancery_executor::ExecutorConfig,
     fleet: FleetName,
     access: KubernetesAccess,
-    connect: C,
+    mut connect: C,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ExecutorStop>
 where
     C: FnMut() -> F,
     F: Future<Output = io::Result<DeciderChannel>>,
 {
+    let mut shutdown = std::pin::pin!(shutdown);
+    // Opening the store ends the epoch of another executor, so it waits for a decider: of several servers, one has it.
+    loop {
+        tokio::select! {
+            connected = connect() => if connected.is_ok() { break },
+            () = &mut shutdown => return Ok(()),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(PAUSE) => {}
+            () = &mut shutdown => return Ok(()),
+        }
+    }
     let KubernetesAccess { namespace, kubeconfig, context } = access;
     let cluster = config.cluster.clone();
     let kubernetes = KubernetesConfig { kubeconfig, context, namespace, fleet, cluster };

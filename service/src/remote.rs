@@ -7,7 +7,7 @@ use chancery_events::name::FleetName;
 use chancery_executor::ExecutorStop;
 use chancery_executor::remote::DeciderEndpoints;
 
-use crate::executors::{self, ExecutorIdentity, ProcessLimits};
+use crate::executors::{self, ExecutorIdentity, ProcessLimits, RuntimeAccess};
 use crate::server::stop_signal;
 
 /// Reason why the program ended.
@@ -29,8 +29,11 @@ pub async fn run(
 ) -> Result<ExecutorExit> {
     let remote = DeciderEndpoints::new(server, fleet)?;
     let mut stop = stop_signal()?;
-    chancery_journal::private::create_dir_all(root)
-        .with_context(|| format!("cannot create directory {}", root.display()))?;
+    // The store of a Kubernetes cluster is in its API.
+    if !matches!(who.runtime, RuntimeAccess::Kubernetes(_)) {
+        chancery_journal::private::create_dir_all(root)
+            .with_context(|| format!("cannot create directory {}", root.display()))?;
+    }
     tracing::info!(executor = %who.executor, cluster = %who.cluster, server, dir = %root.display(), "executor started");
     let ended = executors::drive(who, root, means, || remote.connect(), stop.comes()).await;
     Ok(match ended {

@@ -2,7 +2,7 @@
 //!
 //! | the API | means |
 //! |---|---|
-//! | does not answer in time, closes the connection, answers 401, 408, 429 or 5xx | nothing is known: the request is repeated |
+//! | does not answer in time, closes the connection, answers 401, 408, 429 or 5xx, or 404 without the API's reason | nothing is known: the request is repeated |
 //! | refuses with 409 | the object exists, or was changed since it was read |
 //! | refuses with any other status | the request cannot succeed as it is |
 
@@ -30,6 +30,9 @@ pub(super) enum ApiFailure {
     /// Object that exists already, or that was changed since it was read.
     #[error("{0}")]
     Conflict(String),
+    /// Request that was not made: the orchestrator was dropped, or its epoch has ended.
+    #[error("cannot make request: the orchestrator has ended")]
+    Ended,
     /// Request of an earlier epoch: another executor has taken over.
     #[error("{0}")]
     Superseded(String),
@@ -43,20 +46,29 @@ pub(super) const FENCED: &str = "of an earlier epoch";
 
 /// Waits for the answer to a request.
 pub(super) async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, ApiFailure> {
-    match timeout(PATIENCE, request).await {
+    answer_within(PATIENCE, request).await
+}
+
+/// Waits for the answer to a request, for at most `limit`.
+pub(super) async fn answer_within<T>(
+    limit: Duration,
+    request: impl Future<Output = kube::Result<T>>,
+) -> Result<T, ApiFailure> {
+    match timeout(limit, request).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) => Err(refusal(&status)),
         Ok(Err(error)) => Err(ApiFailure::NoAnswer(chain(&error))),
-        Err(_) => Err(ApiFailure::NoAnswer(format!("no answer within {} s", PATIENCE.as_secs()))),
+        Err(_) => Err(ApiFailure::NoAnswer(format!("no answer within {} s", limit.as_secs()))),
     }
 }
 
 fn refusal(status: &Status) -> ApiFailure {
     let message = status.message.clone();
     match status.code {
-        404 => ApiFailure::NotFound(message),
+        // Only the API itself gives this reason; a proxy has another body.
+        404 if status.reason == "NotFound" => ApiFailure::NotFound(message),
         409 => ApiFailure::Conflict(message),
-        401 | 408 | 429 | 500.. => ApiFailure::NoAnswer(message),
+        401 | 404 | 408 | 429 | 500.. => ApiFailure::NoAnswer(message),
         _ if message.contains(FENCED) => ApiFailure::Superseded(message),
         code => ApiFailure::Refused(code, message),
     }

@@ -20,6 +20,8 @@ pub(super) struct ObservedClaim {
     pub(super) uid: String,
     /// Whether pods may use the claim: it is bound, or is bound when the first pod uses it.
     pub(super) is_ready: bool,
+    /// Number of the change by which the claim was seen last.
+    pub(super) seen_at: u64,
 }
 
 /// Annotation of a claim whose storage class binds it when the first pod uses it.
@@ -27,7 +29,7 @@ const LATE_BINDING: &str = "chancery.dev/binds-with-first-pod";
 
 impl ObservedClaim {
     /// Returns what a claim shows; `None` if it lacks a name or a uid.
-    pub(super) fn of(claim: &PersistentVolumeClaim) -> Option<ObservedClaim> {
+    pub(super) fn of(claim: &PersistentVolumeClaim, seen_at: u64) -> Option<ObservedClaim> {
         let metadata = &claim.metadata;
         let is_bound = claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
         let is_late = metadata.annotations.as_ref().is_some_and(|all| all.contains_key(LATE_BINDING));
@@ -36,6 +38,7 @@ impl ObservedClaim {
             namespace: metadata.namespace.clone()?,
             uid: metadata.uid.clone()?,
             is_ready: is_bound || is_late,
+            seen_at,
         })
     }
 }

@@ -45,6 +45,14 @@ impl ObjectOwner {
         format!("{FLEET}={},{CLUSTER}={},{key}", self.fleet, self.cluster)
     }
 
+    /// Whether an object with these labels is of the fleet's cluster.
+    pub(super) fn owns(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
+        let is = |key: &str, value: &str| {
+            labels.is_some_and(|all| all.get(key).is_some_and(|found| found == value))
+        };
+        is(FLEET, self.fleet.as_str()) && is(CLUSTER, self.cluster.as_str())
+    }
+
     /// Returns the labels that every object has.
     pub(super) fn labels(&self) -> BTreeMap<String, String> {
         BTreeMap::from([

@@ -17,17 +17,18 @@ use std::time::Duration;
 
 use chancery_events::id::{ObjectId, VolumeId};
 use chancery_events::name::{ClusterName, FleetName, Namespace};
-use chancery_events::observation::{ObjectReport, RetryClass};
+use chancery_events::observation::{ObjectReport, ObservedState, RetryClass};
 use chancery_events::protocol::{Command, IncarnationSpec, ObjectSpec};
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{DeleteParams, ListParams, ObjectList, PostParams, Preconditions, WatchEvent, WatchParams};
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 mod api;
 mod claims;
@@ -41,7 +42,7 @@ use claims::{ClaimBinding, ObservedClaim};
 use labels::{INCARNATION, MANAGER, ObjectOwner, VOLUME, object_of};
 use pods::ObservedPod;
 use state::{ObjectDeletion, ObjectStep, ObjectView};
-use store::{ObjectRecord, RecordStore, RecordedFailure};
+use store::{ObjectRecord, RecordStore, RecordedFailure, StartProgress};
 
 pub use store::KubernetesStore;
 
@@ -49,7 +50,7 @@ use crate::executor_store::AcceptedCommand;
 use crate::logs::{LogSource, NoLogSource};
 use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
 use crate::reconcile::{
-    KnownObject, ObjectTarget, ReconcileStep, UpdateSupport, accepted, misfit, report, step,
+    KnownObject, ObjectTarget, ReconcileStep, StatusUpdate, UpdateSupport, accepted, misfit, report, step,
 };
 use crate::session::{ExecutorStop, HighestHead};
 use crate::status_cache::StatusCache;
@@ -60,6 +61,8 @@ const REQUESTS: usize = 32;
 const PAGE: u32 = 500;
 /// Time after which the API ends a watch, in seconds; the executor then continues it.
 const WATCH: u32 = 290;
+/// Time after which a watch without any event is lost: the API should have ended it.
+const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 10);
 /// Time for which the record of a complete start waits until all processes are ready, so that one write has both.
 const READY_SOON: Duration = Duration::from_secs(1);
 /// Pause of a call that is not possible without the API.
@@ -138,6 +141,10 @@ struct WorldState {
     /// Counts changes of entries.
     changes: u64,
     watches: Vec<AbortHandle>,
+    /// Number of the list that the watches continue: events of earlier watches change nothing.
+    list: u64,
+    /// Whether the orchestrator was dropped: nothing that is known may be used for a request any more.
+    has_ended: bool,
 }
 
 #[derive(Debug)]
@@ -168,8 +175,9 @@ impl Drop for KubernetesOrchestrator {
         for watch in state.watches.drain(..) {
             watch.abort();
         }
-        // Tasks find no object and end.
-        state.objects.clear();
+        state.has_ended = true;
+        // Tasks that wait for a permit make no request any more.
+        self.world.requests.close();
     }
 }
 
@@ -202,20 +210,34 @@ impl KubernetesOrchestrator {
     }
 }
 
-/// Lists all objects that match, page by page.
-async fn list<K>(api: &Api<K>, selector: &str) -> Result<ObjectList<K>, ApiFailure>
+/// Items of a list, and the resource version from which a watch continues it.
+struct ListedItems<T> {
+    items: Vec<T>,
+    version: String,
+}
+
+/// Lists all objects that match, page by page, and keeps of each what `read` returns.
+async fn list<K, T>(
+    api: &Api<K>,
+    selector: &str,
+    read: impl Fn(&K) -> Option<T>,
+) -> Result<ListedItems<T>, ApiFailure>
 where
     K: Clone + DeserializeOwned + std::fmt::Debug,
 {
     let mut params = ListParams::default().labels(selector).limit(PAGE);
-    let mut all = answer(api.list(&params)).await?;
-    while let Some(token) = all.metadata.continue_.take().filter(|token| !token.is_empty()) {
-        params = params.continue_token(&token);
-        let mut page = answer(api.list(&params)).await?;
-        all.items.append(&mut page.items);
-        all.metadata = page.metadata;
+    let mut items = Vec::new();
+    loop {
+        let page = answer(api.list(&params)).await?;
+        items.extend(page.items.iter().filter_map(&read));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => {
+                let version = page.metadata.resource_version.unwrap_or_default();
+                return Ok(ListedItems { items, version });
+            }
+        }
     }
-    Ok(all)
 }
 
 impl KubernetesWorld {
@@ -242,49 +264,46 @@ impl KubernetesWorld {
         let before = self.lock().changes;
         // Records first: an object that is created meanwhile has its record.
         let records = self.records.list().await?;
-        let pods = list(&self.pods(), &self.owner.selector(INCARNATION)).await?;
-        let claims = list(&self.claims(), &self.owner.selector(VOLUME)).await?;
-        let (from_pods, from_claims) = (pods.metadata.resource_version, claims.metadata.resource_version);
+        let pod = |pod: &Pod| Some((object_of(pod.metadata.labels.as_ref())?, ObservedPod::of(pod, before)?));
+        let pods = list(&self.pods(), &self.owner.selector(INCARNATION), pod).await?;
+        let claim = |claim: &PersistentVolumeClaim| {
+            Some((object_of(claim.metadata.labels.as_ref())?, ObservedClaim::of(claim, before)?))
+        };
+        let claims = list(&self.claims(), &self.owner.selector(VOLUME), claim).await?;
         let mut views: BTreeMap<ObjectId, (ObjectView, Option<String>)> = BTreeMap::new();
         for (object, record, version) in records {
             let view = ObjectView { record: Some(record), ..ObjectView::new(object) };
             views.insert(object, (view, Some(version)));
         }
-        for pod in &pods.items {
-            let Some(object) = object_of(pod.metadata.labels.as_ref()) else { continue };
-            let Some(seen) = ObservedPod::of(pod) else { continue };
+        for (object, pod) in pods.items {
             let (view, _) = views.entry(object).or_insert_with(|| (ObjectView::new(object), None));
-            view.pods.insert(seen.index, seen);
+            view.pods.insert(pod.uid.clone(), pod);
         }
-        for claim in &claims.items {
-            let Some(object) = object_of(claim.metadata.labels.as_ref()) else { continue };
-            let Some(seen) = ObservedClaim::of(claim) else { continue };
+        for (object, claim) in claims.items {
             let (view, _) = views.entry(object).or_insert_with(|| (ObjectView::new(object), None));
-            view.claim = Some(seen);
+            view.claim = Some(claim);
         }
-        let objects: Vec<_> = {
+        let (number, due) = {
             let mut state = self.lock();
             for watch in state.watches.drain(..) {
                 watch.abort();
             }
+            state.list += 1;
             state.merge(before, views);
-            state.objects.keys().copied().collect()
+            let due = state.objects.iter().filter(|(_, entry)| entry.view.next() != ObjectStep::Rest);
+            (state.list, due.map(|(object, _)| *object).collect::<Vec<_>>())
         };
         self.is_lost.store(false, Ordering::Relaxed);
-        let watch_pods = tokio::spawn(self.clone().watch(
-            self.pods(),
-            INCARNATION,
-            from_pods.unwrap_or_default(),
-            |world, event| world.pod_changed(event),
-        ));
-        let watch_claims = tokio::spawn(self.clone().watch(
-            self.claims(),
-            VOLUME,
-            from_claims.unwrap_or_default(),
-            |world, event| world.claim_changed(event),
-        ));
+        let watch_pods =
+            tokio::spawn(self.clone().watch(self.pods(), INCARNATION, pods.version, move |world, event| {
+                world.pod_changed(number, event)
+            }));
+        let watch_claims =
+            tokio::spawn(self.clone().watch(self.claims(), VOLUME, claims.version, move |world, event| {
+                world.claim_changed(number, event)
+            }));
         self.lock().watches.extend([watch_pods.abort_handle(), watch_claims.abort_handle()]);
-        for object in objects {
+        for object in due {
             self.settle(object);
         }
         Ok(())
@@ -309,8 +328,15 @@ impl KubernetesWorld {
                     return self.lose();
                 }
             };
+            let opened = tokio::time::Instant::now();
             let mut stream = std::pin::pin!(stream);
-            while let Some(event) = stream.next().await {
+            loop {
+                let event = match timeout(SILENCE, stream.next()).await {
+                    Ok(Some(event)) => event,
+                    Ok(None) => break,
+                    // A connection that the network dropped reports no error.
+                    Err(_) => return self.lose(),
+                };
                 match event {
                     Ok(WatchEvent::Bookmark(at)) => version = at.metadata.resource_version,
                     // Also 410: the version is too old. The list that follows has the last state of each object.
@@ -333,38 +359,66 @@ impl KubernetesWorld {
                     }
                 }
             }
+            if opened.elapsed() < PAUSE {
+                tokio::time::sleep(PAUSE).await;
+            }
         }
     }
 
-    fn pod_changed(self: &Arc<Self>, event: WatchEvent<Pod>) {
+    fn pod_changed(self: &Arc<Self>, list: u64, event: WatchEvent<Pod>) {
         let (pod, exists) = match event {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, true),
             WatchEvent::Deleted(pod) => (pod, false),
             WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return,
         };
         let Some(object) = object_of(pod.metadata.labels.as_ref()) else { return };
-        let Some(seen) = ObservedPod::of(&pod) else { return };
-        self.change(object, |view| view.see_pod(seen, exists));
-        self.settle(object);
+        self.see(list, object, |view, at| {
+            if let Some(seen) = ObservedPod::of(&pod, at) {
+                view.see_pod(seen, exists);
+            }
+        });
     }
 
-    fn claim_changed(self: &Arc<Self>, event: WatchEvent<PersistentVolumeClaim>) {
+    fn claim_changed(self: &Arc<Self>, list: u64, event: WatchEvent<PersistentVolumeClaim>) {
         let (claim, exists) = match event {
             WatchEvent::Added(claim) | WatchEvent::Modified(claim) => (claim, true),
             WatchEvent::Deleted(claim) => (claim, false),
             WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return,
         };
         let Some(object) = object_of(claim.metadata.labels.as_ref()) else { return };
-        let Some(seen) = ObservedClaim::of(&claim) else { return };
-        self.change(object, |view| view.see_claim(seen, exists));
+        self.see(list, object, |view, at| {
+            if let Some(seen) = ObservedClaim::of(&claim, at) {
+                view.see_claim(seen, exists);
+            }
+        });
+    }
+
+    /// Takes over an event of the watch that continues a list.
+    fn see(self: &Arc<Self>, list: u64, object: ObjectId, change: impl FnOnce(&mut ObjectView, u64)) {
+        {
+            let mut state = self.lock();
+            if state.list != list || state.has_ended {
+                return;
+            }
+            let at = state.changes + 1;
+            let entry = state.entry(object);
+            change(&mut entry.view, at);
+            if entry.view.is_empty() && entry.settling == SettlingTask::None {
+                state.objects.remove(&object);
+                drop(state);
+                // An object without a record has ended: only a list shows that it is absent.
+                return self.lose();
+            }
+        }
         self.settle(object);
     }
 
     /// Changes what is known of an object.
-    fn change(&self, object: ObjectId, change: impl FnOnce(&mut ObjectView)) {
+    fn change(&self, object: ObjectId, change: impl FnOnce(&mut ObjectView, u64)) {
         let mut state = self.lock();
+        let at = state.changes + 1;
         let entry = state.entry(object);
-        change(&mut entry.view);
+        change(&mut entry.view, at);
         if entry.view.is_empty() && entry.settling == SettlingTask::None {
             state.objects.remove(&object);
         }
@@ -384,16 +438,17 @@ impl KubernetesWorld {
 
     /// Shows the state of an object, if it differs from the last one shown.
     fn show(&self, object: ObjectId) {
-        let Some(known) = self.known(object) else { return };
+        let mut state = self.lock();
+        let Some(entry) = state.objects.get_mut(&object) else { return };
+        let Some(known) = entry.view.known() else { return };
         let update = report(object, &known);
-        if let crate::reconcile::StatusUpdate::Change(shown) = &update {
-            let mut state = self.lock();
-            let entry = state.entry(object);
+        if let StatusUpdate::Change(shown) = &update {
             if entry.shown.as_ref() == Some(shown) {
                 return;
             }
             entry.shown = Some(shown.clone());
         }
+        // Under the lock, so that reports keep the order of the states.
         self.board.show_update(update);
     }
 
@@ -409,6 +464,9 @@ impl KubernetesWorld {
     fn settle(self: &Arc<Self>, object: ObjectId) {
         {
             let mut state = self.lock();
+            if state.has_ended {
+                return;
+            }
             let Some(entry) = state.objects.get_mut(&object) else { return };
             match entry.settling {
                 SettlingTask::None => entry.settling = SettlingTask::Running,
@@ -425,11 +483,21 @@ impl KubernetesWorld {
                 let outcome = world.settle_once(object).await;
                 world.show(object);
                 if let Err(failure) = outcome {
+                    if let ApiFailure::Superseded(reason) = &failure {
+                        tracing::warn!(%object, reason, "another executor has taken over: making no more requests");
+                        world.requests.close();
+                    }
+                    if world.requests.is_closed() {
+                        return;
+                    }
                     tracing::info!(%object, %failure, "cannot change object of Kubernetes, retrying");
                     tokio::time::sleep(backoff.pause()).await;
                     continue;
                 }
                 let mut state = world.lock();
+                if state.has_ended {
+                    return;
+                }
                 let Some(entry) = state.objects.get_mut(&object) else { return };
                 if entry.settling == SettlingTask::RunningAgain {
                     entry.settling = SettlingTask::Running;
@@ -456,7 +524,14 @@ impl KubernetesWorld {
                 ObjectStep::CreatePod(index) => self.create_pod(&view, index).await?,
                 ObjectStep::CreateClaim => self.create_claim(&view).await?,
                 ObjectStep::Delete(deletion) => self.delete(object, &deletion).await?,
-                ObjectStep::Write(record) => self.write(*record).await?,
+                ObjectStep::Write(record) => {
+                    let is_proof =
+                        record.tombstone.is_some() || record.end.as_ref().is_some_and(|end| end.is_proved);
+                    if is_proof && !view.is_proved_gone() && self.finds_leftover(&view).await? {
+                        continue;
+                    }
+                    self.write(*record).await?;
+                }
                 ObjectStep::WriteLater(record) => {
                     if began.elapsed() < READY_SOON {
                         drop(_turn);
@@ -472,8 +547,47 @@ impl KubernetesWorld {
     }
 
     async fn request<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, ApiFailure> {
-        let _permit = self.requests.acquire().await.expect("the semaphore is never closed");
+        let _permit = self.requests.acquire().await.map_err(|_| ApiFailure::Ended)?;
         answer(request).await
+    }
+
+    /// Whether a pod or claim of the object exists that neither list nor watch shows, as one whose labels were changed.
+    /// Every possible name is read. What is found is known from then on, and is deleted before the end is proved.
+    async fn finds_leftover(&self, view: &ObjectView) -> Result<bool, ApiFailure> {
+        for (namespace, name) in view.pod_names() {
+            let api: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
+            let Some(mut pod) = self.request(api.get_opt(&name)).await? else { continue };
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            let is_ours = object_of(pod.metadata.labels.as_ref()) == Some(view.object);
+            if !is_ours && !view.knows(&uid) {
+                continue;
+            }
+            // Labels that another party changed do not change whose pod it is.
+            let labels = pod.metadata.labels.get_or_insert_default();
+            labels.extend(self.owner.labels_of(view.object));
+            labels.insert(labels::INDEX.to_owned(), name.rsplit('-').next().unwrap_or_default().to_owned());
+            self.change(view.object, |view, at| {
+                if let Some(seen) = ObservedPod::of(&pod, at) {
+                    view.find_pod(seen);
+                }
+            });
+            return Ok(true);
+        }
+        if let ObjectId::Volume(id) = view.object
+            && let Some(ObjectSpec::Volume(spec)) =
+                view.record.as_ref().and_then(|record| record.command.spec.as_ref())
+        {
+            let api: Api<PersistentVolumeClaim> =
+                Api::namespaced(self.client.clone(), spec.namespace.as_str());
+            if let Some(claim) = self.request(api.get_opt(&labels::volume_name(id))).await?
+                && object_of(claim.metadata.labels.as_ref()) == Some(view.object)
+            {
+                self.change(view.object, |view, at| view.claim = ObservedClaim::of(&claim, at));
+                return Ok(true);
+            }
+        }
+        self.change(view.object, |view, _| view.prove_gone());
+        Ok(false)
     }
 
     async fn create_pod(&self, view: &ObjectView, index: u16) -> Result<(), ApiFailure> {
@@ -488,14 +602,13 @@ impl KubernetesWorld {
             let message = format!("volume {missing} does not exist, or is not ready");
             return self.fail(record, message, RetryClass::Retryable).await;
         }
-        let pods = match pods::pods(&self.owner, id, spec, revision, grace) {
-            Ok(pods) => pods,
+        let pod = match pods::pod(&self.owner, id, spec, revision, grace, index) {
+            Ok(pod) => pod,
             Err(invalid) => return self.fail(record, invalid.to_string(), RetryClass::Permanent).await,
         };
-        let Some(pod) = pods.get(usize::from(index)) else { return Ok(()) };
         let api: Api<Pod> = Api::namespaced(self.client.clone(), spec.labels.namespace.as_str());
         let by = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        let created = match self.request(api.create(&by, pod)).await {
+        let created = match self.request(api.create(&by, &pod)).await {
             Ok(created) => created,
             // A repeated request, or an object of another party.
             Err(ApiFailure::Conflict(message)) => {
@@ -506,14 +619,16 @@ impl KubernetesWorld {
                         let message = format!("pod {name} exists and is not of this incarnation: {message}");
                         return self.fail(record, message, RetryClass::Permanent).await;
                     }
-                    None => return Ok(()),
+                    None => return Err(ApiFailure::NoAnswer(message)),
                 }
             }
             Err(failure) => return self.refused(record, failure).await,
         };
-        if let Some(seen) = ObservedPod::of(&created) {
-            self.change(object, |view| view.see_pod(seen, true));
-        }
+        self.change(object, |view, at| {
+            if let Some(seen) = ObservedPod::of(&created, at) {
+                view.add_pod(seen);
+            }
+        });
         Ok(())
     }
 
@@ -529,7 +644,7 @@ impl KubernetesWorld {
     /// Returns an incarnation that uses the volume.
     fn user_of(&self, volume: VolumeId) -> Option<ObjectId> {
         let state = self.lock();
-        let uses = |view: &ObjectView| view.is_live() && view.mounts(volume);
+        let uses = |view: &ObjectView| view.mounts(volume) && view.is_live();
         state.objects.values().find(|entry| uses(&entry.view)).map(|entry| entry.view.object)
     }
 
@@ -563,21 +678,23 @@ impl KubernetesWorld {
                         let message = format!("claim {name} exists and is not of this volume: {message}");
                         return self.fail(record, message, RetryClass::Permanent).await;
                     }
-                    None => return Ok(()),
+                    None => return Err(ApiFailure::NoAnswer(message)),
                 }
             }
             Err(failure) => return self.refused(record, failure).await,
         };
-        if let Some(seen) = ObservedClaim::of(&created) {
-            self.change(object, |view| view.see_claim(seen, true));
-        }
+        self.change(object, |view, at| {
+            if view.claim.is_none() {
+                view.claim = ObservedClaim::of(&created, at);
+            }
+        });
         Ok(())
     }
 
     /// Records the failure of a start that the API refused. Without an answer nothing has failed.
     async fn refused(&self, record: &ObjectRecord, failure: ApiFailure) -> Result<(), ApiFailure> {
         let (message, retry) = match failure {
-            ApiFailure::NoAnswer(_) | ApiFailure::Superseded(_) => return Err(failure),
+            ApiFailure::NoAnswer(_) | ApiFailure::Superseded(_) | ApiFailure::Ended => return Err(failure),
             ApiFailure::Refused(400 | 422, message) => (message, RetryClass::Permanent),
             // A missing namespace or right, or a quota: an administrator can correct each.
             ApiFailure::Refused(_, message)
@@ -615,18 +732,32 @@ impl KubernetesWorld {
             }
         };
         match deleted {
-            Ok(()) => {}
-            // The object is gone, or one with another uid has its name; the watch reports the end.
-            Err(ApiFailure::NotFound(_) | ApiFailure::Conflict(_)) => {
-                self.change(object, |view| view.forget_uid(uid));
-                return Ok(());
+            Ok(()) => {
+                let grace = grace.unwrap_or_default();
+                self.change(object, |view, _| _ = view.deleted.insert(uid.clone(), grace));
+                Ok(())
             }
-            Err(failure) => return Err(failure),
+            // The API has no such object, or another one has its name: only reading it tells.
+            Err(failure @ (ApiFailure::NotFound(_) | ApiFailure::Conflict(_))) => {
+                let client = self.client.clone();
+                let found = match object {
+                    ObjectId::Incarnation(_) => {
+                        let api: Api<Pod> = Api::namespaced(client, namespace);
+                        self.request(api.get_opt(name)).await?.and_then(|pod| pod.metadata.uid)
+                    }
+                    ObjectId::Volume(_) => {
+                        let api: Api<PersistentVolumeClaim> = Api::namespaced(client, namespace);
+                        self.request(api.get_opt(name)).await?.and_then(|claim| claim.metadata.uid)
+                    }
+                };
+                if found.as_ref() == Some(uid) {
+                    return Err(ApiFailure::NoAnswer(failure.to_string()));
+                }
+                self.change(object, |view, _| view.forget_uid(uid));
+                Ok(())
+            }
+            Err(failure) => Err(failure),
         }
-        self.change(object, |view| {
-            view.deleted.insert(uid.clone(), grace.unwrap_or_default());
-        });
-        Ok(())
     }
 
     /// Writes a record. A record that another party changed or removed is written again: the executor's own view is
@@ -635,7 +766,7 @@ impl KubernetesWorld {
         let object = record.command.object;
         let mut version = self.lock().entry(object).version.clone();
         let written = loop {
-            let _permit = self.requests.acquire().await.expect("the semaphore is never closed");
+            let _permit = self.requests.acquire().await.map_err(|_| ApiFailure::Ended)?;
             match self.records.write(&record, version.clone()).await {
                 Ok(written) => break written,
                 Err(ApiFailure::NotFound(_)) if version.is_some() => version = None,
@@ -650,6 +781,9 @@ impl KubernetesWorld {
             }
         };
         let mut state = self.lock();
+        if state.has_ended {
+            return Err(ApiFailure::Ended);
+        }
         let entry = state.entry(object);
         entry.version = written;
         // A later stop that is not recorded yet still counts.
@@ -680,11 +814,17 @@ impl KubernetesWorld {
             let again = view.record.clone().map(|record| ObjectRecord { command: command.clone(), ..record });
             match next {
                 ReconcileStep::Start => {
-                    let written = self.write(ObjectRecord::new(command)).await;
+                    let start = StartProgress::Creating;
+                    let written = self.write(ObjectRecord { start, ..ObjectRecord::new(command) }).await;
                     if written.is_ok() {
-                        self.change(object, |view| view.begin());
+                        self.change(object, |view, _| view.begin());
                     }
                     written
+                }
+                // A late request created a pod: nothing is gone before that pod is.
+                ReconcileStep::WriteTombstone if view.exists() => {
+                    self.change(object, |view, _| view.order = Some(order));
+                    Ok(())
                 }
                 ReconcileStep::Adopt | ReconcileStep::Change => match again {
                     Some(record) => self.write(record).await,
@@ -701,12 +841,21 @@ impl KubernetesWorld {
                 ReconcileStep::Stop(_) if view.record.is_some() => {
                     // Recorded with the end that it causes: until then, the same command comes again.
                     self.reachable().await.map(|()| {
-                        self.change(object, |view| view.order = Some(order));
+                        self.change(object, |view, _| view.order = Some(order));
                     })
                 }
                 ReconcileStep::Stop(_) => self.write(ObjectRecord::new(command)).await,
                 ReconcileStep::WriteTombstone => {
                     let record = again.unwrap_or_else(|| ObjectRecord::new(command));
+                    let future = ObjectView { record: Some(record.clone()), ..view.clone() };
+                    match self.finds_leftover(&future).await {
+                        Ok(false) => {}
+                        Ok(true) => return WorkProgress::PutOff,
+                        Err(_) => {
+                            tokio::time::sleep(PAUSE).await;
+                            return WorkProgress::PutOff;
+                        }
+                    }
                     self.write(ObjectRecord { tombstone: Some(order.revision), end: None, ..record }).await
                 }
                 ReconcileStep::ReportAgain => Ok(()),
@@ -722,7 +871,7 @@ impl KubernetesWorld {
                 self.settle(object);
                 WorkProgress::Begun
             }
-            Err(ApiFailure::NoAnswer(_) | ApiFailure::Superseded(_)) => {
+            Err(ApiFailure::NoAnswer(_) | ApiFailure::Superseded(_) | ApiFailure::Ended) => {
                 self.drop_empty(object);
                 tokio::time::sleep(PAUSE).await;
                 WorkProgress::PutOff
@@ -736,7 +885,7 @@ impl KubernetesWorld {
     }
 
     fn drop_empty(&self, object: ObjectId) {
-        self.change(object, |_| ());
+        self.change(object, |_, _| ());
     }
 
     /// Whether the API answers.
@@ -765,28 +914,16 @@ impl WorldState {
         entry
     }
 
-    /// Takes over a list that started after `before` changes. What has changed since is newer than the list.
+    /// Takes over a list that started after `before` changes. What was seen since is newer than the list.
     fn merge(&mut self, before: u64, mut listed: BTreeMap<ObjectId, (ObjectView, Option<String>)>) {
-        let is_newer = |entry: &ObjectEntry| entry.changed > before || entry.settling != SettlingTask::None;
         for (object, entry) in &mut self.objects {
             let found = listed.remove(object);
-            let is_newer = is_newer(entry);
             let (view, version) = found.unwrap_or_else(|| (ObjectView::new(*object), None));
-            // Pods and claims of the list are newer than those of a watch that was lost.
-            for (index, pod) in std::mem::take(&mut entry.view.pods) {
-                if view.pods.get(&index).is_none_or(|now| now.uid != pod.uid) && !is_newer {
-                    entry.view.gone.insert(index, pod);
-                } else if is_newer && !view.pods.contains_key(&index) {
-                    entry.view.pods.insert(index, pod);
-                }
+            // This executor alone writes records, so its own view is not older.
+            if entry.changed <= before && entry.settling == SettlingTask::None {
+                (entry.view.record, entry.version) = (view.record.clone(), version);
             }
-            entry.view.pods.extend(view.pods);
-            if !is_newer || view.claim.is_some() {
-                entry.view.claim = view.claim;
-            }
-            if !is_newer {
-                (entry.view.record, entry.version) = (view.record, version);
-            }
+            entry.view.take_list(view, before);
         }
         for (object, (view, version)) in listed {
             let entry = self.entry(object);
@@ -821,12 +958,18 @@ impl Orchestrator for KubernetesOrchestrator {
         let turn = self.world.turn(object);
         let purged = {
             let _turn = turn.lock().await;
-            let known = self.world.known(object);
-            if known.as_ref().is_some_and(|known| !known.state.is_over()) {
+            let (view, version) = {
+                let state = self.world.lock();
+                let entry = state.objects.get(&object);
+                (entry.map(|entry| entry.view.clone()), entry.and_then(|entry| entry.version.clone()))
+            };
+            let is_over =
+                |view: &ObjectView| !view.exists() && view.known().is_none_or(|known| known.state.is_over());
+            if view.as_ref().is_none_or(is_over) {
+                Some(self.world.records.purge(object, version).await)
+            } else {
                 // The end is not proved: the object is reported again.
                 None
-            } else {
-                Some(self.world.records.purge(object).await)
             }
         };
         match purged {
@@ -853,7 +996,14 @@ impl Orchestrator for KubernetesOrchestrator {
     }
 
     async fn list(&self) -> Result<Vec<ObjectReport>, InventoryError> {
+        // Refusals are no states of objects: a list does not contain them.
+        let unread = self.world.board.unread(usize::MAX);
         self.world.board.list();
+        for refusal in unread {
+            if matches!(refusal.observed, ObservedState::Failed { .. }) {
+                self.world.board.show(refusal);
+            }
+        }
         if let Err(failure) = self.world.read_all().await {
             self.world.lose();
             let unreachable = "the Kubernetes API".to_owned();
@@ -863,8 +1013,7 @@ impl Orchestrator for KubernetesOrchestrator {
         let reports = known.into_iter().filter_map(|object| {
             let update = report(object, &self.world.known(object)?);
             Some(match update {
-                crate::reconcile::StatusUpdate::Change(report)
-                | crate::reconcile::StatusUpdate::ListOnly(report) => report,
+                StatusUpdate::Change(report) | StatusUpdate::ListOnly(report) => report,
             })
         });
         Ok(reports.collect())

@@ -29,8 +29,9 @@ use chancery_events::spec::{
 use chancery_events::template::InvalidTemplate;
 use chancery_events::time::Time;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, ContainerState, EnvVar, HTTPGetAction, PersistentVolumeClaimVolumeSource, Pod,
-    PodSpec, Probe, ResourceRequirements, TCPSocketAction, Toleration, Volume, VolumeMount,
+    Affinity, Container, ContainerPort, ContainerState, EnvVar, HTTPGetAction, NodeAffinity, NodeSelector,
+    NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod, PodSpec, Probe,
+    ResourceRequirements, TCPSocketAction, Toleration, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -58,22 +59,8 @@ pub(super) fn pod_count(spec: &IncarnationSpec) -> u16 {
     spec.payloads.iter().map(|payload| payload.processes).max().unwrap_or(0)
 }
 
-/// Returns all pods of an incarnation, in the order of their numbers.
-pub(super) fn pods(
-    owner: &ObjectOwner,
-    incarnation: IncarnationId,
-    spec: &IncarnationSpec,
-    revision: u32,
-    grace: std::time::Duration,
-) -> Result<Vec<Pod>, InvalidPodSpec> {
-    let count = pod_count(spec);
-    if count == 0 {
-        return Err(InvalidPodSpec::NoProcess);
-    }
-    (0..count).map(|index| pod(owner, incarnation, spec, revision, grace, index)).collect()
-}
-
-fn pod(
+/// Returns the pod of an incarnation with this number.
+pub(super) fn pod(
     owner: &ObjectOwner,
     incarnation: IncarnationId,
     spec: &IncarnationSpec,
@@ -81,6 +68,9 @@ fn pod(
     grace: std::time::Duration,
     index: u16,
 ) -> Result<Pod, InvalidPodSpec> {
+    if index >= pod_count(spec) {
+        return Err(InvalidPodSpec::NoProcess);
+    }
     let (mut containers, mut init_containers, mut volumes) = (Vec::new(), Vec::new(), BTreeMap::new());
     for payload in spec.payloads.iter().filter(|payload| payload.processes > index) {
         let context = PayloadContext::new(incarnation, spec, payload, index);
@@ -98,6 +88,10 @@ fn pod(
         labels.iter().map(|(key, value)| (key.as_str().to_owned(), value.clone())).collect::<BTreeMap<_, _>>()
     });
     let volumes: Vec<_> = volumes.into_values().collect();
+    // A storage class that binds with the first pod needs the decision of the scheduler, which a node's name would skip.
+    let by_affinity = selector.is_none() && !volumes.is_empty();
+    let affinity = by_affinity.then(|| node_affinity(spec.node.as_str()));
+    let tolerated: &[&str] = if by_affinity { &["NoExecute", "NoSchedule"] } else { &["NoExecute"] };
     Ok(Pod {
         metadata: ObjectMeta {
             name: Some(pod_name(incarnation, spec, index)),
@@ -106,24 +100,45 @@ fn pod(
             ..ObjectMeta::default()
         },
         spec: Some(PodSpec {
-            node_name: selector.is_none().then(|| spec.node.to_string()),
+            node_name: (selector.is_none() && !by_affinity).then(|| spec.node.to_string()),
             node_selector: selector,
+            affinity,
             containers,
             init_containers: (!init_containers.is_empty()).then_some(init_containers),
             volumes: (!volumes.is_empty()).then_some(volumes),
             restart_policy: Some("Never".to_owned()),
             termination_grace_period_seconds: Some(seconds(grace)),
             // The fleet decides what leaves a node that does not report.
-            tolerations: Some(vec![Toleration {
-                operator: Some("Exists".to_owned()),
-                effect: Some("NoExecute".to_owned()),
-                ..Toleration::default()
-            }]),
+            tolerations: Some(tolerated.iter().map(|effect| tolerate(effect)).collect()),
             enable_service_links: Some(false),
             ..PodSpec::default()
         }),
         ..Pod::default()
     })
+}
+
+fn tolerate(effect: &str) -> Toleration {
+    Toleration {
+        operator: Some("Exists".to_owned()),
+        effect: Some(effect.to_owned()),
+        ..Toleration::default()
+    }
+}
+
+/// Returns the affinity to the node with this name.
+fn node_affinity(node: &str) -> Affinity {
+    let by_name = NodeSelectorRequirement {
+        key: "metadata.name".to_owned(),
+        operator: "In".to_owned(),
+        values: Some(vec![node.to_owned()]),
+    };
+    let term = NodeSelectorTerm { match_fields: Some(vec![by_name]), match_expressions: None };
+    let required = NodeSelector { node_selector_terms: vec![term] };
+    let node = NodeAffinity {
+        required_during_scheduling_ignored_during_execution: Some(required),
+        ..NodeAffinity::default()
+    };
+    Affinity { node_affinity: Some(node), ..Affinity::default() }
 }
 
 /// Returns whole seconds, at least one: a grace of zero would delete a pod without proof of its end.
@@ -337,13 +352,15 @@ pub(super) struct ObservedPod {
     /// Addresses and statuses of the containers, by name of the payload.
     ip: Option<String>,
     containers: BTreeMap<String, ObservedContainer>,
-    /// Reason and message of a pod that has no containers yet.
+    /// Reason and message of a pod that is not scheduled, or whose init containers cannot run.
     waiting: Option<(String, String)>,
     /// Whether the node of the pod reports.
     is_reachable: bool,
     /// Whether the pod failed as a whole, with the reason.
     failed: Option<String>,
     since: Option<Time>,
+    /// Number of the change by which the pod was seen last.
+    pub(super) seen_at: u64,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -355,24 +372,30 @@ struct ObservedContainer {
 }
 
 impl ObservedPod {
-    /// Returns what a pod of an incarnation shows; `None` if it lacks a name or a uid.
-    pub(super) fn of(pod: &Pod) -> Option<ObservedPod> {
+    /// Returns what a pod of an incarnation shows; `None` if its name is not that of the incarnation's pod with its number,
+    /// as of a copy that another party made.
+    pub(super) fn of(pod: &Pod, seen_at: u64) -> Option<ObservedPod> {
         let metadata = &pod.metadata;
         let label = |key: &str| metadata.labels.as_ref()?.get(key);
         let status = pod.status.clone().unwrap_or_default();
         let conditions = status.conditions.unwrap_or_default();
         let condition = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
         let unscheduled = condition("PodScheduled").filter(|of| of.status == "False");
-        let waiting = unscheduled.map(|of| {
+        let unscheduled = unscheduled.map(|of| {
             let reason = of.reason.clone().unwrap_or_else(|| "Unschedulable".to_owned());
             (reason, of.message.clone().unwrap_or_default())
         });
+        let init = status.init_container_statuses.unwrap_or_default();
+        let init = init.into_iter().find_map(|of| match container_status(of.state.as_ref(), of.ready) {
+            (ProcessStatus::Waiting { reason, message }, _) => Some((reason, message)),
+            _ => None,
+        });
+        let waiting = unscheduled.or(init);
         let ready = condition("Ready");
-        // The node controller sets this reason when the node's lease has expired.
-        let is_reachable = ready.is_none_or(|of| of.reason.as_deref() != Some("NodeStatusUnknown"))
-            && status.reason.as_deref() != Some("NodeLost")
-            && condition("DisruptionTarget")
-                .is_none_or(|of| of.reason.as_deref() != Some("DeletionByTaintManager"));
+        // The node controller changes this condition alone, when the node's lease has expired.
+        let is_marked = ready.is_some_and(|of| of.status == "False")
+            && condition("ContainersReady").is_some_and(|of| of.status == "True");
+        let is_reachable = !is_marked && status.reason.as_deref() != Some("NodeLost");
         let failed = (status.phase.as_deref() == Some("Failed")).then(|| {
             let reason = status.reason.clone().unwrap_or_else(|| "Failed".to_owned());
             match &status.message {
@@ -387,11 +410,16 @@ impl ObservedPod {
             (of.name, ObservedContainer { status: seen, is_unready, since })
         });
         let since = ready.and_then(|of| of.last_transition_time.as_ref()).and_then(time);
+        let index = label(super::labels::INDEX).and_then(|index| index.parse().ok())?;
+        let name = metadata.name.clone()?;
+        if !name.ends_with(&format!("-{}-{index}", label(super::labels::INCARNATION)?)) {
+            return None;
+        }
         Some(ObservedPod {
-            name: metadata.name.clone()?,
+            name,
             namespace: metadata.namespace.clone()?,
             uid: metadata.uid.clone()?,
-            index: label(super::labels::INDEX).and_then(|index| index.parse().ok()).unwrap_or_default(),
+            index,
             revision: label(super::labels::REVISION).and_then(|text| text.parse().ok()).unwrap_or_default(),
             deleting: metadata
                 .deletion_timestamp
@@ -403,6 +431,7 @@ impl ObservedPod {
             is_reachable,
             failed,
             since,
+            seen_at,
         })
     }
 
@@ -412,13 +441,13 @@ impl ObservedPod {
         ended.map(|(name, of)| (name.clone(), of.status.clone()))
     }
 
-    /// Returns the reason why the pod failed without a container that ended, if it did.
+    /// Returns the reason why the pod failed as a whole, if it did.
     pub(super) fn failure(&self) -> Option<&str> {
-        self.failed.as_deref().filter(|_| self.ended_container().is_none())
+        self.failed.as_deref()
     }
 }
 
-fn is_ended(status: &ProcessStatus) -> bool {
+pub(super) fn is_ended(status: &ProcessStatus) -> bool {
     matches!(status, ProcessStatus::OomKilled | ProcessStatus::Exited { .. } | ProcessStatus::Signaled { .. })
 }
 
@@ -466,13 +495,13 @@ fn waits(mut reason: String, mut message: String) -> ProcessStatus {
 /// Returns the report of each process of the spec. `before` states whether the incarnation has been ready.
 pub(super) fn processes(
     spec: &IncarnationSpec,
-    pods: &BTreeMap<u16, ObservedPod>,
+    pods: &BTreeMap<u16, &ObservedPod>,
     before: crate::reconcile::ReadyHistory,
 ) -> Vec<ProcessInfo> {
     let mut all = Vec::new();
     for payload in &spec.payloads {
         for index in 0..payload.processes {
-            all.push(process(payload, index, pods.get(&index), before));
+            all.push(process(payload, index, pods.get(&index).copied(), before));
         }
     }
     all
@@ -519,15 +548,16 @@ fn process(
             };
             (status, pod.since)
         }
-        (Some(of), _) => (of.status.clone(), of.since),
-        (None, Some((reason, message))) => (waits(reason.clone(), message.clone()), pod.since),
+        (Some(of), None) => (of.status.clone(), of.since),
+        (Some(of), Some(_)) if of.status != ProcessStatus::Starting => (of.status.clone(), of.since),
+        (_, Some((reason, message))) => (waits(reason.clone(), message.clone()), pod.since),
         (None, None) => (ProcessStatus::Starting, None),
     };
     info
 }
 
 /// Returns the exit of an incarnation that ended without a request, from its processes and pods.
-pub(super) fn exit(processes: &[ProcessInfo], pods: &BTreeMap<u16, ObservedPod>) -> Option<IncarnationExit> {
+pub(super) fn exit(processes: &[ProcessInfo], pods: &BTreeMap<u16, &ObservedPod>) -> Option<IncarnationExit> {
     let failed = processes.iter().find_map(|process| {
         let how = match &process.status {
             ProcessStatus::Exited { code: 0 } => return None,

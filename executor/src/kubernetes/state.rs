@@ -1,26 +1,31 @@
 //! State of one object, and the next step towards its target. Pure.
 //!
 //! An object is a record in the executor's namespace, and pods or a claim in the namespace of its plan. The record is
-//! written before the first of them is created, so an object without a record is not of this executor. Everything
-//! follows from record and existing objects, so a later executor continues where an earlier one stopped.
+//! written before the first of them is created. Everything follows from record and existing objects, so a later
+//! executor continues where an earlier one stopped.
 //!
 //! | target | record and objects | next |
 //! |---|---|---|
-//! | up | accepted, objects missing | create the next one |
+//! | up | accepted | nothing, until the command comes again |
+//! | up | creating, by this executor; objects missing | create the next one |
+//! | up | creating, by an earlier executor; a pod is missing | an end: the pod may have run |
 //! | up | all objects exist | record that, with whether all are ready |
 //! | up | created; a container ended, or an object is missing | record the exit, then delete the rest |
 //! | down, or removed | objects exist | delete each by its uid |
-//! | any | nothing exists, an end is due | record the proved end, or the tombstone |
-//! | any | tombstone or proved end, but an object exists | delete it: a late request created it |
+//! | any | nothing exists, an end is due | prove that, then record the proved end, or the tombstone |
+//! | any | tombstone or proved end, but a pod exists | delete it: a late request created it |
+//!
+//! Only a command destroys a claim: a claim that appears again after its loss may be a restored copy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use chancery_events::id::{ObjectId, VolumeId};
 use chancery_events::observation::{IncarnationExit, ProcessInfo, ProcessStatus};
 use chancery_events::protocol::{IncarnationSpec, ObjectSpec};
 
 use super::claims::ObservedClaim;
-use super::pods::{ObservedPod, exit, pod_count, processes};
+use super::labels::pod_name;
+use super::pods::{ObservedPod, exit, is_ended, pod_count, processes};
 use super::store::{ObjectRecord, RecordedEnd, StartProgress};
 use crate::reconcile::{KnownObject, ObjectState, ObjectTarget, ReadyHistory, TargetGoal};
 
@@ -34,10 +39,12 @@ pub(super) struct ObjectView {
     /// Whether this executor received the command. An accepted command of an earlier executor starts nothing until the
     /// same command comes again.
     pub(super) is_begun: bool,
-    /// Existing pods, by number.
-    pub(super) pods: BTreeMap<u16, ObservedPod>,
-    /// Last state of pods that no longer exist.
+    /// Existing pods, by uid.
+    pub(super) pods: BTreeMap<String, ObservedPod>,
+    /// Last state of pods that are not seen any more, by number.
     pub(super) gone: BTreeMap<u16, ObservedPod>,
+    /// Uids of pods that are not seen any more: a late event about one changes nothing.
+    pub(super) dead: BTreeSet<String>,
     /// Existing claim of a volume.
     pub(super) claim: Option<ObservedClaim>,
     /// Shortest grace of a deletion that was requested, in seconds, by uid.
@@ -80,6 +87,7 @@ impl ObjectView {
             is_begun: false,
             pods: BTreeMap::new(),
             gone: BTreeMap::new(),
+            dead: BTreeSet::new(),
             claim: None,
             deleted: BTreeMap::new(),
         }
@@ -102,15 +110,37 @@ impl ObjectView {
     fn history(&self) -> ReadyHistory {
         match self.record.as_ref().map(|record| record.start) {
             Some(StartProgress::Ready) => ReadyHistory::Ready,
-            Some(StartProgress::Accepted | StartProgress::Created) | None => ReadyHistory::NeverReady,
+            Some(StartProgress::Accepted | StartProgress::Creating | StartProgress::Created) | None => {
+                ReadyHistory::NeverReady
+            }
         }
+    }
+
+    /// Returns each pod by its number: the existing one, or the last state of one that is not seen any more.
+    fn by_number(&self) -> BTreeMap<u16, &ObservedPod> {
+        let mut all: BTreeMap<u16, &ObservedPod> =
+            self.gone.iter().map(|(index, pod)| (*index, pod)).collect();
+        all.extend(self.pods.values().map(|pod| (pod.index, pod)));
+        all
     }
 
     /// Returns the statuses of all processes.
     fn processes(&self) -> Vec<ProcessInfo> {
-        let mut pods = self.gone.clone();
-        pods.extend(self.pods.clone());
-        self.spec().map(|spec| processes(spec, &pods, self.history())).unwrap_or_default()
+        self.spec().map(|spec| processes(spec, &self.by_number(), self.history())).unwrap_or_default()
+    }
+
+    /// Returns namespaces and names of all pods that the incarnation can have.
+    pub(super) fn pod_names(&self) -> Vec<(String, String)> {
+        let ObjectId::Incarnation(id) = self.object else { return Vec::new() };
+        let Some(spec) = self.spec() else { return Vec::new() };
+        let namespace = spec.labels.namespace.to_string();
+        (0..pod_count(spec)).map(|index| (namespace.clone(), pod_name(id, spec, index))).collect()
+    }
+
+    /// Whether every pod of the incarnation was seen to be deleted, and none was only missing from a list or a watch.
+    pub(super) fn is_proved_gone(&self) -> bool {
+        let count = self.spec().map_or(0, pod_count);
+        (0..count).all(|index| self.gone.get(&index).is_some_and(|pod| pod.deleting.is_some()))
     }
 
     fn is_ready(&self) -> bool {
@@ -161,7 +191,7 @@ impl ObjectView {
             // An object with the executor's labels and without a record: its record was removed by another party.
             let revision = self.pods.values().map(|pod| pod.revision).max().unwrap_or_default();
             let order = ObjectTarget { aim: TargetGoal::Up, attempt: 0, ..ObjectTarget::removal(revision) };
-            let state = ObjectState::Up { processes: Vec::new(), before: ReadyHistory::NeverReady };
+            let state = ObjectState::Starting { processes: Vec::new() };
             return self.exists().then_some(KnownObject { order, spec: None, state });
         };
         let order = self.order.unwrap_or(record.command.order);
@@ -178,10 +208,12 @@ impl ObjectView {
             (_, Some(failure), _) if !self.exists() => {
                 ObjectState::Failed { message: failure.message.clone(), retry: failure.retry }
             }
-            (_, None, StartProgress::Accepted) if !self.exists() && self.gone.is_empty() => {
+            // What is left of a failed start is being deleted.
+            (_, Some(_), _) => ObjectState::Starting { processes: self.processes() },
+            (None, None, StartProgress::Accepted) if !self.exists() && self.gone.is_empty() => {
                 ObjectState::Accepted
             }
-            (None, None, StartProgress::Accepted)
+            (None, None, StartProgress::Accepted | StartProgress::Creating)
                 if self.existing() < self.wanted() || (self.is_volume() && !self.is_ready()) =>
             {
                 ObjectState::Starting { processes: self.processes() }
@@ -196,6 +228,10 @@ impl ObjectView {
         let Some(record) = &self.record else { return ObjectStep::Rest };
         let order = self.order.unwrap_or(record.command.order);
         let is_over = record.tombstone.is_some() || record.end.as_ref().is_some_and(|end| end.is_proved);
+        let has_ended = is_over || record.end.is_some() || record.failure.is_some();
+        if self.is_volume() && order.aim == TargetGoal::Up && has_ended && self.claim.is_some() {
+            return ObjectStep::Rest;
+        }
         if is_over || record.failure.is_some() || record.end.is_some() || order.aim != TargetGoal::Up {
             return self.down(record, &order, is_over);
         }
@@ -210,43 +246,45 @@ impl ObjectView {
 
     /// Returns the exit of an incarnation that ended without a request.
     fn unrequested_exit(&self, record: &ObjectRecord) -> Option<IncarnationExit> {
-        let processes = self.processes();
-        let mut pods = self.gone.clone();
-        pods.extend(self.pods.clone());
-        if let Some(exit) = exit(&processes, &pods) {
-            return Some(exit);
+        let pods = self.by_number();
+        let found = exit(&self.processes(), &pods);
+        if let Some(IncarnationExit::Failed { .. }) = found {
+            return found;
         }
-        let was_complete = record.start > StartProgress::Accepted || !self.gone.is_empty();
-        let is_leaving = self.pods.values().find(|pod| pod.deleting.is_some());
-        if was_complete && self.existing() < self.wanted() {
-            let reason = match self.object {
-                ObjectId::Incarnation(_) => {
-                    let missing =
-                        self.gone.values().next().map(|pod| format!("pod {} was deleted", pod.name));
-                    missing.unwrap_or_else(|| "a pod was deleted".to_owned())
-                }
-                ObjectId::Volume(_) => "the claim of the volume was deleted".to_owned(),
-            };
-            return Some(IncarnationExit::Failed { reason });
+        // Nothing asked for the deletion: a container that then ends with status 0 has not ended by itself.
+        let deleted = pods.values().find(|pod| pod.deleting.is_some() || !self.pods.contains_key(&pod.uid));
+        if let Some(pod) = deleted {
+            return Some(IncarnationExit::Failed { reason: format!("pod {} was deleted", pod.name) });
         }
-        is_leaving.map(|pod| IncarnationExit::Failed { reason: format!("pod {} is being deleted", pod.name) })
+        if found.is_some() {
+            return found;
+        }
+        let was_complete = match record.start {
+            StartProgress::Created | StartProgress::Ready => true,
+            // A missing pod may have run under an earlier executor. A claim has no processes.
+            StartProgress::Creating => !self.is_begun && !self.is_volume(),
+            StartProgress::Accepted => false,
+        };
+        (was_complete && self.existing() < self.wanted()).then(|| {
+            let what = if self.is_volume() { "the claim of the volume" } else { "a pod" };
+            IncarnationExit::Failed { reason: format!("{what} was deleted") }
+        })
     }
 
     fn up(&self, record: &ObjectRecord) -> ObjectStep {
-        if record.start == StartProgress::Accepted {
-            if !self.exists() && !self.is_begun {
-                return ObjectStep::Rest;
-            }
-            match self.object {
-                ObjectId::Incarnation(_) => {
-                    let count = self.spec().map_or(0, pod_count);
-                    if let Some(missing) = (0..count).find(|index| !self.pods.contains_key(index)) {
-                        return ObjectStep::CreatePod(missing);
-                    }
+        match (record.start, self.object) {
+            (StartProgress::Accepted, _) => return ObjectStep::Rest,
+            (StartProgress::Creating, ObjectId::Incarnation(_)) => {
+                let existing: BTreeSet<u16> = self.pods.values().map(|pod| pod.index).collect();
+                let count = self.spec().map_or(0, pod_count);
+                if let Some(missing) = (0..count).find(|index| !existing.contains(index)) {
+                    return ObjectStep::CreatePod(missing);
                 }
-                ObjectId::Volume(_) if self.claim.is_none() => return ObjectStep::CreateClaim,
-                ObjectId::Volume(_) => {}
             }
+            (StartProgress::Creating, ObjectId::Volume(_)) if self.claim.is_none() => {
+                return ObjectStep::CreateClaim;
+            }
+            (StartProgress::Creating | StartProgress::Created | StartProgress::Ready, _) => {}
         }
         let reached = if self.is_ready() { StartProgress::Ready } else { StartProgress::Created };
         if record.start >= reached {
@@ -278,13 +316,14 @@ impl ObjectView {
                 grace: None,
             });
         }
-        if self.exists() || is_over {
+        let is_buried = record.tombstone.is_some() || (is_over && order.aim != TargetGoal::Removed);
+        if self.exists() || is_buried {
             return ObjectStep::Rest;
         }
         let never_ran = record.failure.is_some()
-            || (record.start == StartProgress::Accepted && self.gone.is_empty() && record.end.is_none());
+            || (record.start <= StartProgress::Creating && self.gone.is_empty() && record.end.is_none());
         match (order.aim, &record.end) {
-            (TargetGoal::Up, None) => ObjectStep::Rest,
+            (TargetGoal::Up, None) => ObjectStep::Rest, // a failure, or a lost volume
             (TargetGoal::Removed, _) => self.bury(record, order),
             (TargetGoal::Down, _) if never_ran => self.bury(record, order),
             (TargetGoal::Up | TargetGoal::Down, Some(end)) => {
@@ -294,7 +333,7 @@ impl ObjectView {
             (TargetGoal::Down, None) => {
                 let mut processes = self.processes();
                 for process in &mut processes {
-                    if matches!(process.status, ProcessStatus::Ready | ProcessStatus::Starting) {
+                    if !is_ended(&process.status) {
                         process.status = ProcessStatus::Unknown;
                     }
                 }
@@ -324,21 +363,64 @@ impl ObjectView {
         self.gone.clear();
     }
 
-    /// Takes over the state of a pod that was read or created.
+    /// Takes over the state of a pod from an event.
     pub(super) fn see_pod(&mut self, pod: ObservedPod, exists: bool) {
-        let index = pod.index;
-        let known = self.pods.get(&index).is_some_and(|known| known.uid != pod.uid);
-        match (exists, known) {
-            (true, _) => {
-                self.pods.insert(index, pod);
+        if self.dead.contains(&pod.uid) {
+            return;
+        }
+        if exists {
+            self.pods.insert(pod.uid.clone(), pod);
+        } else {
+            self.lose_pod(pod);
+        }
+    }
+
+    /// Takes over the answer to a request that created a pod, unless an event was faster.
+    pub(super) fn add_pod(&mut self, pod: ObservedPod) {
+        if !self.dead.contains(&pod.uid) {
+            self.pods.entry(pod.uid.clone()).or_insert(pod);
+        }
+    }
+
+    /// Whether the object had a pod with this uid.
+    pub(super) fn knows(&self, uid: &str) -> bool {
+        self.dead.contains(uid) || self.pods.contains_key(uid)
+    }
+
+    /// Takes over a pod that was read by its name, though neither list nor watch shows it.
+    pub(super) fn find_pod(&mut self, pod: ObservedPod) {
+        self.dead.remove(&pod.uid);
+        self.gone.remove(&pod.index);
+        self.pods.insert(pod.uid.clone(), pod);
+    }
+
+    /// Notes that a pod is not seen any more.
+    fn lose_pod(&mut self, pod: ObservedPod) {
+        self.pods.remove(&pod.uid);
+        self.deleted.remove(&pod.uid);
+        self.dead.insert(pod.uid.clone());
+        self.gone.insert(pod.index, pod);
+    }
+
+    /// Takes over a list that started after change `before`. Pods that were seen since are newer than the list.
+    pub(super) fn take_list(&mut self, listed: ObjectView, before: u64) {
+        let missing: Vec<ObservedPod> = self
+            .pods
+            .values()
+            .filter(|pod| pod.seen_at <= before && !listed.pods.contains_key(&pod.uid))
+            .cloned()
+            .collect();
+        for pod in missing {
+            self.lose_pod(pod);
+        }
+        for (uid, pod) in listed.pods {
+            let is_newer = self.pods.get(&uid).is_some_and(|known| known.seen_at > before);
+            if !is_newer && !self.dead.contains(&uid) {
+                self.pods.insert(uid, pod);
             }
-            // An event about an earlier pod of this name.
-            (false, true) => {}
-            (false, false) => {
-                self.pods.remove(&index);
-                self.deleted.remove(&pod.uid);
-                self.gone.insert(index, pod);
-            }
+        }
+        if self.claim.as_ref().is_none_or(|claim| claim.seen_at <= before) {
+            self.claim = listed.claim;
         }
     }
 
@@ -352,14 +434,22 @@ impl ObjectView {
         }
     }
 
-    /// Notes that the object with this uid does not exist any more.
+    /// Notes that the API has no object with this uid.
     pub(super) fn forget_uid(&mut self, uid: &str) {
         if self.claim.as_ref().is_some_and(|claim| claim.uid == uid) {
             self.claim = None;
         }
-        let index = self.pods.iter().find(|(_, pod)| pod.uid == uid).map(|(index, _)| *index);
-        if let Some((index, pod)) = index.and_then(|index| Some((index, self.pods.remove(&index)?))) {
-            self.gone.insert(index, pod);
+        if let Some(mut pod) = self.pods.get(uid).cloned() {
+            // As the API itself states: nothing else proves more.
+            pod.deleting = pod.deleting.or(Some(0));
+            self.lose_pod(pod);
+        }
+    }
+
+    /// Notes that no pod of the incarnation exists, as the API states of each name.
+    pub(super) fn prove_gone(&mut self) {
+        for pod in self.gone.values_mut() {
+            pod.deleting = pod.deleting.or(Some(0));
         }
     }
 }

@@ -18,7 +18,7 @@ use kube::{Api, Client};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
-use super::api::{ApiFailure, answer};
+use super::api::{ApiFailure, answer, answer_within};
 use super::labels::{EPOCH, MANAGER, ObjectOwner, object_of, record_name};
 use crate::executor_store::AcceptedCommand;
 use crate::locked_directory::random;
@@ -29,6 +29,10 @@ use crate::session::{ExecutorStop, HighestHead};
 const EPOCH_KEY: &str = "epoch";
 /// Time after which a head is stored whose term and lineage are stored already.
 const HEAD_AGE: Duration = Duration::from_secs(10);
+/// Time until the API must refuse requests of the earlier epoch.
+const FENCE: Duration = Duration::from_millis(500);
+/// Time limit for storing a head: the executor's loop waits for it.
+const HEAD_LIMIT: Duration = Duration::from_secs(1);
 /// Attempts to raise the epoch, each after another executor did so.
 const TRIES: u32 = 20;
 
@@ -47,6 +51,8 @@ struct StoredHead {
     version: Option<String>,
     seen: Option<HighestHead>,
     at: Instant,
+    /// Whether the last write had no answer.
+    put_off: bool,
 }
 
 impl KubernetesStore {
@@ -67,6 +73,12 @@ impl KubernetesStore {
                 }
             };
             let (mut data, version) = match found {
+                Some(map) if !owner.owns(map.metadata.labels.as_ref()) => {
+                    let text = format!(
+                        "cannot use config map {namespace}/{name}: it is of another fleet or cluster"
+                    );
+                    return Err(ExecutorStop::Storage(io::Error::other(text)));
+                }
                 Some(map) => (map.data.unwrap_or_default(), map.metadata.resource_version),
                 None => (BTreeMap::new(), None),
             };
@@ -77,7 +89,10 @@ impl KubernetesStore {
             };
             let last = match data.get(EPOCH_KEY) {
                 Some(text) => text.parse::<u64>().map_err(|_| invalid(namespace, &name, EPOCH_KEY))?,
-                None => 0,
+                // A store that was deleted must not fall behind the objects of its executors.
+                None => highest_epoch(&maps, &owner)
+                    .await
+                    .map_err(|failure| stop(&format!("cannot list config maps of {namespace}"), &failure))?,
             };
             let seen = match data.get("head") {
                 Some(text) => serde_json::from_str(text).map_err(|_| invalid(namespace, &name, "head"))?,
@@ -96,7 +111,8 @@ impl KubernetesStore {
                     return Err(stop(&format!("cannot write config map {namespace}/{name}"), &failure));
                 }
             };
-            let stored = Mutex::new(StoredHead { version, seen, at: Instant::now() });
+            fence(&maps, &owner, last).await;
+            let stored = Mutex::new(StoredHead { version, seen, at: Instant::now(), put_off: false });
             return Ok((Arc::new(KubernetesStore { maps, owner, id, epoch, stored }), seen));
         }
         Err(ExecutorStop::StoreTaken)
@@ -105,6 +121,43 @@ impl KubernetesStore {
     pub(super) fn owner(&self) -> &ObjectOwner {
         &self.owner
     }
+}
+
+/// Returns the highest epoch of the records of a cluster; zero without records.
+async fn highest_epoch(maps: &Api<ConfigMap>, owner: &ObjectOwner) -> Result<u64, ApiFailure> {
+    let epochs = super::list(maps, &owner.selector(EPOCH), |map: &ConfigMap| epoch_of(map)).await?;
+    Ok(epochs.items.into_iter().max().unwrap_or_default())
+}
+
+fn epoch_of(map: &ConfigMap) -> Option<u64> {
+    map.metadata.labels.as_ref()?.get(EPOCH)?.parse().ok()
+}
+
+/// Waits until the API refuses requests of the earlier epoch: the admission policy reads the epoch from a cache.
+async fn fence(maps: &Api<ConfigMap>, owner: &ObjectOwner, last: u64) {
+    if last == 0 {
+        return;
+    }
+    let mut labels = ObjectOwner { epoch: last, ..owner.clone() }.labels();
+    labels.insert(super::labels::INCARNATION.to_owned(), "none".to_owned());
+    let metadata = ObjectMeta {
+        generate_name: Some("chancery-epoch-".to_owned()),
+        labels: Some(labels),
+        ..ObjectMeta::default()
+    };
+    let probe = ConfigMap { metadata, ..ConfigMap::default() };
+    let only_ask = PostParams { dry_run: true, field_manager: Some(MANAGER.to_owned()) };
+    let until = Instant::now() + FENCE;
+    while Instant::now() < until {
+        if let Err(ApiFailure::Superseded(_)) = answer(maps.create(&only_ask, &probe)).await {
+            return;
+        }
+        tokio::time::sleep(FENCE / 20).await;
+    }
+    tracing::warn!(
+        "the API does not refuse requests of earlier epochs: without the admission policy, an executor that slept can \
+         still create pods"
+    );
 }
 
 fn invalid(namespace: &str, name: &str, key: &str) -> ExecutorStop {
@@ -154,11 +207,10 @@ impl EpochStore for KubernetesStore {
     /// requests. Without an answer of the API the head is stored later; then no command can be carried out either.
     async fn remember(self: Arc<Self>, seen: HighestHead) -> io::Result<()> {
         let mut stored = self.stored.lock().await;
-        let is_recent = stored.seen.is_some_and(|known| {
-            known.lineage == seen.lineage
-                && known.head.term == seen.head.term
-                && stored.at.elapsed() < HEAD_AGE
-        });
+        let is_recent = stored
+            .seen
+            .is_some_and(|known| known.lineage == seen.lineage && known.head.term == seen.head.term);
+        let is_recent = (is_recent || stored.put_off) && stored.at.elapsed() < HEAD_AGE;
         if is_recent {
             return Ok(());
         }
@@ -169,16 +221,43 @@ impl EpochStore for KubernetesStore {
             ("head".to_owned(), head),
         ]);
         let name = self.owner.store_name();
-        match write(&self.maps, &name, self.owner.labels(), data, stored.version.clone()).await {
-            Ok(version) => *stored = StoredHead { version, seen: Some(seen), at: Instant::now() },
-            Err(ApiFailure::NoAnswer(reason)) => tracing::warn!(%reason, "cannot store head, retrying"),
-            Err(failure) => {
-                return Err(io::Error::other(format!(
-                    "cannot store head: another executor has taken over: {failure}"
-                )));
+        for _ in 0..TRIES {
+            let writing = write(&self.maps, &name, self.owner.labels(), data.clone(), stored.version.clone());
+            match tokio::time::timeout(HEAD_LIMIT, writing).await {
+                Ok(Ok(version)) => {
+                    *stored = StoredHead { version, seen: Some(seen), at: Instant::now(), put_off: false };
+                    return Ok(());
+                }
+                // The answer to an earlier write was lost, or another party edited the object.
+                Ok(Err(ApiFailure::Conflict(_))) => {
+                    match answer_within(HEAD_LIMIT, self.maps.get_opt(&name)).await {
+                        Ok(Some(map)) if epoch_of(&map) == Some(self.epoch.number) => {
+                            stored.version = map.metadata.resource_version;
+                        }
+                        Err(ApiFailure::NoAnswer(reason)) => return Ok(stored.put_off(&reason)),
+                        Ok(_) | Err(_) => return Err(taken_over()),
+                    }
+                }
+                Ok(Err(ApiFailure::NotFound(_))) => stored.version = None,
+                Ok(Err(ApiFailure::NoAnswer(reason))) => return Ok(stored.put_off(&reason)),
+                Ok(Err(ApiFailure::Superseded(_))) => return Err(taken_over()),
+                Ok(Err(failure)) => return Err(io::Error::other(format!("cannot store head: {failure}"))),
+                Err(_) => return Ok(stored.put_off("no answer in time")),
             }
         }
-        Ok(())
+        Ok(stored.put_off("the object changes too often"))
+    }
+}
+
+fn taken_over() -> io::Error {
+    io::Error::other("cannot store head: another executor has taken over")
+}
+
+impl StoredHead {
+    /// Stores the head later.
+    fn put_off(&mut self, reason: &str) {
+        tracing::warn!(reason, "cannot store head, retrying");
+        (self.at, self.put_off) = (Instant::now(), true);
     }
 }
 
@@ -201,8 +280,10 @@ pub(super) struct ObjectRecord {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum StartProgress {
-    /// Command accepted: parts of the object may exist.
+    /// Command accepted, nothing created.
     Accepted,
+    /// Command accepted by an executor that creates what is missing.
+    Creating,
     /// Everything was created: an object that does not exist any more has ended.
     Created,
     /// Ready at least once.
@@ -250,12 +331,14 @@ impl RecordStore {
     pub(super) async fn list(&self) -> Result<Vec<(ObjectId, ObjectRecord, String)>, ApiFailure> {
         let mut all = Vec::new();
         for key in [super::labels::INCARNATION, super::labels::VOLUME] {
-            for map in super::list(&self.maps, &self.owner.selector(key)).await?.items {
-                match parse(&map) {
-                    Some(record) => all.push(record),
-                    None => tracing::warn!(name = ?map.metadata.name, "cannot read record, ignored"),
+            let read = |map: &ConfigMap| {
+                let record = parse(map);
+                if record.is_none() {
+                    tracing::warn!(name = ?map.metadata.name, "cannot read record, ignored");
                 }
-            }
+                record
+            };
+            all.extend(super::list(&self.maps, &self.owner.selector(key), read).await?.items);
         }
         Ok(all)
     }
@@ -279,15 +362,17 @@ impl RecordStore {
         object: ObjectId,
     ) -> Result<Option<(Option<ObjectRecord>, String, u64)>, ApiFailure> {
         let Some(map) = answer(self.maps.get_opt(&record_name(object))).await? else { return Ok(None) };
-        let epoch = map.metadata.labels.as_ref().and_then(|labels| labels.get(EPOCH)?.parse().ok());
+        let epoch = epoch_of(&map);
         let version = map.metadata.resource_version.clone().unwrap_or_default();
         let record = parse(&map).filter(|(found, ..)| *found == object).map(|(_, record, _)| record);
         Ok(Some((record, version, epoch.unwrap_or_default())))
     }
 
-    /// Removes a record; a missing one is no error.
-    pub(super) async fn purge(&self, object: ObjectId) -> Result<(), ApiFailure> {
-        match answer(self.maps.delete(&record_name(object), &kube::api::DeleteParams::default())).await {
+    /// Removes the record with this resource version; a missing one is no error.
+    pub(super) async fn purge(&self, object: ObjectId, version: Option<String>) -> Result<(), ApiFailure> {
+        let only = kube::api::Preconditions { uid: None, resource_version: version };
+        let params = kube::api::DeleteParams::default().preconditions(only);
+        match answer(self.maps.delete(&record_name(object), &params)).await {
             Ok(_) | Err(ApiFailure::NotFound(_)) => Ok(()),
             Err(failure) => Err(failure),
         }

@@ -109,6 +109,16 @@ impl RealCluster {
             "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "disk"},
             "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer",
         }));
+        // Nothing provisions volumes here: the controller binds claims to these.
+        for i in 0..12 {
+            cluster.apply(&json!({
+                "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": format!("volume-{i}")},
+                "spec": {
+                    "capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "disk",
+                    "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": format!("/none/{i}")},
+                },
+            }));
+        }
         cluster
     }
 

@@ -367,7 +367,7 @@ fn a_version_that_no_runtime_can_run_waits_and_holds_nothing() {
     let spec = json!({"namespace": "ns", "service": "web", "payloads": [payload], "approval": automatic});
     world.must("plan.apply", &json!({"name": "web", "spec": spec}));
     world.deploy("d1", 1);
-    assert_eq!((world.deployment("d1").as_str(), world.free_cpu()), ("in_progress", 4000));
+    assert_eq!((world.deployment("d1").as_str(), world.free_cpu()), ("in progress", 4000));
     assert!(world.fleet.incarnations().is_empty());
     let plan = world.fleet.plans().get("web").expect("the plan");
     assert_eq!(plan.unschedulable.len(), 1, "{:?}", plan.unschedulable);

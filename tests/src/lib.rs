@@ -12,6 +12,7 @@ pub mod fuzz;
 pub mod history;
 pub mod host;
 pub mod kafka;
+pub mod kubernetes;
 pub mod ledger;
 pub mod model;
 pub mod resolver;

@@ -33,6 +33,7 @@ mod memory;
 mod mutations;
 mod new_kind;
 mod newcomers;
+mod on_kubernetes;
 mod races;
 mod reads;
 mod rollbacks;

@@ -63,7 +63,7 @@ fn run_tests() -> ExitCode {
         };
     }
     let mut trials = trials![
-        pods::pods_conform,
+        pods::pods_of_kubernetes_conform,
         world::processes_conform,
         world::simulated_nodes_conform,
         bench::a_hundred_thousand_ensures_take_seconds,

@@ -1,8 +1,9 @@
 //! Pods of a real Kubernetes API.
 
+use std::io::{BufRead as _, BufReader};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command as Program, Stdio};
+use std::process::{Child, Command as Program, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -64,6 +65,7 @@ impl ApiConnection {
 /// Real API, and objects of other owners in it.
 struct RealCluster {
     dir: PathBuf,
+    holder: Child,
     connection: ApiConnection,
     temporary: tempfile::TempDir,
     foreign: Mutex<Vec<Value>>,
@@ -87,9 +89,17 @@ impl RealCluster {
     fn start() -> RealCluster {
         let temporary = tempfile::tempdir().expect("a directory");
         let dir = temporary.path().join("kubernetes");
-        let mut start = script("start");
-        start.arg(&dir);
-        run(start);
+        // The script lives as long as its input, and removes everything at its end.
+        let mut holder = script("hold");
+        let mut holder = holder
+            .arg(&dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the script can be run");
+        let mut line = String::new();
+        BufReader::new(holder.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        assert!(Path::new(line.trim_end()).is_file(), "the API of Kubernetes did not start");
         // The executor's connection can be cut; the API has the same certificate on each port.
         let direct = std::fs::read_to_string(dir.join("kubeconfig")).expect("a file");
         let port = std::fs::read_to_string(dir.join("kube-apiserver/port")).expect("a file");
@@ -98,7 +108,7 @@ impl RealCluster {
         let cut = direct.replace(&format!("127.0.0.1:{port}"), &format!("127.0.0.1:{}", connection.port));
         assert_ne!(cut, direct);
         std::fs::write(temporary.path().join("kubeconfig"), cut).expect("written");
-        let cluster = RealCluster { dir, connection, temporary, foreign: Mutex::default() };
+        let cluster = RealCluster { dir, holder, connection, temporary, foreign: Mutex::default() };
         let mut node = script("node");
         node.arg(&cluster.dir).arg("n1");
         run(node);
@@ -152,11 +162,8 @@ impl RealCluster {
 
 impl Drop for RealCluster {
     fn drop(&mut self) {
-        let mut stop = script("stop");
-        stop.arg(&self.dir);
-        if let Err(error) = stop.output() {
-            eprintln!("cannot stop the cluster: {error}");
-        }
+        drop(self.holder.stdin.take());
+        let _ = self.holder.wait();
     }
 }
 
@@ -285,6 +292,6 @@ impl RealCluster {
     }
 }
 
-pub(crate) async fn pods_conform() {
+pub(crate) async fn pods_of_kubernetes_conform() {
     conformance::check(&RealCluster::start()).await;
 }

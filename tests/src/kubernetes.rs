@@ -1,0 +1,111 @@
+//! Real Kubernetes API on free ports of the loopback, whose nodes are simulated: see `tests/kubernetes`.
+//!
+//! Its components belong to a script, `tests/kubernetes/hold`, which lives as long as a pipe from here. When the pipe
+//! is closed, by `Drop` or any end of this process, the script kills every component and removes the directory.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+/// Separate Kubernetes API, which ends when this value is dropped.
+#[derive(Debug)]
+pub struct KubernetesApi {
+    dir: PathBuf,
+    kubeconfig: PathBuf,
+    holder: Child,
+    directory: tempfile::TempDir,
+}
+
+fn script(name: &str) -> Command {
+    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("kubernetes").join(name))
+}
+
+fn run(mut command: Command) -> String {
+    let output = command.stdin(Stdio::null()).output().expect("the script can be run");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+impl KubernetesApi {
+    /// Starts an API with these nodes, and waits until all are ready.
+    pub fn start(nodes: &[&str]) -> KubernetesApi {
+        let directory = tempfile::tempdir().expect("a directory");
+        let dir = directory.path().join("kubernetes");
+        let mut holder = script("hold")
+            .arg(&dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the script can be run");
+        let mut line = String::new();
+        let output = holder.stdout.take().expect("a pipe");
+        BufReader::new(output).read_line(&mut line).expect("a line");
+        let kubeconfig = PathBuf::from(line.trim_end());
+        assert!(kubeconfig.is_file(), "the API of Kubernetes did not start");
+        let api = KubernetesApi { dir, kubeconfig, holder, directory };
+        for node in nodes {
+            let mut command = script("node");
+            command.arg(&api.dir).arg(node);
+            run(command);
+        }
+        api
+    }
+
+    /// File with the credentials of an administrator.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// Port of the API.
+    pub fn port(&self) -> u16 {
+        let port = std::fs::read_to_string(self.dir.join("kube-apiserver/port")).expect("a file");
+        port.trim().parse().expect("a port")
+    }
+
+    /// Temporary directory that is removed with the API.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Runs kubectl, and returns what it prints. Panics if it fails.
+    pub fn kubectl(&self, args: &[&str]) -> String {
+        let mut command = script("kubectl");
+        command.arg(&self.dir).args(args);
+        run(command)
+    }
+
+    /// Returns objects as JSON.
+    pub fn get(&self, args: &[&str]) -> Value {
+        let text = self.kubectl(&[&["get", "-o", "json"], args].concat());
+        serde_json::from_str(&text).expect("kubectl prints JSON")
+    }
+
+    /// Returns all pods with these labels, in every namespace.
+    pub fn pods(&self, labels: &str) -> Vec<Value> {
+        self.get(&["pods", "-A", "-l", labels])["items"].as_array().cloned().expect("items")
+    }
+
+    /// Creates or changes an object.
+    pub fn apply(&self, object: &Value) {
+        let file = self.directory.path().join("object.json");
+        std::fs::write(&file, object.to_string()).expect("written");
+        self.kubectl(&["apply", "-f", file.to_str().expect("text")]);
+    }
+
+    /// Kills, pauses, resumes or restarts a component.
+    pub fn component(&self, action: &str, component: &str) {
+        let mut command = script("component");
+        command.arg(action).arg(&self.dir).arg(component);
+        run(command);
+    }
+}
+
+impl Drop for KubernetesApi {
+    fn drop(&mut self) {
+        drop(self.holder.stdin.take());
+        let _ = self.holder.wait();
+    }
+}

@@ -89,7 +89,7 @@ fn a_plan_runs_as_pods_of_kubernetes_from_deployment_to_deletion() {
     until("its pod is deleted", || (api.pods("chancery.dev/plan=web").len() == 2).then_some(()));
     client.must("replica.start", &json!({"name": name}));
     client.wait_for("web", "running", 3);
-    // A container that ends by itself is started again, as another incarnation.
+    // A container that ends without a request is started again, as another incarnation.
     let before = uids(&api.pods("chancery.dev/plan=web"));
     let victim =
         api.pods("chancery.dev/plan=web")[0]["metadata"]["name"].as_str().expect("a name").to_owned();

@@ -737,7 +737,7 @@ impl KubernetesWorld {
                 self.change(object, |view, _| _ = view.deleted.insert(uid.clone(), grace));
                 Ok(())
             }
-            // The API has no such object, or another one has its name: only reading it tells.
+            // The API has no such object, or another one has its name: only reading it decides.
             Err(failure @ (ApiFailure::NotFound(_) | ApiFailure::Conflict(_))) => {
                 let client = self.client.clone();
                 let found = match object {

@@ -251,7 +251,7 @@ impl ObjectView {
         if let Some(IncarnationExit::Failed { .. }) = found {
             return found;
         }
-        // Nothing asked for the deletion: a container that then ends with status 0 has not ended by itself.
+        // Nothing asked for the deletion: a status of 0 does not make its end a clean one.
         let deleted = pods.values().find(|pod| pod.deleting.is_some() || !self.pods.contains_key(&pod.uid));
         if let Some(pod) = deleted {
             return Some(IncarnationExit::Failed { reason: format!("pod {} was deleted", pod.name) });

@@ -312,6 +312,7 @@ fn a_payload_without_a_body_for_a_runtime_is_placed_only_where_another_runtime_i
     );
     let node = json!({"domain": "d9", "resources": {"cpu": 4000, "memory": 8u64 << 30}});
     world.must("node.apply", &json!({"name": "k1", "cluster": "k8s", "spec": node}));
+    world.run();
     assert_eq!(world.pending()[0].node, Some(name("k1")));
     // The other way round, and without any body.
     for (i, (body, wanted)) in [
@@ -326,16 +327,18 @@ fn a_payload_without_a_body_for_a_runtime_is_placed_only_where_another_runtime_i
         let plan = format!("other-{i}");
         world.must("plan.apply", &json!({"name": plan, "spec": spec}));
         world.must("deployment.create", &json!({"plan": plan, "name": "d1", "spec": {"count": 1}}));
+        world.run();
         let plan = world.fleet.plans().get(plan.as_str()).expect("kept").clone();
         let found: Vec<_> = plan.unschedulable.iter().map(|reason| reason.reason.as_str()).collect();
         assert_eq!(found, ["not in cluster k8s", wanted]);
     }
-    let coordinates = json!({"app": {"image": "app:2"}});
-    world.must(
-        "deployment.create",
-        &json!({"plan": "other-1", "name": "d2", "spec": {"count": 1, "coordinates": coordinates}}),
-    );
-    let plan = world.fleet.plans().get("other-1").expect("kept").clone();
+    let mut spec = payload(&json!({}));
+    spec["cluster"] = json!("k8s");
+    world.must("plan.apply", &json!({"name": "by-image", "spec": spec}));
+    let spec = json!({"count": 1, "coordinates": {"app": {"image": "app:2"}}});
+    world.must("deployment.create", &json!({"plan": "by-image", "name": "d1", "spec": spec}));
+    world.run();
+    let plan = world.fleet.plans().get("by-image").expect("kept").clone();
     assert!(plan.unschedulable.is_empty(), "{:?}", plan.unschedulable);
 }
 
@@ -372,6 +375,7 @@ fn a_version_that_no_runtime_can_run_waits_and_holds_nothing() {
     let plan = world.fleet.plans().get("web").expect("the plan");
     assert_eq!(plan.unschedulable.len(), 1, "{:?}", plan.unschedulable);
     world.must("deployment.cancel", &json!({"plan": "web", "name": "d1"}));
+    world.run();
     assert_eq!(world.deployment("d1"), "cancelled", "it can be cancelled");
 }
 

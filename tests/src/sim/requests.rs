@@ -348,7 +348,7 @@ fn plan_apply(random: &mut RandomSource, plan: u64, world: &WorldParts) -> Scrip
     });
     let mut spec = json!({
         "namespace": "ns", "service": format!("s{plan}"), "payloads": payloads, "approval": approval,
-        "timeouts": timeouts,
+        "timeouts": timeouts, "labels": {"tier": format!("t{plan}")},
         "sharing": if drains || random.chance(600) { "allowed" } else { "never" },
         "placement": if random.chance(850) { "spread" } else { "pack" },
         "restart": pick(random, &["always", "on_failure", "never"]),

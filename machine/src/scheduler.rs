@@ -33,7 +33,7 @@ use std::sync::Arc;
 use chancery_events::digest::Digest;
 use chancery_events::fact::UnschedulableReason;
 use chancery_events::name::{
-    CapabilityName, ClusterName, DeploymentName, DomainName, NodeName, PlanName, StorageClass,
+    CapabilityName, ClusterName, DeploymentName, DomainName, NodeName, PlanName, StorageClass, ZoneName,
 };
 use chancery_events::resources::Resources;
 use chancery_events::size::cut;
@@ -733,7 +733,7 @@ fn class_unfit(fleet: &FleetState, need: &PlacementRequest<'_>, class: &NodeClas
     }
     let mut zones = policy.zone().iter().chain(policy.zones()).peekable();
     if zones.peek().is_some() && !zones.clone().any(|zone| class.zone.as_ref() == Some(zone)) {
-        let names: Vec<_> = zones.map(|zone| zone.as_str()).collect();
+        let names: Vec<_> = zones.map(ZoneName::as_str).collect();
         return Some(format!("not in zone {}", names.join(" or ")));
     }
     for (key, value) in policy.selectors() {

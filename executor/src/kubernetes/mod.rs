@@ -230,13 +230,11 @@ where
     loop {
         let page = answer(api.list(&params)).await?;
         items.extend(page.items.iter().filter_map(&read));
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => {
-                let version = page.metadata.resource_version.unwrap_or_default();
-                return Ok(ListedItems { items, version });
-            }
-        }
+        let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) else {
+            let version = page.metadata.resource_version.unwrap_or_default();
+            return Ok(ListedItems { items, version });
+        };
+        params = params.continue_token(&token);
     }
 }
 
@@ -296,11 +294,11 @@ impl KubernetesWorld {
         self.is_lost.store(false, Ordering::Relaxed);
         let watch_pods =
             tokio::spawn(self.clone().watch(self.pods(), INCARNATION, pods.version, move |world, event| {
-                world.pod_changed(number, event)
+                world.pod_changed(number, event);
             }));
         let watch_claims =
             tokio::spawn(self.clone().watch(self.claims(), VOLUME, claims.version, move |world, event| {
-                world.claim_changed(number, event)
+                world.claim_changed(number, event);
             }));
         self.lock().watches.extend([watch_pods.abort_handle(), watch_claims.abort_handle()]);
         for object in due {
@@ -480,7 +478,7 @@ impl KubernetesWorld {
         tokio::spawn(async move {
             let mut backoff = RequestBackoff::new(world.seed.fetch_add(0x9e37_79b9, Ordering::Relaxed));
             loop {
-                let outcome = world.settle_once(object).await;
+                let outcome = Box::pin(world.settle_once(object)).await;
                 world.show(object);
                 if let Err(failure) = outcome {
                     if let ApiFailure::Superseded(reason) = &failure {
@@ -517,7 +515,7 @@ impl KubernetesWorld {
         let began = tokio::time::Instant::now();
         let turn = self.turn(object);
         loop {
-            let _turn = turn.lock().await;
+            let guard = turn.lock().await;
             let Some(view) = self.view(object) else { return Ok(()) };
             match view.next() {
                 ObjectStep::Rest => return Ok(()),
@@ -534,7 +532,7 @@ impl KubernetesWorld {
                 }
                 ObjectStep::WriteLater(record) => {
                     if began.elapsed() < READY_SOON {
-                        drop(_turn);
+                        drop(guard);
                         self.show(object);
                         tokio::time::sleep(READY_SOON / 10).await;
                         continue;
@@ -890,10 +888,10 @@ impl KubernetesWorld {
 
     /// Whether the API answers.
     async fn reachable(&self) -> Result<(), ApiFailure> {
-        match self.is_lost.load(Ordering::Relaxed) {
-            true => answer(self.client.apiserver_version()).await.map(|_| ()),
-            false => Ok(()),
+        if !self.is_lost.load(Ordering::Relaxed) {
+            return Ok(());
         }
+        answer(self.client.apiserver_version()).await.map(|_| ())
     }
 }
 

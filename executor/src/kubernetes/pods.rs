@@ -251,13 +251,12 @@ impl<'a> PayloadContext<'a> {
     fn container(&self) -> Result<Container, InvalidPodSpec> {
         let payload = self.payload;
         let empty = BTreeMap::new();
-        let (image, command, args, env) = match &payload.container {
-            Some(of) => (self.fill(&of.image)?, self.escaped(&of.command)?, self.escaped(&of.args)?, &of.env),
-            None => {
-                let image = payload.coordinates.iter().find(|(key, _)| key.as_str() == IMAGE);
-                let (_, image) = image.ok_or_else(|| InvalidPodSpec::NoImage(payload.name.clone()))?;
-                (image.clone(), None, None, &empty)
-            }
+        let (image, command, args, env) = if let Some(of) = &payload.container {
+            (self.fill(&of.image)?, self.escaped(&of.command)?, self.escaped(&of.args)?, &of.env)
+        } else {
+            let image = payload.coordinates.iter().find(|(key, _)| key.as_str() == IMAGE);
+            let (_, image) = image.ok_or_else(|| InvalidPodSpec::NoImage(payload.name.clone()))?;
+            (image.clone(), None, None, &empty)
         };
         let port = |port: &chancery_events::spec::PayloadPort| ContainerPort {
             container_port: i32::from(port.port),
@@ -409,7 +408,7 @@ impl ObservedPod {
             let is_unready = matches!(seen, ProcessStatus::Starting) && of.started == Some(true) && !of.ready;
             (of.name, ObservedContainer { status: seen, is_unready, since })
         });
-        let since = ready.and_then(|of| of.last_transition_time.as_ref()).and_then(time);
+        let since = ready.and_then(|of| of.last_transition_time.as_ref()).map(time);
         let index = label(super::labels::INDEX).and_then(|index| index.parse().ok())?;
         let name = metadata.name.clone()?;
         if !name.ends_with(&format!("-{}-{index}", label(super::labels::INCARNATION)?)) {
@@ -451,8 +450,8 @@ pub(super) fn is_ended(status: &ProcessStatus) -> bool {
     matches!(status, ProcessStatus::OomKilled | ProcessStatus::Exited { .. } | ProcessStatus::Signaled { .. })
 }
 
-fn time(of: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Time) -> Option<Time> {
-    Some(Time::from_micros(of.0.as_microsecond()))
+fn time(of: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Time) -> Time {
+    Time::from_micros(of.0.as_microsecond())
 }
 
 /// Number that a container's status has above the number of the signal that ended it.
@@ -469,11 +468,11 @@ fn container_status(state: Option<&ContainerState>, ready: bool) -> (ProcessStat
             }
             (_, _, code) => ProcessStatus::Exited { code },
         };
-        return (status, ended.finished_at.as_ref().and_then(time));
+        return (status, ended.finished_at.as_ref().map(time));
     }
     if let Some(running) = &state.running {
         let status = if ready { ProcessStatus::Ready } else { ProcessStatus::Starting };
-        return (status, running.started_at.as_ref().and_then(time));
+        return (status, running.started_at.as_ref().map(time));
     }
     let waiting = state.waiting.as_ref();
     match waiting.and_then(|of| of.reason.clone()) {

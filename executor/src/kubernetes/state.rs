@@ -238,7 +238,7 @@ impl ObjectView {
         match self.unrequested_exit(record) {
             Some(exit) => {
                 let end = RecordedEnd { exit, processes: self.processes(), is_proved: !self.exists() };
-                self.write(record, &order, Some(end))
+                ObjectView::write(record, &order, Some(end))
             }
             None => self.up(record),
         }
@@ -324,11 +324,11 @@ impl ObjectView {
             || (record.start <= StartProgress::Creating && self.gone.is_empty() && record.end.is_none());
         match (order.aim, &record.end) {
             (TargetGoal::Up, None) => ObjectStep::Rest, // a failure, or a lost volume
-            (TargetGoal::Removed, _) => self.bury(record, order),
-            (TargetGoal::Down, _) if never_ran => self.bury(record, order),
+            (TargetGoal::Removed, _) => ObjectView::bury(record, order),
+            (TargetGoal::Down, _) if never_ran => ObjectView::bury(record, order),
             (TargetGoal::Up | TargetGoal::Down, Some(end)) => {
                 let end = RecordedEnd { is_proved: true, ..end.clone() };
-                self.write(record, order, Some(end))
+                ObjectView::write(record, order, Some(end))
             }
             (TargetGoal::Down, None) => {
                 let mut processes = self.processes();
@@ -338,18 +338,18 @@ impl ObjectView {
                     }
                 }
                 let end = RecordedEnd { exit: IncarnationExit::Clean, processes, is_proved: true };
-                self.write(record, order, Some(end))
+                ObjectView::write(record, order, Some(end))
             }
         }
     }
 
-    fn write(&self, record: &ObjectRecord, order: &ObjectTarget, end: Option<RecordedEnd>) -> ObjectStep {
+    fn write(record: &ObjectRecord, order: &ObjectTarget, end: Option<RecordedEnd>) -> ObjectStep {
         let mut next = ObjectRecord { end, ..record.clone() };
         next.command.order = *order;
         ObjectStep::Write(Box::new(next))
     }
 
-    fn bury(&self, record: &ObjectRecord, order: &ObjectTarget) -> ObjectStep {
+    fn bury(record: &ObjectRecord, order: &ObjectTarget) -> ObjectStep {
         let mut next = ObjectRecord { tombstone: Some(order.revision), ..record.clone() };
         next.command.order = *order;
         ObjectStep::Write(Box::new(next))

@@ -234,18 +234,28 @@ impl EpochStore for KubernetesStore {
                         Ok(Some(map)) if epoch_of(&map) == Some(self.epoch.number) => {
                             stored.version = map.metadata.resource_version;
                         }
-                        Err(ApiFailure::NoAnswer(reason)) => return Ok(stored.put_off(&reason)),
+                        Err(ApiFailure::NoAnswer(reason)) => {
+                            stored.put_off(&reason);
+                            return Ok(());
+                        }
                         Ok(_) | Err(_) => return Err(taken_over()),
                     }
                 }
                 Ok(Err(ApiFailure::NotFound(_))) => stored.version = None,
-                Ok(Err(ApiFailure::NoAnswer(reason))) => return Ok(stored.put_off(&reason)),
+                Ok(Err(ApiFailure::NoAnswer(reason))) => {
+                    stored.put_off(&reason);
+                    return Ok(());
+                }
                 Ok(Err(ApiFailure::Superseded(_))) => return Err(taken_over()),
                 Ok(Err(failure)) => return Err(io::Error::other(format!("cannot store head: {failure}"))),
-                Err(_) => return Ok(stored.put_off("no answer in time")),
+                Err(_) => {
+                    stored.put_off("no answer in time");
+                    return Ok(());
+                }
             }
         }
-        Ok(stored.put_off("the object changes too often"))
+        stored.put_off("the object changes too often");
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{Journal as _, JournalReader};
 use chancery_projector::{JournalFold, ListQuery, Projector, RowKind, StoreTuning, snapshot};
 use chancery_tests::program;
+use serde_json::Value;
 use tempfile::TempDir;
 
 fn golden(file: &str) -> PathBuf {
@@ -24,21 +25,29 @@ fn read(file: &str) -> String {
 
 /// Copy of the journal and the snapshots.
 fn fleet() -> TempDir {
+    unpacked("fleet.tar.gz")
+}
+
+fn unpacked(archive: &str) -> TempDir {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let tar = Command::new("tar").arg("-C").arg(dir.path()).arg("-xzf").arg(golden("fleet.tar.gz")).status();
+    let tar = Command::new("tar").arg("-C").arg(dir.path()).arg("-xzf").arg(golden(archive)).status();
     assert!(tar.expect("tar runs").success());
     dir
 }
 
-#[test]
-fn an_earlier_journal_is_verified_with_the_same_report() {
-    let fleet = fleet();
+/// Report of `verify` about a journal, without the path.
+fn report(fleet: &TempDir) -> String {
     let output =
         Command::new(program()).arg("verify").arg(fleet.path().join("journal")).output().expect("it runs");
     let text = String::from_utf8(output.stdout).expect("text");
     let (_, report) = text.split_once('\n').expect("a line with the path");
     assert!(output.status.success(), "{text}");
-    assert_eq!(report, read("verify.txt"));
+    report.to_owned()
+}
+
+#[test]
+fn an_earlier_journal_is_verified_with_the_same_report() {
+    assert_eq!(report(&fleet()), read("verify.txt"));
 }
 
 #[test]
@@ -99,5 +108,32 @@ fn an_earlier_journal_and_its_snapshots_give_the_same_rows() {
     for (position, path) in snapshots.list().expect("snapshots") {
         assert_eq!(rows(journal.source(), Some(&snapshots), position), expected, "replay from {position}");
         fs::remove_file(path).expect("the newest snapshot");
+    }
+}
+
+/// Whether a value has everything that an earlier one had: fields may have been added.
+fn contains(now: &Value, before: &Value) -> bool {
+    match (now, before) {
+        (Value::Object(now), Value::Object(before)) => {
+            before.iter().all(|(key, value)| now.get(key).is_some_and(|found| contains(found, value)))
+        }
+        (Value::Array(now), Value::Array(before)) => {
+            now.len() == before.len() && now.iter().zip(before).all(|(now, before)| contains(now, before))
+        }
+        (now, before) => now == before,
+    }
+}
+
+#[test]
+fn a_journal_of_before_containers_gives_the_same_rows_with_added_fields() {
+    let fleet = unpacked("before-containers/fleet.tar.gz");
+    assert_eq!(report(&fleet), read("before-containers/verify.txt"));
+    let options = SegmentOptions::new(fleet.path().join("journal"), "default");
+    let (journal, _) = SegmentJournal::open(&options, Box::new(|_| ())).expect("a journal");
+    for (kind, text) in rows(journal.source(), None, Position::ZERO) {
+        let before: Value =
+            serde_json::from_str(&read(&format!("before-containers/rows/{kind}.json"))).expect("JSON");
+        let now: Value = serde_json::from_str(&text).expect("JSON");
+        assert!(contains(&now, &before), "{kind}: {now}\nbefore: {before}");
     }
 }

@@ -453,3 +453,6 @@ impl ObjectView {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

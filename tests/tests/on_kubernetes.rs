@@ -99,6 +99,15 @@ fn a_plan_runs_as_pods_of_kubernetes_from_deployment_to_deletion() {
         (now.len() == 3 && now.intersection(&before).count() == 2).then_some(())
     });
     client.wait_for("web", "running", 3);
+    // A pod whose labels another party changes does not run on beside its replacement.
+    let before = api.pods("chancery.dev/plan=web");
+    let (name, uid) = (before[0]["metadata"]["name"].as_str().expect("a name"), uids(&before[..1]));
+    api.kubectl(&["label", "pod", "-n", "demo", name, "chancery.dev/cluster-"]);
+    until("another pod runs, and the changed one is deleted", || {
+        let now = uids(&api.pods("chancery.dev/plan=web"));
+        (now.len() == 3 && now.is_disjoint(&uid)).then_some(())
+    });
+    client.wait_for("web", "running", 3);
     client.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
     until("the plan is gone", || client.items("plans").is_empty().then_some(()));
     assert!(api.pods("chancery.dev/plan=web").is_empty());

@@ -65,6 +65,8 @@ const WATCH: u32 = 290;
 const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 10);
 /// Time for which the record of a complete start waits until all processes are ready, so that one write has both.
 const READY_SOON: Duration = Duration::from_secs(1);
+/// Time between two readings of a pod that no watch shows.
+const HIDDEN: Duration = Duration::from_secs(1);
 /// Pause of a call that is not possible without the API.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -518,7 +520,12 @@ impl KubernetesWorld {
             let guard = turn.lock().await;
             let Some(view) = self.view(object) else { return Ok(()) };
             match view.next() {
-                ObjectStep::Rest => return Ok(()),
+                ObjectStep::Rest if view.hidden.is_empty() => return Ok(()),
+                ObjectStep::Rest => {
+                    drop(guard);
+                    tokio::time::sleep(HIDDEN).await;
+                    self.read_hidden(&view).await?;
+                }
                 ObjectStep::CreatePod(index) => self.create_pod(&view, index).await?,
                 ObjectStep::CreateClaim => self.create_claim(&view).await?,
                 ObjectStep::Delete(deletion) => self.delete(object, &deletion).await?,
@@ -586,6 +593,18 @@ impl KubernetesWorld {
         }
         self.change(view.object, |view, _| view.prove_gone());
         Ok(false)
+    }
+
+    /// Finds the ends of pods that no list or watch shows.
+    async fn read_hidden(&self, view: &ObjectView) -> Result<(), ApiFailure> {
+        for pod in view.pods.values().filter(|pod| view.hidden.contains(&pod.uid)) {
+            let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+            let found = self.request(api.get_opt(&pod.name)).await?;
+            if found.and_then(|found| found.metadata.uid).as_ref() != Some(&pod.uid) {
+                self.change(view.object, |view, _| view.forget_uid(&pod.uid));
+            }
+        }
+        Ok(())
     }
 
     async fn create_pod(&self, view: &ObjectView, index: u16) -> Result<(), ApiFailure> {

@@ -45,6 +45,8 @@ pub(super) struct ObjectView {
     pub(super) gone: BTreeMap<u16, ObservedPod>,
     /// Uids of pods that are not seen any more: a late event about one changes nothing.
     pub(super) dead: BTreeSet<String>,
+    /// Uids of pods that exist and that no list or watch shows: each must be read to find its end.
+    pub(super) hidden: BTreeSet<String>,
     /// Existing claim of a volume.
     pub(super) claim: Option<ObservedClaim>,
     /// Shortest grace of a deletion that was requested, in seconds, by uid.
@@ -88,6 +90,7 @@ impl ObjectView {
             pods: BTreeMap::new(),
             gone: BTreeMap::new(),
             dead: BTreeSet::new(),
+            hidden: BTreeSet::new(),
             claim: None,
             deleted: BTreeMap::new(),
         }
@@ -139,6 +142,9 @@ impl ObjectView {
 
     /// Whether every pod of the incarnation was seen to be deleted, and none was only missing from a list or a watch.
     pub(super) fn is_proved_gone(&self) -> bool {
+        if self.is_volume() {
+            return false;
+        }
         let count = self.spec().map_or(0, pod_count);
         (0..count).all(|index| self.gone.get(&index).is_some_and(|pod| pod.deleting.is_some()))
     }
@@ -390,6 +396,7 @@ impl ObjectView {
     /// Takes over a pod that was read by its name, though neither list nor watch shows it.
     pub(super) fn find_pod(&mut self, pod: ObservedPod) {
         self.dead.remove(&pod.uid);
+        self.hidden.insert(pod.uid.clone());
         self.gone.remove(&pod.index);
         self.pods.insert(pod.uid.clone(), pod);
     }
@@ -398,6 +405,7 @@ impl ObjectView {
     fn lose_pod(&mut self, pod: ObservedPod) {
         self.pods.remove(&pod.uid);
         self.deleted.remove(&pod.uid);
+        self.hidden.remove(&pod.uid);
         self.dead.insert(pod.uid.clone());
         self.gone.insert(pod.index, pod);
     }
@@ -408,6 +416,7 @@ impl ObjectView {
             .pods
             .values()
             .filter(|pod| pod.seen_at <= before && !listed.pods.contains_key(&pod.uid))
+            .filter(|pod| !self.hidden.contains(&pod.uid))
             .cloned()
             .collect();
         for pod in missing {

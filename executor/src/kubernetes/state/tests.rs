@@ -161,6 +161,8 @@ fn absence_from_a_list_or_watch_proves_nothing() {
     assert!(!view.exists() && !view.is_proved_gone());
     assert!(view.knows("a"), "it is recognized when it is read by its name");
     view.find_pod(running(0, "a"));
+    view.take_list(ObjectView::new(view.object), 9);
+    assert!(view.exists(), "no list shows it");
     view.order = Some(order(2, TargetGoal::Down));
     assert_eq!(deleted(&view).0, "a");
     view.forget_uid("a");

@@ -567,10 +567,7 @@ impl KubernetesWorld {
             if !is_ours && !view.knows(&uid) {
                 continue;
             }
-            // Labels that another party changed do not change whose pod it is.
-            let labels = pod.metadata.labels.get_or_insert_default();
-            labels.extend(self.owner.labels_of(view.object));
-            labels.insert(labels::INDEX.to_owned(), name.rsplit('-').next().unwrap_or_default().to_owned());
+            self.restore_labels(&mut pod, view.object);
             self.change(view.object, |view, at| {
                 if let Some(seen) = ObservedPod::of(&pod, at) {
                     view.find_pod(seen);
@@ -595,13 +592,29 @@ impl KubernetesWorld {
         Ok(false)
     }
 
-    /// Finds the ends of pods that no list or watch shows.
+    /// Gives a pod that was read by its name the labels that another party changed: these do not change whose pod it is.
+    fn restore_labels(&self, pod: &mut Pod, object: ObjectId) {
+        let index = pod.metadata.name.as_deref().and_then(|name| name.rsplit('-').next()).unwrap_or_default();
+        let index = index.to_owned();
+        let labels = pod.metadata.labels.get_or_insert_default();
+        labels.extend(self.owner.labels_of(object));
+        labels.insert(labels::INDEX.to_owned(), index);
+    }
+
+    /// Reads the states of pods that no list or watch shows.
     async fn read_hidden(&self, view: &ObjectView) -> Result<(), ApiFailure> {
         for pod in view.pods.values().filter(|pod| view.hidden.contains(&pod.uid)) {
             let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-            let found = self.request(api.get_opt(&pod.name)).await?;
-            if found.and_then(|found| found.metadata.uid).as_ref() != Some(&pod.uid) {
-                self.change(view.object, |view, _| view.forget_uid(&pod.uid));
+            match self.request(api.get_opt(&pod.name)).await? {
+                Some(mut found) if found.metadata.uid.as_ref() == Some(&pod.uid) => {
+                    self.restore_labels(&mut found, view.object);
+                    self.change(view.object, |view, at| {
+                        if let Some(seen) = ObservedPod::of(&found, at) {
+                            view.see_pod(seen, true);
+                        }
+                    });
+                }
+                Some(_) | None => self.change(view.object, |view, _| view.forget_uid(&pod.uid)),
             }
         }
         Ok(())

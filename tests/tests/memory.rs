@@ -7,8 +7,8 @@ use std::time::Duration;
 use chancery_tests::{ServerProcess, until};
 use serde_json::json;
 
-/// Number of rows: a page of them has about 300 KB.
-const ROWS: usize = 1_000;
+/// Number of rows: a page has a thousand of them, and about 300 KB.
+const ROWS: usize = 3_000;
 /// Number of clients that read slowly and concurrently.
 const READERS: usize = 100;
 
@@ -52,7 +52,7 @@ fn memory_that_slow_readers_needed_is_returned_to_the_system_while_the_server_is
         .map(|i| {
             let address = address.clone();
             std::thread::spawn(move || {
-                (0..4)
+                (0..5)
                     .map(|j| {
                         let list = if (i + j) % 2 == 0 { "capabilities" } else { "events" };
                         read_slowly(&address, &format!("/v1/fleets/default/{list}?limit=1000"))

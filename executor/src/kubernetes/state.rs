@@ -220,11 +220,15 @@ impl ObjectView {
                 ObjectState::Accepted
             }
             (None, None, StartProgress::Accepted | StartProgress::Creating)
-                if self.existing() < self.wanted() || (self.is_volume() && !self.is_ready()) =>
+                if self.existing() < self.wanted() =>
             {
                 ObjectState::Starting { processes: self.processes() }
             }
-            _ => up(),
+            // A claim without a volume is of no use yet.
+            (None, None, start) if self.is_volume() && start < StartProgress::Ready && !self.is_ready() => {
+                ObjectState::Starting { processes: Vec::new() }
+            }
+            (Some(_) | None, None, _) => up(),
         };
         Some(KnownObject { order, spec, state })
     }

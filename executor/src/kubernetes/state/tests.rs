@@ -226,3 +226,27 @@ fn a_pod_of_a_late_request_is_deleted_and_a_claim_only_by_a_command() {
     lost.see_claim(lost.claim.clone().expect("a claim"), false);
     assert_eq!(written(&lost).tombstone, Some(2));
 }
+
+#[test]
+fn a_volume_is_ready_when_its_claim_is_and_not_when_it_was_created() {
+    let volume = VolumeId::issue(Lineage::from_random(42), Position::FIRST);
+    let mut view = ObjectView::new(volume.into());
+    let command = AcceptedCommand { object: volume.into(), order: order(1, TargetGoal::Up), spec: None };
+    view.record = Some(ObjectRecord { start: StartProgress::Creating, ..ObjectRecord::new(command) });
+    assert_eq!(view.next(), ObjectStep::CreateClaim);
+    let claim = |is_ready| ObservedClaim {
+        name: "v".into(),
+        namespace: "ns".into(),
+        uid: "a".into(),
+        is_ready,
+        seen_at: 1,
+    };
+    view.see_claim(claim(false), true);
+    for start in [StartProgress::Creating, StartProgress::Created] {
+        view.record.as_mut().expect("a record").start = start;
+        assert!(matches!(view.known().expect("known").state, ObjectState::Starting { .. }), "{start:?}");
+    }
+    view.see_claim(claim(true), true);
+    assert_eq!(written(&view).start, StartProgress::Ready);
+    assert!(matches!(view.known().expect("known").state, ObjectState::Up { .. }));
+}

@@ -8,9 +8,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use chancery_events::id::ObjectId;
 use chancery_events::observation::{ObjectReport, ObservedState, RetryClass};
+use chancery_events::protocol::Command;
 use tokio::sync::Notify;
 
-use crate::reconcile::StatusUpdate;
+use crate::reconcile::{StatusUpdate, misfit};
 
 /// Newest report of each object, with unread ones marked.
 #[derive(Debug, Default)]
@@ -43,6 +44,13 @@ impl StatusCache {
             revision,
             observed: ObservedState::Failed { message, retry: retry_class },
         });
+    }
+
+    /// Refuses a command that no runtime can carry out. Whether it was refused.
+    pub(crate) fn refuse_misfit(&self, command: &Command) -> bool {
+        let Some(message) = misfit(command) else { return false };
+        self.refuse(command.object, command.revision, message.to_owned(), RetryClass::Permanent);
+        true
     }
 
     /// Stores a report as unread, even if it equals the last one that was read.

@@ -30,6 +30,9 @@ pub(super) enum ApiFailure {
     /// Object that exists already, or that was changed since it was read.
     #[error("{0}")]
     Conflict(String),
+    /// Name that an object of another party has.
+    #[error("{0}")]
+    Foreign(String),
     /// Request that was not made: the orchestrator was dropped, or its epoch has ended.
     #[error("cannot make request: the orchestrator has ended")]
     Ended,

@@ -1,7 +1,8 @@
 //! Pods of a Kubernetes cluster.
 //!
 //! The truth is in the API: records, pods and claims. This executor needs no disk, and any other executor with the same
-//! credentials continues its work ([`store`]). [`state`] decides each step of an object; this module makes the requests.
+//! credentials continues its work ([`store`]). [`state`] decides each step of an object, [`requests`] makes the requests of a
+//! step, and [`watch`] shows their results. This module carries out commands.
 //!
 //! A request of an earlier epoch is refused by the API where the admission policy is installed
 //! (`docs/operations.md`). Without it, an executor that slept can still create a pod; the watch finds the pod, and its
@@ -18,31 +19,25 @@ use std::time::Duration;
 use chancery_events::id::{ObjectId, VolumeId};
 use chancery_events::name::{ClusterName, FleetName, Namespace};
 use chancery_events::observation::{ObjectReport, ObservedState, RetryClass};
-use chancery_events::protocol::{Command, IncarnationSpec, ObjectSpec};
-use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions, WatchEvent, WatchParams};
+use chancery_events::protocol::{Command, ObjectSpec};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
-use serde::de::DeserializeOwned;
+use kube::{Client, Config};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
 
 mod api;
 mod claims;
 mod labels;
 mod pods;
+mod requests;
 mod state;
 mod store;
+mod watch;
 
 use api::{ApiFailure, RequestBackoff, answer, chain};
-use claims::{ClaimBinding, ObservedClaim};
-use labels::{INCARNATION, MANAGER, ObjectOwner, VOLUME, object_of};
-use pods::ObservedPod;
-use state::{ObjectDeletion, ObjectStep, ObjectView};
-use store::{ObjectRecord, RecordStore, RecordedFailure, StartProgress};
+use labels::ObjectOwner;
+use state::{ObjectStep, ObjectView};
+use store::{ObjectRecord, RecordStore, StartProgress};
 
 pub use store::KubernetesStore;
 
@@ -50,19 +45,13 @@ use crate::executor_store::AcceptedCommand;
 use crate::logs::{LogSource, NoLogSource};
 use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
 use crate::reconcile::{
-    KnownObject, ObjectTarget, ReconcileStep, StatusUpdate, UpdateSupport, accepted, misfit, report, step,
+    KnownObject, ObjectTarget, ReconcileStep, StatusUpdate, UpdateSupport, accepted, report, step,
 };
 use crate::session::{ExecutorStop, HighestHead};
 use crate::status_cache::StatusCache;
 
 /// Maximum number of concurrent requests.
 const REQUESTS: usize = 32;
-/// Maximum number of objects in one answer to a list.
-const PAGE: u32 = 500;
-/// Time after which the API ends a watch, in seconds; the executor then continues it.
-const WATCH: u32 = 290;
-/// Time after which a watch without any event is lost: the API should have ended it.
-const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 10);
 /// Time for which the record of a complete start waits until all processes are ready, so that one write has both.
 const READY_SOON: Duration = Duration::from_secs(1);
 /// Time between two readings of a pod that no watch shows.
@@ -212,205 +201,15 @@ impl KubernetesOrchestrator {
     }
 }
 
-/// Items of a list, and the resource version from which a watch continues it.
-struct ListedItems<T> {
-    items: Vec<T>,
-    version: String,
-}
-
-/// Lists all objects that match, page by page, and keeps of each what `read` returns.
-async fn list<K, T>(
-    api: &Api<K>,
-    selector: &str,
-    read: impl Fn(&K) -> Option<T>,
-) -> Result<ListedItems<T>, ApiFailure>
-where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
-{
-    let mut params = ListParams::default().labels(selector).limit(PAGE);
-    let mut items = Vec::new();
-    loop {
-        let page = answer(api.list(&params)).await?;
-        items.extend(page.items.iter().filter_map(&read));
-        let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) else {
-            let version = page.metadata.resource_version.unwrap_or_default();
-            return Ok(ListedItems { items, version });
-        };
-        params = params.continue_token(&token);
-    }
-}
-
 impl KubernetesWorld {
     fn lock(&self) -> MutexGuard<'_, WorldState> {
         // Every change under the lock is complete, so a panic leaves nothing half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pods(&self) -> Api<Pod> {
-        Api::all(self.client.clone())
-    }
-
-    fn claims(&self) -> Api<PersistentVolumeClaim> {
-        Api::all(self.client.clone())
-    }
-
     fn lose(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
         self.lost.notify_waiters();
-    }
-
-    /// Reads records, pods and claims, and watches pods and claims from there on.
-    async fn read_all(self: &Arc<Self>) -> Result<(), ApiFailure> {
-        let before = self.lock().changes;
-        // Records first: an object that is created meanwhile has its record.
-        let records = self.records.list().await?;
-        let pod = |pod: &Pod| Some((object_of(pod.metadata.labels.as_ref())?, ObservedPod::of(pod, before)?));
-        let pods = list(&self.pods(), &self.owner.selector(INCARNATION), pod).await?;
-        let claim = |claim: &PersistentVolumeClaim| {
-            Some((object_of(claim.metadata.labels.as_ref())?, ObservedClaim::of(claim, before)?))
-        };
-        let claims = list(&self.claims(), &self.owner.selector(VOLUME), claim).await?;
-        let mut views: BTreeMap<ObjectId, (ObjectView, Option<String>)> = BTreeMap::new();
-        for (object, record, version) in records {
-            let view = ObjectView { record: Some(record), ..ObjectView::new(object) };
-            views.insert(object, (view, Some(version)));
-        }
-        for (object, pod) in pods.items {
-            let (view, _) = views.entry(object).or_insert_with(|| (ObjectView::new(object), None));
-            view.pods.insert(pod.uid.clone(), pod);
-        }
-        for (object, claim) in claims.items {
-            let (view, _) = views.entry(object).or_insert_with(|| (ObjectView::new(object), None));
-            view.claim = Some(claim);
-        }
-        let (number, due) = {
-            let mut state = self.lock();
-            for watch in state.watches.drain(..) {
-                watch.abort();
-            }
-            state.list += 1;
-            state.merge(before, views);
-            let due = state.objects.iter().filter(|(_, entry)| entry.view.next() != ObjectStep::Rest);
-            (state.list, due.map(|(object, _)| *object).collect::<Vec<_>>())
-        };
-        self.is_lost.store(false, Ordering::Relaxed);
-        let watch_pods =
-            tokio::spawn(self.clone().watch(self.pods(), INCARNATION, pods.version, move |world, event| {
-                world.pod_changed(number, event);
-            }));
-        let watch_claims =
-            tokio::spawn(self.clone().watch(self.claims(), VOLUME, claims.version, move |world, event| {
-                world.claim_changed(number, event);
-            }));
-        self.lock().watches.extend([watch_pods.abort_handle(), watch_claims.abort_handle()]);
-        for object in due {
-            self.settle(object);
-        }
-        Ok(())
-    }
-
-    /// Watches from a resource version on, until events may have been missed.
-    async fn watch<K>(
-        self: Arc<Self>,
-        api: Api<K>,
-        key: &'static str,
-        mut version: String,
-        changed: impl Fn(&Arc<Self>, WatchEvent<K>) + Send,
-    ) where
-        K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource<DynamicType = ()> + Send + 'static,
-    {
-        let params = WatchParams::default().labels(&self.owner.selector(key)).timeout(WATCH);
-        loop {
-            let stream = match answer(api.watch(&params, &version)).await {
-                Ok(stream) => stream,
-                Err(failure) => {
-                    tracing::info!(%failure, key, "cannot watch objects of Kubernetes");
-                    return self.lose();
-                }
-            };
-            let opened = tokio::time::Instant::now();
-            let mut stream = std::pin::pin!(stream);
-            loop {
-                let event = match timeout(SILENCE, stream.next()).await {
-                    Ok(Some(event)) => event,
-                    Ok(None) => break,
-                    // A connection that the network dropped reports no error.
-                    Err(_) => return self.lose(),
-                };
-                match event {
-                    Ok(WatchEvent::Bookmark(at)) => version = at.metadata.resource_version,
-                    // Also 410: the version is too old. The list that follows has the last state of each object.
-                    Ok(WatchEvent::Error(status)) => {
-                        tracing::info!(code = status.code, reason = %status.message, key, "watch of Kubernetes ended");
-                        return self.lose();
-                    }
-                    Ok(event) => {
-                        if let WatchEvent::Added(of) | WatchEvent::Modified(of) | WatchEvent::Deleted(of) =
-                            &event
-                            && let Some(at) = &of.meta().resource_version
-                        {
-                            version.clone_from(at);
-                        }
-                        changed(&self, event);
-                    }
-                    Err(error) => {
-                        tracing::info!(error = chain(&error), key, "watch of Kubernetes lost");
-                        return self.lose();
-                    }
-                }
-            }
-            if opened.elapsed() < PAUSE {
-                tokio::time::sleep(PAUSE).await;
-            }
-        }
-    }
-
-    fn pod_changed(self: &Arc<Self>, list: u64, event: WatchEvent<Pod>) {
-        let (pod, exists) = match event {
-            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, true),
-            WatchEvent::Deleted(pod) => (pod, false),
-            WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return,
-        };
-        let Some(object) = object_of(pod.metadata.labels.as_ref()) else { return };
-        self.see(list, object, |view, at| {
-            if let Some(seen) = ObservedPod::of(&pod, at) {
-                view.see_pod(seen, exists);
-            }
-        });
-    }
-
-    fn claim_changed(self: &Arc<Self>, list: u64, event: WatchEvent<PersistentVolumeClaim>) {
-        let (claim, exists) = match event {
-            WatchEvent::Added(claim) | WatchEvent::Modified(claim) => (claim, true),
-            WatchEvent::Deleted(claim) => (claim, false),
-            WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return,
-        };
-        let Some(object) = object_of(claim.metadata.labels.as_ref()) else { return };
-        self.see(list, object, |view, at| {
-            if let Some(seen) = ObservedClaim::of(&claim, at) {
-                view.see_claim(seen, exists);
-            }
-        });
-    }
-
-    /// Takes over an event of the watch that continues a list.
-    fn see(self: &Arc<Self>, list: u64, object: ObjectId, change: impl FnOnce(&mut ObjectView, u64)) {
-        {
-            let mut state = self.lock();
-            if state.list != list || state.has_ended {
-                return;
-            }
-            let at = state.changes + 1;
-            let entry = state.entry(object);
-            change(&mut entry.view, at);
-            if entry.view.is_empty() && entry.settling == SettlingTask::None {
-                state.objects.remove(&object);
-                drop(state);
-                // An object without a record has ended: only a list shows that it is absent.
-                return self.lose();
-            }
-        }
-        self.settle(object);
     }
 
     /// Changes what is known of an object.
@@ -551,278 +350,11 @@ impl KubernetesWorld {
         }
     }
 
-    async fn request<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, ApiFailure> {
-        let _permit = self.requests.acquire().await.map_err(|_| ApiFailure::Ended)?;
-        answer(request).await
-    }
-
-    /// Whether a pod or claim of the object exists that neither list nor watch shows, as one whose labels were changed.
-    /// Every possible name is read. What is found is known from then on, and is deleted before the end is proved.
-    async fn finds_leftover(&self, view: &ObjectView) -> Result<bool, ApiFailure> {
-        for (namespace, name) in view.pod_names() {
-            let api: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
-            let Some(mut pod) = self.request(api.get_opt(&name)).await? else { continue };
-            let uid = pod.metadata.uid.clone().unwrap_or_default();
-            let is_ours = object_of(pod.metadata.labels.as_ref()) == Some(view.object);
-            if !is_ours && !view.knows(&uid) {
-                continue;
-            }
-            self.restore_labels(&mut pod, view.object);
-            self.change(view.object, |view, at| {
-                if let Some(seen) = ObservedPod::of(&pod, at) {
-                    view.find_pod(seen);
-                }
-            });
-            return Ok(true);
-        }
-        if let ObjectId::Volume(id) = view.object
-            && let Some(ObjectSpec::Volume(spec)) =
-                view.record.as_ref().and_then(|record| record.command.spec.as_ref())
-        {
-            let api: Api<PersistentVolumeClaim> =
-                Api::namespaced(self.client.clone(), spec.namespace.as_str());
-            if let Some(claim) = self.request(api.get_opt(&labels::volume_name(id))).await?
-                && object_of(claim.metadata.labels.as_ref()) == Some(view.object)
-            {
-                self.change(view.object, |view, at| view.claim = ObservedClaim::of(&claim, at));
-                return Ok(true);
-            }
-        }
-        self.change(view.object, |view, _| view.prove_gone());
-        Ok(false)
-    }
-
-    /// Gives a pod that was read by its name the labels that another party changed: these do not change whose pod it is.
-    fn restore_labels(&self, pod: &mut Pod, object: ObjectId) {
-        let index = pod.metadata.name.as_deref().and_then(|name| name.rsplit('-').next()).unwrap_or_default();
-        let index = index.to_owned();
-        let labels = pod.metadata.labels.get_or_insert_default();
-        labels.extend(self.owner.labels_of(object));
-        labels.insert(labels::INDEX.to_owned(), index);
-    }
-
-    /// Reads the states of pods that no list or watch shows.
-    async fn read_hidden(&self, view: &ObjectView) -> Result<(), ApiFailure> {
-        for pod in view.pods.values().filter(|pod| view.hidden.contains(&pod.uid)) {
-            let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-            match self.request(api.get_opt(&pod.name)).await? {
-                Some(mut found) if found.metadata.uid.as_ref() == Some(&pod.uid) => {
-                    self.restore_labels(&mut found, view.object);
-                    self.change(view.object, |view, at| {
-                        if let Some(seen) = ObservedPod::of(&found, at) {
-                            view.see_pod(seen, true);
-                        }
-                    });
-                }
-                Some(_) | None => self.change(view.object, |view, _| view.forget_uid(&pod.uid)),
-            }
-        }
-        Ok(())
-    }
-
-    async fn create_pod(&self, view: &ObjectView, index: u16) -> Result<(), ApiFailure> {
-        let (object, Some(record)) = (view.object, &view.record) else { return Ok(()) };
-        let (ObjectId::Incarnation(id), Some(spec)) =
-            (object, record.command.spec.as_ref().and_then(ObjectSpec::incarnation))
-        else {
-            return Ok(());
-        };
-        let ObjectTarget { revision, grace, .. } = record.command.order;
-        if let Some(missing) = self.missing_volume(spec) {
-            let message = format!("volume {missing} does not exist, or is not ready");
-            return self.fail(record, message, RetryClass::Retryable).await;
-        }
-        let pod = match pods::pod(&self.owner, id, spec, revision, grace, index) {
-            Ok(pod) => pod,
-            Err(invalid) => return self.fail(record, invalid.to_string(), RetryClass::Permanent).await,
-        };
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), spec.labels.namespace.as_str());
-        let by = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        let created = match self.request(api.create(&by, &pod)).await {
-            Ok(created) => created,
-            // A repeated request, or an object of another party.
-            Err(ApiFailure::Conflict(message)) => {
-                let name = pod.metadata.name.clone().unwrap_or_default();
-                match self.request(api.get_opt(&name)).await? {
-                    Some(found) if object_of(found.metadata.labels.as_ref()) == Some(object) => found,
-                    Some(_) => {
-                        let message = format!("pod {name} exists and is not of this incarnation: {message}");
-                        return self.fail(record, message, RetryClass::Permanent).await;
-                    }
-                    None => return Err(ApiFailure::NoAnswer(message)),
-                }
-            }
-            Err(failure) => return self.refused(record, failure).await,
-        };
-        self.change(object, |view, at| {
-            if let Some(seen) = ObservedPod::of(&created, at) {
-                view.add_pod(seen);
-            }
-        });
-        Ok(())
-    }
-
-    /// Returns a volume that the incarnation mounts and that it cannot use.
-    fn missing_volume(&self, spec: &IncarnationSpec) -> Option<VolumeId> {
-        let state = self.lock();
-        let is_missing = |id: &VolumeId| {
-            state.objects.get(&ObjectId::Volume(*id)).is_none_or(|entry| !entry.view.is_usable())
-        };
-        spec.mounts().find(is_missing)
-    }
-
     /// Returns an incarnation that uses the volume.
     fn user_of(&self, volume: VolumeId) -> Option<ObjectId> {
         let state = self.lock();
         let uses = |view: &ObjectView| view.mounts(volume) && view.is_live();
         state.objects.values().find(|entry| uses(&entry.view)).map(|entry| entry.view.object)
-    }
-
-    async fn create_claim(&self, view: &ObjectView) -> Result<(), ApiFailure> {
-        let (object, Some(record)) = (view.object, &view.record) else { return Ok(()) };
-        let (ObjectId::Volume(id), Some(ObjectSpec::Volume(spec))) = (object, &record.command.spec) else {
-            return Ok(());
-        };
-        let classes: Api<StorageClass> = Api::all(self.client.clone());
-        let binding = match self.request(classes.get_opt(spec.class.as_str())).await {
-            Ok(Some(class)) if class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer") => {
-                ClaimBinding::WithFirstPod
-            }
-            Ok(Some(_)) => ClaimBinding::Immediate,
-            Ok(None) => {
-                let message = format!("there is no storage class {}", spec.class);
-                return self.fail(record, message, RetryClass::Permanent).await;
-            }
-            Err(failure) => return self.refused(record, failure).await,
-        };
-        let claim = claims::claim(&self.owner, id, spec, binding);
-        let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), spec.namespace.as_str());
-        let by = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        let created = match self.request(api.create(&by, &claim)).await {
-            Ok(created) => created,
-            Err(ApiFailure::Conflict(message)) => {
-                let name = labels::volume_name(id);
-                match self.request(api.get_opt(&name)).await? {
-                    Some(found) if object_of(found.metadata.labels.as_ref()) == Some(object) => found,
-                    Some(_) => {
-                        let message = format!("claim {name} exists and is not of this volume: {message}");
-                        return self.fail(record, message, RetryClass::Permanent).await;
-                    }
-                    None => return Err(ApiFailure::NoAnswer(message)),
-                }
-            }
-            Err(failure) => return self.refused(record, failure).await,
-        };
-        self.change(object, |view, at| {
-            if view.claim.is_none() {
-                view.claim = ObservedClaim::of(&created, at);
-            }
-        });
-        Ok(())
-    }
-
-    /// Records the failure of a start that the API refused. Without an answer nothing has failed.
-    async fn refused(&self, record: &ObjectRecord, failure: ApiFailure) -> Result<(), ApiFailure> {
-        let (message, retry) = match failure {
-            ApiFailure::NoAnswer(_) | ApiFailure::Superseded(_) | ApiFailure::Ended => return Err(failure),
-            ApiFailure::Refused(400 | 422, message) => (message, RetryClass::Permanent),
-            // A missing namespace or right, or a quota: an administrator can correct each.
-            ApiFailure::Refused(_, message)
-            | ApiFailure::NotFound(message)
-            | ApiFailure::Conflict(message) => (message, RetryClass::Retryable),
-        };
-        self.fail(record, message, retry).await
-    }
-
-    async fn fail(
-        &self,
-        record: &ObjectRecord,
-        mut message: String,
-        retry: RetryClass,
-    ) -> Result<(), ApiFailure> {
-        chancery_events::size::cut(&mut message, chancery_events::observation::REASON_BYTES);
-        let failure = Some(RecordedFailure { message, retry });
-        self.write(ObjectRecord { failure, ..record.clone() }).await
-    }
-
-    async fn delete(&self, object: ObjectId, deletion: &ObjectDeletion) -> Result<(), ApiFailure> {
-        let ObjectDeletion { namespace, name, uid, grace } = deletion;
-        let only = Preconditions { uid: Some(uid.clone()), resource_version: None };
-        let mut params = DeleteParams::default().preconditions(only);
-        params.grace_period_seconds = grace.and_then(|grace| u32::try_from(grace).ok());
-        let client = self.client.clone();
-        let deleted = match object {
-            ObjectId::Incarnation(_) => {
-                let api: Api<Pod> = Api::namespaced(client, namespace);
-                self.request(api.delete(name, &params)).await.map(|_| ())
-            }
-            ObjectId::Volume(_) => {
-                let api: Api<PersistentVolumeClaim> = Api::namespaced(client, namespace);
-                self.request(api.delete(name, &params)).await.map(|_| ())
-            }
-        };
-        match deleted {
-            Ok(()) => {
-                let grace = grace.unwrap_or_default();
-                self.change(object, |view, _| _ = view.deleted.insert(uid.clone(), grace));
-                Ok(())
-            }
-            // The API has no such object, or another one has its name: only reading it decides.
-            Err(failure @ (ApiFailure::NotFound(_) | ApiFailure::Conflict(_))) => {
-                let client = self.client.clone();
-                let found = match object {
-                    ObjectId::Incarnation(_) => {
-                        let api: Api<Pod> = Api::namespaced(client, namespace);
-                        self.request(api.get_opt(name)).await?.and_then(|pod| pod.metadata.uid)
-                    }
-                    ObjectId::Volume(_) => {
-                        let api: Api<PersistentVolumeClaim> = Api::namespaced(client, namespace);
-                        self.request(api.get_opt(name)).await?.and_then(|claim| claim.metadata.uid)
-                    }
-                };
-                if found.as_ref() == Some(uid) {
-                    return Err(ApiFailure::NoAnswer(failure.to_string()));
-                }
-                self.change(object, |view, _| view.forget_uid(uid));
-                Ok(())
-            }
-            Err(failure) => Err(failure),
-        }
-    }
-
-    /// Writes a record. A record that another party changed or removed is written again: the executor's own view is
-    /// the newer one, as long as no later epoch has written.
-    async fn write(&self, record: ObjectRecord) -> Result<(), ApiFailure> {
-        let object = record.command.object;
-        let mut version = self.lock().entry(object).version.clone();
-        let written = loop {
-            let _permit = self.requests.acquire().await.map_err(|_| ApiFailure::Ended)?;
-            match self.records.write(&record, version.clone()).await {
-                Ok(written) => break written,
-                Err(ApiFailure::NotFound(_)) if version.is_some() => version = None,
-                Err(ApiFailure::Conflict(message)) => match self.records.read(object).await? {
-                    Some((.., epoch)) if epoch > self.owner.epoch => {
-                        return Err(ApiFailure::Superseded(format!("epoch {epoch} has written: {message}")));
-                    }
-                    Some((_, found, _)) => version = Some(found),
-                    None => version = None,
-                },
-                Err(failure) => return Err(failure),
-            }
-        };
-        let mut state = self.lock();
-        if state.has_ended {
-            return Err(ApiFailure::Ended);
-        }
-        let entry = state.entry(object);
-        entry.version = written;
-        // A later stop that is not recorded yet still counts.
-        let is_met = entry.view.order.is_some_and(|order| order.rank() <= record.command.order.rank());
-        if is_met {
-            entry.view.order = None;
-        }
-        entry.view.record = Some(record);
-        Ok(())
     }
 
     /// Carries out an order, and shows the object's state.
@@ -967,13 +499,7 @@ impl Orchestrator for KubernetesOrchestrator {
     const CHANGES: UpdateSupport = UpdateSupport::Never;
 
     async fn carry_out(&self, command: Command) -> WorkProgress {
-        if let Some(message) = misfit(&command) {
-            self.world.board.refuse(
-                command.object,
-                command.revision,
-                message.to_owned(),
-                RetryClass::Permanent,
-            );
+        if self.world.board.refuse_misfit(&command) {
             return WorkProgress::Begun;
         }
         let order = ObjectTarget::of(&command);

@@ -385,9 +385,13 @@ impl ObservedPod {
             (reason, of.message.clone().unwrap_or_default())
         });
         let init = status.init_container_statuses.unwrap_or_default();
-        let init = init.into_iter().find_map(|of| match container_status(of.state.as_ref(), of.ready) {
-            (ProcessStatus::Waiting { reason, message }, _) => Some((reason, message)),
-            _ => None,
+        let init = init.into_iter().find_map(|of| {
+            let (status, _) = container_status(of.state.as_ref(), of.ready);
+            if let ProcessStatus::Waiting { reason, message } = status {
+                Some((reason, message))
+            } else {
+                None
+            }
         });
         let waiting = unscheduled.or(init);
         let ready = condition("Ready");

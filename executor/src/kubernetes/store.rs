@@ -125,7 +125,7 @@ impl KubernetesStore {
 
 /// Returns the highest epoch of the records of a cluster; zero without records.
 async fn highest_epoch(maps: &Api<ConfigMap>, owner: &ObjectOwner) -> Result<u64, ApiFailure> {
-    let epochs = super::list(maps, &owner.selector(EPOCH), |map: &ConfigMap| epoch_of(map)).await?;
+    let epochs = super::watch::list(maps, &owner.selector(EPOCH), |map: &ConfigMap| epoch_of(map)).await?;
     Ok(epochs.items.into_iter().max().unwrap_or_default())
 }
 
@@ -348,7 +348,7 @@ impl RecordStore {
                 }
                 record
             };
-            all.extend(super::list(&self.maps, &self.owner.selector(key), read).await?.items);
+            all.extend(super::watch::list(&self.maps, &self.owner.selector(key), read).await?.items);
         }
         Ok(all)
     }

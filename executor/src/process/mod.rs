@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::name::NodeName;
-use chancery_events::observation::{ObjectReport, RetryClass};
+use chancery_events::observation::ObjectReport;
 use chancery_events::protocol::{Command, IncarnationSpec, ObjectSpec};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Handle, Runtime};
@@ -82,7 +82,7 @@ pub use volumes::VolumeUsage;
 use crate::executor_store::{DirectoryStore, ExecutorStore as _, ObjectStore as _, VolumeLookup, entries};
 use crate::logs::LogSource;
 use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
-use crate::reconcile::{self, ObjectTarget, UpdateSupport};
+use crate::reconcile::{ObjectTarget, UpdateSupport};
 use crate::state_file;
 use crate::status_cache::StatusCache;
 use cgroup::CgroupParent;
@@ -415,13 +415,7 @@ impl Orchestrator for ProcessOrchestrator {
     const CHANGES: UpdateSupport = UpdateSupport::Never;
 
     async fn carry_out(&self, command: Command) -> WorkProgress {
-        if let Some(message) = reconcile::misfit(&command) {
-            self.shared.board.refuse(
-                command.object,
-                command.revision,
-                message.to_owned(),
-                RetryClass::Permanent,
-            );
+        if self.shared.board.refuse_misfit(&command) {
             return WorkProgress::Begun;
         }
         let order = ObjectTarget::of(&command);

@@ -1,0 +1,220 @@
+//! List of all objects of a cluster, and the watches that continue it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use chancery_events::id::ObjectId;
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::Api;
+use kube::api::{ListParams, WatchEvent, WatchParams};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use super::api::{ApiFailure, answer, chain};
+use super::claims::ObservedClaim;
+use super::labels::{INCARNATION, VOLUME, object_of};
+use super::pods::ObservedPod;
+use super::state::{ObjectStep, ObjectView};
+use super::{KubernetesWorld, PAUSE, SettlingTask};
+
+/// Maximum number of objects in one answer to a list.
+const PAGE: u32 = 500;
+/// Time after which the API ends a watch, in seconds; the executor then continues it.
+const WATCH: u32 = 290;
+/// Time after which a watch without any event is lost: the API should have ended it.
+const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 10);
+
+/// Items of a list, and the resource version from which a watch continues it.
+pub(super) struct ListedItems<T> {
+    pub(super) items: Vec<T>,
+    version: String,
+}
+
+/// Lists all objects that match, page by page, and keeps of each what `read` returns.
+pub(super) async fn list<K, T>(
+    api: &Api<K>,
+    selector: &str,
+    read: impl Fn(&K) -> Option<T>,
+) -> Result<ListedItems<T>, ApiFailure>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let mut params = ListParams::default().labels(selector).limit(PAGE);
+    let mut items = Vec::new();
+    loop {
+        let page = answer(api.list(&params)).await?;
+        items.extend(page.items.iter().filter_map(&read));
+        let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) else {
+            let version = page.metadata.resource_version.unwrap_or_default();
+            return Ok(ListedItems { items, version });
+        };
+        params = params.continue_token(&token);
+    }
+}
+
+impl KubernetesWorld {
+    fn pods(&self) -> Api<Pod> {
+        Api::all(self.client.clone())
+    }
+
+    fn claims(&self) -> Api<PersistentVolumeClaim> {
+        Api::all(self.client.clone())
+    }
+
+    /// Reads records, pods and claims, and watches pods and claims from there on.
+    pub(super) async fn read_all(self: &Arc<Self>) -> Result<(), ApiFailure> {
+        let before = self.lock().changes;
+        // Records first: an object that is created meanwhile has its record.
+        let records = self.records.list().await?;
+        let pod = |pod: &Pod| Some((object_of(pod.metadata.labels.as_ref())?, ObservedPod::of(pod, before)?));
+        let pods = list(&self.pods(), &self.owner.selector(INCARNATION), pod).await?;
+        let claim = |claim: &PersistentVolumeClaim| {
+            Some((object_of(claim.metadata.labels.as_ref())?, ObservedClaim::of(claim, before)?))
+        };
+        let claims = list(&self.claims(), &self.owner.selector(VOLUME), claim).await?;
+        let mut views: BTreeMap<ObjectId, (ObjectView, Option<String>)> = BTreeMap::new();
+        for (object, record, version) in records {
+            let view = ObjectView { record: Some(record), ..ObjectView::new(object) };
+            views.insert(object, (view, Some(version)));
+        }
+        for (object, pod) in pods.items {
+            let (view, _) = views.entry(object).or_insert_with(|| (ObjectView::new(object), None));
+            view.pods.insert(pod.uid.clone(), pod);
+        }
+        for (object, claim) in claims.items {
+            let (view, _) = views.entry(object).or_insert_with(|| (ObjectView::new(object), None));
+            view.claim = Some(claim);
+        }
+        let (number, due) = {
+            let mut state = self.lock();
+            for watch in state.watches.drain(..) {
+                watch.abort();
+            }
+            state.list += 1;
+            state.merge(before, views);
+            let due = state.objects.iter().filter(|(_, entry)| entry.view.next() != ObjectStep::Rest);
+            (state.list, due.map(|(object, _)| *object).collect::<Vec<_>>())
+        };
+        self.is_lost.store(false, Ordering::Relaxed);
+        let watch_pods =
+            tokio::spawn(self.clone().watch(self.pods(), INCARNATION, pods.version, move |world, event| {
+                world.pod_changed(number, event);
+            }));
+        let watch_claims =
+            tokio::spawn(self.clone().watch(self.claims(), VOLUME, claims.version, move |world, event| {
+                world.claim_changed(number, event);
+            }));
+        self.lock().watches.extend([watch_pods.abort_handle(), watch_claims.abort_handle()]);
+        for object in due {
+            self.settle(object);
+        }
+        Ok(())
+    }
+
+    /// Watches from a resource version on, until events may have been missed.
+    async fn watch<K>(
+        self: Arc<Self>,
+        api: Api<K>,
+        key: &'static str,
+        mut version: String,
+        changed: impl Fn(&Arc<Self>, WatchEvent<K>) + Send,
+    ) where
+        K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource<DynamicType = ()> + Send + 'static,
+    {
+        let params = WatchParams::default().labels(&self.owner.selector(key)).timeout(WATCH);
+        loop {
+            let stream = match answer(api.watch(&params, &version)).await {
+                Ok(stream) => stream,
+                Err(failure) => {
+                    tracing::info!(%failure, key, "cannot watch objects of Kubernetes");
+                    return self.lose();
+                }
+            };
+            let opened = tokio::time::Instant::now();
+            let mut stream = std::pin::pin!(stream);
+            loop {
+                let event = match timeout(SILENCE, stream.next()).await {
+                    Ok(Some(event)) => event,
+                    Ok(None) => break,
+                    // A connection that the network dropped reports no error.
+                    Err(_) => return self.lose(),
+                };
+                match event {
+                    Ok(WatchEvent::Bookmark(at)) => version = at.metadata.resource_version,
+                    // Also 410: the version is too old. The list that follows has the last state of each object.
+                    Ok(WatchEvent::Error(status)) => {
+                        tracing::info!(code = status.code, reason = %status.message, key, "watch of Kubernetes ended");
+                        return self.lose();
+                    }
+                    Ok(event) => {
+                        if let WatchEvent::Added(of) | WatchEvent::Modified(of) | WatchEvent::Deleted(of) =
+                            &event
+                            && let Some(at) = &of.meta().resource_version
+                        {
+                            version.clone_from(at);
+                        }
+                        changed(&self, event);
+                    }
+                    Err(error) => {
+                        tracing::info!(error = chain(&error), key, "watch of Kubernetes lost");
+                        return self.lose();
+                    }
+                }
+            }
+            if opened.elapsed() < PAUSE {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+
+    fn pod_changed(self: &Arc<Self>, list: u64, event: WatchEvent<Pod>) {
+        let (pod, exists) = match event {
+            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, true),
+            WatchEvent::Deleted(pod) => (pod, false),
+            WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return,
+        };
+        let Some(object) = object_of(pod.metadata.labels.as_ref()) else { return };
+        self.see(list, object, |view, at| {
+            if let Some(seen) = ObservedPod::of(&pod, at) {
+                view.see_pod(seen, exists);
+            }
+        });
+    }
+
+    fn claim_changed(self: &Arc<Self>, list: u64, event: WatchEvent<PersistentVolumeClaim>) {
+        let (claim, exists) = match event {
+            WatchEvent::Added(claim) | WatchEvent::Modified(claim) => (claim, true),
+            WatchEvent::Deleted(claim) => (claim, false),
+            WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return,
+        };
+        let Some(object) = object_of(claim.metadata.labels.as_ref()) else { return };
+        self.see(list, object, |view, at| {
+            if let Some(seen) = ObservedClaim::of(&claim, at) {
+                view.see_claim(seen, exists);
+            }
+        });
+    }
+
+    /// Takes over an event of the watch that continues a list.
+    fn see(self: &Arc<Self>, list: u64, object: ObjectId, change: impl FnOnce(&mut ObjectView, u64)) {
+        {
+            let mut state = self.lock();
+            if state.list != list || state.has_ended {
+                return;
+            }
+            let at = state.changes + 1;
+            let entry = state.entry(object);
+            change(&mut entry.view, at);
+            if entry.view.is_empty() && entry.settling == SettlingTask::None {
+                state.objects.remove(&object);
+                drop(state);
+                // An object without a record has ended: only a list shows that it is absent.
+                return self.lose();
+            }
+        }
+        self.settle(object);
+    }
+}

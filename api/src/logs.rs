@@ -213,7 +213,8 @@ async fn silence(
 /// | reserved | the incarnation was never started |
 /// | on simulated nodes | no process runs there |
 /// | in a cluster of another server's executor | the output is there; the detail states whether a session is live |
-/// | in a Kubernetes cluster | the output is in that cluster: the detail names the pods |
+/// | ended, in a Kubernetes cluster | the output was deleted with the pods |
+/// | in a Kubernetes cluster of another server's executor | the output is in that cluster: the detail names the pods |
 /// | ended | the output was deleted, or never existed |
 /// | any other, in a cluster without session | the session must be restored first |
 /// | any other | the processes have not been started yet |
@@ -232,13 +233,23 @@ fn why_silent(
         _ if runtime == Some(ClusterRuntime::Simulated) => {
             (NOT_FOUND, format!("cluster {name} is simulated: no process on node {node} writes output"))
         }
-        _ if runtime == Some(ClusterRuntime::Kubernetes) => {
+        IncarnationStatus::Destroyed | IncarnationStatus::Failed | IncarnationStatus::Unwound
+            if runtime == Some(ClusterRuntime::Kubernetes) =>
+        {
+            let text = format!(
+                "the incarnation is {state}, and Kubernetes deletes the output of a pod with the pod"
+            );
+            (GONE, text)
+        }
+        _ if runtime == Some(ClusterRuntime::Kubernetes) && !keeps => {
             let pods: Vec<_> = row.processes.iter().filter_map(|process| process.object.as_ref()).collect();
             let names: Vec<_> = pods.iter().map(|pod| pod.name.as_str()).collect();
             let of = if names.is_empty() { String::new() } else { format!(" of {}", names.join(", ")) };
             (
                 NOT_FOUND,
-                format!("cluster {name} is a Kubernetes cluster: read the output{of} with kubectl logs"),
+                format!(
+                    "cluster {name} is driven by an executor elsewhere: read the output{of} with kubectl logs"
+                ),
             )
         }
         _ if !keeps && is_unreachable => (
@@ -577,6 +588,23 @@ mod tests {
                 "node n1 cannot be reached: no executor of cluster edge",
             ),
             ("starting", "known", "process", true, 404, "the processes on node n1 have not been started yet"),
+            (
+                "starting",
+                "known",
+                "kubernetes",
+                true,
+                404,
+                "the processes on node n1 have not been started yet",
+            ),
+            ("running", "known", "kubernetes", false, 404, "read the output with kubectl logs"),
+            (
+                "destroyed",
+                "known",
+                "kubernetes",
+                true,
+                410,
+                "Kubernetes deletes the output of a pod with the pod",
+            ),
         ] {
             let (kind, why) = why_silent(&row(state, executor), Some(&cluster(runtime)), keeps);
             assert_eq!(kind.status, code, "{state} {executor} {runtime} {keeps}");

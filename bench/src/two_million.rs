@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use chancery::config::EmbeddedClusters;
-use chancery::executors::{ExecutorHost, ProcessLimits};
+use chancery::executors::{EmbeddedLogs, ExecutorHost, ProcessLimits};
 use chancery::projector_thread::{ProjectorQueue, ProjectorThread, publisher};
 use chancery_decider::core::{DeciderSettings, PART};
 use chancery_decider::leader_router::LeaderRouter;
@@ -204,7 +204,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<ResultRow> {
     let (stop, stopped) = watch::channel(false);
     let host = ExecutorHost {
         fleet: "default".parse()?,
-        root: dir.join("executors"),
+        logs: EmbeddedLogs::new(dir.join("executors"), EmbeddedClusters::All),
         leader_router: LeaderRouter::with(decider.clone()),
         reader: reader.clone(),
         means: ProcessLimits {
@@ -213,7 +213,6 @@ async fn race(dir: &Path, replicas: usize) -> Result<ResultRow> {
             files: None,
             copies: CopyPolicy::Refuse,
         },
-        clusters: EmbeddedClusters::All,
         connections: ChannelNumbers::default(),
     };
     let executors = tokio::spawn(host.run(clusters, stopped));

@@ -11,8 +11,10 @@ use chancery_cli::{CliContext, CliError, OutputFormat};
 use clap::Parser as _;
 
 pub use completion::completion;
-pub use executor::ExecutorArgs;
-pub use local::{CliArgs, CliCommand, ConfigCommand, DemoArgs, LocalCommand, PassthroughArgs, ServerArgs};
+pub use executor::{CredentialArgs, ExecutorArgs};
+pub use local::{
+    CliArgs, CliCommand, ConfigCommand, DemoArgs, DiscoverCommand, LocalCommand, PassthroughArgs, ServerArgs,
+};
 pub use show::config as show_config;
 
 use crate::config::{InvalidConfig, ServiceConfig};
@@ -123,6 +125,8 @@ mod tests {
             "chancery rollback web",
             "chancery rollback web --to d-1 --name back",
             "chancery delete plan web --cascade",
+            "chancery discover nodes --cluster pods --context prod",
+            "chancery doctor --cluster pods --namespace ops --kubeconfig f",
         ] {
             assert!(CliArgs::try_parse_from(line.split(' ')).is_ok(), "{line}");
         }
@@ -132,6 +136,8 @@ mod tests {
             "chancery schedule disruption node-1/x --start tomorrow",
             "chancery create replica",
             "chancery explain pod.spec",
+            "chancery discover nodes",
+            "chancery doctor --cluster pods",
         ] {
             assert!(CliArgs::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

@@ -6,17 +6,21 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use chancery_api::ClusterLogSource;
 use chancery_decider::leader_router::LeaderRouter;
 use chancery_decider::{ChannelNumbers, outbox};
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::{ClusterName, ExecutorName, FleetName, Namespace};
 use chancery_events::spec::ClusterRuntime;
+#[cfg(feature = "kubernetes")]
+use chancery_executor::Orchestrator as _;
 use chancery_executor::directory::CopyPolicy;
 #[cfg(feature = "kubernetes")]
 use chancery_executor::kubernetes::{KubernetesConfig, KubernetesOrchestrator};
-use chancery_executor::logs::{LogOutput, LogSource as _};
+use chancery_executor::logs::{LogOutput, LogSource};
 use chancery_executor::process::{
     CgroupSetting, OutputLimits, ProcessLogs, ProcessOrchestrator, SupervisorProgram,
 };
@@ -44,16 +48,14 @@ const PAGE: usize = 1000;
 pub struct ExecutorHost {
     /// Fleet of the server.
     pub fleet: FleetName,
-    /// Directory with a subdirectory for each cluster.
-    pub root: PathBuf,
     /// Routes messages to the decider.
     pub leader_router: LeaderRouter,
     /// Reader of clusters.
     pub reader: RowReader,
+    /// Clusters whose executors run in this process, their directories, and the output of their incarnations.
+    pub logs: EmbeddedLogs,
     /// Limits of processes on this machine.
     pub means: ProcessLimits,
-    /// Clusters whose executors run in this process.
-    pub clusters: EmbeddedClusters,
     /// Assigns numbers to connections.
     pub connections: ChannelNumbers,
 }
@@ -73,7 +75,7 @@ impl ExecutorHost {
             }
             match all_clusters(&self.reader, PAGE) {
                 Ok(mut present) => {
-                    present.retain(|name, _| self.clusters.has(name));
+                    present.retain(|name, _| self.logs.clusters.has(name));
                     for (name, runtime) in hosted.missing(&present) {
                         let (let_go, released) = watch::channel(false);
                         let number = hosted.begin(name.clone(), runtime.clone(), let_go);
@@ -108,7 +110,7 @@ impl ExecutorHost {
 
     /// Runs one executor, repeatedly, until its sender is dropped.
     async fn host(self, cluster: ClusterName, runtime: RuntimeAccess, let_go: watch::Receiver<bool>) {
-        let root = self.root.join(cluster.as_str());
+        let root = self.logs.root.join(cluster.as_str());
         loop {
             let ended = self.execute(&cluster, &runtime, &root, let_go.clone()).await;
             match ended {
@@ -151,7 +153,7 @@ impl ExecutorHost {
         };
         let (fleet, cluster, runtime) = (self.fleet.clone(), cluster.clone(), runtime.clone());
         let who = ExecutorIdentity { fleet, executor, cluster, runtime };
-        drive(who, root, &self.means, || self.connect(), shutdown).await
+        drive(who, root, &self.means, Some(&self.logs), || self.connect(), shutdown).await
     }
 
     async fn connect(&self) -> io::Result<DeciderChannel> {
@@ -181,6 +183,10 @@ impl ExecutorHost {
         Ok(DeciderChannel { to_decider, from_decider })
     }
 }
+
+/// Error of a program that was built without the feature.
+#[cfg(not(feature = "kubernetes"))]
+pub const NO_KUBERNETES: &str = "this program was built without the feature kubernetes";
 
 /// Returns every cluster with its runtime. Inactive clusters are included: nothing new is placed there, but
 /// existing incarnations are still managed.
@@ -320,11 +326,13 @@ pub struct ExecutorIdentity {
     pub runtime: RuntimeAccess,
 }
 
-/// Drives a runtime from `root` until `shutdown`, over channels that `connect` returns.
+/// Drives a runtime from `root` until `shutdown`, over channels that `connect` returns. `logs` receives the source of output that
+/// only the running executor can read.
 pub async fn drive<C, F>(
     who: ExecutorIdentity,
     root: &Path,
     means: &ProcessLimits,
+    logs: Option<&EmbeddedLogs>,
     connect: C,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ExecutorStop>
@@ -358,7 +366,9 @@ where
             let simulated = SimulatedOrchestrator::new(SimulatedWorld::shared(FaultRules::default()));
             chancery_executor::run(config, store, async { Ok(simulated) }, connect, shutdown).await
         }
-        RuntimeAccess::Kubernetes(access) => drive_kubernetes(config, fleet, access, connect, shutdown).await,
+        RuntimeAccess::Kubernetes(access) => {
+            drive_kubernetes(config, fleet, access, logs, connect, shutdown).await
+        }
     }
 }
 
@@ -367,6 +377,7 @@ async fn drive_kubernetes<C, F>(
     config: chancery_executor::ExecutorConfig,
     fleet: FleetName,
     access: KubernetesAccess,
+    logs: Option<&EmbeddedLogs>,
     mut connect: C,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ExecutorStop>
@@ -392,8 +403,19 @@ where
     let client = kubernetes.client().await.map_err(|error| ExecutorStop::Storage(io::Error::other(error)))?;
     let store = kubernetes.open_store(client.clone()).await?;
     let epoch = store.0.clone();
-    let open = async move { Ok(KubernetesOrchestrator::open(client, &kubernetes.namespace, &epoch).await) };
-    chancery_executor::run(config, store, open, connect, shutdown).await
+    let cluster = config.cluster.clone();
+    let open = async {
+        let orchestrator = KubernetesOrchestrator::open(client, &kubernetes.namespace, &epoch).await;
+        if let Some(logs) = logs {
+            logs.running().insert(cluster.clone(), orchestrator.logs());
+        }
+        Ok(orchestrator)
+    };
+    let ended = chancery_executor::run(config, store, open, connect, shutdown).await;
+    if let Some(logs) = logs {
+        logs.running().remove(&cluster);
+    }
+    ended
 }
 
 #[cfg(not(feature = "kubernetes"))]
@@ -402,6 +424,7 @@ async fn drive_kubernetes<C, F>(
     _config: chancery_executor::ExecutorConfig,
     _fleet: FleetName,
     _access: KubernetesAccess,
+    _logs: Option<&EmbeddedLogs>,
     _connect: C,
     _shutdown: impl Future<Output = ()>,
 ) -> Result<(), ExecutorStop>
@@ -409,22 +432,56 @@ where
     C: FnMut() -> F,
     F: Future<Output = io::Result<DeciderChannel>>,
 {
-    let text = "cannot drive cluster: this program was built without the feature kubernetes";
-    Err(ExecutorStop::Storage(io::Error::new(io::ErrorKind::Unsupported, text)))
+    Err(ExecutorStop::Storage(io::Error::new(io::ErrorKind::Unsupported, NO_KUBERNETES)))
 }
 
-/// Returns the outputs of an incarnation from any executor under `root`, also of a cluster that was deleted.
-pub fn outputs(root: &Path, incarnation: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>> {
-    let mut found = Vec::new();
-    let entries = match std::fs::read_dir(root) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
-        Err(error) => return Err(error),
-    };
-    for entry in entries {
-        found.extend(ProcessLogs { root: entry?.path() }.outputs(incarnation)?);
+/// Output of the executors in this process: files under their root, and what running executors read from their runtime.
+#[derive(Clone)]
+pub struct EmbeddedLogs {
+    root: PathBuf,
+    clusters: EmbeddedClusters,
+    running: Arc<Mutex<BTreeMap<ClusterName, Arc<dyn LogSource>>>>,
+}
+
+impl EmbeddedLogs {
+    /// Returns the output of executors of `clusters`, each with its directory under `root`.
+    pub fn new(root: PathBuf, clusters: EmbeddedClusters) -> EmbeddedLogs {
+        EmbeddedLogs { root, clusters, running: Arc::default() }
     }
-    Ok(found)
+
+    fn running(&self) -> MutexGuard<'_, BTreeMap<ClusterName, Arc<dyn LogSource>>> {
+        // Every change under the lock is complete, so a panic leaves nothing half done.
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LogSource for EmbeddedLogs {
+    /// Returns the outputs of an incarnation from any executor, also of a cluster that was deleted.
+    fn outputs(&self, incarnation: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>> {
+        let mut found = Vec::new();
+        let entries = match std::fs::read_dir(&self.root) {
+            Ok(entries) => Some(entries),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        for entry in entries.into_iter().flatten() {
+            found.extend(ProcessLogs { root: entry?.path() }.outputs(incarnation)?);
+        }
+        // Reading from a runtime takes requests: files come first.
+        let running: Vec<_> = self.running().values().cloned().collect();
+        for source in running {
+            if found.is_empty() {
+                found = source.outputs(incarnation)?;
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl ClusterLogSource for EmbeddedLogs {
+    fn keeps(&self, cluster: &ClusterName) -> bool {
+        self.clusters.has(cluster)
+    }
 }
 
 #[cfg(test)]

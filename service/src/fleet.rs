@@ -13,17 +13,14 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context as _, Result, bail};
-use chancery_api::{
-    ApiShared, ClusterLogSource, ExecutorChannels, FleetApi, FleetMetrics, LAST_OUTCOMES, LastVerdict,
-};
+use chancery_api::{ApiShared, ExecutorChannels, FleetApi, FleetMetrics, LAST_OUTCOMES, LastVerdict};
 use chancery_decider::core::{DeciderSettings, PART};
 use chancery_decider::leader_router::{LeaderRole, LeaderRouter};
 use chancery_decider::troubles::FleetTroubles;
 use chancery_decider::wall_clock::WallClock;
 use chancery_decider::{ChannelNumbers, EventHub, JournalFollower, random};
-use chancery_events::id::{IncarnationId, Position, WriterId};
-use chancery_events::name::{ClusterName, FleetName};
-use chancery_executor::logs::{LogOutput, LogSource};
+use chancery_events::id::{Position, WriterId};
+use chancery_events::name::FleetName;
 use chancery_journal::segments::{OpenEvidence, SegmentJournal, SegmentOptions};
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{ChainCursor, DeliverySink, Journal, JournalDelivery, JournalReader, is_mirror};
@@ -31,9 +28,9 @@ use chancery_projector::{FoundRows, Projector, RowReader, StoreTuning};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::config::{EmbeddedClusters, JournalLocation, OnLoss, ServiceConfig};
+use crate::config::{JournalLocation, OnLoss, ServiceConfig};
 use crate::data_dir::journal_options;
-use crate::executors::{self, ExecutorHost, ProcessLimits};
+use crate::executors::{EmbeddedLogs, ExecutorHost, ProcessLimits};
 use crate::leadership::{LeaderLoop, LeaderTasks, LeadershipSource};
 use crate::loss;
 use crate::projector_thread::{ProjectorQueue, ProjectorThread, publisher};
@@ -198,13 +195,13 @@ impl PreparedFleet {
         // The session expires after one lease; then no decider waits for the channel.
         let channels =
             ExecutorChannels::new(connections.clone(), config.session_lease * 2, common.limits.executors);
+        let logs = EmbeddedLogs::new(self.root, config.embedded_executors.clone());
         let host = ExecutorHost {
             fleet: config.fleet.clone(),
-            root: self.root.clone(),
+            logs: logs.clone(),
             leader_router: self.desk.clone(),
             reader: self.reader.clone(),
             means,
-            clusters: config.embedded_executors.clone(),
             connections,
         };
         let executors = tokio::spawn(host.run(self.clusters, stopped));
@@ -217,7 +214,7 @@ impl PreparedFleet {
             source: self.source,
             hub: self.hub,
             figures: self.figures,
-            logs: Arc::new(LocalLogs { root: self.root, clusters: config.embedded_executors.clone() }),
+            logs: Arc::new(logs),
             channels: Arc::new(channels),
         };
         let PreparedFleet { name, journal, projector, office, .. } = self;
@@ -384,22 +381,5 @@ impl OpenedFleetJournal {
             loss::report_cut(cut);
         }
         Ok(OpenedFleetJournal { journal: Arc::new(journal), head: opened.head, tasks: None })
-    }
-}
-
-struct LocalLogs {
-    root: PathBuf,
-    clusters: EmbeddedClusters,
-}
-
-impl LogSource for LocalLogs {
-    fn outputs(&self, id: IncarnationId) -> std::io::Result<Vec<Box<dyn LogOutput>>> {
-        executors::outputs(&self.root, id)
-    }
-}
-
-impl ClusterLogSource for LocalLogs {
-    fn keeps(&self, cluster: &ClusterName) -> bool {
-        self.clusters.has(cluster)
     }
 }

@@ -22,6 +22,8 @@ pub mod config;
 
 pub mod demo;
 pub mod doctor;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod payload;
 pub mod verify;
 

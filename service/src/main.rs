@@ -10,15 +10,20 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use chancery::cli::{self, CliCommand, ConfigCommand, ExecutorArgs, LocalCommand};
+use chancery::cli::{
+    self, CliCommand, ConfigCommand, CredentialArgs, DiscoverCommand, ExecutorArgs, LocalCommand,
+};
 use chancery::config::{self, JournalLocation, LogFormat, OnLoss, ServiceConfig};
 use chancery::data_dir::ServerDataDir;
 use chancery::executors::ProcessLimits;
+#[cfg(feature = "kubernetes")]
+use chancery::kubernetes::NodeManifests;
 use chancery::modes::PermissionFix;
 use chancery::open_files::OpenFileLimit;
 use chancery::remote::ExecutorExit;
 use chancery::{demo, doctor, memory, modes, payload, remote, server, verify};
 use chancery_cli::{CliExit, OutputFormat, note};
+use chancery_events::name::{ClusterName, Namespace};
 use chancery_executor::directory::CopyPolicy;
 
 /// Requests, events and rows are many small allocations that are often freed on another thread.
@@ -98,8 +103,18 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
             print(&done)?;
             Ok(ExitCode::SUCCESS)
         }
-        LocalCommand::Doctor { fix, .. } => {
-            examine(&config, if *fix { PermissionFix::Yes } else { PermissionFix::No })
+        LocalCommand::Discover { what: DiscoverCommand::Nodes { cluster, credentials } } => {
+            discover_nodes(&config, cluster, credentials)
+        }
+        LocalCommand::Doctor { fix, cluster, namespace, credentials, .. } => {
+            let is_well = examine(&config, if *fix { PermissionFix::Yes } else { PermissionFix::No })?;
+            let has_access = match (cluster, namespace) {
+                (Some(cluster), Some(namespace)) => {
+                    examine_kubernetes(&config, cluster, namespace, credentials)?
+                }
+                _ => true,
+            };
+            Ok(if is_well && has_access { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         #[cfg(feature = "kafka")]
         LocalCommand::Import { dir, timeout, .. } => {
@@ -135,7 +150,8 @@ fn copies(adopt: bool) -> CopyPolicy {
 }
 
 /// Checks this host, and the topics of a journal on Kafka.
-fn examine(config: &ServiceConfig, fix: PermissionFix) -> Result<ExitCode> {
+/// Whether all is well.
+fn examine(config: &ServiceConfig, fix: PermissionFix) -> Result<bool> {
     log(config)?;
     let (text, mut is_well) = doctor::host(config);
     print(&text)?;
@@ -153,7 +169,46 @@ fn examine(config: &ServiceConfig, fix: PermissionFix) -> Result<ExitCode> {
         #[cfg(not(feature = "kafka"))]
         anyhow::bail!(chancery::fleet::NO_KAFKA);
     }
-    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(is_well)
+}
+
+#[cfg(feature = "kubernetes")]
+fn discover_nodes(
+    config: &ServiceConfig,
+    cluster: &ClusterName,
+    credentials: &CredentialArgs,
+) -> Result<ExitCode> {
+    let discovered = chancery::kubernetes::discover_nodes(&config.fleet, cluster, credentials);
+    let NodeManifests { text, notes } = runtime()?.block_on(discovered)?;
+    print(&text)?;
+    for line in notes {
+        note!("hint: {line}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(not(feature = "kubernetes"))]
+fn discover_nodes(_: &ServiceConfig, _: &ClusterName, _: &CredentialArgs) -> Result<ExitCode> {
+    anyhow::bail!("cannot discover nodes: {}", chancery::executors::NO_KUBERNETES)
+}
+
+/// Checks the access of an executor to the API of its Kubernetes cluster.
+#[cfg(feature = "kubernetes")]
+fn examine_kubernetes(
+    config: &ServiceConfig,
+    cluster: &ClusterName,
+    namespace: &Namespace,
+    credentials: &CredentialArgs,
+) -> Result<bool> {
+    let report = chancery::kubernetes::doctor(&config.fleet, cluster, namespace, credentials);
+    let (text, is_well) = runtime()?.block_on(report);
+    print(&text)?;
+    Ok(is_well)
+}
+
+#[cfg(not(feature = "kubernetes"))]
+fn examine_kubernetes(_: &ServiceConfig, _: &ClusterName, _: &Namespace, _: &CredentialArgs) -> Result<bool> {
+    anyhow::bail!("cannot check access to Kubernetes: {}", chancery::executors::NO_KUBERNETES)
 }
 
 fn serve(config: ServiceConfig, copies: CopyPolicy) -> Result<ExitCode> {

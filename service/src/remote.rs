@@ -35,7 +35,7 @@ pub async fn run(
             .with_context(|| format!("cannot create directory {}", root.display()))?;
     }
     tracing::info!(executor = %who.executor, cluster = %who.cluster, server, dir = %root.display(), "executor started");
-    let ended = executors::drive(who, root, means, || remote.connect(), stop.comes()).await;
+    let ended = executors::drive(who, root, means, None, || remote.connect(), stop.comes()).await;
     Ok(match ended {
         Ok(()) => ExecutorExit::Asked,
         Err(stop) => ExecutorExit::Stopped(stop),

@@ -176,7 +176,7 @@ TEXT
 # ready after 8 s, not 50.
 start_instance() {
   local ports more=()
-  read -ra ports <<<"$(free_ports 2)"
+  read -ra ports <<<"$(free_ports 3)"
   mkdir "$dir/kube-apiserver"
   echo "${ports[0]}" >"$dir/etcd/port"
   echo "${ports[1]}" >"$dir/kube-apiserver/port"
@@ -205,7 +205,19 @@ start_instance() {
     --service-account-private-key-file="$dir/key" --flex-volume-plugin-dir="$dir/kube-controller-manager" \
     --node-monitor-period=1s --node-monitor-grace-period=8s
   create kube-scheduler --kubeconfig="$dir/kubeconfig" --leader-elect=false --secure-port=0
+  # Every container has the output in this file, in the format of container runtimes:
+  #   2026-11-21T09:00:00.123456789Z stdout F TEXT
+  : >"$dir/output.log"
+  cat >"$dir/output.yaml" <<TEXT
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: ClusterLogs
+metadata: {name: output}
+spec:
+  logs: [{logsFile: "$dir/output.log"}]
+TEXT
   create kwok --kubeconfig="$dir/kubeconfig" --config="$built/stages.yaml" --config="$module/failures.yaml" \
+    --config="$dir/output.yaml" --server-address="127.0.0.1:${ports[2]}" --node-port="${ports[2]}" \
+    --tls-cert-file="$dir/kube-apiserver/apiserver.crt" --tls-private-key-file="$dir/kube-apiserver/apiserver.key" \
     --manage-all-nodes --cidr=10.244.0.0/16 --node-ip=127.0.0.1 --node-lease-duration-seconds=4 --v=WARN
   ready kube-controller-manager
   ready kube-scheduler
@@ -221,7 +233,7 @@ remove_instance() {
     fi
     rm -rf "${dir:?}/$component"
   done
-  rm -rf "$dir/kubectl" "$dir/key" "$dir/kubeconfig"
+  rm -rf "$dir/kubectl" "$dir/key" "$dir/kubeconfig" "$dir/output.log" "$dir/output.yaml"
   if [ -d "$dir" ]; then
     rmdir --ignore-fail-on-non-empty "$dir"
   fi

@@ -3,9 +3,10 @@
 //! Its components belong to a script, `tests/kubernetes/hold`, which lives as long as a pipe from here. When the pipe
 //! is closed, by `Drop` or any end of this process, the script kills every component and removes the directory.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
@@ -16,6 +17,13 @@ pub struct KubernetesApi {
     kubeconfig: PathBuf,
     holder: Child,
     directory: tempfile::TempDir,
+}
+
+/// Returns the API that this binary's tests share, and must not harm. Each test has nodes, namespaces and a Chancery cluster of
+/// its own in it.
+pub fn shared() -> &'static KubernetesApi {
+    static SHARED: OnceLock<KubernetesApi> = OnceLock::new();
+    SHARED.get_or_init(|| KubernetesApi::start(&[]))
 }
 
 fn script(name: &str) -> Command {
@@ -47,11 +55,21 @@ impl KubernetesApi {
         assert!(kubeconfig.is_file(), "the API of Kubernetes did not start");
         let api = KubernetesApi { dir, kubeconfig, holder, directory };
         for node in nodes {
-            let mut command = script("node");
-            command.arg(&api.dir).arg(node);
-            run(command);
+            api.node(&[node]);
         }
         api
+    }
+
+    /// Creates a node with this name and these options of `tests/kubernetes/node`, and waits until it is ready.
+    pub fn node(&self, name_and_options: &[&str]) {
+        let mut command = script("node");
+        command.arg(&self.dir).args(name_and_options);
+        run(command);
+    }
+
+    /// Replaces the output of every container. Each line has its time, its stream, `F` and its text.
+    pub fn write_output(&self, lines: &str) {
+        std::fs::write(self.dir.join("output.log"), lines).expect("written");
     }
 
     /// File with the credentials of an administrator.
@@ -90,9 +108,9 @@ impl KubernetesApi {
 
     /// Creates or changes an object.
     pub fn apply(&self, object: &Value) {
-        let file = self.directory.path().join("object.json");
-        std::fs::write(&file, object.to_string()).expect("written");
-        self.kubectl(&["apply", "-f", file.to_str().expect("text")]);
+        let mut file = tempfile::NamedTempFile::new_in(self.directory.path()).expect("a file");
+        file.write_all(object.to_string().as_bytes()).expect("written");
+        self.kubectl(&["apply", "-f", file.path().to_str().expect("text")]);
     }
 
     /// Kills, pauses, resumes or restarts a component.

@@ -1,17 +1,24 @@
 //! Replicas as pods of a real Kubernetes API.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use chancery_tests::kubernetes::KubernetesApi;
 use chancery_tests::{ServerProcess, TestClient, until};
 use serde_json::{Value, json};
 
-/// Starts an API with nodes, and a server with a cluster `pods` of them.
-fn fleet(nodes: &[&str]) -> (KubernetesApi, ServerProcess) {
+/// Starts an API with nodes and namespaces.
+fn api(nodes: &[&str]) -> KubernetesApi {
     let api = KubernetesApi::start(nodes);
     for namespace in ["control", "demo"] {
         api.kubectl(&["create", "namespace", namespace]);
     }
+    api
+}
+
+/// Starts an API with nodes, and a server with a cluster `pods` of them.
+fn fleet(nodes: &[&str]) -> (KubernetesApi, ServerProcess) {
+    let api = api(nodes);
     let kubeconfig = api.kubeconfig().to_str().expect("text").to_owned();
     let server = ServerProcess::start_with(&[("KUBECONFIG", &kubeconfig)]);
     let client = server.client();
@@ -173,4 +180,188 @@ fn an_image_that_kubernetes_cannot_pull_is_a_reason_of_the_replica() {
     let name = pods[0]["metadata"]["name"].as_str().expect("a name");
     api.kubectl(&["label", "pod", "-n", "demo", name, "chancery.tests/failure-"]);
     client.wait_for("bad", "running", 1);
+}
+
+/// Applies a file of `deploy/kubernetes` for the namespace `control`.
+fn apply_deployed(api: &KubernetesApi, name: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes").join(name);
+    let text = std::fs::read_to_string(file).expect("a file").replace("chancery-system", "control");
+    let file = api.directory().join(name);
+    std::fs::write(&file, text).expect("written");
+    api.kubectl(&["apply", "-f", file.to_str().expect("text")]);
+}
+
+#[test]
+fn the_documented_role_suffices_and_doctor_names_what_is_missing() {
+    let api = api(&["node-a"]);
+    // The same credentials as an executor that runs as a pod.
+    api.kubectl(&["create", "serviceaccount", "chancery-executor", "-n", "control"]);
+    let token = api.kubectl(&["create", "token", "chancery-executor", "-n", "control"]);
+    let direct = std::fs::read_to_string(api.kubeconfig()).expect("a file");
+    let user = direct.rfind("  user: {token: ").expect("a user");
+    let kubeconfig = api.directory().join("executor");
+    std::fs::write(&kubeconfig, format!("{}  user: {{token: {}}}\n", &direct[..user], token.trim()))
+        .expect("written");
+    let mut server = ServerProcess::new();
+    server.set("KUBECONFIG", kubeconfig.to_str().expect("text"));
+    server.start_again();
+    let doctor = || {
+        let kubeconfig = kubeconfig.to_str().expect("text");
+        let data = server.data().to_str().expect("text");
+        let cluster = ["--cluster", "pods", "--namespace", "control", "--kubeconfig", kubeconfig];
+        let output = server.run(&[&["doctor", "--fix", "--data-dir", data], &cluster[..]].concat());
+        (String::from_utf8(output.stdout).expect("text"), output.status.code())
+    };
+    let (text, code) = doctor();
+    assert_eq!(code, Some(1), "{text}");
+    for right in [
+        "watch pods,",
+        "create persistentvolumeclaims,",
+        "get storageclasses,",
+        "update configmaps in namespace control,",
+    ] {
+        assert!(text.contains(right), "{text}");
+    }
+    assert!(text.contains("cannot find out whether the API refuses"), "{text}");
+
+    apply_deployed(&api, "executor.yaml");
+    // Here, the server is the executor.
+    api.kubectl(&["delete", "deployment", "chancery-executor", "-n", "control"]);
+    let client = server.client();
+    let spec = json!({"runtime": "kubernetes", "kubernetes": {"namespace": "control"}});
+    client.must("cluster.apply", &json!({"name": "pods", "spec": spec}));
+    let total = json!({"cpu": 8000, "memory": 16u64 << 30, "disk": 0});
+    let node = json!({"domain": "rack", "resources": total});
+    client.must("node.apply", &json!({"name": "node-a", "cluster": "pods", "spec": node}));
+    plan(&client, &json!({}));
+    deploy(&client, "d1", "1", 1);
+    client.wait_for("web", "running", 1);
+    let (text, code) = doctor();
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("cluster pods: an executor with these credentials has every right"), "{text}");
+    assert!(text.contains("the API admits requests of an executor that was replaced"), "{text}");
+
+    apply_deployed(&api, "epoch-policy.yaml");
+    until("the policy has an effect", || {
+        let (text, code) = doctor();
+        (code == Some(0) && text.contains("the API refuses requests of an executor that was replaced"))
+            .then_some(())
+    });
+    deploy(&client, "d2", "2", 2);
+    client.wait_for("web", "running", 2);
+    client.must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
+    until("the plan is gone", || client.items("plans").is_empty().then_some(()));
+    assert!(api.pods("chancery.dev/plan=web").is_empty());
+    assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn discovered_nodes_can_be_applied_as_they_are_printed() {
+    let api = api(&["node-a"]);
+    api.node(&[
+        "node-b",
+        "--cpu",
+        "3920m",
+        "--memory",
+        "16393244Ki",
+        "--zone",
+        "east",
+        "--label",
+        "disk=fast",
+    ]);
+    api.kubectl(&["cordon", "node-b"]);
+    let name = "n".repeat(64);
+    api.apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}));
+    for (name, node, cpu) in [("one", "node-b", "250m"), ("two", "node-b", "1"), ("three", "node-a", "500m")]
+    {
+        api.apply(&json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "demo"},
+            "spec": {"nodeName": node, "containers": [{
+                "name": "c", "image": "registry.test/other:1", "resources": {"requests": {"cpu": cpu, "memory": "1Mi"}},
+            }]},
+        }));
+    }
+    let kubeconfig = api.kubeconfig().to_str().expect("text").to_owned();
+    let server = ServerProcess::start_with(&[("KUBECONFIG", &kubeconfig)]);
+    let client = server.client();
+    let spec = json!({"runtime": "kubernetes", "kubernetes": {"namespace": "control"}});
+    client.must("cluster.apply", &json!({"name": "pods", "spec": spec}));
+    let discover = ["discover", "nodes", "--cluster", "pods", "--kubeconfig", &kubeconfig];
+    let found = server.run(&discover);
+    let (text, notes) =
+        (String::from_utf8(found.stdout).expect("text"), String::from_utf8(found.stderr).expect("text"));
+    assert_eq!(found.status.code(), Some(0), "{notes}");
+    assert!(text.contains("# the node is cordoned\n"), "{text}");
+    assert!(notes.contains(&format!("node {name} is left out: invalid name")), "{notes}");
+    let file = api.directory().join("nodes.yaml");
+    std::fs::write(&file, &text).expect("written");
+    server.cli(&["apply", "-f", file.to_str().expect("text")]);
+    let rows = client.items("nodes");
+    let of = |name: &str| rows.iter().find(|node| node["name"] == name).expect("a node");
+    assert_eq!(rows.len(), 2);
+    let (a, b) = (of("node-a"), of("node-b"));
+    assert_eq!(b["cluster"], "pods");
+    assert_eq!((&b["zone"], &b["labels"]["disk"]), (&json!("east"), &json!("fast")));
+    assert_eq!(b["resources"], json!({"cpu": 3920, "memory": 16_393_244u64 << 10, "disk": 0}));
+    assert_eq!(b["reserved"], json!({"cpu": 1250, "memory": 2 << 20, "disk": 0}));
+    assert_eq!(a["reserved"], json!({"cpu": 500, "memory": 1 << 20, "disk": 0}));
+    // What the fleet runs on a node is not foreign: the second discovery prints the same.
+    plan(&client, &json!({}));
+    deploy(&client, "d1", "1", 2);
+    client.wait_for("web", "running", 2);
+    assert_eq!(server.cli(&discover), text);
+}
+
+#[test]
+fn the_output_of_containers_is_read_through_the_api_of_kubernetes() {
+    let (api, server) = fleet(&["node-a"]);
+    let client = server.client();
+    plan(&client, &json!({}));
+    deploy(&client, "d1", "1", 1);
+    let replica = client.wait_for("web", "running", 1)[0]["name"].as_str().expect("a name").to_owned();
+    api.write_output("2026-11-21T09:00:00.5Z stdout F one\n2026-11-21T09:00:01.5Z stderr F two\n");
+    assert_eq!(server.cli(&["logs", &replica]), "out | one\nout | two\n");
+    assert_eq!(server.cli(&["logs", &replica, "--tail", "1"]), "out | two\n");
+    let id = client.items("incarnations")[0]["id"].as_str().expect("an id").to_owned();
+    client.must("replica.stop", &json!({"name": replica}));
+    client.wait_for("web", "stopped", 1);
+    let gone = client.get(&format!("/v1/fleets/default/incarnations/{id}/logs"));
+    assert_eq!(gone.status, 410, "{}", gone.text);
+    assert!(gone.text.contains("Kubernetes deletes the output of a pod with the pod"), "{}", gone.text);
+}
+
+#[test]
+fn a_plan_of_both_bodies_moves_from_pods_to_processes_and_a_plan_of_one_body_waits() {
+    let (api, server) = fleet(&["node-a"]);
+    let client = server.client();
+    plan(&client, &json!({"run": {"argv": ["sleep", "3600"]}}));
+    deploy(&client, "d1", "1", 1);
+    client.wait_for("web", "running", 1);
+    assert_eq!(api.pods("chancery.dev/plan=web").len(), 1);
+    // Another cluster of the fleet: processes of this machine.
+    client.must("cluster.apply", &json!({"name": "machine", "spec": {"runtime": "process"}}));
+    let total = json!({"cpu": 8000, "memory": 16u64 << 30, "disk": 0});
+    let node = json!({"domain": "rack-9", "resources": total});
+    client.must("node.apply", &json!({"name": "here", "cluster": "machine", "spec": node}));
+    server.cli(&["drain", "node-a", "--wait", "--timeout", "1m"]);
+    let rows = client.wait_for("web", "running", 1);
+    assert_eq!(rows[0]["node"], "here", "{rows:?}");
+    assert!(api.pods("chancery.dev/plan=web").is_empty());
+    let incarnations = client.items("incarnations?state=running");
+    assert!(incarnations[0]["processes"][0]["pid"].is_u64(), "{incarnations:?}");
+    // A plan of pods alone has no node left.
+    let spec = json!({
+        "namespace": "demo", "service": "only", "approval": {"create": "automatic"},
+        "payloads": [{"name": "web", "resources": {"cpu": 1, "memory": 1 << 20}, "container": {"image": "registry.test/web:1"}}],
+    });
+    client.must("plan.apply", &json!({"name": "only", "spec": spec}));
+    client.must("deployment.create", &json!({"plan": "only", "name": "d1", "spec": {"count": 1}}));
+    let reason = until("it waits with its reason", || {
+        let text = client.get("/v1/fleets/default/operations?plan=only").text;
+        text.contains("has no `run`").then_some(text)
+    });
+    assert!(reason.contains("which runtime process of cluster machine needs"), "{reason}");
+    server.cli(&["undrain", "node-a"]);
+    client.wait_for("only", "running", 1);
+    assert_eq!(api.pods("chancery.dev/plan=only").len(), 1);
 }

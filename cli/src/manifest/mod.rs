@@ -26,6 +26,7 @@ pub mod suggest;
 #[cfg(test)]
 mod tests;
 mod units;
+pub mod write;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};

@@ -45,6 +45,12 @@ impl ObjectOwner {
         format!("{FLEET}={},{CLUSTER}={},{key}", self.fleet, self.cluster)
     }
 
+    /// Returns the selector of the pods or claims of one incarnation or volume.
+    pub(super) fn selector_of(&self, object: ObjectId) -> String {
+        let (key, id) = id_label(object);
+        format!("{}={id}", self.selector(key))
+    }
+
     /// Whether an object with these labels is of the fleet's cluster.
     pub(super) fn owns(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
         let is = |key: &str, value: &str| {
@@ -66,10 +72,7 @@ impl ObjectOwner {
     pub(super) fn labels_of(&self, object: ObjectId) -> BTreeMap<String, String> {
         let mut labels = self.labels();
         labels.insert(LINEAGE.to_owned(), object.lineage().to_string());
-        let (key, id) = match object {
-            ObjectId::Incarnation(id) => (INCARNATION, id.to_string()),
-            ObjectId::Volume(id) => (VOLUME, id.to_string()),
-        };
+        let (key, id) = id_label(object);
         labels.insert(key.to_owned(), id);
         labels
     }
@@ -77,6 +80,14 @@ impl ObjectOwner {
     /// Returns the name of the object that stores the executor's id, epoch and head.
     pub(super) fn store_name(&self) -> String {
         format!("chancery-{}-{}", self.fleet, self.cluster)
+    }
+}
+
+/// Returns the label with the id of an object.
+fn id_label(object: ObjectId) -> (&'static str, String) {
+    match object {
+        ObjectId::Incarnation(id) => (INCARNATION, id.to_string()),
+        ObjectId::Volume(id) => (VOLUME, id.to_string()),
     }
 }
 

@@ -22,12 +22,16 @@ use chancery_events::observation::{ObjectReport, ObservedState, RetryClass};
 use chancery_events::protocol::{Command, ObjectSpec};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 
+mod access;
 mod api;
 mod claims;
+mod discovery;
 mod labels;
+mod logs;
 mod pods;
 mod requests;
 mod state;
@@ -39,10 +43,12 @@ use labels::ObjectOwner;
 use state::{ObjectStep, ObjectView};
 use store::{ObjectRecord, RecordStore, StartProgress};
 
+pub use access::{AccessError, AccessReport};
+pub use discovery::{DiscoveredNode, DiscoveredNodes, DiscoveryError};
 pub use store::KubernetesStore;
 
 use crate::executor_store::AcceptedCommand;
-use crate::logs::{LogSource, NoLogSource};
+use crate::logs::LogSource;
 use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
 use crate::reconcile::{
     KnownObject, ObjectTarget, ReconcileStep, StatusUpdate, UpdateSupport, accepted, report, step,
@@ -111,6 +117,7 @@ impl KubernetesConfig {
 /// Orchestrator of pods.
 pub struct KubernetesOrchestrator {
     world: Arc<KubernetesWorld>,
+    runtime: Handle,
 }
 
 struct KubernetesWorld {
@@ -191,7 +198,7 @@ impl KubernetesOrchestrator {
             lost: Notify::new(),
             seed: AtomicU64::new(1),
         });
-        let orchestrator = KubernetesOrchestrator { world };
+        let orchestrator = KubernetesOrchestrator { world, runtime: Handle::current() };
         let mut backoff = RequestBackoff::new(0);
         while let Err(error) = orchestrator.world.read_all().await {
             tracing::warn!(%error, "cannot list objects of Kubernetes, retrying");
@@ -589,6 +596,7 @@ impl Orchestrator for KubernetesOrchestrator {
     }
 
     fn logs(&self) -> Arc<dyn LogSource> {
-        Arc::new(NoLogSource)
+        let (client, owner) = (self.world.client.clone(), self.world.owner.clone());
+        Arc::new(logs::KubernetesLogs { client, owner, runtime: self.runtime.clone() })
     }
 }

@@ -133,12 +133,9 @@ fn epoch_of(map: &ConfigMap) -> Option<u64> {
     map.metadata.labels.as_ref()?.get(EPOCH)?.parse().ok()
 }
 
-/// Waits until the API refuses requests of the earlier epoch: the admission policy reads the epoch from a cache.
-async fn fence(maps: &Api<ConfigMap>, owner: &ObjectOwner, last: u64) {
-    if last == 0 {
-        return;
-    }
-    let mut labels = ObjectOwner { epoch: last, ..owner.clone() }.labels();
+/// Requests an object of the owner's epoch, which is not created. [`ApiFailure::Superseded`] if the API refuses the epoch.
+pub(super) async fn probe_fence(maps: &Api<ConfigMap>, owner: &ObjectOwner) -> Result<(), ApiFailure> {
+    let mut labels = owner.labels();
     labels.insert(super::labels::INCARNATION.to_owned(), "none".to_owned());
     let metadata = ObjectMeta {
         generate_name: Some("chancery-epoch-".to_owned()),
@@ -147,9 +144,18 @@ async fn fence(maps: &Api<ConfigMap>, owner: &ObjectOwner, last: u64) {
     };
     let probe = ConfigMap { metadata, ..ConfigMap::default() };
     let only_ask = PostParams { dry_run: true, field_manager: Some(MANAGER.to_owned()) };
+    answer(maps.create(&only_ask, &probe)).await.map(drop)
+}
+
+/// Waits until the API refuses requests of the earlier epoch: the admission policy reads the epoch from a cache.
+async fn fence(maps: &Api<ConfigMap>, owner: &ObjectOwner, last: u64) {
+    if last == 0 {
+        return;
+    }
+    let earlier = ObjectOwner { epoch: last, ..owner.clone() };
     let until = Instant::now() + FENCE;
     while Instant::now() < until {
-        if let Err(ApiFailure::Superseded(_)) = answer(maps.create(&only_ask, &probe)).await {
+        if let Err(ApiFailure::Superseded(_)) = probe_fence(maps, &earlier).await {
             return;
         }
         tokio::time::sleep(FENCE / 20).await;

@@ -108,6 +108,9 @@ impl RealCluster {
         let cut = direct.replace(&format!("127.0.0.1:{port}"), &format!("127.0.0.1:{}", connection.port));
         assert_ne!(cut, direct);
         std::fs::write(temporary.path().join("kubeconfig"), cut).expect("written");
+        // Every container has this output.
+        let lines = "2026-11-21T09:00:00.5Z stdout F one\n2026-11-21T09:00:00.75Z stderr F two\n";
+        std::fs::write(dir.join("output.log"), lines).expect("written");
         let cluster = RealCluster { dir, holder, connection, temporary, foreign: Mutex::default() };
         let mut node = script("node");
         node.arg(&cluster.dir).arg("n1");
@@ -231,7 +234,7 @@ impl OrchestratorUnderTest for RealCluster {
     }
 
     fn output(&self) -> OutputAccess {
-        OutputAccess::None
+        OutputAccess::UntilEnd
     }
 
     fn crash_after_record(&self, command: &Command) {

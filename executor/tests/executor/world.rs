@@ -354,7 +354,7 @@ impl OrchestratorUnderTest for RealProcesses {
     }
 
     fn output(&self) -> OutputAccess {
-        OutputAccess::IsRead
+        OutputAccess::Kept
     }
 
     /// Writes the files of an executor's directory, by their names.

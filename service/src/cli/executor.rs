@@ -26,8 +26,11 @@ pub struct ExecutorArgs {
     name: ExecutorName,
     #[command(flatten)]
     drives: RuntimeArgs,
+    /// Namespace of the executor's records in Kubernetes, as in the cluster's spec
+    #[arg(long, value_name = "NAME")]
+    namespace: Option<Namespace>,
     #[command(flatten)]
-    kubernetes: KubernetesArgs,
+    credentials: CredentialArgs,
     /// Directory of the executor store, which must be kept [default: ./chancery-executor/CLUSTER]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -46,38 +49,35 @@ pub struct ExecutorArgs {
 #[group(required = true, multiple = false)]
 struct RuntimeArgs {
     /// Drive processes of this machine
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["namespace", "CredentialArgs"])]
     process: bool,
     /// Drive simulated nodes, which exist only in memory
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["namespace", "CredentialArgs"])]
     simulated: bool,
     /// Drive pods of a Kubernetes cluster; the executor needs no disk
-    #[arg(long)]
+    #[arg(long, requires = "namespace")]
     kubernetes: bool,
 }
 
+/// Flags with the credentials of a Kubernetes cluster.
 #[derive(Args, Debug)]
-struct KubernetesArgs {
-    /// Namespace of the executor's records, as in the cluster's spec
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["process", "simulated"], required_if_eq("kubernetes", "true"))]
-    namespace: Option<Namespace>,
-    /// File with the credentials [default: as kubectl, or the service account of the executor's pod]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["process", "simulated"])]
-    kubeconfig: Option<PathBuf>,
+pub struct CredentialArgs {
+    /// File with the credentials of Kubernetes [default: as kubectl, or the service account of the pod]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
     /// Context in the file with the credentials [default: its current one]
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["process", "simulated"])]
-    context: Option<String>,
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
 }
 
 impl ExecutorArgs {
     /// Returns the identity of the executor in a fleet.
     pub fn who(&self, fleet: &FleetName) -> ExecutorIdentity {
-        let KubernetesArgs { namespace, kubeconfig, context } = &self.kubernetes;
-        let runtime = match namespace {
+        let runtime = match &self.namespace {
             Some(namespace) => RuntimeAccess::Kubernetes(KubernetesAccess {
                 namespace: namespace.clone(),
-                kubeconfig: kubeconfig.clone(),
-                context: context.clone(),
+                kubeconfig: self.credentials.kubeconfig.clone(),
+                context: self.credentials.context.clone(),
             }),
             None if self.drives.process => RuntimeAccess::Process,
             None => RuntimeAccess::Simulated,
@@ -141,6 +141,7 @@ mod tests {
             "chancery executor --cluster edge --process",
             "chancery executor --cluster edge --name e1 --kubernetes",
             "chancery executor --cluster edge --name e1 --process --namespace ops",
+            "chancery executor --cluster edge --name e1 --simulated --kubeconfig f",
             "chancery executor --cluster E! --name e1 --process",
         ] {
             assert!(parsed(words).is_err(), "{words}");

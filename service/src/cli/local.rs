@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use chancery_cli::{CliExit, ClientCommand, GlobalArgs};
+use chancery_events::name::{ClusterName, Namespace};
 use chancery_events::time::parse_span;
 use clap::{Args, Parser, Subcommand};
 
-use super::executor::ExecutorArgs;
+use super::executor::{CredentialArgs, ExecutorArgs};
 
 /// Chancery: an event-sourced control plane.
 #[derive(Parser, Debug)]
@@ -45,6 +46,24 @@ pub enum CliCommand {
 pub enum ConfigCommand {
     /// Show every setting, its value, and the source of the value
     Show,
+}
+
+/// Commands that print manifests of what a runtime has.
+#[derive(Subcommand, Debug)]
+pub enum DiscoverCommand {
+    /// Print a manifest for each node of a Kubernetes cluster: its allocatable resources, and what other pods request as reserved
+    #[command(
+        after_help = "Review the manifests, then apply them: chancery discover nodes --cluster NAME > nodes.yaml; \
+        chancery apply -f nodes.yaml"
+    )]
+    Nodes {
+        /// Cluster of the fleet that the nodes are for
+        #[arg(long, value_name = "NAME")]
+        cluster: ClusterName,
+        /// Credentials of Kubernetes.
+        #[command(flatten)]
+        credentials: CredentialArgs,
+    },
 }
 
 /// Commands that run in this process.
@@ -86,8 +105,14 @@ pub enum LocalCommand {
         #[arg(long, value_name = "DURATION", default_value = "14m", value_parser = day)]
         timeout: Duration,
     },
+    /// Print manifests of what a runtime has, for review: nothing is applied
+    Discover {
+        /// Part of the runtime to print
+        #[command(subcommand)]
+        what: DiscoverCommand,
+    },
     /// Check how this host proves that processes have ended, the permissions of the data directory, the wall
-    /// clock, and whether topics on Kafka may lose acknowledged records
+    /// clock, whether topics on Kafka may lose acknowledged records, and the rights of an executor in Kubernetes
     Doctor {
         /// Remove permissions of other users in the data directory
         #[arg(long)]
@@ -98,6 +123,15 @@ pub enum LocalCommand {
         /// Location of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
         #[arg(long, value_name = "LOCATION")]
         journal: Option<String>,
+        /// Cluster whose Kubernetes API is checked with these credentials
+        #[arg(long, value_name = "NAME", requires = "namespace")]
+        cluster: Option<ClusterName>,
+        /// Namespace of the executor's records in Kubernetes, as in the cluster's spec
+        #[arg(long, value_name = "NAME", requires = "cluster")]
+        namespace: Option<Namespace>,
+        /// Credentials of Kubernetes.
+        #[command(flatten)]
+        credentials: CredentialArgs,
     },
     /// Print the OpenAPI description
     Openapi,

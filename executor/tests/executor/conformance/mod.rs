@@ -36,11 +36,13 @@ pub(crate) enum TestBehaviour {
     Writes,
 }
 
-/// Whether the output of processes can be read.
+/// Access to the output of processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum OutputAccess {
-    /// Output can be read.
-    IsRead,
+    /// Standard output and standard error can be read, also after the end.
+    Kept,
+    /// Both are one output, which exists until the end. There is no `oh`.
+    UntilEnd,
     /// Processes write nothing.
     None,
 }
@@ -74,7 +76,7 @@ pub(crate) trait OrchestratorUnderTest: Sync {
     /// Removes the contents of a volume, behind the orchestrator's back.
     fn lose(&self, volume: VolumeId);
 
-    /// Whether processes write output.
+    /// Access to the output of processes.
     fn output(&self) -> OutputAccess;
 
     /// Records a command for a missing object and starts nothing, as a crashing executor does. No

@@ -34,6 +34,7 @@ mod mutations;
 mod new_kind;
 mod newcomers;
 mod on_kubernetes;
+mod pods_on_kubernetes;
 mod races;
 mod reads;
 mod rollbacks;

@@ -1,4 +1,5 @@
-//! Walk-through of the README, command by command, against the real program: the README shows what users see.
+//! Walk-throughs of the README, command by command, against the real program: the README shows what users see. One runs on
+//! processes, the other on a real Kubernetes API.
 //!
 //! Names, ids, times, process ids and ports vary, and are compared by kind. A name such as `web-1k00` in the
 //! README is matched with the actual name. `UPDATE=1` writes the actual output into the README.
@@ -8,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use chancery_tests::kubernetes::KubernetesApi;
 use chancery_tests::{JournalBackend, ServerProcess, until};
 use regex::Regex;
 
@@ -21,10 +23,11 @@ struct ShownCommand {
 fn variable() -> Regex {
     Regex::new(concat!(
         r"(?P<id>[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})",
-        r"|(?P<replica>\bweb-[0-9a-z]{4,12}\b)",
+        r"|(?P<pod>\bnginx(-[0-9a-f]{4,12}){5}-\d+)",
+        r"|(?P<replica>\b(web|nginx)-[0-9a-z]{4,12}\b)",
         r"|(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+Z|\b\d\d:\d\d:\d\d(\.\d+)?\b)",
         r"|(?P<position>^ *\d+ |because of \d+| at \d+)",
-        r"|(?P<address>127\.0\.0\.1:\d+)",
+        r"|(?P<address>127\.0\.0\.1:\d+|\b10\.\d+\.\d+\.\d+\b)",
         r"|(?P<hash>\b[0-9a-f]{16,64}\b)",
         r"|(?P<age>\b\d+(\.\d+)?(ms|s|m)\b)",
         r"|(?P<pid>(?:\bpid |process )\d+)",
@@ -45,58 +48,75 @@ fn reduce(line: &str, variable: &Regex) -> (String, Vec<String>) {
     (Regex::new("-{3,}|─+|━+").expect("a regular expression").replace_all(&plain, "-").into_owned(), taken)
 }
 
-/// Commands between the two marks, from the blocks of console text.
-fn read(readme: &str) -> Vec<ShownCommand> {
-    let mut shown: Vec<ShownCommand> = Vec::new();
-    let mut inside = false;
-    for line in part(readme).lines() {
-        match line {
-            "```console" => inside = true,
-            "```" => inside = false,
-            _ if !inside => {}
-            _ => match line.strip_prefix("$ ") {
-                Some(command) => shown.push(ShownCommand { command: command.to_owned(), output: Vec::new() }),
-                None => shown.last_mut().expect("a command comes first").output.push(line.to_owned()),
-            },
-        }
+/// Walk-through of the README.
+struct WalkThrough {
+    /// Line before it.
+    start: &'static str,
+    /// Line after it.
+    end: &'static str,
+}
+
+const ON_PROCESSES: WalkThrough =
+    WalkThrough { start: "<!-- walk-through -->", end: "<!-- end of the walk-through -->" };
+const ON_KUBERNETES: WalkThrough = WalkThrough {
+    start: "<!-- walk-through on Kubernetes -->",
+    end: "<!-- end of the walk-through on Kubernetes -->",
+};
+
+impl WalkThrough {
+    fn part<'a>(&self, readme: &'a str) -> &'a str {
+        let (_, rest) =
+            readme.split_once(self.start).expect("the README marks where the walk-through starts");
+        rest.split_once(self.end).expect("and where it ends").0
     }
-    shown
-}
 
-const BEGIN: &str = "<!-- walk-through -->";
-const END: &str = "<!-- end of the walk-through -->";
-
-fn part(readme: &str) -> &str {
-    let (_, rest) = readme.split_once(BEGIN).expect("the README marks where its walk-through starts");
-    rest.split_once(END).expect("and where it ends").0
-}
-
-/// README with the actual commands and output in place of the old ones.
-fn written(readme: &str, printed: &[ShownCommand]) -> String {
-    let mut printed = printed.iter().peekable();
-    let (mut text, mut inside, mut skipping) = (String::new(), false, false);
-    let walk = part(readme);
-    for line in walk.lines() {
-        if line == "```console" {
-            inside = true;
-        } else if line == "```" {
-            (inside, skipping) = (false, false);
+    /// Commands of the walk-through, from the blocks of console text.
+    fn read(&self, readme: &str) -> Vec<ShownCommand> {
+        let mut shown: Vec<ShownCommand> = Vec::new();
+        let mut inside = false;
+        for line in self.part(readme).lines() {
+            match line {
+                "```console" => inside = true,
+                "```" => inside = false,
+                _ if !inside => {}
+                _ => match line.strip_prefix("$ ") {
+                    Some(command) => {
+                        shown.push(ShownCommand { command: command.to_owned(), output: Vec::new() });
+                    }
+                    None => shown.last_mut().expect("a command comes first").output.push(line.to_owned()),
+                },
+            }
         }
-        let command = inside && line.starts_with("$ ");
-        if skipping && !command {
-            continue;
-        }
-        skipping = command;
-        let played = printed.next_if(|_| command);
-        let typed = played.map(|played| format!("$ {}", played.command));
-        text.push_str(typed.as_deref().unwrap_or(line));
-        text.push('\n');
-        for printed in played.into_iter().flat_map(|played| &played.output) {
-            text.push_str(printed);
+        shown
+    }
+
+    /// README with the actual commands and output in place of the old ones.
+    fn written(&self, readme: &str, printed: &[ShownCommand]) -> String {
+        let mut printed = printed.iter().peekable();
+        let (mut text, mut inside, mut skipping) = (String::new(), false, false);
+        let walk = self.part(readme);
+        for line in walk.lines() {
+            if line == "```console" {
+                inside = true;
+            } else if line == "```" {
+                (inside, skipping) = (false, false);
+            }
+            let command = inside && line.starts_with("$ ");
+            if skipping && !command {
+                continue;
+            }
+            skipping = command;
+            let played = printed.next_if(|_| command);
+            let typed = played.map(|played| format!("$ {}", played.command));
+            text.push_str(typed.as_deref().unwrap_or(line));
             text.push('\n');
+            for printed in played.into_iter().flat_map(|played| &played.output) {
+                text.push_str(printed);
+                text.push('\n');
+            }
         }
+        readme.replace(walk, &text)
     }
-    readme.replace(walk, &text)
 }
 
 fn readme() -> PathBuf {
@@ -107,29 +127,38 @@ fn is_updating() -> bool {
     std::env::var_os("UPDATE").is_some()
 }
 
-/// Plays the walk-through, and compares the output with the README's, unless the README is being updated.
-/// Returns the commands and their output.
-fn play(server: &ServerProcess, readme: &str) -> Vec<ShownCommand> {
+/// Plays a walk-through, and compares the output with the README's, unless the README is being updated. Returns the commands
+/// and their output.
+fn play(
+    walk: &WalkThrough,
+    readme: &str,
+    server: &ServerProcess,
+    kubernetes: Option<&KubernetesApi>,
+) -> Vec<ShownCommand> {
     let variable = variable();
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     let mut printed = Vec::new();
-    for ShownCommand { command, output } in read(readme) {
+    for ShownCommand { command, output } in walk.read(readme) {
         let here = |found: &regex::Captures<'_>| {
             names.get(&found[0]).cloned().unwrap_or_else(|| found[0].to_owned())
         };
         let actual = variable.replace_all(&command, here).into_owned();
         let typed = actual.clone();
         let mut words = actual.split_whitespace();
-        let found = match words.next() {
-            Some("chancery") => server.cli(&words.collect::<Vec<_>>()),
-            Some("curl") => fetch(words.last().expect("an address")),
-            other => panic!("the walk-through runs chancery and curl, not {other:?}"),
+        let found = match (words.next(), kubernetes) {
+            (Some("chancery"), _) => {
+                let found = server.cli(&words.collect::<Vec<_>>());
+                // A user types slower than the executor starts. Names derive from positions, and rows are sorted
+                // by name.
+                until("the executor is there", || {
+                    (!server.client().items("sessions?state=open").is_empty()).then_some(())
+                });
+                found
+            }
+            (Some("curl"), _) => fetch(words.last().expect("an address")),
+            (Some("kubectl"), Some(api)) => api.kubectl(&words.collect::<Vec<_>>()),
+            (other, _) => panic!("no walk-through runs {other:?}"),
         };
-        // A user types slower than the executor starts. Names derive from positions, and rows are sorted by
-        // name.
-        until("the executor is there", || {
-            (!server.client().items("sessions?state=open").is_empty()).then_some(())
-        });
         let found: Vec<_> = found.lines().map(|line| line.trim_end().to_owned()).collect();
         let reduced = |lines: &[String]| lines.iter().map(|line| reduce(line, &variable)).collect::<Vec<_>>();
         let (documented, seen) = (reduced(&output), reduced(&found));
@@ -155,10 +184,10 @@ fn play_at(place: JournalBackend) {
     let path = readme();
     let readme = std::fs::read_to_string(&path).expect("the README");
     let mut site = place.start(&[]);
-    let printed = play(&site.server, &readme);
+    let printed = play(&ON_PROCESSES, &readme, &site.server, None);
     // The README is written from the variant that readers are asked to start.
     if is_updating() && place == JournalBackend::Embedded {
-        std::fs::write(&path, written(&readme, &printed)).expect("the README can be written");
+        std::fs::write(&path, ON_PROCESSES.written(&readme, &printed)).expect("the README can be written");
     }
     site.stop().unwrap_or_else(|error| panic!("{error:#}"));
 }
@@ -176,6 +205,19 @@ fn the_walk_through_prints_the_same_with_the_journal_on_one_broker() {
 #[test]
 fn the_walk_through_prints_the_same_with_the_journal_on_three_brokers() {
     play_at(JournalBackend::ThreeBrokers);
+}
+
+#[test]
+fn the_walk_through_on_kubernetes_prints_what_the_readme_shows() {
+    let path = readme();
+    let readme = std::fs::read_to_string(&path).expect("the README");
+    let api = KubernetesApi::start(&["node-1", "node-2"]);
+    let kubeconfig = api.kubeconfig().to_str().expect("text");
+    let server = ServerProcess::start_with(&[("KUBECONFIG", kubeconfig)]);
+    let printed = play(&ON_KUBERNETES, &readme, &server, Some(&api));
+    if is_updating() {
+        std::fs::write(&path, ON_KUBERNETES.written(&readme, &printed)).expect("the README can be written");
+    }
 }
 
 fn fetch(url: &str) -> String {

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::kubernetes::KubernetesApi;
 use crate::launch::StartConditions;
 use crate::server::end_all_under;
 use crate::{PayloadProcess, ServerProcess, payloads, until};
@@ -38,7 +39,7 @@ impl ExecutorProcess {
     /// Starts an executor in `directory`, for servers at these addresses.
     pub fn start_for(directory: &Path, servers: &str, name: &str, runtime: &str) -> ExecutorProcess {
         let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(directory).expect("a directory");
-        ExecutorProcess::start_at(Rc::new(dir), servers, name, runtime)
+        ExecutorProcess::start_at(Rc::new(dir), servers, name, &[runtime])
     }
 
     /// Starts another executor with the same directory.
@@ -47,13 +48,28 @@ impl ExecutorProcess {
         ExecutorProcess::start_in(Rc::clone(&self.dir), server, name, runtime)
     }
 
-    fn start_in(dir: Rc<TempDir>, server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
-        ExecutorProcess::start_at(dir, &server.url(), name, runtime)
+    /// Starts an executor of pods for the cluster `local` of a server, with its records in this namespace of Kubernetes.
+    pub fn start_pods(
+        server: &ServerProcess,
+        name: &str,
+        api: &KubernetesApi,
+        namespace: &str,
+    ) -> ExecutorProcess {
+        let dir =
+            tempfile::Builder::new().prefix("executor-").tempdir_in(server.directory()).expect("a directory");
+        let kubeconfig = api.kubeconfig().to_str().expect("text");
+        let runtime = ["--kubernetes", "--namespace", namespace, "--kubeconfig", kubeconfig];
+        ExecutorProcess::start_at(Rc::new(dir), &server.url(), name, &runtime)
     }
 
-    fn start_at(dir: Rc<TempDir>, servers: &str, name: &str, runtime: &str) -> ExecutorProcess {
-        let words = ["executor", "--server", servers, "--cluster", "local", "--name", name, runtime];
-        let (args, data) = (words.map(str::to_owned).to_vec(), dir.path().join("root"));
+    fn start_in(dir: Rc<TempDir>, server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
+        ExecutorProcess::start_at(dir, &server.url(), name, &[runtime])
+    }
+
+    fn start_at(dir: Rc<TempDir>, servers: &str, name: &str, runtime: &[&str]) -> ExecutorProcess {
+        let words =
+            [&["executor", "--server", servers, "--cluster", "local", "--name", name], runtime].concat();
+        let (args, data) = (words.into_iter().map(str::to_owned).collect(), dir.path().join("root"));
         let mut executor =
             ExecutorProcess { dir, child: None, args, data, launch: StartConditions::default() };
         executor.start_again();

@@ -95,6 +95,21 @@ impl KubernetesApi {
         run(command)
     }
 
+    /// Runs kubectl, and returns what it prints; its errors if it fails.
+    pub fn try_kubectl(&self, args: &[&str]) -> Result<String, String> {
+        let output = script("kubectl").arg(&self.dir).args(args).stdin(Stdio::null()).output();
+        let output = output.expect("the script can be run");
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    /// Lets the kubelet of a node die (`kill`) or start again (`restart`).
+    pub fn kubelet(&self, action: &str, node: &str) {
+        let mut command = script("kubelet");
+        command.arg(action).arg(&self.dir).arg(node);
+        run(command);
+    }
+
     /// Returns objects as JSON.
     pub fn get(&self, args: &[&str]) -> Value {
         let text = self.kubectl(&[&["get", "-o", "json"], args].concat());

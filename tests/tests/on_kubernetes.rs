@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use chancery_tests::fault_campaigns::CampaignKind;
 use chancery_tests::kubernetes::KubernetesApi;
-use chancery_tests::{ServerProcess, TestClient, until};
+use chancery_tests::{JournalBackend, ServerProcess, TestClient, until};
 use serde_json::{Value, json};
 
 /// Starts an API with nodes and namespaces.
@@ -364,4 +365,14 @@ fn a_plan_of_both_bodies_moves_from_pods_to_processes_and_a_plan_of_one_body_wai
     server.cli(&["undrain", "node-a"]);
     client.wait_for("only", "running", 1);
     assert_eq!(api.pods("chancery.dev/plan=only").len(), 1);
+}
+
+#[test]
+fn faults_of_kubernetes_and_of_the_executor_leak_and_double_no_pod() {
+    let (tally, ran) = CampaignKind::Kubernetes.run(JournalBackend::Embedded, 6, 0);
+    println!("{tally:?}");
+    ran.unwrap_or_else(|error| panic!("{error:?}"));
+    assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (6, 0, 0, 0));
+    assert_eq!(tally.faults.len(), 6, "one of each kind");
+    assert!(tally.acknowledged > 100, "only {} intents were acknowledged", tally.acknowledged);
 }

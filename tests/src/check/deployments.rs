@@ -19,6 +19,7 @@ use std::time::Duration;
 use super::obligations::RecordObligation;
 use super::state::{
     CheckedFleet, Deployment, DeploymentStage, FactLocation, LastInput, Operation, OperationProgress, Plan,
+    WantedVersion,
 };
 use super::violation::{InvariantViolation, RuleResult, demand};
 
@@ -577,8 +578,13 @@ impl Plan {
     /// Returns the index of the version that the deployment requests.
     fn version(&mut self, fact: &DeploymentCreated) -> Result<usize, InvariantViolation> {
         let spec = self.spec(fact.generation)?;
-        let coordinates = fact.spec.coordinates.clone();
-        let wants = (spec.namespace.clone(), spec.service.clone(), spec.payloads.clone(), coordinates);
+        let wants = WantedVersion {
+            namespace: spec.namespace.clone(),
+            service: spec.service.clone(),
+            labels: spec.labels.clone(),
+            payloads: spec.payloads.clone(),
+            coordinates: fact.spec.coordinates.clone(),
+        };
         let known = self.versions.iter().position(|version| *version == wants);
         Ok(known.unwrap_or_else(|| {
             self.versions.push(wants);

@@ -13,8 +13,8 @@ use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, Request
 use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{
-    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, Namespace,
-    NodeName, PlanName, PolicyName, ReplicaName, ServiceName, StorageClass, VolumeName,
+    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, DomainName, ExecutorName, KeyName,
+    Namespace, NodeName, PlanName, PolicyName, ReplicaName, ServiceName, StorageClass, VolumeName,
 };
 use chancery_events::observation::Observation;
 use chancery_events::resources::Resources;
@@ -112,6 +112,16 @@ pub(super) struct Session {
     pub(super) is_open: bool,
 }
 
+/// Content of a deployment for its replicas: a difference is another version.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct WantedVersion {
+    pub(super) namespace: Namespace,
+    pub(super) service: ServiceName,
+    pub(super) labels: BTreeMap<KeyName, String>,
+    pub(super) payloads: Vec<Payload>,
+    pub(super) coordinates: PayloadCoordinates,
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) activity: ClusterActivity,
@@ -120,7 +130,7 @@ pub(super) struct Plan {
     pub(super) generation: u32,
     pub(super) specs: BTreeMap<u32, Arc<PlanSpec>>,
     /// Distinct versions of the plan's deployments.
-    pub(super) versions: Vec<(Namespace, ServiceName, Vec<Payload>, PayloadCoordinates)>,
+    pub(super) versions: Vec<WantedVersion>,
     pub(super) deployments: BTreeMap<DeploymentName, Deployment>,
     /// Deployment in progress.
     pub(super) current: Option<DeploymentName>,

@@ -42,9 +42,17 @@ pub(super) fn wind_up(server: &ServerProcess, evidence: &mut Vec<ServerEvidence>
 impl ServerEvidence {
     /// Collects rows and processes of an idle server, between reads at the same position.
     pub fn gather(server: &ServerProcess) -> Result<ServerEvidence> {
+        ServerEvidence::gather_with(server, || alive(server.data()))
+    }
+
+    /// Collects rows of an idle server, and what `alive` finds running, between reads at the same position.
+    pub(super) fn gather_with(
+        server: &ServerProcess,
+        alive: impl Fn() -> Result<Vec<RunningProcesses>>,
+    ) -> Result<ServerEvidence> {
         for _ in 0..600 {
             let before = read(server)?;
-            let alive = alive(server.data())?;
+            let alive = alive()?;
             let after = read(server)?;
             if let (Some((position, rows)), Some((same, _))) = (before, after)
                 && position == same

@@ -31,6 +31,8 @@ pub struct ProducerLoad {
 
 struct LoadShared {
     stop: AtomicBool,
+    /// Whether producers send nothing new.
+    pause: AtomicBool,
     url: Mutex<String>,
     /// Time that a producer waits for an answer.
     patience: Duration,
@@ -43,6 +45,7 @@ impl ProducerLoad {
         let file = File::create(file).with_context(|| format!("make {}", file.display()))?;
         let shared = Arc::new(LoadShared {
             stop: AtomicBool::new(false),
+            pause: AtomicBool::new(false),
             url: Mutex::new(url.to_owned()),
             patience,
             recorder: HistoryRecorder::new(file),
@@ -59,6 +62,16 @@ impl ProducerLoad {
     /// Directs producers to another server URL.
     pub fn moved(&self, url: &str) {
         url.clone_into(&mut self.shared.url.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Lets producers send nothing new until they resume. Requests that were sent may still be answered.
+    pub fn pause(&self) {
+        self.shared.pause.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets producers send intents again.
+    pub fn resume(&self) {
+        self.shared.pause.store(false, Ordering::Relaxed);
     }
 
     /// Number of verdicts that producers have received.
@@ -85,6 +98,9 @@ impl LoadShared {
 
     fn produce(&self, number: u64, mut random: RandomSource) -> Result<()> {
         for i in 0.. {
+            while self.pause.load(Ordering::Relaxed) && !self.stop.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }

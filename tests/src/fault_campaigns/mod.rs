@@ -11,6 +11,7 @@
 //! | `disk-full` | no space on the disk of the server's data directory | the server ends with the reason; space is freed; the server continues |
 //! | `rollouts` | versions that crash, hang or are slow, and kills of the server | a deployment and operator actions on it; processes are sampled continuously |
 //! | `takeovers` | faults of a real Kafka with three brokers: see the module | the next fault of the module's list |
+//! | `kubernetes` | faults of a real Kubernetes API, its nodes and pods, and of the executor: see the module | the next fault of the module's list; then every pod has its incarnation and every incarnation its pod |
 //! | `damage` | a torn tail, or flipped bits in the journal's files, while the server is down | the damage is found and named before anything is served |
 //!
 //! The first four run with the journal in the server's directory, or on a real Kafka ([`JournalBackend`]).
@@ -29,6 +30,7 @@ mod frames;
 mod kills;
 pub mod load;
 mod pauses;
+mod pods;
 mod relocates;
 mod rollouts;
 mod takeovers;
@@ -66,6 +68,8 @@ pub enum CampaignKind {
     Damage,
     /// Kills and pauses of servers and brokers of a fleet on Kafka.
     Takeovers,
+    /// Faults of a Kubernetes API, its nodes and pods, and of the executor.
+    Kubernetes,
 }
 
 impl CampaignKind {
@@ -80,6 +84,7 @@ impl CampaignKind {
         CampaignKind::DiskFull,
         CampaignKind::Damage,
         CampaignKind::Takeovers,
+        CampaignKind::Kubernetes,
     ];
 
     /// Campaign name.
@@ -94,6 +99,7 @@ impl CampaignKind {
             CampaignKind::DiskFull => "disk-full",
             CampaignKind::Damage => "damage",
             CampaignKind::Takeovers => "takeovers",
+            CampaignKind::Kubernetes => "kubernetes",
         }
     }
 
@@ -104,7 +110,7 @@ impl CampaignKind {
             CampaignKind::Relocates => 100,
             CampaignKind::Pauses | CampaignKind::DiskFull => 5,
             CampaignKind::Clock | CampaignKind::Damage => 20,
-            CampaignKind::Takeovers | CampaignKind::Rollouts => 25,
+            CampaignKind::Takeovers | CampaignKind::Rollouts | CampaignKind::Kubernetes => 25,
         }
     }
 
@@ -119,8 +125,8 @@ impl CampaignKind {
             CampaignKind::Clock => &[JournalBackend::Embedded],
             // Faults of the journal's own files; on Kafka, the local files are a copy.
             CampaignKind::DiskFull | CampaignKind::Damage => &[JournalBackend::Embedded],
-            // Only processes are sampled: the journal's location makes no difference.
-            CampaignKind::Rollouts => &[JournalBackend::Embedded],
+            // Only processes or pods are observed: the journal's location makes no difference.
+            CampaignKind::Rollouts | CampaignKind::Kubernetes => &[JournalBackend::Embedded],
             CampaignKind::Takeovers => &[JournalBackend::ThreeBrokers],
         }
     }
@@ -158,6 +164,7 @@ impl CampaignKind {
                 CampaignKind::DiskFull => disk_full::run(now, seed, &mut tally),
                 CampaignKind::Damage => damage::run(now, seed, &mut tally),
                 CampaignKind::Takeovers => takeovers::run(now, seed, &mut tally),
+                CampaignKind::Kubernetes => pods::run(now, seed, &mut tally),
             };
             // A condition not fulfilled within a minute panics: a finding like any other.
             let ran = catch_unwind(AssertUnwindSafe(&mut run))

@@ -128,15 +128,7 @@ impl PodFault {
                 )?;
                 Ok(())
             }
-            PodFault::NoImage => {
-                campaign.apply_plan(&json!({"chancery.tests/failure": "image-pull"}));
-                campaign.deploy(6);
-                pause(campaign, 3000);
-                campaign.apply_plan(&json!({}));
-                campaign.deploy(5);
-                let selector = "chancery.tests/failure=image-pull";
-                edit_all(campaign, &["label", "pods", "-n", PODS, "-l", selector, "chancery.tests/failure-"])
-            }
+            PodFault::NoImage => no_image(campaign),
             PodFault::WatchTooOld => {
                 campaign.executor.freeze();
                 campaign.deploy(2);
@@ -225,6 +217,26 @@ fn deletion_hangs(campaign: &mut PodCampaign) -> Result<()> {
         "the finalizer cannot be removed"
     );
     Ok(())
+}
+
+fn no_image(campaign: &mut PodCampaign) -> Result<()> {
+    campaign.apply_plan(&json!({"chancery.tests/failure": "image-pull"}));
+    campaign.deploy(6);
+    pause(campaign, 3000);
+    campaign.apply_plan(&json!({}));
+    campaign.deploy(5);
+    let last = format!("round-{}", campaign.deployments);
+    // Until the last deployment has ended, pods with the label may still be created.
+    campaign.within("images are available", |campaign| {
+        let selector = "chancery.tests/failure=image-pull";
+        let edited =
+            edit_all(campaign, &["label", "pods", "-n", PODS, "-l", selector, "chancery.tests/failure-"]);
+        let rows = campaign.client().items("deployments?plan=web&limit=1000");
+        let has_ended = rows.iter().any(|row| {
+            row["name"] == *last && ["completed", "failed"].iter().any(|state| row["state"] == *state)
+        });
+        (edited.is_ok() && has_ended).then_some(())
+    })
 }
 
 fn executor_replaced(campaign: &mut PodCampaign) -> Result<()> {

@@ -7,7 +7,7 @@
 //! | a list includes what an earlier executor left | `what_an_earlier_executor_left_is_found_and_removed` |
 //! | a late watcher gets the state, a slow one the last state of each | the conformance suite, and the campaign `kubernetes` |
 //! | restarts are delayed, and a deletion ends them | `a_pod_that_fails_again_and_again_is_restarted_until_it_is_deleted` |
-//! | a later executor adopts what runs | `on_kubernetes::pods_outlive_the_server_and_the_api_of_kubernetes` |
+//! | a later executor adopts what runs | `on_kubernetes::pods_outlive_the_server_and_the_api_of_kubernetes`, `an_executor_on_an_empty_machine_takes_over_every_pod` |
 //! | no crash leaves a pod without a record | `kills_of_the_executor_while_it_creates_pods_lose_and_double_none` |
 //! | a reason is that of the current death | `a_reason_is_that_of_the_current_death` |
 //! | a replica is ready if all its pods are | `a_replica_is_ready_while_all_its_pods_are` |
@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chancery_tests::kubernetes::{KubernetesApi, shared};
-use chancery_tests::{ServerProcess, TestClient, until};
+use chancery_tests::{ExecutorProcess, ServerProcess, TestClient, until};
 use serde_json::{Value, json};
 
 /// Server with a cluster of its own on the shared API, and its plan `web`.
@@ -31,11 +31,17 @@ struct PodFleet {
 
 impl PodFleet {
     fn start(name: &'static str) -> PodFleet {
+        PodFleet::start_with(name, "all")
+    }
+
+    /// Starts a server with executors for these clusters.
+    fn start_with(name: &'static str, embedded: &str) -> PodFleet {
         let api = shared();
         api.node(&[name]);
         api.kubectl(&["create", "namespace", name]);
         let kubeconfig = api.kubeconfig().to_str().expect("text");
-        let server = ServerProcess::start_with(&[("KUBECONFIG", kubeconfig)]);
+        let settings = [("KUBECONFIG", kubeconfig), ("CHANCERY_EMBEDDED_EXECUTORS", embedded)];
+        let server = ServerProcess::start_with(&settings);
         let client = server.client();
         let spec = json!({"runtime": "kubernetes", "kubernetes": {"namespace": name}});
         client.must("cluster.apply", &json!({"name": name, "spec": spec}));
@@ -246,6 +252,29 @@ fn kills_of_the_executor_while_it_creates_pods_lose_and_double_none() {
     };
     assert_eq!((pods.len(), of("chancery.dev/incarnation"), of("chancery.dev/replica")), (30, 30, 30));
     assert_eq!(fleet.count("configmaps", "chancery.dev/incarnation"), 30);
+}
+
+#[test]
+fn an_executor_on_an_empty_machine_takes_over_every_pod() {
+    let fleet = PodFleet::start_with("local", "none");
+    let start = || ExecutorProcess::start_pods(&fleet.server, "e1", fleet.api, "local");
+    let mut first = start();
+    fleet.plan(json!({}), json!({}));
+    fleet.deploy("d1", 3);
+    fleet.completed("d1");
+    let before = uids(&fleet.pods());
+    first.kill();
+    drop(first);
+    // Another directory: it has nothing but the credentials.
+    let mut next = start();
+    fleet.deploy("d2", 4);
+    fleet.completed("d2");
+    let after = uids(&fleet.pods());
+    assert!(after.len() == 4 && after.is_superset(&before), "{before:?} {after:?}");
+    assert!(fleet.client().items("operations?state=failed").is_empty());
+    fleet.delete();
+    assert_eq!(fleet.pods().len(), 0);
+    assert_eq!(next.stop(), Some(0));
 }
 
 #[test]

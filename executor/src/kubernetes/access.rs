@@ -17,7 +17,7 @@ const RIGHTS: &[(&str, &str, &[&str], bool)] = &[
     ("", "pods", &["get", "list", "watch", "create", "delete"], false),
     ("", "persistentvolumeclaims", &["get", "list", "watch", "create", "delete"], false),
     ("storage.k8s.io", "storageclasses", &["get"], false),
-    ("", "configmaps", &["get", "list", "create", "update", "delete"], true),
+    ("", "configmaps", &["get", "list", "watch", "create", "update", "delete"], true),
 ];
 
 /// Rights of an executor with these credentials, and the protection from an executor that was replaced.

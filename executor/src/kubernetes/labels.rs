@@ -21,7 +21,7 @@ pub(super) const CLUSTER: &str = "chancery.dev/cluster";
 /// Epoch of the executor that wrote the object last. The admission policy refuses objects of earlier epochs.
 pub(super) const EPOCH: &str = "chancery.dev/epoch";
 /// Lineage of the journal that issued the object's id.
-const LINEAGE: &str = "chancery.dev/lineage";
+pub(super) const LINEAGE: &str = "chancery.dev/lineage";
 /// Incarnation of a pod or a record.
 pub(super) const INCARNATION: &str = "chancery.dev/incarnation";
 /// Volume of a claim or a record.

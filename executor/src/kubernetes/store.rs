@@ -19,7 +19,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
 use super::api::{ApiFailure, answer, answer_within};
-use super::labels::{EPOCH, MANAGER, ObjectOwner, object_of, record_name};
+use super::labels::{EPOCH, LINEAGE, MANAGER, ObjectOwner, object_of, record_name};
+use super::watch::ListedItems;
 use crate::executor_store::AcceptedCommand;
 use crate::locked_directory::random;
 use crate::run::EpochStore;
@@ -129,7 +130,7 @@ async fn highest_epoch(maps: &Api<ConfigMap>, owner: &ObjectOwner) -> Result<u64
     Ok(epochs.items.into_iter().max().unwrap_or_default())
 }
 
-fn epoch_of(map: &ConfigMap) -> Option<u64> {
+pub(super) fn epoch_of(map: &ConfigMap) -> Option<u64> {
     map.metadata.labels.as_ref()?.get(EPOCH)?.parse().ok()
 }
 
@@ -344,19 +345,21 @@ impl RecordStore {
     }
 
     /// Returns all records with their resource versions.
-    pub(super) async fn list(&self) -> Result<Vec<(ObjectId, ObjectRecord, String)>, ApiFailure> {
-        let mut all = Vec::new();
-        for key in [super::labels::INCARNATION, super::labels::VOLUME] {
-            let read = |map: &ConfigMap| {
-                let record = parse(map);
-                if record.is_none() {
-                    tracing::warn!(name = ?map.metadata.name, "cannot read record, ignored");
-                }
-                record
-            };
-            all.extend(super::watch::list(&self.maps, &self.owner.selector(key), read).await?.items);
-        }
-        Ok(all)
+    pub(super) async fn list(&self) -> Result<ListedItems<(ObjectId, ObjectRecord, String)>, ApiFailure> {
+        let read = |map: &ConfigMap| {
+            let record = parse(map);
+            if record.is_none() {
+                tracing::warn!(name = ?map.metadata.name, "cannot read record, ignored");
+            }
+            record
+        };
+        // Only records have a lineage: the executor's own config map has none.
+        super::watch::list(&self.maps, &self.owner.selector(LINEAGE), read).await
+    }
+
+    /// Returns the config maps of the namespace.
+    pub(super) fn maps(&self) -> Api<ConfigMap> {
+        self.maps.clone()
     }
 
     /// Creates or replaces a record, and returns its new resource version.
@@ -384,13 +387,27 @@ impl RecordStore {
         Ok(Some((record, version, epoch.unwrap_or_default())))
     }
 
-    /// Removes the record with this resource version; a missing one is no error.
-    pub(super) async fn purge(&self, object: ObjectId, version: Option<String>) -> Result<(), ApiFailure> {
-        let only = kube::api::Preconditions { uid: None, resource_version: version };
-        let params = kube::api::DeleteParams::default().preconditions(only);
-        match answer(self.maps.delete(&record_name(object), &params)).await {
-            Ok(_) | Err(ApiFailure::NotFound(_)) => Ok(()),
-            Err(failure) => Err(failure),
+    /// Removes the record with this resource version; a missing one is no error. A record that another party has changed
+    /// since is removed too, unless a later epoch has written it.
+    pub(super) async fn purge(
+        &self,
+        object: ObjectId,
+        mut version: Option<String>,
+    ) -> Result<(), ApiFailure> {
+        loop {
+            let only = kube::api::Preconditions { uid: None, resource_version: version };
+            let params = kube::api::DeleteParams::default().preconditions(only);
+            match answer(self.maps.delete(&record_name(object), &params)).await {
+                Ok(_) | Err(ApiFailure::NotFound(_)) => return Ok(()),
+                Err(ApiFailure::Conflict(message)) => match self.read(object).await? {
+                    Some((.., epoch)) if epoch > self.owner.epoch => {
+                        return Err(ApiFailure::Superseded(format!("epoch {epoch} has written: {message}")));
+                    }
+                    Some((_, found, _)) => version = Some(found),
+                    None => return Ok(()),
+                },
+                Err(failure) => return Err(failure),
+            }
         }
     }
 }

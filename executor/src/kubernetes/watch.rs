@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chancery_events::id::ObjectId;
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
 use kube::Api;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use serde::de::DeserializeOwned;
@@ -15,9 +15,10 @@ use tokio::time::timeout;
 
 use super::api::{ApiFailure, answer, chain};
 use super::claims::ObservedClaim;
-use super::labels::{INCARNATION, VOLUME, object_of};
+use super::labels::{INCARNATION, LINEAGE, VOLUME, object_of};
 use super::pods::ObservedPod;
 use super::state::{ObjectStep, ObjectView};
+use super::store::epoch_of;
 use super::{KubernetesWorld, PAUSE, SettlingTask};
 
 /// Maximum number of objects in one answer to a list.
@@ -64,7 +65,7 @@ impl KubernetesWorld {
         Api::all(self.client.clone())
     }
 
-    /// Reads records, pods and claims, and watches pods and claims from there on.
+    /// Reads records, pods and claims, and watches all of them from there on.
     pub(super) async fn read_all(self: &Arc<Self>) -> Result<(), ApiFailure> {
         let before = self.lock().changes;
         // Records first: an object that is created meanwhile has its record.
@@ -76,7 +77,7 @@ impl KubernetesWorld {
         };
         let claims = list(&self.claims(), &self.owner.selector(VOLUME), claim).await?;
         let mut views: BTreeMap<ObjectId, (ObjectView, Option<String>)> = BTreeMap::new();
-        for (object, record, version) in records {
+        for (object, record, version) in records.items {
             let view = ObjectView { record: Some(record), ..ObjectView::new(object) };
             views.insert(object, (view, Some(version)));
         }
@@ -107,7 +108,16 @@ impl KubernetesWorld {
             tokio::spawn(self.clone().watch(self.claims(), VOLUME, claims.version, move |world, event| {
                 world.claim_changed(number, event);
             }));
-        self.lock().watches.extend([watch_pods.abort_handle(), watch_claims.abort_handle()]);
+        let watch_records = tokio::spawn(self.clone().watch(
+            self.records.maps(),
+            LINEAGE,
+            records.version,
+            move |world, event| {
+                world.record_changed(number, event);
+            },
+        ));
+        let watches = [watch_pods, watch_claims, watch_records].map(|watch| watch.abort_handle());
+        self.lock().watches.extend(watches);
         for object in due {
             self.settle(object);
         }
@@ -196,6 +206,23 @@ impl KubernetesWorld {
                 view.see_claim(seen, exists);
             }
         });
+    }
+
+    /// A record that an executor of an earlier epoch creates after its object was purged is found by a list: without it, the
+    /// record would stay. Other changes of records by other parties change nothing that is known.
+    fn record_changed(self: &Arc<Self>, list: u64, event: WatchEvent<ConfigMap>) {
+        let (WatchEvent::Added(map) | WatchEvent::Modified(map)) = event else { return };
+        let Some(object) = object_of(map.metadata.labels.as_ref()) else { return };
+        let is_late = {
+            let state = self.lock();
+            let is_unknown = state.objects.get(&object).is_none_or(|entry| entry.view.record.is_none());
+            let is_earlier = epoch_of(&map).is_none_or(|epoch| epoch < self.owner.epoch);
+            state.list == list && !state.has_ended && is_unknown && is_earlier
+        };
+        if is_late {
+            tracing::info!(%object, "found record of an earlier epoch");
+            self.lose();
+        }
     }
 
     /// Takes over an event of the watch that continues a list.

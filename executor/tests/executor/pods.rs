@@ -251,7 +251,7 @@ impl OrchestratorUnderTest for RealCluster {
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {"name": name, "namespace": "control", "labels": {
                 "chancery.dev/fleet": "main", "chancery.dev/cluster": "pods", "chancery.dev/epoch": "1",
-                kind: object.to_string(),
+                "chancery.dev/lineage": object.lineage().to_string(), kind: object.to_string(),
             }},
             "data": {"record": record.to_string()},
         }));

@@ -58,8 +58,6 @@ use crate::status_cache::StatusCache;
 
 /// Maximum number of concurrent requests.
 const REQUESTS: usize = 32;
-/// Time for which the record of a complete start waits until all processes are ready, so that one write has both.
-const READY_SOON: Duration = Duration::from_secs(1);
 /// Time between two readings of a pod that no watch shows.
 const HIDDEN: Duration = Duration::from_secs(1);
 /// Pause of a call that is not possible without the API.
@@ -152,6 +150,8 @@ struct ObjectEntry {
     version: Option<String>,
     /// Excludes overlapping work on the object.
     turn: Arc<tokio::sync::Mutex<()>>,
+    /// Wakes the task that works on the object and waits.
+    wake: Arc<Notify>,
     /// Number of the last change.
     changed: u64,
     /// Whether a task works on the object, and whether the object has changed since.
@@ -278,6 +278,7 @@ impl KubernetesWorld {
                 SettlingTask::None => entry.settling = SettlingTask::Running,
                 SettlingTask::Running | SettlingTask::RunningAgain => {
                     entry.settling = SettlingTask::RunningAgain;
+                    entry.wake.notify_one();
                     return;
                 }
             }
@@ -321,7 +322,11 @@ impl KubernetesWorld {
     /// Makes the requests that the object needs now.
     async fn settle_once(&self, object: ObjectId) -> Result<(), ApiFailure> {
         let began = tokio::time::Instant::now();
-        let turn = self.turn(object);
+        let (turn, wake) = {
+            let mut state = self.lock();
+            let entry = state.entry(object);
+            (entry.turn.clone(), entry.wake.clone())
+        };
         loop {
             let guard = turn.lock().await;
             let Some(view) = self.view(object) else { return Ok(()) };
@@ -343,11 +348,12 @@ impl KubernetesWorld {
                     }
                     self.write(*record).await?;
                 }
-                ObjectStep::WriteLater(record) => {
-                    if began.elapsed() < READY_SOON {
+                ObjectStep::WriteLater(record, delay) => {
+                    if began.elapsed() < delay {
                         drop(guard);
                         self.show(object);
-                        tokio::time::sleep(READY_SOON / 10).await;
+                        // Until the time, or the next change.
+                        let _ = tokio::time::timeout_at(began + delay, wake.notified()).await;
                         continue;
                     }
                     self.write(*record).await?;
@@ -475,6 +481,7 @@ impl WorldState {
             view: ObjectView::new(object),
             version: None,
             turn: Arc::default(),
+            wake: Arc::default(),
             changed,
             settling: SettlingTask::None,
             shown: None,
@@ -539,7 +546,9 @@ impl Orchestrator for KubernetesOrchestrator {
             Some(Ok(())) => {
                 let mut state = self.world.lock();
                 state.changes += 1;
-                state.objects.remove(&object);
+                if let Some(entry) = state.objects.remove(&object) {
+                    entry.wake.notify_one();
+                }
                 drop(state);
                 self.world.board.clear(object);
             }

@@ -18,6 +18,7 @@
 //! Only a command destroys a claim: a claim that appears again after its loss may be a restored copy.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use chancery_events::id::{ObjectId, VolumeId};
 use chancery_events::observation::{IncarnationExit, ProcessInfo, ProcessStatus};
@@ -29,6 +30,12 @@ use super::pods::{ObservedPod, exit, is_ended, pod_count, processes};
 use super::store::{ObjectRecord, RecordedEnd, StartProgress};
 use crate::reconcile::{KnownObject, ObjectState, ObjectTarget, ReadyHistory, TargetGoal};
 
+/// Time until the progress of an incarnation's start is recorded: one write has its creation and its readiness, and the
+/// starts of a large deployment do not compete with these writes.
+const PROGRESS: Duration = Duration::from_secs(10);
+/// Time for which the record of a created claim waits until the claim is ready, so that one write has both.
+const BOUND_SOON: Duration = Duration::from_secs(1);
+
 /// Object as this executor knows it.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct ObjectView {
@@ -39,6 +46,8 @@ pub(super) struct ObjectView {
     /// Whether this executor received the command. An accepted command of an earlier executor starts nothing until the
     /// same command comes again.
     pub(super) is_begun: bool,
+    /// Whether this executor has seen the incarnation ready. The record states it later.
+    pub(super) was_ready: bool,
     /// Existing pods, by uid.
     pub(super) pods: BTreeMap<String, ObservedPod>,
     /// Last state of pods that are not seen any more, by number.
@@ -66,8 +75,8 @@ pub(super) enum ObjectStep {
     Delete(ObjectDeletion),
     /// Write the record.
     Write(Box<ObjectRecord>),
-    /// Write the record after a while: more may soon be recorded with it.
-    WriteLater(Box<ObjectRecord>),
+    /// Write the record after this time: more may be recorded with it until then.
+    WriteLater(Box<ObjectRecord>, Duration),
 }
 
 /// Deletion of a pod or a claim.
@@ -87,6 +96,7 @@ impl ObjectView {
             record: None,
             order: None,
             is_begun: false,
+            was_ready: false,
             pods: BTreeMap::new(),
             gone: BTreeMap::new(),
             dead: BTreeSet::new(),
@@ -112,6 +122,7 @@ impl ObjectView {
 
     fn history(&self) -> ReadyHistory {
         match self.record.as_ref().map(|record| record.start) {
+            _ if self.was_ready => ReadyHistory::Ready,
             Some(StartProgress::Ready) => ReadyHistory::Ready,
             Some(StartProgress::Accepted | StartProgress::Creating | StartProgress::Created) | None => {
                 ReadyHistory::NeverReady
@@ -296,12 +307,20 @@ impl ObjectView {
             }
             (StartProgress::Creating | StartProgress::Created | StartProgress::Ready, _) => {}
         }
-        let reached = if self.is_ready() { StartProgress::Ready } else { StartProgress::Created };
+        let is_ready = self.is_ready();
+        let reached = if self.was_ready || is_ready { StartProgress::Ready } else { StartProgress::Created };
         if record.start >= reached {
             return ObjectStep::Rest;
         }
         let next = Box::new(ObjectRecord { start: reached, ..record.clone() });
-        if reached == StartProgress::Ready { ObjectStep::Write(next) } else { ObjectStep::WriteLater(next) }
+        match (self.object, reached) {
+            // The pods do not show any more that they were ready.
+            (ObjectId::Incarnation(_), StartProgress::Ready) if !is_ready => ObjectStep::Write(next),
+            // Until then, a later executor takes a missing pod for an end as well: it may have run.
+            (ObjectId::Incarnation(_), _) => ObjectStep::WriteLater(next, PROGRESS),
+            (ObjectId::Volume(_), StartProgress::Ready) => ObjectStep::Write(next),
+            (ObjectId::Volume(_), _) => ObjectStep::WriteLater(next, BOUND_SOON),
+        }
     }
 
     fn down(&self, record: &ObjectRecord, order: &ObjectTarget, is_over: bool) -> ObjectStep {
@@ -370,6 +389,7 @@ impl ObjectView {
     /// Notes that a start was recorded: nothing of an earlier one counts.
     pub(super) fn begin(&mut self) {
         self.is_begun = true;
+        self.was_ready = false;
         self.gone.clear();
     }
 
@@ -380,6 +400,7 @@ impl ObjectView {
         }
         if exists {
             self.pods.insert(pod.uid.clone(), pod);
+            self.was_ready |= self.is_ready();
         } else {
             self.lose_pod(pod);
         }
@@ -432,6 +453,7 @@ impl ObjectView {
                 self.pods.insert(uid, pod);
             }
         }
+        self.was_ready |= !self.is_volume() && self.is_ready();
         if self.claim.as_ref().is_none_or(|claim| claim.seen_at <= before) {
             self.claim = listed.claim;
         }

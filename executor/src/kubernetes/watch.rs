@@ -83,7 +83,7 @@ impl KubernetesWorld {
         }
         for (object, pod) in pods.items {
             let (view, _) = views.entry(object).or_insert_with(|| (ObjectView::new(object), None));
-            view.pods.insert(pod.uid.clone(), pod);
+            view.see_pod(pod, true);
         }
         for (object, claim) in claims.items {
             let (view, _) = views.entry(object).or_insert_with(|| (ObjectView::new(object), None));

@@ -33,6 +33,11 @@ fn view(processes: u16, start: StartProgress) -> ObjectView {
 
 /// Returns a pod with this uid, and with this state of its container.
 fn pod(index: u16, uid: &str, deleted: bool, state: &Value) -> ObservedPod {
+    pod_with(index, uid, deleted, state, state.get("running").is_some())
+}
+
+/// Returns a pod whose container has this state, and is ready or not.
+fn pod_with(index: u16, uid: &str, deleted: bool, state: &Value, ready: bool) -> ObservedPod {
     let id = id().to_string();
     let pod = json!({
         "metadata": {
@@ -41,8 +46,8 @@ fn pod(index: u16, uid: &str, deleted: bool, state: &Value) -> ObservedPod {
             "deletionTimestamp": deleted.then_some("2026-11-21T09:00:00Z"), "deletionGracePeriodSeconds": deleted.then_some(5),
         },
         "status": {"phase": "Running", "containerStatuses": [{
-            "name": "web", "image": "", "imageID": "", "restartCount": 0, "ready": state.get("running").is_some(),
-            "state": state,
+            "name": "web", "image": "", "imageID": "", "restartCount": 0, "ready": ready,
+            "started": state.get("running").is_some(), "state": state,
         }]},
     });
     ObservedPod::of(&serde_json::from_value(pod).expect("a pod"), 1).expect("a pod of the incarnation")
@@ -59,7 +64,7 @@ fn exited(code: i32) -> Value {
 #[track_caller]
 fn written(view: &ObjectView) -> ObjectRecord {
     match view.next() {
-        ObjectStep::Write(record) | ObjectStep::WriteLater(record) => *record,
+        ObjectStep::Write(record) | ObjectStep::WriteLater(record, _) => *record,
         other => panic!("{other:?}"),
     }
 }
@@ -81,7 +86,7 @@ fn a_start_creates_each_pod_once_and_only_for_a_command_that_this_executor_recei
     begun.see_pod(running(0, "a"), true);
     assert_eq!(begun.next(), ObjectStep::CreatePod(1));
     begun.add_pod(pod(1, "b", false, &json!({"waiting": {}})));
-    assert!(matches!(begun.next(), ObjectStep::WriteLater(_)), "not all are ready");
+    assert!(matches!(begun.next(), ObjectStep::WriteLater(..)), "not all are ready");
     begun.see_pod(running(1, "b"), true);
     let ready = written(&begun);
     assert_eq!((ready.start, &ready.end), (StartProgress::Ready, &None));
@@ -90,6 +95,36 @@ fn a_start_creates_each_pod_once_and_only_for_a_command_that_this_executor_recei
     // The answer to a request does not replace what an event has shown since.
     begun.add_pod(pod(1, "b", false, &json!({"waiting": {}})));
     assert_eq!(begun.next(), ObjectStep::Rest);
+}
+
+#[test]
+fn readiness_counts_before_it_is_recorded() {
+    let mut view = view(1, StartProgress::Creating);
+    view.begin();
+    view.see_pod(running(0, "a"), true);
+    assert!(matches!(view.next(), ObjectStep::WriteLater(_, PROGRESS)));
+    assert_eq!(written(&view).start, StartProgress::Ready);
+    let unready = pod_with(0, "a", false, &json!({"running": {}}), false);
+    view.see_pod(unready.clone(), true);
+    assert!(matches!(view.next(), ObjectStep::Write(_)), "the pod does not show it any more");
+    assert_eq!(written(&view).start, StartProgress::Ready);
+    let observed = |view: &ObjectView| match report(view.object, &view.known().expect("known")) {
+        StatusUpdate::Change(report) => report.observed,
+        other @ StatusUpdate::ListOnly(_) => panic!("{other:?}"),
+    };
+    assert!(matches!(observed(&view), ObservedState::NotReady { .. }), "{:?}", observed(&view));
+    // The same of a pod that a later executor lists first.
+    let mut later = self::view(1, StartProgress::Creating);
+    later.take_list(view.clone(), 1);
+    assert!(matches!(observed(&later), ObservedState::Started { .. }), "it was never seen ready");
+    let mut ready = view.clone();
+    ready.see_pod(running(0, "a"), true);
+    later.take_list(ready, 1);
+    later.see_pod(unready, true);
+    assert!(matches!(observed(&later), ObservedState::NotReady { .. }));
+    // Another start is not ready yet.
+    view.begin();
+    assert!(matches!(observed(&view), ObservedState::Started { .. }));
 }
 
 #[test]

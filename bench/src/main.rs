@@ -6,6 +6,7 @@
 
 mod append;
 mod bare;
+mod bare_pods;
 mod baseline;
 mod broker_outage;
 mod brokers;
@@ -15,10 +16,12 @@ mod event_stream;
 mod http;
 mod intents;
 mod kafka_append;
+mod kubernetes;
 mod load;
 mod maker;
 mod peers;
 mod placement;
+mod pod_life;
 mod postgres;
 mod process;
 mod process_start;
@@ -107,6 +110,7 @@ const WORKLOADS: &[BenchmarkWorkload] = &[
         run: bulk_commands::run,
     },
     BenchmarkWorkload { name: "W17", what: "rollbacks of a rollout that hangs", run: rollback::run },
+    BenchmarkWorkload { name: "W18", what: "replicas as pods of a Kubernetes cluster", run: pod_life::run },
 ];
 
 /// Requests, events and rows are many small allocations that are often freed on another thread.

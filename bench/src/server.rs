@@ -1,5 +1,6 @@
 //! Measured program, as a process of its own.
 
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,11 @@ impl BenchmarkServer {
 
     pub(crate) fn process(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Returns the directory of the server, which is removed with it.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     pub(crate) fn client(&self) -> Result<BenchmarkClient> {

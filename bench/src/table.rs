@@ -56,6 +56,7 @@ struct BarCheck {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ValueBar {
     AtLeast(f64),
+    AtMost(f64),
     Below(f64),
 }
 
@@ -87,6 +88,7 @@ impl ResultRow {
     pub(crate) fn check(mut self, what: &str, value: f64, bar: ValueBar) -> ResultRow {
         let reached = match bar {
             ValueBar::AtLeast(bar) => value >= bar,
+            ValueBar::AtMost(bar) => value <= bar,
             ValueBar::Below(bar) => value < bar,
         };
         self.checks.push(BarCheck { what: what.to_owned(), value, bar, reached });
@@ -150,6 +152,7 @@ pub(crate) fn print(rows: &[ResultRow]) {
         for check in &row.checks {
             let (word, bar) = match check.bar {
                 ValueBar::AtLeast(bar) => ("at least", bar),
+                ValueBar::AtMost(bar) => ("at most", bar),
                 ValueBar::Below(bar) => ("below", bar),
             };
             let verdict = if check.reached { "reached" } else { "MISSED" };
@@ -191,8 +194,10 @@ mod tests {
     fn a_bar_is_reached_or_missed() {
         let row = ResultRow::new("W0", "1", CellResult::rate(80.0))
             .share_of("floor", CellResult::rate(100.0), 0.8)
-            .check("seconds", 3.0, ValueBar::Below(3.0));
+            .check("seconds", 3.0, ValueBar::Below(3.0))
+            .check("requests", 3.0, ValueBar::AtMost(3.0))
+            .check("requests", 4.0, ValueBar::AtMost(3.0));
         let reached: Vec<_> = row.checks.iter().map(|check| check.reached).collect();
-        assert_eq!(reached, [true, false]);
+        assert_eq!(reached, [true, false, true, false]);
     }
 }

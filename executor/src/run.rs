@@ -44,7 +44,12 @@ pub trait EpochStore: Send + Sync + 'static {
 
     /// Stores a head before work starts that depends on it. A store may omit a head that differs from the stored one
     /// in its position alone. A failure ends the executor.
-    fn remember(self: Arc<Self>, seen: HighestHead) -> impl Future<Output = std::io::Result<()>> + Send;
+    fn remember(self: Arc<Self>, seen: HighestHead) -> impl Future<Output = Result<(), ExecutorStop>> + Send;
+
+    /// Waits until another executor has taken over; permanently if the store excludes other executors.
+    fn taken_over(&self) -> impl Future<Output = ExecutorStop> + Send {
+        std::future::pending()
+    }
 }
 
 /// Configuration of an executor.
@@ -85,10 +90,10 @@ impl EpochStore for LockedDirectory {
         self.epoch()
     }
 
-    async fn remember(self: Arc<Self>, seen: HighestHead) -> std::io::Result<()> {
+    async fn remember(self: Arc<Self>, seen: HighestHead) -> Result<(), ExecutorStop> {
         // The task keeps the lock until the head is written, even if the loop is dropped.
         let kept = spawn_blocking(move || self.write_head(&seen)).await;
-        kept.expect("storing a head does not panic")
+        kept.expect("storing a head does not panic").map_err(ExecutorStop::Storage)
     }
 }
 
@@ -144,12 +149,14 @@ where
         listing: None,
         works: JoinSet::new(),
         on: HashMap::new(),
-        store,
+        store: store.clone(),
     };
+    let mut taken_over = std::pin::pin!(store.taken_over());
     loop {
         let input = tokio::select! {
             biased;
             () = &mut shutdown => SessionInput::Leave,
+            stop = &mut taken_over => return Err(stop),
             input = running.next() => input,
         };
         if running.act(input).await? == LoopFlow::Leave {
@@ -300,7 +307,7 @@ where
                     self.listing = Some(Box::pin(async move { orchestrator.list().await }));
                 }
                 SessionAction::Persist(seen) => {
-                    self.store.clone().remember(seen).await.map_err(ExecutorStop::Storage)?;
+                    self.store.clone().remember(seen).await?;
                 }
                 SessionAction::Begin(work) => self.begin(work),
                 SessionAction::Stop(stop) => return Err(stop),

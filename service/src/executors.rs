@@ -124,8 +124,10 @@ impl ExecutorHost {
                     tracing::error!(%cluster, %stop, "executor stopped, its incarnations continue");
                     return;
                 }
-                Err(stop @ (ExecutorStop::StoreTaken | ExecutorStop::Storage(_))) => {
-                    tracing::warn!(%cluster, %stop, "cannot start executor, retrying");
+                Err(
+                    stop @ (ExecutorStop::StoreTaken | ExecutorStop::TakenOver(_) | ExecutorStop::Storage(_)),
+                ) => {
+                    tracing::warn!(%cluster, %stop, "executor stopped, starting again");
                 }
             }
             let mut gone = let_go.clone();
@@ -151,6 +153,15 @@ impl ExecutorHost {
             // The sender is never used: it is dropped.
             let _ = let_go.changed().await;
         };
+        let mut shutdown = std::pin::pin!(shutdown);
+        // All servers of a fleet share the executor store of such a cluster: an executor of a standby would take over from
+        // that of the leader.
+        if runtime.runtime() == ClusterRuntime::Kubernetes {
+            tokio::select! {
+                () = &mut shutdown => return Ok(()),
+                () = self.leader_router.decides() => {}
+            }
+        }
         let (fleet, cluster, runtime) = (self.fleet.clone(), cluster.clone(), runtime.clone());
         let who = ExecutorIdentity { fleet, executor, cluster, runtime };
         drive(who, root, &self.means, Some(&self.logs), || self.connect(), shutdown).await

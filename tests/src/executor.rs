@@ -39,7 +39,7 @@ impl ExecutorProcess {
     /// Starts an executor in `directory`, for servers at these addresses.
     pub fn start_for(directory: &Path, servers: &str, name: &str, runtime: &str) -> ExecutorProcess {
         let dir = tempfile::Builder::new().prefix("executor-").tempdir_in(directory).expect("a directory");
-        ExecutorProcess::start_at(Rc::new(dir), servers, name, &[runtime])
+        ExecutorProcess::start_at(Rc::new(dir), servers, "local", name, &[runtime])
     }
 
     /// Starts another executor with the same directory.
@@ -48,27 +48,33 @@ impl ExecutorProcess {
         ExecutorProcess::start_in(Rc::clone(&self.dir), server, name, runtime)
     }
 
-    /// Starts an executor of pods for the cluster `local` of a server, with its records in this namespace of Kubernetes.
+    /// Starts an executor of pods for a cluster of a server, with its records in the namespace of that name.
     pub fn start_pods(
         server: &ServerProcess,
         name: &str,
         api: &KubernetesApi,
-        namespace: &str,
+        cluster: &str,
     ) -> ExecutorProcess {
         let dir =
             tempfile::Builder::new().prefix("executor-").tempdir_in(server.directory()).expect("a directory");
         let kubeconfig = api.kubeconfig().to_str().expect("text");
-        let runtime = ["--kubernetes", "--namespace", namespace, "--kubeconfig", kubeconfig];
-        ExecutorProcess::start_at(Rc::new(dir), &server.url(), name, &runtime)
+        let runtime = ["--kubernetes", "--namespace", cluster, "--kubeconfig", kubeconfig];
+        ExecutorProcess::start_at(Rc::new(dir), &server.url(), cluster, name, &runtime)
     }
 
     fn start_in(dir: Rc<TempDir>, server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
-        ExecutorProcess::start_at(dir, &server.url(), name, &[runtime])
+        ExecutorProcess::start_at(dir, &server.url(), "local", name, &[runtime])
     }
 
-    fn start_at(dir: Rc<TempDir>, servers: &str, name: &str, runtime: &[&str]) -> ExecutorProcess {
+    fn start_at(
+        dir: Rc<TempDir>,
+        servers: &str,
+        cluster: &str,
+        name: &str,
+        runtime: &[&str],
+    ) -> ExecutorProcess {
         let words =
-            [&["executor", "--server", servers, "--cluster", "local", "--name", name], runtime].concat();
+            [&["executor", "--server", servers, "--cluster", cluster, "--name", name], runtime].concat();
         let (args, data) = (words.into_iter().map(str::to_owned).collect(), dir.path().join("root"));
         let mut executor =
             ExecutorProcess { dir, child: None, args, data, launch: StartConditions::default() };

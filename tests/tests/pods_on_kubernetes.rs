@@ -278,6 +278,23 @@ fn an_executor_on_an_empty_machine_takes_over_every_pod() {
 }
 
 #[test]
+fn the_start_of_an_executor_ends_the_earlier_one_on_kubernetes() {
+    let fleet = PodFleet::start_with("epochs", "none");
+    let start = |name| ExecutorProcess::start_pods(&fleet.server, name, fleet.api, "epochs");
+    let mut first = start("e1");
+    fleet.plan(json!({}), json!({}));
+    fleet.deploy("d1", 2);
+    fleet.completed("d1");
+    // No command is due: only the watch shows the first one that its epoch has ended.
+    let mut second = start("e2");
+    assert_eq!(first.wait(), Some(4), "{}", first.log());
+    assert!(first.log().contains("another executor has taken over: epoch 2 has started"), "{}", first.log());
+    fleet.deploy("d2", 3);
+    fleet.completed("d2");
+    assert_eq!(second.stop(), Some(0));
+}
+
+#[test]
 fn a_reason_is_that_of_the_current_death() {
     let fleet = PodFleet::start("reasons");
     fleet.plan(json!({}), json!({}));

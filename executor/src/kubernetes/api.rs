@@ -6,9 +6,11 @@
 //! | refuses with 409 | the object exists, or was changed since it was read |
 //! | refuses with any other status | the request cannot succeed as it is |
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube::core::Status;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 /// Time limit of one request.
@@ -89,6 +91,31 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
         next = cause.source();
     }
     text
+}
+
+/// End of an epoch: another executor has taken over.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EpochEnd(Arc<watch::Sender<Option<String>>>);
+
+impl EpochEnd {
+    /// Ends the epoch. Whether it had not ended.
+    pub(super) fn end(&self, reason: &str) -> bool {
+        self.0.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            ended.get_or_insert_with(|| reason.to_owned());
+            is_first
+        })
+    }
+
+    /// Waits until the epoch has ended, and returns the reason.
+    pub(super) async fn wait(&self) -> String {
+        let mut ended = self.0.subscribe();
+        match ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone()) {
+            Some(reason) => reason,
+            // This end owns a sender: the wait cannot fail.
+            None => std::future::pending().await,
+        }
+    }
 }
 
 /// Growing pauses between repeated requests.

@@ -38,7 +38,7 @@ mod state;
 mod store;
 mod watch;
 
-use api::{ApiFailure, RequestBackoff, answer, chain};
+use api::{ApiFailure, EpochEnd, RequestBackoff, answer, chain};
 use labels::ObjectOwner;
 use state::{ObjectStep, ObjectView};
 use store::{ObjectRecord, RecordStore, StartProgress};
@@ -129,6 +129,7 @@ struct KubernetesWorld {
     is_lost: AtomicBool,
     lost: Notify,
     seed: AtomicU64,
+    end: EpochEnd,
 }
 
 #[derive(Debug, Default)]
@@ -148,7 +149,7 @@ struct ObjectEntry {
     view: ObjectView,
     /// Resource version of the record.
     version: Option<String>,
-    /// Excludes overlapping work on the object.
+    /// Excludes overlapping work on the object. The entry is kept while a task holds it.
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Wakes the task that works on the object and waits.
     wake: Arc<Notify>,
@@ -158,6 +159,13 @@ struct ObjectEntry {
     settling: SettlingTask,
     /// Last report that was shown as a change.
     shown: Option<ObjectReport>,
+}
+
+impl ObjectEntry {
+    /// Whether nothing is known of the object, and no task works on it.
+    fn is_unused(&self) -> bool {
+        self.view.is_empty() && self.settling == SettlingTask::None && Arc::strong_count(&self.turn) == 1
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -197,10 +205,14 @@ impl KubernetesOrchestrator {
             is_lost: AtomicBool::new(true),
             lost: Notify::new(),
             seed: AtomicU64::new(1),
+            end: store.end().clone(),
         });
         let orchestrator = KubernetesOrchestrator { world, runtime: Handle::current() };
         let mut backoff = RequestBackoff::new(0);
         while let Err(error) = orchestrator.world.read_all().await {
+            if orchestrator.world.requests.is_closed() {
+                break;
+            }
             tracing::warn!(%error, "cannot list objects of Kubernetes, retrying");
             tokio::time::sleep(backoff.pause()).await;
         }
@@ -219,15 +231,28 @@ impl KubernetesWorld {
         self.lost.notify_waiters();
     }
 
+    /// Ends the epoch: another executor has taken over. No request is made any more.
+    fn end_epoch(&self, reason: &str) {
+        self.requests.close();
+        if self.end.end(reason) {
+            tracing::warn!(reason, "another executor has taken over: making no more requests");
+        }
+    }
+
+    /// Ends the epoch if the failure proves that another executor has taken over.
+    fn note(&self, failure: &ApiFailure) {
+        if let ApiFailure::Superseded(reason) = failure {
+            self.end_epoch(reason);
+        }
+    }
+
     /// Changes what is known of an object.
     fn change(&self, object: ObjectId, change: impl FnOnce(&mut ObjectView, u64)) {
         let mut state = self.lock();
         let at = state.changes + 1;
         let entry = state.entry(object);
         change(&mut entry.view, at);
-        if entry.view.is_empty() && entry.settling == SettlingTask::None {
-            state.objects.remove(&object);
-        }
+        state.drop_unused(object);
     }
 
     fn view(&self, object: ObjectId) -> Option<ObjectView> {
@@ -290,10 +315,7 @@ impl KubernetesWorld {
                 let outcome = Box::pin(world.settle_once(object)).await;
                 world.show(object);
                 if let Err(failure) = outcome {
-                    if let ApiFailure::Superseded(reason) = &failure {
-                        tracing::warn!(%object, reason, "another executor has taken over: making no more requests");
-                        world.requests.close();
-                    }
+                    world.note(&failure);
                     if world.requests.is_closed() {
                         return;
                     }
@@ -311,9 +333,7 @@ impl KubernetesWorld {
                     continue;
                 }
                 entry.settling = SettlingTask::None;
-                if entry.view.is_empty() {
-                    state.objects.remove(&object);
-                }
+                state.drop_unused(object);
                 return;
             }
         });
@@ -380,87 +400,88 @@ impl KubernetesWorld {
         let turn = self.turn(object);
         let done = {
             let _turn = turn.lock().await;
-            let view = self.view(object).unwrap_or_else(|| ObjectView::new(object));
-            let known = view.known();
-            let next = step(known.as_ref(), &order, spec.as_ref(), UpdateSupport::Never);
-            let there = known.as_ref().and_then(|known| known.spec.clone());
-            let kept = accepted(&next, there, spec.as_ref());
-            let command = AcceptedCommand { object, order, spec: kept };
-            let again = view.record.clone().map(|record| ObjectRecord { command: command.clone(), ..record });
-            match next {
-                ReconcileStep::Start => {
-                    let start = StartProgress::Creating;
-                    let written = self.write(ObjectRecord { start, ..ObjectRecord::new(command) }).await;
-                    if written.is_ok() {
-                        self.change(object, |view, _| view.begin());
-                    }
-                    written
-                }
-                // A late request created a pod: nothing is gone before that pod is.
-                ReconcileStep::WriteTombstone if view.exists() => {
-                    self.change(object, |view, _| view.order = Some(order));
-                    Ok(())
-                }
-                ReconcileStep::Adopt | ReconcileStep::Change => match again {
-                    Some(record) => self.write(record).await,
-                    None => Ok(()),
-                },
-                ReconcileStep::Stop(_) | ReconcileStep::WriteTombstone
-                    if let ObjectId::Volume(volume) = object
-                        && let Some(user) = self.user_of(volume) =>
-                {
-                    let message = format!("cannot destroy volume: {user} uses it");
-                    self.board.refuse(object, order.revision, message, RetryClass::Retryable);
-                    return WorkProgress::Begun;
-                }
-                ReconcileStep::Stop(_) if view.record.is_some() => {
-                    // Recorded with the end that it causes: until then, the same command comes again.
-                    self.reachable().await.map(|()| {
-                        self.change(object, |view, _| view.order = Some(order));
-                    })
-                }
-                ReconcileStep::Stop(_) => self.write(ObjectRecord::new(command)).await,
-                ReconcileStep::WriteTombstone => {
-                    let record = again.unwrap_or_else(|| ObjectRecord::new(command));
-                    let future = ObjectView { record: Some(record.clone()), ..view.clone() };
-                    match self.finds_leftover(&future).await {
-                        Ok(false) => {}
-                        Ok(true) => return WorkProgress::PutOff,
-                        Err(_) => {
-                            tokio::time::sleep(PAUSE).await;
-                            return WorkProgress::PutOff;
-                        }
-                    }
-                    self.write(ObjectRecord { tombstone: Some(order.revision), end: None, ..record }).await
-                }
-                ReconcileStep::ReportAgain => Ok(()),
-                ReconcileStep::Refuse(message, retry) => {
-                    self.board.refuse(object, order.revision, message.to_owned(), retry);
-                    return WorkProgress::Begun;
-                }
-            }
+            self.take_order(object, order, spec.as_ref()).await
         };
+        drop(turn);
+        self.lock().drop_unused(object);
         match done {
-            Ok(()) => {
+            Ok(Some(progress)) => progress,
+            Ok(None) => {
                 self.show_again(object);
                 self.settle(object);
                 WorkProgress::Begun
             }
-            Err(ApiFailure::NoAnswer(_) | ApiFailure::Superseded(_) | ApiFailure::Ended) => {
-                self.drop_empty(object);
+            Err(failure @ (ApiFailure::NoAnswer(_) | ApiFailure::Superseded(_) | ApiFailure::Ended)) => {
+                self.note(&failure);
                 tokio::time::sleep(PAUSE).await;
                 WorkProgress::PutOff
             }
             Err(failure) => {
-                self.drop_empty(object);
                 self.board.refuse(object, order.revision, failure.to_string(), RetryClass::Retryable);
                 WorkProgress::Begun
             }
         }
     }
 
-    fn drop_empty(&self, object: ObjectId) {
-        self.change(object, |_, _| ());
+    /// Records an order, by the caller alone who works on the object. Returns the progress of an order that changes nothing.
+    async fn take_order(
+        &self,
+        object: ObjectId,
+        order: ObjectTarget,
+        spec: Option<&ObjectSpec>,
+    ) -> Result<Option<WorkProgress>, ApiFailure> {
+        let view = self.view(object).unwrap_or_else(|| ObjectView::new(object));
+        let known = view.known();
+        let next = step(known.as_ref(), &order, spec, UpdateSupport::Never);
+        let there = known.as_ref().and_then(|known| known.spec.clone());
+        let kept = accepted(&next, there, spec);
+        let command = AcceptedCommand { object, order, spec: kept };
+        let again = view.record.clone().map(|record| ObjectRecord { command: command.clone(), ..record });
+        match next {
+            ReconcileStep::Start => {
+                let start = StartProgress::Creating;
+                self.write(ObjectRecord { start, ..ObjectRecord::new(command) }).await?;
+                self.change(object, |view, _| view.begin());
+            }
+            // A late request created a pod: nothing is gone before that pod is.
+            ReconcileStep::WriteTombstone if view.exists() => {
+                self.change(object, |view, _| view.order = Some(order));
+            }
+            ReconcileStep::Adopt | ReconcileStep::Change => {
+                if let Some(record) = again {
+                    self.write(record).await?;
+                }
+            }
+            ReconcileStep::Stop(_) | ReconcileStep::WriteTombstone
+                if let ObjectId::Volume(volume) = object
+                    && let Some(user) = self.user_of(volume) =>
+            {
+                let message = format!("cannot destroy volume: {user} uses it");
+                self.board.refuse(object, order.revision, message, RetryClass::Retryable);
+                return Ok(Some(WorkProgress::Begun));
+            }
+            ReconcileStep::Stop(_) if view.record.is_some() => {
+                // Recorded with the end that it causes: until then, the same command comes again.
+                self.reachable().await?;
+                self.change(object, |view, _| view.order = Some(order));
+            }
+            ReconcileStep::Stop(_) => self.write(ObjectRecord::new(command)).await?,
+            ReconcileStep::WriteTombstone => {
+                let record = again.unwrap_or_else(|| ObjectRecord::new(command));
+                let future = ObjectView { record: Some(record.clone()), ..view.clone() };
+                let found = self.finds_leftover(&future).await;
+                if found.map_err(|failure| ApiFailure::NoAnswer(failure.to_string()))? {
+                    return Ok(Some(WorkProgress::PutOff));
+                }
+                self.write(ObjectRecord { tombstone: Some(order.revision), end: None, ..record }).await?;
+            }
+            ReconcileStep::ReportAgain => {}
+            ReconcileStep::Refuse(message, retry) => {
+                self.board.refuse(object, order.revision, message.to_owned(), retry);
+                return Ok(Some(WorkProgress::Begun));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether the API answers.
@@ -490,6 +511,13 @@ impl WorldState {
         entry
     }
 
+    /// Forgets an object of which nothing is known, unless a task works on it: another task must wait for its turn.
+    fn drop_unused(&mut self, object: ObjectId) {
+        if self.objects.get(&object).is_some_and(ObjectEntry::is_unused) {
+            self.objects.remove(&object);
+        }
+    }
+
     /// Takes over a list that started after `before` changes. What was seen since is newer than the list.
     fn merge(&mut self, before: u64, mut listed: BTreeMap<ObjectId, (ObjectView, Option<String>)>) {
         for (object, entry) in &mut self.objects {
@@ -505,7 +533,7 @@ impl WorldState {
             let entry = self.entry(object);
             (entry.view, entry.version) = (view, version);
         }
-        self.objects.retain(|_, entry| !entry.view.is_empty() || entry.settling != SettlingTask::None);
+        self.objects.retain(|_, entry| !entry.is_unused());
     }
 }
 
@@ -536,29 +564,39 @@ impl Orchestrator for KubernetesOrchestrator {
             let is_over =
                 |view: &ObjectView| !view.exists() && view.known().is_none_or(|known| known.state.is_over());
             if view.as_ref().is_none_or(is_over) {
-                Some(self.world.records.purge(object, version).await)
+                let purged = self.world.records.purge(object, version).await;
+                if purged.is_ok() {
+                    let mut state = self.world.lock();
+                    let entry = state.entry(object);
+                    // What late requests created meanwhile is deleted.
+                    let (pods, claim) = (std::mem::take(&mut entry.view.pods), entry.view.claim.take());
+                    entry.view = ObjectView { pods, claim, ..ObjectView::new(object) };
+                    (entry.version, entry.shown) = (None, None);
+                    entry.wake.notify_one();
+                }
+                Some(purged)
             } else {
                 // The end is not proved: the object is reported again.
                 None
             }
         };
+        drop(turn);
         match purged {
             Some(Ok(())) => {
-                let mut state = self.world.lock();
-                state.changes += 1;
-                if let Some(entry) = state.objects.remove(&object) {
-                    entry.wake.notify_one();
-                }
-                drop(state);
+                self.world.lock().drop_unused(object);
                 self.world.board.clear(object);
             }
             Some(Err(failure)) => {
+                self.world.note(&failure);
                 tracing::info!(%object, %failure, "cannot purge record, retrying");
                 tokio::time::sleep(PAUSE).await;
                 return WorkProgress::PutOff;
             }
             None => {
-                if self.world.reachable().await.is_err() {
+                let state = self.world.known(object).map(|known| known.state);
+                // The pod of a late request still exists after the proved end: a report would only ask for the purge again.
+                if state.is_some_and(|state| state.is_over()) || self.world.reachable().await.is_err() {
+                    tokio::time::sleep(PAUSE).await;
                     return WorkProgress::PutOff;
                 }
                 self.world.show_again(object);

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chancery_events::id::{EpochNonce, ExecutorStoreId, ObjectId};
 use chancery_events::observation::{IncarnationExit, ProcessInfo, RetryClass};
@@ -17,8 +17,9 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 
-use super::api::{ApiFailure, answer, answer_within};
+use super::api::{ApiFailure, EpochEnd, answer, answer_within};
 use super::labels::{EPOCH, LINEAGE, MANAGER, ObjectOwner, object_of, record_name};
 use super::watch::ListedItems;
 use crate::executor_store::AcceptedCommand;
@@ -45,6 +46,7 @@ pub struct KubernetesStore {
     id: ExecutorStoreId,
     epoch: ExecutorEpoch,
     stored: Mutex<StoredHead>,
+    end: EpochEnd,
 }
 
 #[derive(Debug)]
@@ -114,13 +116,20 @@ impl KubernetesStore {
             };
             fence(&maps, &owner, last).await;
             let stored = Mutex::new(StoredHead { version, seen, at: Instant::now(), put_off: false });
-            return Ok((Arc::new(KubernetesStore { maps, owner, id, epoch, stored }), seen));
+            return Ok((
+                Arc::new(KubernetesStore { maps, owner, id, epoch, stored, end: EpochEnd::default() }),
+                seen,
+            ));
         }
         Err(ExecutorStop::StoreTaken)
     }
 
     pub(super) fn owner(&self) -> &ObjectOwner {
         &self.owner
+    }
+
+    pub(super) fn end(&self) -> &EpochEnd {
+        &self.end
     }
 }
 
@@ -212,7 +221,7 @@ impl EpochStore for KubernetesStore {
 
     /// A head of the stored term and lineage is stored every ten seconds: a request for each command would double the
     /// requests. Without an answer of the API the head is stored later; then no command can be carried out either.
-    async fn remember(self: Arc<Self>, seen: HighestHead) -> io::Result<()> {
+    async fn remember(self: Arc<Self>, seen: HighestHead) -> Result<(), ExecutorStop> {
         let mut stored = self.stored.lock().await;
         let is_recent = stored
             .seen
@@ -221,7 +230,8 @@ impl EpochStore for KubernetesStore {
         if is_recent {
             return Ok(());
         }
-        let head = serde_json::to_string(&seen).map_err(io::Error::other)?;
+        let head =
+            serde_json::to_string(&seen).map_err(|error| ExecutorStop::Storage(io::Error::other(error)))?;
         let data = BTreeMap::from([
             ("id".to_owned(), self.id.to_string()),
             (EPOCH_KEY.to_owned(), self.epoch.number.to_string()),
@@ -254,7 +264,7 @@ impl EpochStore for KubernetesStore {
                     return Ok(());
                 }
                 Ok(Err(ApiFailure::Superseded(_))) => return Err(taken_over()),
-                Ok(Err(failure)) => return Err(io::Error::other(format!("cannot store head: {failure}"))),
+                Ok(Err(failure)) => return Err(stop("cannot store head", &failure)),
                 Err(_) => {
                     stored.put_off("no answer in time");
                     return Ok(());
@@ -264,10 +274,14 @@ impl EpochStore for KubernetesStore {
         stored.put_off("the object changes too often");
         Ok(())
     }
+
+    async fn taken_over(&self) -> ExecutorStop {
+        ExecutorStop::TakenOver(self.end.wait().await)
+    }
 }
 
-fn taken_over() -> io::Error {
-    io::Error::other("cannot store head: another executor has taken over")
+fn taken_over() -> ExecutorStop {
+    ExecutorStop::TakenOver("its epoch is in the executor store".to_owned())
 }
 
 impl StoredHead {
@@ -344,17 +358,24 @@ impl RecordStore {
         RecordStore { maps: Api::namespaced(client, namespace), owner }
     }
 
-    /// Returns all records with their resource versions.
+    /// Returns all records with their resource versions. [`ApiFailure::Superseded`] if a later epoch has started.
     pub(super) async fn list(&self) -> Result<ListedItems<(ObjectId, ObjectRecord, String)>, ApiFailure> {
         let read = |map: &ConfigMap| {
             let record = parse(map);
-            if record.is_none() {
+            // Only records have a lineage: the executor store has none.
+            let is_record = map.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(LINEAGE));
+            if is_record && record.is_none() {
                 tracing::warn!(name = ?map.metadata.name, "cannot read record, ignored");
             }
-            record
+            Some((epoch_of(map)?, record))
         };
-        // Only records have a lineage: the executor's own config map has none.
-        super::watch::list(&self.maps, &self.owner.selector(LINEAGE), read).await
+        let listed = super::watch::list(&self.maps, &self.owner.selector(EPOCH), read).await?;
+        let ListedItems { items, version } = listed;
+        // The store and records of a later executor must not be taken for those of this one.
+        if let Some((epoch, _)) = items.iter().find(|(epoch, _)| *epoch > self.owner.epoch) {
+            return Err(ApiFailure::Superseded(format!("epoch {epoch} has started")));
+        }
+        Ok(ListedItems { items: items.into_iter().filter_map(|(_, record)| record).collect(), version })
     }
 
     /// Returns the config maps of the namespace.

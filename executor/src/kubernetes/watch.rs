@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::api::{ApiFailure, answer, chain};
 use super::claims::ObservedClaim;
-use super::labels::{INCARNATION, LINEAGE, VOLUME, object_of};
+use super::labels::{EPOCH, INCARNATION, VOLUME, object_of};
 use super::pods::ObservedPod;
 use super::state::{ObjectStep, ObjectView};
 use super::store::epoch_of;
@@ -31,7 +31,7 @@ const SILENCE: Duration = Duration::from_secs(WATCH as u64 + 10);
 /// Items of a list, and the resource version from which a watch continues it.
 pub(super) struct ListedItems<T> {
     pub(super) items: Vec<T>,
-    version: String,
+    pub(super) version: String,
 }
 
 /// Lists all objects that match, page by page, and keeps of each what `read` returns.
@@ -69,7 +69,7 @@ impl KubernetesWorld {
     pub(super) async fn read_all(self: &Arc<Self>) -> Result<(), ApiFailure> {
         let before = self.lock().changes;
         // Records first: an object that is created meanwhile has its record.
-        let records = self.records.list().await?;
+        let records = self.records.list().await.inspect_err(|failure| self.note(failure))?;
         let pod = |pod: &Pod| Some((object_of(pod.metadata.labels.as_ref())?, ObservedPod::of(pod, before)?));
         let pods = list(&self.pods(), &self.owner.selector(INCARNATION), pod).await?;
         let claim = |claim: &PersistentVolumeClaim| {
@@ -110,7 +110,7 @@ impl KubernetesWorld {
             }));
         let watch_records = tokio::spawn(self.clone().watch(
             self.records.maps(),
-            LINEAGE,
+            EPOCH,
             records.version,
             move |world, event| {
                 world.record_changed(number, event);
@@ -208,15 +208,20 @@ impl KubernetesWorld {
         });
     }
 
-    /// A record that an executor of an earlier epoch creates after its object was purged is found by a list: without it, the
-    /// record would stay. Other changes of records by other parties change nothing that is known.
+    /// A store or record of a later epoch ends this one. A record that an executor of an earlier epoch creates after its object
+    /// was purged is found by a list: without it, the record would stay. Other changes of records by other parties change
+    /// nothing that is known.
     fn record_changed(self: &Arc<Self>, list: u64, event: WatchEvent<ConfigMap>) {
         let (WatchEvent::Added(map) | WatchEvent::Modified(map)) = event else { return };
+        let epoch = epoch_of(&map).unwrap_or_default();
+        if epoch > self.owner.epoch {
+            return self.end_epoch(&format!("epoch {epoch} has started"));
+        }
         let Some(object) = object_of(map.metadata.labels.as_ref()) else { return };
         let is_late = {
             let state = self.lock();
             let is_unknown = state.objects.get(&object).is_none_or(|entry| entry.view.record.is_none());
-            let is_earlier = epoch_of(&map).is_none_or(|epoch| epoch < self.owner.epoch);
+            let is_earlier = epoch < self.owner.epoch;
             state.list == list && !state.has_ended && is_unknown && is_earlier
         };
         if is_late {
@@ -236,7 +241,7 @@ impl KubernetesWorld {
             let entry = state.entry(object);
             change(&mut entry.view, at);
             if entry.view.is_empty() && entry.settling == SettlingTask::None {
-                state.objects.remove(&object);
+                state.drop_unused(object);
                 drop(state);
                 // An object without a record has ended: only a list shows that it is absent.
                 return self.lose();

@@ -50,6 +50,9 @@ pub enum ExecutorStop {
     /// Executor store that another executor on this machine has locked.
     #[error("cannot open executor store: locked by another executor")]
     StoreTaken,
+    /// Executor store that another executor has taken over, with a higher epoch.
+    #[error("another executor has taken over: {0}")]
+    TakenOver(String),
     /// Executor store that is a copy.
     #[error(transparent)]
     Copied(IsCopy),

@@ -96,7 +96,9 @@ impl ExecutorArgs {
     pub fn exit(stop: &ExecutorStop) -> ExitCode {
         match stop {
             ExecutorStop::StaleDecider(_) => CliExit::StaleDecider.into(),
-            ExecutorStop::StoreTaken | ExecutorStop::Copied(_) => CliExit::Conflict.into(),
+            ExecutorStop::StoreTaken | ExecutorStop::TakenOver(_) | ExecutorStop::Copied(_) => {
+                CliExit::Conflict.into()
+            }
             ExecutorStop::Refused(_) | ExecutorStop::Diverged(_) => CliExit::Denied.into(),
             ExecutorStop::Storage(_) => CliExit::Failure.into(),
         }

@@ -117,7 +117,7 @@ impl PodFault {
                     "configmap",
                     "-n",
                     CONTROL,
-                    "chancery-default-local",
+                    "chancery-default-control",
                     "tests/edited=yes",
                     "--overwrite",
                 ]);

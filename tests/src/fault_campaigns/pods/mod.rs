@@ -30,7 +30,7 @@ use crate::{ExecutorProcess, ServerProcess, TestClient, until};
 
 /// Nodes of the cluster.
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
-/// Namespace of the executor's records.
+/// Name of the cluster, and namespace of its executor's records.
 const CONTROL: &str = "control";
 /// Namespace of the pods.
 const PODS: &str = "tests";
@@ -41,7 +41,7 @@ const REST: Duration = Duration::from_mins(2);
 /// Interval at which pods are listed.
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Selector of all objects of the cluster.
-const OURS: &str = "chancery.dev/fleet=default,chancery.dev/cluster=local";
+const OURS: &str = "chancery.dev/fleet=default,chancery.dev/cluster=control";
 
 pub(super) fn run(rounds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut campaign = PodCampaign::begin(seed)?;
@@ -94,7 +94,7 @@ impl PodCampaign {
         server.stay_at_this_address();
         let client = server.client();
         let spec = json!({"runtime": "kubernetes", "kubernetes": {"namespace": CONTROL}});
-        client.must("cluster.apply", &json!({"name": "local", "spec": spec}));
+        client.must("cluster.apply", &json!({"name": CONTROL, "spec": spec}));
         for node in NODES {
             add_node(&client, node);
         }
@@ -339,7 +339,7 @@ fn payload() -> Value {
 fn add_node(client: &TestClient, name: &str) {
     let total = json!({"cpu": 8000, "memory": 16u64 << 30, "disk": 0});
     let spec = json!({"domain": name, "resources": total});
-    client.must("node.apply", &json!({"name": name, "cluster": "local", "spec": spec}));
+    client.must("node.apply", &json!({"name": name, "cluster": CONTROL, "spec": spec}));
 }
 
 /// Creates objects of other owners: a pod of another fleet, and a pod and a config map with names like those of the cluster.
@@ -352,7 +352,7 @@ fn plant_foreign(api: &KubernetesApi) {
         })
     };
     let other = json!({
-        "tests/foreign": "yes", "chancery.dev/fleet": "other", "chancery.dev/cluster": "local",
+        "tests/foreign": "yes", "chancery.dev/fleet": "other", "chancery.dev/cluster": CONTROL,
         "chancery.dev/epoch": "7", "chancery.dev/incarnation": id,
     });
     api.apply(&pod("of-another-fleet", other));

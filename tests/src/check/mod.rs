@@ -175,6 +175,7 @@ impl JournalChecker {
         match fact {
             Fact::TermStarted(_) => {
                 world.steady_since = Some(at.time);
+                world.starts_term[0] = true;
                 Ok(())
             }
             Fact::TimeRecorded(_) => Ok(()),

@@ -45,9 +45,11 @@ impl CheckedFleet {
         }
         self.now = RecordEffects::default();
         let jumped = self.time.zip(self.time_before).is_some_and(|(now, before)| now > before + JUMP);
-        if jumped {
+        let [starts_term, follows_term] = self.starts_term;
+        if jumped || follows_term {
             self.steady_since = self.time;
         }
+        self.starts_term = [false, starts_term];
         self.time_before = self.time;
         Ok(())
     }

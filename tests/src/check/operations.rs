@@ -11,7 +11,7 @@ use chancery_events::id::OperationId;
 use chancery_events::intent::Intent;
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::ReplicaName;
-use chancery_events::spec::{OperationKind, RestartPolicy};
+use chancery_events::spec::{OperationKind, ProbePurpose, RestartPolicy};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
@@ -447,7 +447,9 @@ impl CheckedFleet {
             }
             None => false,
         };
-        Ok(ending || asked || never || about_nothing || (unplaced && is_old))
+        // A deployment that starts places the replicas.
+        let is_placed = operation.purpose == Some(ProbePurpose::Rebalance) && plan.current.is_some();
+        Ok(ending || asked || never || about_nothing || is_placed || (unplaced && is_old))
     }
 
     /// Ends an operation.

@@ -438,6 +438,9 @@ pub(super) struct CheckedFleet {
     pub(super) time_before: Option<Time>,
     /// Time when the last decider took over, or of a later clock jump.
     pub(super) steady_since: Option<Time>,
+    /// Whether the record, and the record before it, starts a term. The decider is active from the next record on: the start
+    /// of a term may have become durable late.
+    pub(super) starts_term: [bool; 2],
     pub(super) obligations: Vec<RecordObligation>,
     pub(super) now: RecordEffects,
     pub(super) input: Option<Arc<LastInput>>,

@@ -13,6 +13,7 @@ use chancery_projector::FoldedState;
 
 use super::executor::{ChannelProgress, ExecutorDirectory};
 use super::fault::SimulatedFault;
+use super::kubernetes::ClusterChange;
 use super::producer::ProducerRequestState;
 use super::universe::{ScriptedWorld, trace_step};
 use crate::check::InvariantViolation;
@@ -27,6 +28,9 @@ impl ScriptedWorld {
         let Some(fault) = self.random.pick(&may).copied() else { return Ok(()) };
         let machine = usize::try_from(self.random.below(self.machines.len() as u64)).unwrap_or(0);
         let seat = usize::try_from(self.random.below(self.seats.len() as u64)).unwrap_or(0);
+        let cluster = self.machines.iter().position(|machine| machine.api.is_some());
+        let machine = cluster.filter(|_| fault.is_of_kubernetes()).unwrap_or(machine);
+        let has_pods = self.machines[machine].api.is_some();
         let happened = match fault {
             SimulatedFault::ServerCrash => self.crash_server(seat),
             SimulatedFault::ServerPause => self.pause_server(seat),
@@ -43,10 +47,16 @@ impl ScriptedWorld {
                 self.counts.add(fault.word());
                 return self.executor(machine, SessionInput::Leave);
             }
+            SimulatedFault::Strike if has_pods => self.strike_pod(machine, ClusterChange::Exit(137)),
             SimulatedFault::Strike => self.end_process(machine),
+            SimulatedFault::Unwell if has_pods => self.strike_pod(machine, ClusterChange::Unready),
             SimulatedFault::Unwell => self.ail(machine),
+            // No executor of pods has a disk.
+            SimulatedFault::ForeignObject | SimulatedFault::Wipe if has_pods => false,
             SimulatedFault::ForeignObject => self.foreign(machine),
             SimulatedFault::Wipe => self.wipe(machine),
+            SimulatedFault::ApiSilence => self.silence_api(machine),
+            SimulatedFault::SecondExecutor => self.start_second(machine),
             SimulatedFault::RepeatedRequest => self.repeat_request(),
             SimulatedFault::LongSilence => self.silence(),
             // Other faults are injected where they apply.
@@ -65,7 +75,9 @@ impl ScriptedWorld {
             | SimulatedFault::LostAnswer
             | SimulatedFault::BadRequest
             | SimulatedFault::BadMessage
-            | SimulatedFault::MessageAgain => false,
+            | SimulatedFault::MessageAgain
+            | SimulatedFault::LateRequest
+            | SimulatedFault::StuckDeletion => false,
         };
         if happened {
             trace_step!(self, "FAULT {}", fault.word());
@@ -218,16 +230,22 @@ impl ScriptedWorld {
     /// Stops an executor. Work in progress is done or not; no report follows.
     pub fn stop_executor(&mut self, machine: usize) -> bool {
         self.let_go(machine);
-        let Some(process) = self.machines[machine].process.take() else { return false };
-        for work in process.works {
-            if self.random.chance(500) {
+        // Requests that were sent arrive, or not.
+        let pods = self.machines[machine].pods.take();
+        let process = self.machines[machine].process.take();
+        if process.is_none() && pods.is_none() {
+            return false;
+        }
+        for work in process.map(|process| process.works).unwrap_or_default() {
+            if pods.is_none() && self.random.chance(500) {
                 // The result is ignored: only work of a running executor is judged.
                 let _ = self.carry_out(machine, &work);
             }
         }
         let down = Duration::from_millis(self.random.below(3000));
         trace_step!(self, "executor {machine} is gone");
-        self.machines[machine].down = self.now + down;
+        let is_first = self.machines[machine].is_first();
+        self.machines[machine].down = if is_first { self.now + down } else { Duration::MAX };
         true
     }
 

@@ -2,10 +2,10 @@
 
 use chancery_events::id::EpochNonce;
 use chancery_events::observation::{ObjectReport, ObservedState, RetryClass};
-use chancery_events::protocol::CommandStatus;
+use chancery_events::protocol::{CommandStatus, ExecutorEpoch};
 use chancery_executor::session::{ExecutorStop, ObjectWork, SessionAction, SessionInput};
 
-use super::executor::{ChannelProgress, ListProgress};
+use super::executor::{ChannelProgress, ExecutorMachine, ListProgress};
 use super::fault::SimulatedFault;
 use super::rendering;
 use super::universe::{ChannelInput, ScriptedWorld, SimulatedChannel, trace_step};
@@ -13,6 +13,9 @@ use crate::check::InvariantViolation;
 
 impl ScriptedWorld {
     pub(super) fn start_executor(&mut self, machine: usize) {
+        if self.start_pods(machine) {
+            return;
+        }
         if self.strikes(SimulatedFault::ExecutorReplaced, 300) {
             let name = format!("ex{machine}-{}", self.random.below(3));
             self.machines[machine].name = name;
@@ -23,7 +26,10 @@ impl ScriptedWorld {
         let (name, scope) = (&self.machines[machine].name, self.machines[machine].directory.store);
         trace_step!(self, "executor {machine} starts as {name} with store {scope}");
         let instance = EpochNonce::from_random(self.random.bits());
-        self.machines[machine].start(&format!("c{machine}"), instance);
+        let directory = &mut self.machines[machine].directory;
+        directory.epochs += 1;
+        let (number, seen) = (directory.epochs, directory.seen);
+        self.machines[machine].start(ExecutorEpoch { number, instance }, seen);
     }
 
     /// Swaps the directory that the machine's next executor uses. Processes of this one keep running.
@@ -59,8 +65,13 @@ impl ScriptedWorld {
 
     /// Makes an executor drop its channel.
     pub fn let_go(&mut self, machine: usize) {
-        let Some(process) = &mut self.machines[machine].process else { return };
+        let ExecutorMachine { process: Some(process), pods, .. } = &mut self.machines[machine] else {
+            return;
+        };
         process.listing = ListProgress::No;
+        if let Some(pods) = pods {
+            pods.hang_up();
+        }
         if let ChannelProgress::By(number) = std::mem::replace(&mut process.channel, ChannelProgress::No)
             && let Some(channel) = self.channels.get_mut(&number)
         {
@@ -91,6 +102,9 @@ impl ScriptedWorld {
     }
 
     pub(super) fn list(&mut self, machine: usize) -> Result<(), InvariantViolation> {
+        if self.list_pods(machine) {
+            return Ok(());
+        }
         let stale = self.strikes(SimulatedFault::StaleList, 300);
         let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
         match std::mem::replace(&mut process.listing, ListProgress::No) {
@@ -109,12 +123,19 @@ impl ScriptedWorld {
     }
 
     pub(super) fn work(&mut self, machine: usize) -> Result<(), InvariantViolation> {
-        let twice = self.strikes(SimulatedFault::WorkTwice, 100);
+        let has_pods = self.machines[machine].api.is_some();
+        let twice = !has_pods && self.strikes(SimulatedFault::WorkTwice, 100);
         let Some(process) = &mut self.machines[machine].process else { return Ok(()) };
         let next = self.random.below(process.works.len() as u64);
         let work = process.works.remove(usize::try_from(next).unwrap_or(0));
-        process.done.push(work.object());
+        if !has_pods {
+            process.done.push(work.object());
+        }
         trace_step!(self, "executor {machine} does {}", rendering::work(&work));
+        if has_pods {
+            self.work_on_pods(machine, work);
+            return Ok(());
+        }
         for _ in 0..=u8::from(twice) {
             self.carry_out(machine, &work)?;
         }
@@ -181,7 +202,10 @@ impl ScriptedWorld {
                     }
                 }
                 SessionAction::List => process.listing = ListProgress::Asked,
-                SessionAction::Persist(seen) => self.machines[machine].directory.seen = Some(seen),
+                SessionAction::Persist(seen) => match &mut self.machines[machine].pods {
+                    Some(pods) => pods.head = Some(seen),
+                    None => self.machines[machine].directory.seen = Some(seen),
+                },
                 SessionAction::Begin(work) => {
                     process.works.push(work);
                     if let Some((session, term)) = process.under {

@@ -1,15 +1,18 @@
 //! Executor of a simulated world: the session of the real program, with the channels, work and changes that
 //! its loop would own. The world decides when the executor does its next action.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use chancery_events::id::{EpochNonce, ExecutorStoreId, SessionId, Term};
+use chancery_events::id::{ExecutorStoreId, SessionId, Term};
 use chancery_events::observation::ObjectReport;
 use chancery_events::protocol::ExecutorEpoch;
 use chancery_events::spec::ClusterRuntime;
 use chancery_executor::reconcile::StatusUpdate;
 use chancery_executor::session::{HighestHead, ObjectWork, SessionCore, SessionIdentity};
 use chancery_executor::status_cache::StatusCache;
+
+use super::kubernetes::{PodExecutor, SimulatedApi};
 
 /// Maximum number of concurrent work items.
 const AT_ONCE: usize = 3;
@@ -24,8 +27,16 @@ pub struct ExecutorDirectory {
     pub seen: Option<HighestHead>,
 }
 
-/// Machine with a directory.
+/// Machine with a directory, or with access to a Kubernetes cluster.
 pub struct ExecutorMachine {
+    /// Number of the machine.
+    pub number: usize,
+    /// Number of the cluster. The first machine of a cluster has the cluster's number.
+    pub cluster: usize,
+    /// API of the cluster, if its runtime is Kubernetes.
+    pub api: Option<Arc<Mutex<SimulatedApi>>>,
+    /// Executor of pods, from its start on; the session exists once the store was opened.
+    pub pods: Option<PodExecutor>,
     /// Executor's name, while one runs.
     pub name: String,
     /// Directory that the executor is started with.
@@ -92,12 +103,21 @@ impl ExecutorDirectory {
 impl ExecutorMachine {
     /// Creates a machine without executor.
     pub fn new(
-        name: String,
+        number: usize,
+        cluster: usize,
         drift: i64,
         runtime: ClusterRuntime,
         directory: ExecutorDirectory,
     ) -> ExecutorMachine {
-        ExecutorMachine { name, directory, process: None, down: Duration::ZERO, drift, runtime }
+        let (process, api, pods, name) = (None, None, None, format!("ex{number}"));
+        // A second executor of a cluster is started by a fault.
+        let down = if number == cluster { Duration::ZERO } else { Duration::MAX };
+        ExecutorMachine { number, cluster, api, pods, name, directory, process, down, drift, runtime }
+    }
+
+    /// Whether the machine is the first of its cluster.
+    pub fn is_first(&self) -> bool {
+        self.number == self.cluster
     }
 
     /// Returns the machine's clock.
@@ -115,18 +135,17 @@ impl ExecutorMachine {
         Duration::from_micros(u64::try_from(micros).unwrap_or(0) + 2)
     }
 
-    /// Starts the executor; `instance` is random.
-    pub fn start(&mut self, cluster: &str, instance: EpochNonce) {
-        self.directory.epochs += 1;
+    /// Starts the session of the executor, which has opened its store.
+    pub fn start(&mut self, epoch: ExecutorEpoch, seen: Option<HighestHead>) {
         let identity = SessionIdentity {
             executor: self.name.parse().expect("an executor's name"),
-            cluster: cluster.parse().expect("a cluster's name"),
+            cluster: format!("c{}", self.cluster).parse().expect("a cluster's name"),
             runtime: self.runtime,
             store: self.directory.store,
-            epoch: ExecutorEpoch { number: self.directory.epochs, instance },
+            epoch,
         };
         self.process = Some(SimulatedExecutor {
-            core: SessionCore::new(identity, self.directory.seen, AT_ONCE),
+            core: SessionCore::new(identity, seen, AT_ONCE),
             channel: ChannelProgress::No,
             listing: ListProgress::No,
             works: Vec::new(),

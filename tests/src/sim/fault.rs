@@ -91,12 +91,31 @@ faults! {
     BadMessage = "bad inbox message",
     /// Inbox messages are read again.
     MessageAgain = "inbox message read again",
+    /// The API of a Kubernetes cluster does not answer for minutes.
+    ApiSilence = "silent API",
+    /// A write of an executor of pods arrives late: after its sender has given up, has ended or was taken over.
+    LateRequest = "late request",
+    /// A pod or a claim exists for long after its deletion was requested.
+    StuckDeletion = "stuck deletion",
+    /// A second executor takes over the executor store of one that sleeps or continues.
+    SecondExecutor = "second executor",
 }
 
 impl SimulatedFault {
     /// Whether the fault needs an inbox.
     pub const fn is_of_inbox(self) -> bool {
         matches!(self, SimulatedFault::BadMessage | SimulatedFault::MessageAgain)
+    }
+
+    /// Whether the fault needs a Kubernetes cluster.
+    pub const fn is_of_kubernetes(self) -> bool {
+        matches!(
+            self,
+            SimulatedFault::ApiSilence
+                | SimulatedFault::LateRequest
+                | SimulatedFault::StuckDeletion
+                | SimulatedFault::SecondExecutor
+        )
     }
 }
 

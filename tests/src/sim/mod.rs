@@ -4,12 +4,13 @@
 //! ([`universe`], [`server`], its [`rows`], [`executor`], [`producer`], and the inbox). Then actions
 //! ([`step`], [`serving`], [`executing`], [`breakage`]), readers ([`readers`]), the oracle ([`oracle`]), and
 //! the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and journal rule are the real
-//! ones. [`play`] plays a seed; [`shrink`] reduces a failure.
+//! ones, and so is all of the executor of pods: [`kubernetes`] has only the API below it. [`play`] plays a seed; [`shrink`] reduces a failure.
 
 mod breakage;
 mod executing;
 pub mod executor;
 pub mod fault;
+pub mod kubernetes;
 pub mod messages;
 mod oracle;
 pub mod producer;

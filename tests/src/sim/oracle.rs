@@ -152,7 +152,11 @@ impl WorldOracle {
     }
 
     /// Checks that only allowed incarnations run.
-    pub fn alive(&self, worlds: &[&SimulatedWorld]) -> Result<(), InvariantViolation> {
+    pub fn alive(
+        &self,
+        worlds: &[&SimulatedWorld],
+        in_clusters: Vec<(IncarnationId, usize)>,
+    ) -> Result<(), InvariantViolation> {
         for stranger in self.strangers.keys() {
             let is_it = |report: &ObjectReport| report.object == ObjectId::from(*stranger);
             if !worlds.iter().any(|world| world.list().iter().any(is_it)) {
@@ -163,6 +167,7 @@ impl WorldOracle {
             .iter()
             .flat_map(|world| world.alive())
             .filter(|(incarnation, _)| !self.strangers.contains_key(incarnation))
+            .chain(in_clusters)
             .map(|(incarnation, processes)| RunningProcesses { incarnation, processes })
             .collect();
         self.checker.alive(&alive)

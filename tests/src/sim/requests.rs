@@ -283,7 +283,10 @@ fn setting(random: &mut RandomSource, world: &WorldParts) -> Vec<ScriptInput> {
     let clusters = world.clusters;
     let mut inputs = Vec::new();
     for (number, runtime) in clusters.iter().enumerate() {
-        let data = json!({"name": format!("c{number}"), "spec": {"runtime": runtime}});
+        let mut data = json!({"name": format!("c{number}"), "spec": {"runtime": runtime}});
+        if *runtime == ClusterRuntime::Kubernetes {
+            data["spec"]["kubernetes"] = json!({"namespace": "system"});
+        }
         inputs.push(input("cluster.apply", data));
     }
     if random.chance(300) {
@@ -338,6 +341,11 @@ fn plan_apply(random: &mut RandomSource, plan: u64, world: &WorldParts) -> Scrip
     }
     if random.chance(200) {
         payloads.push(payload("side", 100, 1));
+    }
+    if world.clusters.contains(&ClusterRuntime::Kubernetes) {
+        for payload in &mut payloads {
+            payload["container"] = json!({"image": "app"});
+        }
     }
     // Some expire while a server is down, and a person approves as it returns.
     let long = random.between(20, 2000);

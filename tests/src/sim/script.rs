@@ -10,6 +10,7 @@ use chancery_events::spec::ClusterRuntime;
 use serde_json::Value;
 
 use super::fault::SimulatedFault;
+use super::kubernetes::AdmissionPolicy;
 use super::random::RandomSource;
 use super::requests::{self, MainActivity};
 
@@ -114,11 +115,16 @@ pub struct WorldScript {
     pub inbox: bool,
     /// Requests in a thousand that are put into the topic, if allowed.
     pub messages: u64,
+    /// Admission policy of Kubernetes clusters.
+    pub policy: AdmissionPolicy,
 }
 
 /// Intents that an inbox message must not request.
 pub(super) const APPROVALS: [&str; 4] =
     ["operation.approve.v1", "operation.reject.v1", "request.approve.v1", "request.reject.v1"];
+
+/// Worlds in a thousand whose first cluster is a Kubernetes cluster.
+const KUBERNETES: u64 = 150;
 
 impl WorldScript {
     /// Draws the world of a seed.
@@ -126,9 +132,20 @@ impl WorldScript {
         let mut random = RandomSource::new(seed);
         // Swarm: most faults are off in most worlds, so that any two meet in some world without others.
         let share = *random.pick(&[0, 150, 300, 500]).unwrap_or(&0);
-        let usual = SimulatedFault::ALL.iter().copied().filter(|fault| !fault.is_of_inbox());
+        let usual = SimulatedFault::ALL
+            .iter()
+            .copied()
+            .filter(|fault| !fault.is_of_inbox() && !fault.is_of_kubernetes());
         let mut faults: BTreeSet<_> = usual.filter(|_| random.chance(share)).collect();
-        let clusters: Vec<_> = (0..random.between(1, 2)).map(|_| runtime(&mut random)).collect();
+        let mut clusters: Vec<_> = (0..random.between(1, 2)).map(|_| runtime(&mut random)).collect();
+        // Drawn apart, so that other worlds stay as they are.
+        let mut apart = RandomSource::new(seed ^ 0x0b5);
+        if apart.chance(KUBERNETES) {
+            clusters[0] = ClusterRuntime::Kubernetes;
+            let its_own = SimulatedFault::ALL.iter().copied().filter(|fault| fault.is_of_kubernetes());
+            faults.extend(its_own.filter(|_| apart.chance(share.max(500))));
+        }
+        let policy = if apart.chance(500) { AdmissionPolicy::Refuse } else { AdmissionPolicy::None };
         let plans = random.between(1, 2);
         let habit = MainActivity::draw(&mut random);
         let likely = habit.map_or(&[][..], MainActivity::faults);
@@ -158,6 +175,7 @@ impl WorldScript {
             work_fails,
             inbox,
             messages: inbox_messages,
+            policy,
         }
     }
 }

@@ -17,6 +17,7 @@ use chancery_projector::FoldedState;
 use serde_json::{Value, json};
 
 use super::fault::SimulatedFault;
+use super::kubernetes::lock;
 use super::oracle::violation;
 use super::producer::ProducerRequestState;
 use super::universe::{ScriptedWorld, trace_step};
@@ -51,6 +52,9 @@ impl ScriptedWorld {
         for world in self.worlds.iter_mut().chain(elsewhere) {
             world.set_faults(FaultRules::default());
         }
+        for api in self.machines.iter().filter_map(|machine| machine.api.as_ref()) {
+            lock(api).settle();
+        }
         for seat in &mut self.seats {
             seat.down = self.now;
             if let Some(server) = &mut seat.server {
@@ -58,7 +62,9 @@ impl ScriptedWorld {
             }
         }
         for machine in &mut self.machines {
-            machine.down = machine.down.min(self.now);
+            if machine.is_first() {
+                machine.down = machine.down.min(self.now);
+            }
             if let Some(process) = &mut machine.process {
                 process.paused = None;
             }
@@ -103,7 +109,9 @@ impl ScriptedWorld {
 
     /// Lists all objects at orchestrators that may miss changes, and reports them.
     fn report_all_objects(&mut self) {
-        for (machine, world) in self.machines.iter().zip(&self.worlds) {
+        for (machine, world) in
+            self.machines.iter().zip(&self.worlds).filter(|(machine, _)| machine.api.is_none())
+        {
             if let Some(process) = &machine.process {
                 for report in world.list() {
                     process.statuses.show(report);
@@ -214,6 +222,13 @@ impl ScriptedWorld {
                 // Volumes left after their node's deletion are for people to see.
                 ObjectId::Volume(_) => true,
             };
+            if let Some(api) = &self.machines[index].api {
+                let api = lock(api);
+                alive.extend(api.running());
+                if let Some(object) = api.known().find(|object| !wanted(*object)) {
+                    return Some(format!("cluster {index} still has {object}"));
+                }
+            }
             if let Some(report) = world.list().iter().find(|report| !wanted(report.object)) {
                 let known = fleet.lineages().current == report.object.lineage();
                 if known {
@@ -251,8 +266,9 @@ impl ScriptedWorld {
         let misbehaving = self.everything().map(SimulatedWorld::misbehaving).sum();
         self.counts.add_many(SimulatedFault::BadBehaviour.word(), misbehaving);
         self.counts.add("settled");
-        self.counts
-            .add_many("alive in the end", self.worlds.iter().map(|world| world.alive().count() as u64).sum());
+        let alive: usize = self.worlds.iter().map(|world| world.alive().count()).sum();
+        self.counts.add_many("alive in the end", alive as u64);
+        self.counts.add_many("pods in the end", self.alive_in_clusters().len() as u64);
         Ok(())
     }
 

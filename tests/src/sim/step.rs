@@ -6,6 +6,7 @@ use chancery_executor::session::SessionInput;
 
 use super::executor::{ChannelProgress, ListProgress};
 use super::fault::SimulatedFault;
+use super::kubernetes::lock;
 use super::producer::ProducerRequestState;
 use super::rendering;
 use super::server::SimulatedServer;
@@ -49,6 +50,10 @@ pub enum WorldAction {
     Done(usize),
     /// An executor takes changes.
     Changes(usize),
+    /// An executor of pods runs, and its API answers.
+    Drive(usize),
+    /// An API answers requests whose senders may have ended.
+    Serve(usize),
     /// The next request of the script is sent.
     Post,
     /// A request is sent again.
@@ -109,13 +114,22 @@ impl ScriptedWorld {
             }
         }
         for (index, machine) in self.machines.iter().enumerate() {
+            if let Some(api) = machine.api.as_ref().filter(|_| machine.is_first())
+                && lock(api).has_work()
+            {
+                all.push(WorldAction::Serve(index));
+            }
+            let is_paused = machine.process.as_ref().is_some_and(|process| process.paused.is_some());
+            if machine.pods.as_ref().is_some_and(|pods| pods.is_stirred && !is_paused) {
+                all.extend([WorldAction::Drive(index); 2]);
+            }
             let Some(process) = &machine.process else {
-                if machine.down <= now {
+                if machine.down <= now && machine.pods.is_none() {
                     all.push(WorldAction::StartExecutor(index));
                 }
                 continue;
             };
-            if process.paused.is_some() {
+            if is_paused {
                 continue;
             }
             if process.core.due().is_some_and(|due| due <= machine.clock(now)) {
@@ -211,6 +225,11 @@ impl ScriptedWorld {
                 let changes = process.statuses.unread(4);
                 trace_step!(self, "executor {machine} sees {}", rendering::reports(&changes));
                 self.executor(machine, SessionInput::Changed(changes))
+            }
+            WorldAction::Drive(machine) => self.drive(machine),
+            WorldAction::Serve(machine) => {
+                self.serve(machine);
+                Ok(())
             }
             WorldAction::Post => {
                 self.post();

@@ -3,17 +3,19 @@
 //! Nothing here decides for the real code: the world calls it, with the order and faults that the seed draws.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use chancery_events::id::{ExecutorStoreId, Position};
 use chancery_events::protocol::{DeciderMessage, ExecutorMessage};
+use chancery_events::spec::ClusterRuntime;
 use chancery_executor::simulated::{FaultRules, SimulatedWorld};
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_projector::FoldedState;
 
 use super::executor::{ExecutorDirectory, ExecutorMachine};
 use super::fault::{OccurrenceCounts, SimulatedFault};
+use super::kubernetes::{SimulatedApi, lock};
 use super::messages::SimulatedTopic;
 use super::oracle::WorldOracle;
 use super::producer::ProducerRequest;
@@ -143,6 +145,13 @@ macro_rules! trace_step {
 }
 pub(super) use trace_step;
 
+/// Returns the API of a Kubernetes cluster with this executor store.
+fn api(script: &WorldScript, cluster: usize, store: ExecutorStoreId) -> Arc<Mutex<SimulatedApi>> {
+    let random = RandomSource::new(script.seed ^ 0xab1);
+    let (policy, faults) = (script.policy, script.faults.clone());
+    Arc::new(Mutex::new(SimulatedApi::new(cluster, store, policy, faults, script.misbehave, random)))
+}
+
 impl ScriptedWorld {
     /// Returns the world of a script, before its first step.
     pub fn new(script: WorldScript, with_trace: bool) -> ScriptedWorld {
@@ -151,19 +160,32 @@ impl ScriptedWorld {
         log.hold();
         let seat = |_| ServerSeat { server: None, rows: None, down: Duration::ZERO, wall: 0 };
         let seats = (0..script.servers).map(seat).collect();
-        let machines = script.clusters.iter().enumerate().map(|(number, runtime)| {
+        let clusters = script.clusters.len();
+        let pods = (0..clusters).filter(|number| script.clusters[*number] == ClusterRuntime::Kubernetes);
+        // A cluster with pods has a second machine: any executor with the credentials can take over.
+        let numbered: Vec<_> = (0..clusters).chain(pods.clone()).enumerate().collect();
+        let machines = numbered.iter().map(|(number, cluster)| {
+            let runtime = script.clusters[*cluster];
             let drift = i64::try_from(random.below(20_000)).unwrap_or(0) - 10_000;
             let directory = ExecutorDirectory::new(ExecutorStoreId::from_random(random.bits()));
-            ExecutorMachine::new(format!("ex{number}"), drift, *runtime, directory)
+            ExecutorMachine::new(*number, *cluster, drift, runtime, directory)
         });
-        let machines = machines.collect();
+        let mut machines: Vec<_> = machines.collect();
+        for cluster in pods {
+            let store = machines[cluster].directory.store;
+            let api = api(&script, cluster, store);
+            for machine in machines.iter_mut().filter(|machine| machine.cluster == cluster) {
+                machine.api = Some(Arc::clone(&api));
+                machine.directory.store = store;
+            }
+        }
         let behaviour = |number| {
             let seed = script.seed.wrapping_mul(31).wrapping_add(number);
             let share =
                 if script.faults.contains(&SimulatedFault::BadBehaviour) { script.misbehave } else { 0 };
             SimulatedWorld::new(FaultRules::default().seeded(seed, share))
         };
-        let clusters = script.clusters.len() as u64;
+        let clusters = machines.len() as u64;
         let worlds = (0..clusters).map(behaviour).collect();
         let elsewhere = (0..clusters).map(|number| OtherDirectory {
             incarnation_directory: ExecutorDirectory::new(ExecutorStoreId::from_random(random.bits())),
@@ -227,6 +249,7 @@ impl ScriptedWorld {
     /// Lets time pass.
     pub fn pass(&mut self, by: Duration) {
         self.now += by;
+        self.pass_in_clusters();
         for index in 0..self.worlds.len() {
             for update in self.worlds[index].advance(self.now) {
                 self.show(index, update);
@@ -263,6 +286,7 @@ impl ScriptedWorld {
             }
         }
         for machine in &self.machines {
+            due.extend(machine.api.as_ref().and_then(|api| lock(api).due()));
             match &machine.process {
                 Some(process) => {
                     due.extend(process.paused);
@@ -270,7 +294,7 @@ impl ScriptedWorld {
                         due.extend(process.core.due().map(|clock| machine.world_time(clock)));
                     }
                 }
-                None => due.push(machine.down),
+                None => due.extend(machine.pods.is_none().then_some(machine.down)),
             }
         }
         due.extend(self.everything().filter_map(SimulatedWorld::due));
@@ -280,8 +304,9 @@ impl ScriptedWorld {
     /// Runs all cheap checks, after each step.
     pub fn consult_oracle(&mut self) -> Result<(), InvariantViolation> {
         self.oracle.read_log(&self.topic, &mut self.counts)?;
+        self.consult_clusters()?;
         let worlds: Vec<&SimulatedWorld> = self.everything().collect();
-        self.oracle.alive(&worlds)?;
+        self.oracle.alive(&worlds, self.alive_in_clusters())?;
         self.read_rows()?;
         self.taken += 1;
         if self.taken.is_multiple_of(32) {

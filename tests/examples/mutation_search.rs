@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use chancery_tests::sim::{FailedWorld, first_failed};
 
 /// Worlds in which each mutation must be found.
-const WORLDS: u64 = 2000;
+const WORLDS: u64 = 6000;
 
 fn main() -> ExitCode {
     let Some(FailedWorld { seed, violation }) = first_failed(WORLDS) else {

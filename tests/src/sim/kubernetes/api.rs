@@ -65,6 +65,8 @@ pub struct SimulatedApi {
     policy: AdmissionPolicy,
     /// Epochs of the executor store, each with the time from which the policy knows it.
     epochs: Vec<(Duration, u64)>,
+    /// Names of all pods that were created.
+    created: BTreeSet<String>,
     silence: Option<(Duration, ApiSilence)>,
     /// First violation of an invariant, if any.
     pub violation: Option<InvariantViolation>,
@@ -134,6 +136,7 @@ impl SimulatedApi {
             events: VecDeque::new(),
             policy,
             epochs: Vec::new(),
+            created: BTreeSet::new(),
             silence: None,
             violation: None,
             counts: OccurrenceCounts::default(),
@@ -350,6 +353,10 @@ impl SimulatedApi {
                     self.counts.add(if is_superseded { "late pod after a take-over" } else { "late pod" });
                 }
                 self.check_users(&object);
+                if !self.created.insert(name.clone()) && !object.is_late {
+                    let what = format!("pod {name} is created a second time");
+                    self.violation.get_or_insert(violation(14, what, None));
+                }
                 self.plan_pod(&mut object);
             }
             ResourceKind::Claim => object.next = Some((self.now, ClusterChange::Run)),

@@ -12,7 +12,7 @@
 //! | a reason is that of the current death | `a_reason_is_that_of_the_current_death` |
 //! | a replica is ready if all its pods are | `a_replica_is_ready_while_all_its_pods_are` |
 //! | all runtimes pass one suite | the conformance suite, `pods_of_kubernetes_conform` |
-//! | ports, volumes, resources and namespace reach the runtime | `what_a_plan_states_is_in_its_pod_and_its_claim` |
+//! | ports, volumes, resources and namespace reach the runtime | `what_a_plan_states_is_in_its_pod_and_its_claim`, `a_volume_of_another_namespace_fails_the_start_on_kubernetes` |
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -75,6 +75,21 @@ impl PodFleet {
             "approval": approval, "sharing": "allowed", "restart_delay": 100,
         });
         self.client().must("plan.apply", &json!({"name": "web", "spec": fields(spec, changes)}));
+    }
+
+    /// Creates a storage class, and a volume that the controller binds to the first claim: nothing provisions volumes here.
+    fn provide_storage(&self) {
+        self.api.apply(&json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": self.name},
+            "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer",
+        }));
+        self.api.apply(&json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": self.name},
+            "spec": {
+                "capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": self.name,
+                "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": "/none"},
+            },
+        }));
     }
 
     fn deploy(&self, name: &str, count: u32) {
@@ -356,18 +371,7 @@ fn a_replica_is_ready_while_all_its_pods_are() {
 #[test]
 fn what_a_plan_states_is_in_its_pod_and_its_claim() {
     let fleet = PodFleet::start("contents");
-    fleet.api.apply(&json!({
-        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": fleet.name},
-        "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer",
-    }));
-    // Nothing provisions volumes here: the controller binds the claim to this one.
-    fleet.api.apply(&json!({
-        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": fleet.name},
-        "spec": {
-            "capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": fleet.name,
-            "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": "/none"},
-        },
-    }));
+    fleet.provide_storage();
     fleet.plan(
         json!({"labels": {"team": "shop"}, "timeouts": {"approval": 60_000, "start": 60_000, "stop": 7_000}}),
         json!({
@@ -426,4 +430,23 @@ fn what_a_plan_states_is_in_its_pod_and_its_claim() {
     assert_eq!(claim["status"]["phase"], "Bound");
     fleet.delete();
     until("the claim is deleted", || (fleet.count("pvc", "chancery.dev/volume") == 0).then_some(()));
+}
+
+#[test]
+fn a_volume_of_another_namespace_fails_the_start_on_kubernetes() {
+    let fleet = PodFleet::start("sharing");
+    fleet.provide_storage();
+    let volumes = json!({
+        "volumes": [{"volume": "shared", "class": fleet.name, "capacity": 1 << 20, "mount": "/data"}],
+    });
+    fleet.plan(json!({}), volumes.clone());
+    fleet.deploy("d1", 1);
+    fleet.completed("d1");
+    fleet.delete();
+    fleet.api.kubectl(&["create", "namespace", "sharing-2"]);
+    fleet.plan(json!({"namespace": "sharing-2"}), volumes);
+    fleet.deploy("d2", 1);
+    let failed = until("the start fails", || fleet.client().items("operations?state=failed").pop());
+    let reason = "is in namespace sharing: a pod in namespace sharing-2 cannot use it";
+    assert!(failed.to_string().contains(reason), "{failed}");
 }

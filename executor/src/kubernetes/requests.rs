@@ -130,6 +130,9 @@ impl KubernetesWorld {
             let message = format!("volume {missing} does not exist, or is not ready");
             return self.fail(record, message, RetryClass::Retryable).await;
         }
+        if let Some(message) = self.unreachable_volume(spec) {
+            return self.fail(record, message, RetryClass::Permanent).await;
+        }
         let pod = match pods::pod(&self.owner, id, spec, revision, grace, index) {
             Ok(pod) => pod,
             Err(invalid) => return self.fail(record, invalid.to_string(), RetryClass::Permanent).await,
@@ -154,6 +157,22 @@ impl KubernetesWorld {
             state.objects.get(&ObjectId::Volume(*id)).is_none_or(|entry| !entry.view.is_usable())
         };
         spec.mounts().find(is_missing)
+    }
+
+    /// Returns why a volume that the incarnation mounts cannot be used in its namespace: a claim belongs to one namespace.
+    fn unreachable_volume(&self, spec: &IncarnationSpec) -> Option<String> {
+        let state = self.lock();
+        let wanted = &spec.labels.namespace;
+        spec.mounts().find_map(|id| {
+            let entry = state.objects.get(&ObjectId::Volume(id))?;
+            let Some(ObjectSpec::Volume(of)) = &entry.view.record.as_ref()?.command.spec else { return None };
+            (of.namespace != *wanted).then(|| {
+                format!(
+                    "volume {id} is in namespace {}: a pod in namespace {wanted} cannot use it",
+                    of.namespace
+                )
+            })
+        })
     }
 
     pub(super) async fn create_claim(&self, view: &ObjectView) -> Result<(), ApiFailure> {

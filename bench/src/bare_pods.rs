@@ -1,6 +1,6 @@
-//! Bare client of a Kubernetes API: creates pods and watches them until they are ready. It stores nothing.
+//! Bare client of a Kubernetes API: creates pods and watches them until they are ready. It stores nothing, and decides nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use chancery_executor::kubernetes::KubernetesConfig;
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams, WatchEvent, WatchParams};
 use tokio::runtime::Runtime;
@@ -23,11 +23,22 @@ const IN_FLIGHT: usize = 32;
 /// Label of the client's pods.
 const BARE: &str = "bare.test/pod";
 
+/// Requests that the client makes for each pod.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BareRequests {
+    /// As an executor: a config map, then the pod.
+    Same,
+    /// The pod alone.
+    PodOnly,
+}
+
 /// Client whose pods are like those of an executor.
 pub(crate) struct BarePods {
     runtime: Runtime,
     pods: Api<Pod>,
+    maps: Api<ConfigMap>,
     model: Pod,
+    model_map: ConfigMap,
     nodes: Vec<String>,
     created: usize,
 }
@@ -53,6 +64,13 @@ fn is_ready(pod: &Pod) -> bool {
     conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
 }
 
+/// Returns as many labels as the object has, which the executor does not watch.
+fn own_labels(of: &ObjectMeta) -> BTreeMap<String, String> {
+    let labels = of.labels.clone().unwrap_or_default();
+    let labels = labels.into_iter().map(|(key, value)| (key.replace("chancery.dev/", "bare.test/"), value));
+    labels.chain([(BARE.to_owned(), "yes".to_owned())]).collect()
+}
+
 impl BarePods {
     /// Opens a client; its pods are like the only existing pod.
     pub(crate) fn open(api: &BenchmarkKubernetes, nodes: &[String]) -> Result<BarePods> {
@@ -65,20 +83,24 @@ impl BarePods {
             cluster: "pods".parse()?,
         };
         let client = runtime.block_on(config.client())?;
-        let pods: Api<Pod> = Api::namespaced(client, PODS);
+        let pods: Api<Pod> = Api::namespaced(client.clone(), PODS);
+        let maps: Api<ConfigMap> = Api::namespaced(client, CONTROL[0]);
+        let records = ListParams::default().labels("chancery.dev/incarnation");
+        let existing = runtime.block_on(maps.list(&records))?.items;
+        let [record] = existing.as_slice() else { bail!("there are {} records, not one", existing.len()) };
+        let model_map = ConfigMap {
+            metadata: ObjectMeta { labels: Some(own_labels(&record.metadata)), ..ObjectMeta::default() },
+            data: record.data.clone(),
+            ..ConfigMap::default()
+        };
         let existing = runtime.block_on(pods.list(&ListParams::default()))?.items;
         let [found] = existing.as_slice() else { bail!("there are {} pods, not one", existing.len()) };
-        // As many labels, which the executor does not watch.
-        let labels = found.metadata.labels.clone().unwrap_or_default();
-        let labels =
-            labels.into_iter().map(|(key, value)| (key.replace("chancery.dev/", "bare.test/"), value));
-        let mut model = Pod {
-            metadata: ObjectMeta { labels: Some(labels.collect()), ..ObjectMeta::default() },
+        let model = Pod {
+            metadata: ObjectMeta { labels: Some(own_labels(&found.metadata)), ..ObjectMeta::default() },
             spec: found.spec.clone(),
             status: None,
         };
-        model.metadata.labels.get_or_insert_default().insert(BARE.to_owned(), "yes".to_owned());
-        Ok(BarePods { runtime, pods, model, nodes: nodes.to_vec(), created: 0 })
+        Ok(BarePods { runtime, pods, maps, model, model_map, nodes: nodes.to_vec(), created: 0 })
     }
 
     fn next_pod(&mut self) -> Pod {
@@ -92,11 +114,11 @@ impl BarePods {
     }
 
     /// Creates pods; returns the time until the watch has shown each as ready.
-    pub(crate) fn create(&mut self, count: usize) -> Result<Duration> {
+    pub(crate) fn create(&mut self, count: usize, requests: BareRequests) -> Result<Duration> {
         let new: Vec<Pod> = (0..count).map(|_| self.next_pod()).collect();
         let mut missing: BTreeSet<String> = new.iter().filter_map(|pod| pod.metadata.name.clone()).collect();
         ensure!(missing.len() == count, "pods need names");
-        let api = self.pods.clone();
+        let (api, maps, model_map) = (self.pods.clone(), self.maps.clone(), self.model_map.clone());
         self.runtime.block_on(async {
             let (_, mut events) = list_and_watch(&api).await?;
             // It leaves an open connection, as an executor has: the first request of a new one is late.
@@ -104,9 +126,14 @@ impl BarePods {
             let began = Instant::now();
             let (permits, mut creating) = (Arc::new(Semaphore::new(IN_FLIGHT)), JoinSet::new());
             for pod in new {
-                let (api, permits) = (api.clone(), permits.clone());
+                let (api, maps, permits) = (api.clone(), maps.clone(), permits.clone());
+                let mut map = model_map.clone();
+                map.metadata.name.clone_from(&pod.metadata.name);
                 creating.spawn(async move {
                     let _permit = permits.acquire().await?;
+                    if requests == BareRequests::Same {
+                        maps.create(&PostParams::default(), &map).await?;
+                    }
                     api.create(&PostParams::default(), &pod).await?;
                     anyhow::Ok(())
                 });
@@ -141,6 +168,7 @@ impl BarePods {
         let all = ListParams::default().labels(&selector());
         self.runtime.block_on(async {
             self.pods.delete_collection(&DeleteParams::default(), &all).await?;
+            self.maps.delete_collection(&DeleteParams::default(), &all).await?;
             let began = Instant::now();
             while !self.pods.list(&all).await?.items.is_empty() {
                 ensure!(began.elapsed() < PATIENCE, "pods are not deleted");

@@ -511,7 +511,7 @@ impl WorldState {
         entry
     }
 
-    /// Forgets an object of which nothing is known, unless a task works on it: another task must wait for its turn.
+    /// Removes the entry of an object of which nothing is known, unless a task works on it: another task must wait for its turn.
     fn drop_unused(&mut self, object: ObjectId) {
         if self.objects.get(&object).is_some_and(ObjectEntry::is_unused) {
             self.objects.remove(&object);

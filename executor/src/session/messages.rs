@@ -51,7 +51,7 @@ pub enum ExecutorStop {
     #[error("cannot open executor store: locked by another executor")]
     StoreTaken,
     /// Executor store that another executor has taken over, with a higher epoch.
-    #[error("another executor has taken over: {0}")]
+    #[error("cannot continue: another executor has taken over: {0}")]
     TakenOver(String),
     /// Executor store that is a copy.
     #[error(transparent)]

@@ -83,17 +83,17 @@ impl SimulatedApi {
                 Some((key.clone(), change))
             });
             let Some(((kind, name), change)) = due else { return };
-            self.make_change(kind, name, change);
+            self.make_change(kind, &name, change);
         }
     }
 
-    fn make_change(&mut self, kind: ResourceKind, name: String, change: ClusterChange) {
+    fn make_change(&mut self, kind: ResourceKind, name: &str, change: ClusterChange) {
         if change == ClusterChange::Remove {
             // A claim is removed after the pods that use it.
             let mut pods = self.objects.iter().filter(|((kind, _), _)| *kind == ResourceKind::Pod);
             let is_used =
                 kind == ResourceKind::Claim && pods.any(|(_, pod)| pod.claims().any(|used| used == name));
-            let Some(object) = self.objects.get_mut(&(kind, name.clone())) else { return };
+            let Some(object) = self.objects.get_mut(&(kind, name.to_owned())) else { return };
             if is_used {
                 object.next = Some((self.now + Duration::from_secs(1), change));
                 return;
@@ -101,10 +101,10 @@ impl SimulatedApi {
             if object.running > 0 {
                 set_status(&mut object.value, ClusterChange::Exit(143));
             }
-            self.remove(kind, &name);
+            self.remove(kind, name);
             return;
         }
-        let Some(mut object) = self.objects.remove(&(kind, name.clone())) else { return };
+        let Some(mut object) = self.objects.remove(&(kind, name.to_owned())) else { return };
         match kind {
             ResourceKind::Claim => object.value["status"] = json!({"phase": "Bound"}),
             ResourceKind::Pod | ResourceKind::ConfigMap => set_status(&mut object.value, change),
@@ -114,7 +114,7 @@ impl SimulatedApi {
             object.plan.clear();
         }
         self.plan_next(&mut object);
-        self.put(kind, &name, object, "MODIFIED");
+        self.put(kind, name, object, "MODIFIED");
     }
 
     /// Makes a change to a running pod of an incarnation. Whether there is one.
@@ -132,7 +132,7 @@ impl SimulatedApi {
             let again = Duration::from_millis(self.random.between(1000, 60_000));
             pod.plan.insert(0, (again, ClusterChange::Ready));
         }
-        self.make_change(ResourceKind::Pod, name, change);
+        self.make_change(ResourceKind::Pod, &name, change);
         true
     }
 

@@ -198,8 +198,12 @@ impl SessionCore {
                 self.phase = SessionPhase::Connecting;
                 out.push(SessionAction::Connect);
             }
-            SessionPhase::Greeting { since } if now >= *since + GREETING => self.hang_up(now, out),
+            SessionPhase::Greeting { since } if now >= *since + GREETING => {
+                tracing::warn!("no answer to hello, connecting again");
+                self.hang_up(now, out);
+            }
             SessionPhase::Listing(_) | SessionPhase::Attached(_) if self.lease.is_over(now) => {
+                tracing::info!("lease has ended, connecting again");
                 self.hang_up(now, out);
             }
             SessionPhase::Listing(c) | SessionPhase::Attached(c) => {

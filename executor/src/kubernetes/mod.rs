@@ -568,7 +568,7 @@ impl Orchestrator for KubernetesOrchestrator {
                 if purged.is_ok() {
                     let mut state = self.world.lock();
                     let entry = state.entry(object);
-                    // What late requests created meanwhile is deleted.
+                    // Late requests may have created these meanwhile.
                     let (pods, claim) = (std::mem::take(&mut entry.view.pods), entry.view.claim.take());
                     entry.view = ObjectView { pods, claim, ..ObjectView::new(object) };
                     (entry.version, entry.shown) = (None, None);
@@ -581,10 +581,14 @@ impl Orchestrator for KubernetesOrchestrator {
             }
         };
         drop(turn);
+        self.world.lock().drop_unused(object);
         match purged {
             Some(Ok(())) => {
-                self.world.lock().drop_unused(object);
                 self.world.board.clear(object);
+                if self.world.view(object).is_some_and(|view| view.exists()) {
+                    // Only a list reports what has no record.
+                    self.world.lose();
+                }
             }
             Some(Err(failure)) => {
                 self.world.note(&failure);
@@ -599,7 +603,11 @@ impl Orchestrator for KubernetesOrchestrator {
                     tokio::time::sleep(PAUSE).await;
                     return WorkProgress::PutOff;
                 }
-                self.world.show_again(object);
+                if self.world.view(object).is_some_and(|view| view.record.is_none()) {
+                    self.world.lose();
+                } else {
+                    self.world.show_again(object);
+                }
             }
         }
         WorkProgress::Begun

@@ -90,13 +90,15 @@ impl KubernetesStore {
                 None if version.is_some() => return Err(invalid(namespace, &name, "id")),
                 None => ExecutorStoreId::from_random(random().map_err(ExecutorStop::Storage)?),
             };
-            let last = match data.get(EPOCH_KEY) {
+            let stored = match data.get(EPOCH_KEY) {
                 Some(text) => text.parse::<u64>().map_err(|_| invalid(namespace, &name, EPOCH_KEY))?,
-                // A store that was deleted must not fall behind the objects of its executors.
-                None => highest_epoch(&maps, &owner)
-                    .await
-                    .map_err(|failure| stop(&format!("cannot list config maps of {namespace}"), &failure))?,
+                None => 0,
             };
+            // A store that was deleted, or restored from an earlier copy, must not fall behind the objects of its executors.
+            let highest = highest_epoch(&maps, &owner)
+                .await
+                .map_err(|failure| stop(&format!("cannot list config maps of {namespace}"), &failure))?;
+            let last = stored.max(highest);
             let seen = match data.get("head") {
                 Some(text) => serde_json::from_str(text).map_err(|_| invalid(namespace, &name, "head"))?,
                 None => None,

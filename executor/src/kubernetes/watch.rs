@@ -19,7 +19,7 @@ use super::labels::{EPOCH, INCARNATION, VOLUME, object_of};
 use super::pods::ObservedPod;
 use super::state::{ObjectStep, ObjectView};
 use super::store::epoch_of;
-use super::{KubernetesWorld, PAUSE, SettlingTask};
+use super::{KubernetesWorld, PAUSE};
 
 /// Maximum number of objects in one answer to a list.
 const PAGE: u32 = 500;
@@ -239,11 +239,12 @@ impl KubernetesWorld {
             }
             let at = state.changes + 1;
             let entry = state.entry(object);
+            let was_empty = entry.view.is_empty();
             change(&mut entry.view, at);
-            if entry.view.is_empty() && entry.settling == SettlingTask::None {
+            if entry.view.is_empty() || (was_empty && entry.view.record.is_none()) {
                 state.drop_unused(object);
                 drop(state);
-                // An object without a record has ended: only a list shows that it is absent.
+                // Only a list reports an object without a record, as one that a late request created, and its absence.
                 return self.lose();
             }
         }

@@ -70,8 +70,17 @@ impl LeaderRouter {
 
     /// Waits until this server is the leader; permanently if it never is.
     pub async fn decides(&self) {
+        self.has_role(|role| matches!(role, LeaderRole::Leader(_))).await;
+    }
+
+    /// Waits until this server is a standby; permanently if it never is.
+    pub async fn stands_by(&self) {
+        self.has_role(|role| matches!(role, LeaderRole::Standby)).await;
+    }
+
+    async fn has_role(&self, is_wanted: impl FnMut(&LeaderRole) -> bool) {
         let mut role = self.leader_role.clone();
-        if role.wait_for(|duty| matches!(duty, LeaderRole::Leader(_))).await.is_err() {
+        if role.wait_for(is_wanted).await.is_err() {
             std::future::pending::<()>().await;
         }
     }

@@ -79,7 +79,7 @@ impl ExecutorHost {
                     for (name, runtime) in hosted.missing(&present) {
                         let (let_go, released) = watch::channel(false);
                         let number = hosted.begin(name.clone(), runtime.clone(), let_go);
-                        let host = self.clone().host(name, runtime, released);
+                        let host = Box::pin(self.clone().host(name, runtime, clusters.clone(), released));
                         running.spawn(async move {
                             host.await;
                             number
@@ -88,8 +88,6 @@ impl ExecutorHost {
                 }
                 Err(error) => tracing::error!(%error, "cannot read clusters, starting no executor"),
             }
-            // An executor that ended is retried with the next change of a cluster, and not before: the cause
-            // of its end may persist.
             let has_changed = loop {
                 tokio::select! {
                     changed = clusters.changed() => break changed.is_ok(),
@@ -108,13 +106,24 @@ impl ExecutorHost {
         while running.join_next().await.is_some() {}
     }
 
-    /// Runs one executor, repeatedly, until its sender is dropped.
-    async fn host(self, cluster: ClusterName, runtime: RuntimeAccess, let_go: watch::Receiver<bool>) {
+    /// Runs one executor, repeatedly, until the sender of `let_go` is dropped.
+    pub(crate) async fn host(
+        self,
+        cluster: ClusterName,
+        runtime: RuntimeAccess,
+        mut clusters: watch::Receiver<Position>,
+        mut let_go: watch::Receiver<bool>,
+    ) {
         let root = self.logs.root.join(cluster.as_str());
+        let mut role = self.leader_router.leader_role.clone();
         loop {
+            clusters.mark_unchanged();
+            role.mark_unchanged();
             let ended = self.execute(&cluster, &runtime, &root, let_go.clone()).await;
             match ended {
-                Ok(()) => return,
+                Ok(()) if let_go.has_changed().is_err() => return,
+                // The server is no longer the leader.
+                Ok(()) => continue,
                 Err(
                     stop @ (ExecutorStop::Diverged(_)
                     | ExecutorStop::StaleDecider(_)
@@ -122,7 +131,13 @@ impl ExecutorHost {
                     | ExecutorStop::Copied(_)),
                 ) => {
                     tracing::error!(%cluster, %stop, "executor stopped, its incarnations continue");
-                    return;
+                    // The cause persists until the clusters change, or another server is the leader.
+                    tokio::select! {
+                        _ = let_go.changed() => return,
+                        Ok(()) = clusters.changed() => {}
+                        Ok(()) = role.changed() => {}
+                    }
+                    continue;
                 }
                 Err(
                     stop @ (ExecutorStop::StoreTaken | ExecutorStop::TakenOver(_) | ExecutorStop::Storage(_)),
@@ -130,9 +145,8 @@ impl ExecutorHost {
                     tracing::warn!(%cluster, %stop, "executor stopped, starting again");
                 }
             }
-            let mut gone = let_go.clone();
             tokio::select! {
-                _ = gone.changed() => return,
+                _ = let_go.changed() => return,
                 () = tokio::time::sleep(PAUSE) => {}
             }
         }
@@ -149,19 +163,23 @@ impl ExecutorHost {
         let executor = format!("embedded-{cluster}").chars().take(63).collect::<String>();
         let executor =
             executor.trim_end_matches(['-', '.']).parse().expect("a cluster's name, prefixed and cut");
-        let shutdown = async move {
-            // The sender is never used: it is dropped.
-            let _ = let_go.changed().await;
-        };
-        let mut shutdown = std::pin::pin!(shutdown);
         // All servers of a fleet share the executor store of such a cluster: an executor of a standby would take over from
         // that of the leader.
-        if runtime.runtime() == ClusterRuntime::Kubernetes {
+        let is_shared = runtime.runtime() == ClusterRuntime::Kubernetes;
+        if is_shared {
             tokio::select! {
-                () = &mut shutdown => return Ok(()),
+                // The sender is never used: it is dropped.
+                _ = let_go.changed() => return Ok(()),
                 () = self.leader_router.decides() => {}
             }
         }
+        let router = self.leader_router.clone();
+        let shutdown = async move {
+            tokio::select! {
+                _ = let_go.changed() => {}
+                () = router.stands_by(), if is_shared => {}
+            }
+        };
         let (fleet, cluster, runtime) = (self.fleet.clone(), cluster.clone(), runtime.clone());
         let who = ExecutorIdentity { fleet, executor, cluster, runtime };
         drive(who, root, &self.means, Some(&self.logs), || self.connect(), shutdown).await
@@ -412,7 +430,10 @@ where
     let cluster = config.cluster.clone();
     let kubernetes = KubernetesConfig { kubeconfig, context, namespace, fleet, cluster };
     let client = kubernetes.client().await.map_err(|error| ExecutorStop::Storage(io::Error::other(error)))?;
-    let store = kubernetes.open_store(client.clone()).await?;
+    let store = tokio::select! {
+        opened = kubernetes.open_store(client.clone()) => opened?,
+        () = &mut shutdown => return Ok(()),
+    };
     let epoch = store.0.clone();
     let cluster = config.cluster.clone();
     let open = async {

@@ -310,6 +310,54 @@ fn the_start_of_an_executor_ends_the_earlier_one_on_kubernetes() {
 }
 
 #[test]
+fn an_executor_store_that_was_restored_does_not_fall_behind_the_records() {
+    let fleet = PodFleet::start_with("restored", "none");
+    let start = || ExecutorProcess::start_pods(&fleet.server, "e1", fleet.api, "restored");
+    fleet.plan(json!({}), json!({}));
+    for (deployment, count) in [("d1", 1), ("d2", 2)] {
+        let mut executor = start();
+        fleet.deploy(deployment, count);
+        fleet.completed(deployment);
+        assert_eq!(executor.stop(), Some(0));
+    }
+    let store = ["configmap", "-n", "restored", "chancery-default-restored"];
+    let patch =
+        json!({"data": {"epoch": "0"}, "metadata": {"labels": {"chancery.dev/epoch": "0"}}}).to_string();
+    fleet.api.kubectl(&[&["patch"], &store[..], &["--type=merge", "--patch", &patch]].concat());
+    let mut third = start();
+    fleet.deploy("d3", 3);
+    fleet.completed("d3");
+    assert_eq!(fleet.api.get(&store)["data"]["epoch"], "3", "the records are of epoch 2: {}", third.log());
+    assert_eq!(third.stop(), Some(0));
+}
+
+#[test]
+fn a_pod_that_appears_after_its_record_was_purged_is_removed() {
+    let fleet = PodFleet::start("late-pods");
+    fleet.plan(json!({}), json!({}));
+    fleet.deploy("d1", 1);
+    fleet.completed("d1");
+    let mut late = fleet.pods().remove(0);
+    fleet.deploy("d2", 0);
+    fleet.completed("d2");
+    until("the record is purged", || {
+        (fleet.count("configmaps", "chancery.dev/incarnation") == 0).then_some(())
+    });
+    for field in ["uid", "resourceVersion", "creationTimestamp", "managedFields"] {
+        late["metadata"].as_object_mut().expect("an object").remove(field);
+    }
+    late.as_object_mut().expect("an object").remove("status");
+    fleet.api.apply(&late);
+    until("the late pod is gone", || fleet.pods().is_empty().then_some(()));
+    until("its record is purged", || {
+        (fleet.count("configmaps", "chancery.dev/incarnation") == 0).then_some(())
+    });
+    // The executor continues to work.
+    fleet.deploy("d3", 1);
+    fleet.completed("d3");
+}
+
+#[test]
 fn a_reason_is_that_of_the_current_death() {
     let fleet = PodFleet::start("reasons");
     fleet.plan(json!({}), json!({}));

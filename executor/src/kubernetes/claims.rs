@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::ObjectMeta;
 
 use super::labels::{ObjectOwner, volume_name};
+use super::objects::ClaimObject;
 
 /// Claim as last seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,7 +30,7 @@ const LATE_BINDING: &str = "chancery.dev/binds-with-first-pod";
 
 impl ObservedClaim {
     /// Returns what a claim shows; `None` if it lacks a name or a uid.
-    pub(super) fn of(claim: &PersistentVolumeClaim, seen_at: u64) -> Option<ObservedClaim> {
+    pub(super) fn of(claim: &ClaimObject, seen_at: u64) -> Option<ObservedClaim> {
         let metadata = &claim.metadata;
         let is_bound = claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
         let is_late = metadata.annotations.as_ref().is_some_and(|all| all.contains_key(LATE_BINDING));

@@ -14,14 +14,14 @@ use std::collections::BTreeMap;
 use chancery_events::name::{KeyName, NodeName, ZoneName};
 use chancery_events::resources::Resources;
 use chancery_events::spec::NodeSpec;
-use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec};
-use k8s_openapi::api::storage::v1::StorageClass;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{Api, ResourceExt as _};
 
 use super::KubernetesConfig;
 use super::api::ApiFailure;
 use super::labels::ObjectOwner;
+use super::objects::{
+    ClassObject, ContainerObject, NodeObject, PodObject, PodObjectSpec, RequestedResources, ResourceAmounts,
+};
 use super::watch::list;
 
 /// Label with the zone of a Kubernetes node.
@@ -60,15 +60,15 @@ impl KubernetesConfig {
         let client = self.client().await.map_err(|error| DiscoveryError(error.to_string()))?;
         let failed =
             |what: &str, failure: ApiFailure| DiscoveryError(format!("cannot list {what}: {failure}"));
-        let nodes: Api<Node> = Api::all(client.clone());
+        let nodes: Api<NodeObject> = Api::all(client.clone());
         let nodes =
-            list(&nodes, "", |node: &Node| Some(node.clone())).await.map_err(|f| failed("nodes", f))?;
+            list(&nodes, "", |node: &NodeObject| Some(node.clone())).await.map_err(|f| failed("nodes", f))?;
         let owner = ObjectOwner { fleet: self.fleet.clone(), cluster: self.cluster.clone(), epoch: 0 };
-        let pods: Api<Pod> = Api::all(client.clone());
-        let foreign = |pod: &Pod| foreign_request(&owner, pod);
+        let pods: Api<PodObject> = Api::all(client.clone());
+        let foreign = |pod: &PodObject| foreign_request(&owner, pod);
         let foreign = list(&pods, "", foreign).await.map_err(|f| failed("pods", f))?;
-        let classes: Api<StorageClass> = Api::all(client);
-        let name = |class: &StorageClass| Some(class.name_any());
+        let classes: Api<ClassObject> = Api::all(client);
+        let name = |class: &ClassObject| Some(class.name_any());
         let mut classes = list(&classes, "", name).await.map_err(|f| failed("storage classes", f))?.items;
         classes.sort();
         let mut reserved = BTreeMap::<String, Resources>::new();
@@ -89,7 +89,7 @@ impl KubernetesConfig {
 }
 
 /// Returns the spec of a node; an error states why the fleet cannot use the node.
-fn describe(node: &Node, reserved: Resources) -> Result<DiscoveredNode, String> {
+fn describe(node: &NodeObject, reserved: Resources) -> Result<DiscoveredNode, String> {
     let name = node.name_any();
     let name: NodeName = name.parse().map_err(|error| format!("invalid name: {error}"))?;
     let domain = name.as_str().parse().map_err(|error| format!("invalid name: {error}"))?;
@@ -111,7 +111,7 @@ fn describe(node: &Node, reserved: Resources) -> Result<DiscoveredNode, String> 
     let allocatable = allocatable.ok_or("the node reports no allocatable resources")?;
     let amounts = resources(allocatable, AmountRounding::Down)?;
     let is_ready = status.and_then(|status| status.conditions.as_ref()).is_some_and(|conditions| {
-        conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+        conditions.iter().any(|condition| condition.kind == "Ready" && condition.status == "True")
     });
     if !is_ready {
         notes.push("the node is not ready".to_owned());
@@ -139,7 +139,7 @@ fn describe(node: &Node, reserved: Resources) -> Result<DiscoveredNode, String> 
 
 /// Returns the node and the requests of a pod that the fleet's cluster does not manage; `None` for any other pod, and for a
 /// pod that has no node or that has ended.
-fn foreign_request(owner: &ObjectOwner, pod: &Pod) -> Option<(String, Resources)> {
+fn foreign_request(owner: &ObjectOwner, pod: &PodObject) -> Option<(String, Resources)> {
     let spec = pod.spec.as_ref()?;
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     if owner.owns(pod.metadata.labels.as_ref()) || matches!(phase, Some("Succeeded" | "Failed")) {
@@ -150,15 +150,14 @@ fn foreign_request(owner: &ObjectOwner, pod: &Pod) -> Option<(String, Resources)
 
 /// Returns the requests of a pod, as the Kubernetes scheduler counts them: the containers together with the init containers that
 /// keep running, or the largest init container with those before it, whichever is more.
-fn requests(spec: &PodSpec) -> Resources {
-    let of = |amounts: Option<&BTreeMap<String, Quantity>>| {
+fn requests(spec: &PodObjectSpec) -> Resources {
+    let of = |amounts: Option<&ResourceAmounts>| {
         // An amount that cannot be read was accepted by the API, so this does not occur.
         amounts.and_then(|amounts| resources(amounts, AmountRounding::Up).ok()).unwrap_or_default()
     };
-    let container = |container: &Container| {
-        of(container.resources.as_ref().and_then(|resources| resources.requests.as_ref()))
-    };
-    let mut running: Resources = spec.containers.iter().map(container).sum();
+    let whole = |resources: Option<&RequestedResources>| of(resources.and_then(|all| all.requests.as_ref()));
+    let container = |container: &ContainerObject| whole(container.resources.as_ref());
+    let mut running: Resources = spec.containers.iter().flatten().map(container).sum();
     let mut before = Resources::ZERO;
     let mut most = Resources::ZERO;
     for init in spec.init_containers.iter().flatten() {
@@ -169,8 +168,7 @@ fn requests(spec: &PodSpec) -> Resources {
             running += amounts;
         }
     }
-    let whole = of(spec.resources.as_ref().and_then(|resources| resources.requests.as_ref()));
-    larger(larger(running, most), whole) + of(spec.overhead.as_ref())
+    larger(larger(running, most), whole(spec.resources.as_ref())) + of(spec.overhead.as_ref())
 }
 
 fn larger(a: Resources, b: Resources) -> Resources {
@@ -184,7 +182,7 @@ enum AmountRounding {
     Up,
 }
 
-fn resources(amounts: &BTreeMap<String, Quantity>, rounding: AmountRounding) -> Result<Resources, String> {
+fn resources(amounts: &ResourceAmounts, rounding: AmountRounding) -> Result<Resources, String> {
     let amount = |name: &str, unit: u32| match amounts.get(name) {
         Some(quantity) => amount(&quantity.0, unit, rounding)
             .ok_or_else(|| format!("invalid amount of {name}: {}", quantity.0)),

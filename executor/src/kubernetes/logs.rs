@@ -12,7 +12,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use chancery_events::id::{IncarnationId, ObjectId};
 use futures_util::{AsyncBufRead, AsyncBufReadExt as _};
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::LogParams;
 use kube::{Api, Client, ResourceExt as _};
@@ -20,6 +19,7 @@ use tokio::runtime::Handle;
 
 use super::api::{ApiFailure, answer};
 use super::labels::{INDEX, ObjectOwner};
+use super::objects::PodObject;
 use super::watch::list;
 use crate::logs::{LogOutput, LogReader, LogSource, LogStart, LogStream, OutputName};
 
@@ -41,9 +41,9 @@ pub(super) struct KubernetesLogs {
 
 impl LogSource for KubernetesLogs {
     fn outputs(&self, incarnation: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>> {
-        let pods: Api<Pod> = Api::all(self.client.clone());
+        let pods: Api<PodObject> = Api::all(self.client.clone());
         let selector = self.owner.selector_of(ObjectId::Incarnation(incarnation));
-        let listed = list(&pods, &selector, |pod: &Pod| Some(self.containers(pod)));
+        let listed = list(&pods, &selector, |pod: &PodObject| Some(self.containers(pod)));
         let listed = self.runtime.block_on(listed).map_err(|failure| failed("list pods", &failure))?;
         let mut outputs: Vec<_> = listed.items.into_iter().flatten().collect();
         outputs.sort_by(|a, b| a.name.cmp(&b.name));
@@ -52,10 +52,10 @@ impl LogSource for KubernetesLogs {
 }
 
 impl KubernetesLogs {
-    fn containers(&self, pod: &Pod) -> Vec<ContainerOutput> {
+    fn containers(&self, pod: &PodObject) -> Vec<ContainerOutput> {
         let (Some(spec), Some(namespace)) = (&pod.spec, pod.namespace()) else { return Vec::new() };
         let index = pod.labels().get(INDEX).and_then(|index| index.parse().ok()).unwrap_or_default();
-        let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+        let containers = spec.init_containers.iter().chain(&spec.containers).flatten();
         let output = |container: &str| {
             // Another party may add a container of any name.
             let payload = container.parse().ok()?;
@@ -78,7 +78,7 @@ fn failed(what: &str, failure: &ApiFailure) -> io::Error {
 /// Output of one container.
 #[derive(Clone)]
 struct ContainerOutput {
-    pods: Api<Pod>,
+    pods: Api<PodObject>,
     runtime: Handle,
     pod: String,
     container: String,

@@ -25,6 +25,7 @@ use kube::{Client, Config};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 mod access;
 mod api;
@@ -32,6 +33,7 @@ mod claims;
 mod discovery;
 mod labels;
 mod logs;
+mod objects;
 mod pods;
 mod requests;
 mod state;
@@ -142,6 +144,8 @@ struct WorldState {
     list: u64,
     /// Whether the orchestrator was dropped: nothing that is known may be used for a request any more.
     has_ended: bool,
+    /// Whether a list is being read, which may contain what was purged meanwhile: entries are kept until then.
+    is_listing: bool,
 }
 
 #[derive(Debug)]
@@ -311,18 +315,25 @@ impl KubernetesWorld {
         let world = self.clone();
         tokio::spawn(async move {
             let mut backoff = RequestBackoff::new(world.seed.fetch_add(0x9e37_79b9, Ordering::Relaxed));
+            let mut since = Instant::now();
             loop {
-                let outcome = Box::pin(world.settle_once(object)).await;
+                let outcome = Box::pin(world.settle_once(object, since)).await;
                 world.show(object);
                 if let Err(failure) = outcome {
                     world.note(&failure);
                     if world.requests.is_closed() {
                         return;
                     }
-                    tracing::info!(%object, %failure, "cannot change object of Kubernetes, retrying");
+                    if matches!(failure, ApiFailure::Refused(..)) {
+                        // As of an executor without the right to delete: only an operator can change that.
+                        tracing::warn!(%object, %failure, "Kubernetes refuses change of object, retrying");
+                    } else {
+                        tracing::info!(%object, %failure, "cannot change object of Kubernetes, retrying");
+                    }
                     tokio::time::sleep(backoff.pause()).await;
                     continue;
                 }
+                since = Instant::now();
                 let mut state = world.lock();
                 if state.has_ended {
                     return;
@@ -339,9 +350,8 @@ impl KubernetesWorld {
         });
     }
 
-    /// Makes the requests that the object needs now.
-    async fn settle_once(&self, object: ObjectId) -> Result<(), ApiFailure> {
-        let began = tokio::time::Instant::now();
+    /// Makes the requests that the object needs now. Records that can wait are put off from `since` on.
+    async fn settle_once(&self, object: ObjectId, since: Instant) -> Result<(), ApiFailure> {
         let (turn, wake) = {
             let mut state = self.lock();
             let entry = state.entry(object);
@@ -369,11 +379,11 @@ impl KubernetesWorld {
                     self.write(*record).await?;
                 }
                 ObjectStep::WriteLater(record, delay) => {
-                    if began.elapsed() < delay {
+                    if since.elapsed() < delay {
                         drop(guard);
                         self.show(object);
                         // Until the time, or the next change.
-                        let _ = tokio::time::timeout_at(began + delay, wake.notified()).await;
+                        let _ = tokio::time::timeout_at(since + delay, wake.notified()).await;
                         continue;
                     }
                     self.write(*record).await?;
@@ -513,7 +523,7 @@ impl WorldState {
 
     /// Removes the entry of an object of which nothing is known, unless a task works on it: another task must wait for its turn.
     fn drop_unused(&mut self, object: ObjectId) {
-        if self.objects.get(&object).is_some_and(ObjectEntry::is_unused) {
+        if !self.is_listing && self.objects.get(&object).is_some_and(ObjectEntry::is_unused) {
             self.objects.remove(&object);
         }
     }
@@ -533,6 +543,7 @@ impl WorldState {
             let entry = self.entry(object);
             (entry.view, entry.version) = (view, version);
         }
+        self.is_listing = false;
         self.objects.retain(|_, entry| !entry.is_unused());
     }
 }
@@ -564,7 +575,7 @@ impl Orchestrator for KubernetesOrchestrator {
             let is_over =
                 |view: &ObjectView| !view.exists() && view.known().is_none_or(|known| known.state.is_over());
             if view.as_ref().is_none_or(is_over) {
-                let purged = self.world.records.purge(object, version).await;
+                let purged = self.world.purge(object, version).await;
                 if purged.is_ok() {
                     let mut state = self.world.lock();
                     let entry = state.entry(object);

@@ -38,6 +38,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::ObjectMeta;
 
 use super::labels::{ObjectOwner, pod_labels, pod_name, volume_name};
+use super::objects::PodObject;
 use crate::placeholders::{PlaceholderValues, fill, identity};
 
 /// Reason why a spec cannot become pods. No other attempt can succeed.
@@ -373,12 +374,12 @@ struct ObservedContainer {
 impl ObservedPod {
     /// Returns what a pod of an incarnation shows; `None` if its name is not that of the incarnation's pod with its number,
     /// as of a copy that another party made.
-    pub(super) fn of(pod: &Pod, seen_at: u64) -> Option<ObservedPod> {
+    pub(super) fn of(pod: &PodObject, seen_at: u64) -> Option<ObservedPod> {
         let metadata = &pod.metadata;
         let label = |key: &str| metadata.labels.as_ref()?.get(key);
         let status = pod.status.clone().unwrap_or_default();
         let conditions = status.conditions.unwrap_or_default();
-        let condition = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
+        let condition = |kind: &str| conditions.iter().find(|condition| condition.kind == kind);
         let unscheduled = condition("PodScheduled").filter(|of| of.status == "False");
         let unscheduled = unscheduled.map(|of| {
             let reason = of.reason.clone().unwrap_or_else(|| "Unschedulable".to_owned());

@@ -5,17 +5,17 @@ use chancery_events::observation::{REASON_BYTES, RetryClass};
 use chancery_events::protocol::{IncarnationSpec, ObjectSpec};
 use chancery_events::size::cut;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, PostParams, Preconditions};
-use kube::{Api, Resource, ResourceExt as _};
+use kube::core::Request;
+use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::KubernetesWorld;
-use super::api::{ApiFailure, answer};
+use super::api::{ApiFailure, answer, chain};
 use super::claims::{self, ClaimBinding, ObservedClaim};
 use super::labels::{self, MANAGER, object_of};
+use super::objects::{ClaimObject, ClassObject, PodObject};
 use super::pods::{self, ObservedPod};
 use super::state::{ObjectDeletion, ObjectView};
 use super::store::{ObjectRecord, RecordedFailure};
@@ -36,12 +36,20 @@ impl KubernetesWorld {
 
     /// Creates an object of an incarnation or a volume. An object of that name is taken over only if it is of the same
     /// incarnation or volume, as after a request whose answer was lost.
-    async fn create<K>(&self, api: &Api<K>, object: ObjectId, new: &K) -> Result<K, ApiFailure>
+    async fn create<K>(
+        &self,
+        api: &Api<K>,
+        object: ObjectId,
+        new: &(impl ResourceExt + Serialize),
+    ) -> Result<K, ApiFailure>
     where
-        K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
     {
         let by = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        let message = match self.request(api.create(&by, new)).await {
+        let invalid = |error: &dyn std::error::Error| ApiFailure::Refused(0, chain(error));
+        let body = serde_json::to_vec(new).map_err(|error| invalid(&error))?;
+        let request = Request::new(api.resource_url()).create(&by, body).map_err(|error| invalid(&error))?;
+        let message = match self.request(self.client.request(request)).await {
             Err(ApiFailure::Conflict(message)) => message,
             answered => return answered,
         };
@@ -59,7 +67,7 @@ impl KubernetesWorld {
     /// Every possible name is read. What is found is known from then on, and is deleted before the end is proved.
     pub(super) async fn finds_leftover(&self, view: &ObjectView) -> Result<bool, ApiFailure> {
         for (namespace, name) in view.pod_names() {
-            let api: Api<Pod> = self.api(&namespace);
+            let api: Api<PodObject> = self.api(&namespace);
             let Some(mut pod) = self.request(api.get_opt(&name)).await? else { continue };
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             let is_ours = object_of(pod.metadata.labels.as_ref()) == Some(view.object);
@@ -78,7 +86,7 @@ impl KubernetesWorld {
             && let Some(ObjectSpec::Volume(spec)) =
                 view.record.as_ref().and_then(|record| record.command.spec.as_ref())
         {
-            let api: Api<PersistentVolumeClaim> = self.api(spec.namespace.as_str());
+            let api: Api<ClaimObject> = self.api(spec.namespace.as_str());
             if let Some(claim) = self.request(api.get_opt(&labels::volume_name(id))).await?
                 && object_of(claim.metadata.labels.as_ref()) == Some(view.object)
             {
@@ -91,7 +99,7 @@ impl KubernetesWorld {
     }
 
     /// Gives a pod that was read by its name the labels that another party changed: these do not change whose pod it is.
-    fn restore_labels(&self, pod: &mut Pod, object: ObjectId) {
+    fn restore_labels(&self, pod: &mut PodObject, object: ObjectId) {
         let index = pod.metadata.name.as_deref().and_then(|name| name.rsplit('-').next()).unwrap_or_default();
         let index = index.to_owned();
         let labels = pod.metadata.labels.get_or_insert_default();
@@ -102,7 +110,7 @@ impl KubernetesWorld {
     /// Reads the states of pods that no list or watch shows.
     pub(super) async fn read_hidden(&self, view: &ObjectView) -> Result<(), ApiFailure> {
         for pod in view.pods.values().filter(|pod| view.hidden.contains(&pod.uid)) {
-            let api: Api<Pod> = self.api(&pod.namespace);
+            let api: Api<PodObject> = self.api(&pod.namespace);
             match self.request(api.get_opt(&pod.name)).await? {
                 Some(mut found) if found.metadata.uid.as_ref() == Some(&pod.uid) => {
                     self.restore_labels(&mut found, view.object);
@@ -137,7 +145,7 @@ impl KubernetesWorld {
             Ok(pod) => pod,
             Err(invalid) => return self.fail(record, invalid.to_string(), RetryClass::Permanent).await,
         };
-        let api = self.api::<Pod>(spec.labels.namespace.as_str());
+        let api = self.api::<PodObject>(spec.labels.namespace.as_str());
         let created = match self.create(&api, object, &pod).await {
             Ok(created) => created,
             Err(failure) => return self.refused(record, failure).await,
@@ -180,7 +188,7 @@ impl KubernetesWorld {
         let (ObjectId::Volume(id), Some(ObjectSpec::Volume(spec))) = (object, &record.command.spec) else {
             return Ok(());
         };
-        let classes: Api<StorageClass> = Api::all(self.client.clone());
+        let classes: Api<ClassObject> = Api::all(self.client.clone());
         let binding = match self.request(classes.get_opt(spec.class.as_str())).await {
             Ok(Some(class)) if class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer") => {
                 ClaimBinding::WithFirstPod
@@ -193,7 +201,7 @@ impl KubernetesWorld {
             Err(failure) => return self.refused(record, failure).await,
         };
         let claim = claims::claim(&self.owner, id, spec, binding);
-        let api = self.api::<PersistentVolumeClaim>(spec.namespace.as_str());
+        let api = self.api::<ClaimObject>(spec.namespace.as_str());
         let created = match self.create(&api, object, &claim).await {
             Ok(created) => created,
             Err(failure) => return self.refused(record, failure).await,
@@ -235,10 +243,8 @@ impl KubernetesWorld {
     pub(super) async fn delete(&self, object: ObjectId, deletion: &ObjectDeletion) -> Result<(), ApiFailure> {
         let ObjectDeletion { namespace, uid, grace, .. } = deletion;
         let exists = match object {
-            ObjectId::Incarnation(_) => self.delete_from(&self.api::<Pod>(namespace), deletion).await?,
-            ObjectId::Volume(_) => {
-                self.delete_from(&self.api::<PersistentVolumeClaim>(namespace), deletion).await?
-            }
+            ObjectId::Incarnation(_) => self.delete_from(&self.api::<PodObject>(namespace), deletion).await?,
+            ObjectId::Volume(_) => self.delete_from(&self.api::<ClaimObject>(namespace), deletion).await?,
         };
         self.change(object, |view, _| {
             if exists {
@@ -271,6 +277,12 @@ impl KubernetesWorld {
             }
             Err(failure) => Err(failure),
         }
+    }
+
+    /// Removes the record of an object.
+    pub(super) async fn purge(&self, object: ObjectId, version: Option<String>) -> Result<(), ApiFailure> {
+        let _permit = self.requests.acquire().await.map_err(|_| ApiFailure::Ended)?;
+        self.records.purge(object, version).await
     }
 
     /// Writes a record. A record that another party changed or removed is written again: the executor's own view is

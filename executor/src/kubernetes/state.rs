@@ -349,8 +349,13 @@ impl ObjectView {
         if self.exists() || is_buried {
             return ObjectStep::Rest;
         }
-        let never_ran = record.failure.is_some()
-            || (record.start <= StartProgress::Creating && self.gone.is_empty() && record.end.is_none());
+        // A missing pod may have run under an earlier executor.
+        let created_nothing = match record.start {
+            StartProgress::Accepted => true,
+            StartProgress::Creating => self.is_begun && self.gone.is_empty(),
+            StartProgress::Created | StartProgress::Ready => false,
+        };
+        let never_ran = record.failure.is_some() || (created_nothing && record.end.is_none());
         match (order.aim, &record.end) {
             (TargetGoal::Up, None) => ObjectStep::Rest, // a failure, or a lost volume
             (TargetGoal::Removed, _) => ObjectView::bury(record, order),

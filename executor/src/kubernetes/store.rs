@@ -369,7 +369,8 @@ impl RecordStore {
             if is_record && record.is_none() {
                 tracing::warn!(name = ?map.metadata.name, "cannot read record, ignored");
             }
-            Some((epoch_of(map)?, record))
+            // Another party may have changed the label.
+            Some((epoch_of(map).unwrap_or_default(), record))
         };
         let listed = super::watch::list(&self.maps, &self.owner.selector(EPOCH), read).await?;
         let ListedItems { items, version } = listed;

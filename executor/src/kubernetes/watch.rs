@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chancery_events::id::ObjectId;
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use serde::de::DeserializeOwned;
@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use super::api::{ApiFailure, answer, chain};
 use super::claims::ObservedClaim;
 use super::labels::{EPOCH, INCARNATION, VOLUME, object_of};
+use super::objects::{ClaimObject, PodObject};
 use super::pods::ObservedPod;
 use super::state::{ObjectStep, ObjectView};
 use super::store::epoch_of;
@@ -57,22 +58,27 @@ where
 }
 
 impl KubernetesWorld {
-    fn pods(&self) -> Api<Pod> {
+    fn pods(&self) -> Api<PodObject> {
         Api::all(self.client.clone())
     }
 
-    fn claims(&self) -> Api<PersistentVolumeClaim> {
+    fn claims(&self) -> Api<ClaimObject> {
         Api::all(self.client.clone())
     }
 
     /// Reads records, pods and claims, and watches all of them from there on.
     pub(super) async fn read_all(self: &Arc<Self>) -> Result<(), ApiFailure> {
-        let before = self.lock().changes;
+        let before = {
+            let mut state = self.lock();
+            state.is_listing = true;
+            state.changes
+        };
         // Records first: an object that is created meanwhile has its record.
         let records = self.records.list().await.inspect_err(|failure| self.note(failure))?;
-        let pod = |pod: &Pod| Some((object_of(pod.metadata.labels.as_ref())?, ObservedPod::of(pod, before)?));
+        let pod =
+            |pod: &PodObject| Some((object_of(pod.metadata.labels.as_ref())?, ObservedPod::of(pod, before)?));
         let pods = list(&self.pods(), &self.owner.selector(INCARNATION), pod).await?;
-        let claim = |claim: &PersistentVolumeClaim| {
+        let claim = |claim: &ClaimObject| {
             Some((object_of(claim.metadata.labels.as_ref())?, ObservedClaim::of(claim, before)?))
         };
         let claims = list(&self.claims(), &self.owner.selector(VOLUME), claim).await?;
@@ -180,7 +186,7 @@ impl KubernetesWorld {
         }
     }
 
-    fn pod_changed(self: &Arc<Self>, list: u64, event: WatchEvent<Pod>) {
+    fn pod_changed(self: &Arc<Self>, list: u64, event: WatchEvent<PodObject>) {
         let (pod, exists) = match event {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, true),
             WatchEvent::Deleted(pod) => (pod, false),
@@ -194,7 +200,7 @@ impl KubernetesWorld {
         });
     }
 
-    fn claim_changed(self: &Arc<Self>, list: u64, event: WatchEvent<PersistentVolumeClaim>) {
+    fn claim_changed(self: &Arc<Self>, list: u64, event: WatchEvent<ClaimObject>) {
         let (claim, exists) = match event {
             WatchEvent::Added(claim) | WatchEvent::Modified(claim) => (claim, true),
             WatchEvent::Deleted(claim) => (claim, false),

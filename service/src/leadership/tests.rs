@@ -32,6 +32,7 @@ struct TestServer {
     published: Arc<Mutex<Vec<Position>>>,
     leader_loop: tokio::task::JoinHandle<Result<()>>,
     rows: JoinHandle<Result<()>>,
+    reader: chancery_projector::RowReader,
     _dir: tempfile::TempDir,
 }
 
@@ -68,7 +69,7 @@ impl TestServer {
         let mut projector =
             Projector::open(&dir.path().join("rows"), "default", log.source(), None, tuning).expect("rows");
         projector.catch_up().expect("caught up");
-        let begins = projector.position();
+        let (begins, reader) = (projector.position(), projector.reader());
         let (records, states, queue) = ProjectorQueue::open();
         let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a directory");
         let mut rows =
@@ -111,7 +112,7 @@ impl TestServer {
         let (drain, drained) = watch::channel(false);
         let office = tokio::spawn(office.run(turns, drained));
         let router = LeaderRouter { leader_role: at_router, decider, own: address.into(), clock, troubles };
-        TestServer { leads: turn, drain, router, published, leader_loop: office, rows, _dir: dir }
+        TestServer { leads: turn, drain, router, published, leader_loop: office, rows, reader, _dir: dir }
     }
 
     fn set_leading(&self, is_ours: bool) {
@@ -378,4 +379,73 @@ fn deciders_that_end_soon_are_followed_by_longer_pauses() {
     assert!(pause.over > Instant::now() + Duration::from_secs(7));
     let settled = Instant::now().checked_sub(CALM).expect("the machine has run for longer");
     assert_eq!(pause.after(settled).length, PAUSE);
+}
+
+/// Returns whether the executor makes a request within the time.
+#[cfg(feature = "kubernetes")]
+async fn is_asked(api: &tokio::net::TcpListener, within: Duration) -> bool {
+    // The connection is closed without an answer.
+    tokio::time::timeout(within, api.accept()).await.is_ok_and(|accepted| accepted.is_ok())
+}
+
+#[cfg(feature = "kubernetes")]
+#[tokio::test]
+async fn an_executor_of_pods_makes_requests_only_while_its_server_leads() {
+    use chancery_executor::directory::CopyPolicy;
+    use chancery_executor::process::{CgroupSetting, OutputLimits};
+
+    use crate::config::EmbeddedClusters;
+    use crate::executors::{EmbeddedLogs, ExecutorHost, KubernetesAccess, ProcessLimits, RuntimeAccess};
+
+    let api = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let directory = tempfile::tempdir().expect("a directory");
+    let kubeconfig = directory.path().join("kubeconfig");
+    let credentials = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "clusters": [{"name": "test", "cluster": {"server": format!("http://{}", api.local_addr().expect("a port"))}}],
+        "users": [{"name": "test", "user": {}}],
+    });
+    std::fs::write(&kubeconfig, credentials.to_string()).expect("written");
+    let log = MemoryLog::new("default");
+    let server = TestServer::start(&log, "one", None);
+    let host = ExecutorHost {
+        fleet: "default".parse().expect("a name"),
+        leader_router: server.router.clone(),
+        reader: server.reader.clone(),
+        logs: EmbeddedLogs::new(directory.path().join("executors"), EmbeddedClusters::All),
+        means: ProcessLimits {
+            output: OutputLimits::default(),
+            cgroup: CgroupSetting::Off,
+            files: None,
+            copies: CopyPolicy::Refuse,
+        },
+        connections: chancery_decider::ChannelNumbers::default(),
+    };
+    let access = KubernetesAccess {
+        namespace: "control".parse().expect("a name"),
+        kubeconfig: Some(kubeconfig),
+        context: None,
+    };
+    let (_clusters, changes) = watch::channel(Position::ZERO);
+    let (held, let_go) = watch::channel(false);
+    let cluster = "pods".parse().expect("a name");
+    let running = tokio::spawn(host.host(cluster, RuntimeAccess::Kubernetes(access), changes, let_go));
+    let (soon, long) = (Duration::from_secs(5), Duration::from_secs(60));
+    assert!(!is_asked(&api, Duration::from_secs(1)).await, "a standby makes a request");
+    server.set_leading(true);
+    server.decides().await;
+    assert!(is_asked(&api, long).await, "a leader makes no request");
+    assert!(is_asked(&api, long).await, "it is not repeated");
+    server.set_leading(false);
+    server.stands_by().await;
+    // A request may be in flight.
+    let _ = is_asked(&api, Duration::ZERO).await;
+    assert!(!is_asked(&api, soon).await, "a standby continues to make requests");
+    server.set_leading(true);
+    server.decides().await;
+    assert!(is_asked(&api, long).await, "a leader makes no request again");
+    drop(held);
+    tokio::time::timeout(long, running).await.expect("it ends").expect("no panic");
+    server.end(&log).await;
 }

@@ -1,0 +1,178 @@
+//! Objects of the Kubernetes API, reduced to the fields that the executor reads.
+//!
+//! An answer of the API may contain any other field. The types of the whole API would make the program larger by a
+//! quarter: their fields are decoded by generated code, once for each way in which an answer arrives.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{self as core, ContainerState, Taint};
+use k8s_openapi::api::storage::v1 as storage;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::ObjectMeta;
+use serde::Deserialize;
+
+/// Amounts of resources by name, as in `cpu`.
+pub(super) type ResourceAmounts = BTreeMap<String, Quantity>;
+
+/// Makes a type readable by requests for the objects of another type.
+macro_rules! resource {
+    ($($object:ident as $of:path;)*) => {$(
+        impl k8s_openapi::Resource for $object {
+            const API_VERSION: &'static str = <$of as k8s_openapi::Resource>::API_VERSION;
+            const GROUP: &'static str = <$of as k8s_openapi::Resource>::GROUP;
+            const KIND: &'static str = <$of as k8s_openapi::Resource>::KIND;
+            const VERSION: &'static str = <$of as k8s_openapi::Resource>::VERSION;
+            const URL_PATH_SEGMENT: &'static str = <$of as k8s_openapi::Resource>::URL_PATH_SEGMENT;
+            type Scope = <$of as k8s_openapi::Resource>::Scope;
+        }
+
+        impl k8s_openapi::Metadata for $object {
+            type Ty = ObjectMeta;
+
+            fn metadata(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn metadata_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    )*};
+}
+
+resource! {
+    PodObject as core::Pod;
+    ClaimObject as core::PersistentVolumeClaim;
+    NodeObject as core::Node;
+    ClassObject as storage::StorageClass;
+}
+
+impl kube::api::Log for PodObject {}
+
+/// Pod of any owner.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct PodObject {
+    #[serde(default)]
+    pub(super) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(super) spec: Option<PodObjectSpec>,
+    #[serde(default)]
+    pub(super) status: Option<PodObjectStatus>,
+}
+
+/// Spec of a pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct PodObjectSpec {
+    pub(super) node_name: Option<String>,
+    pub(super) containers: Option<Vec<ContainerObject>>,
+    pub(super) init_containers: Option<Vec<ContainerObject>>,
+    pub(super) resources: Option<RequestedResources>,
+    pub(super) overhead: Option<ResourceAmounts>,
+}
+
+/// Container of a pod's spec.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ContainerObject {
+    pub(super) name: String,
+    pub(super) resources: Option<RequestedResources>,
+    pub(super) restart_policy: Option<String>,
+}
+
+/// Requests of a container or a pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RequestedResources {
+    pub(super) requests: Option<ResourceAmounts>,
+}
+
+/// Status of a pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct PodObjectStatus {
+    pub(super) phase: Option<String>,
+    pub(super) reason: Option<String>,
+    pub(super) message: Option<String>,
+    #[serde(rename = "podIP")]
+    pub(super) pod_ip: Option<String>,
+    pub(super) conditions: Option<Vec<ObjectCondition>>,
+    pub(super) container_statuses: Option<Vec<ContainerObjectStatus>>,
+    pub(super) init_container_statuses: Option<Vec<ContainerObjectStatus>>,
+}
+
+/// Condition of a pod or a node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ObjectCondition {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) status: String,
+    pub(super) reason: Option<String>,
+    pub(super) message: Option<String>,
+    pub(super) last_transition_time: Option<Time>,
+}
+
+/// Status of a container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ContainerObjectStatus {
+    pub(super) name: String,
+    pub(super) state: Option<ContainerState>,
+    pub(super) ready: bool,
+    pub(super) started: Option<bool>,
+}
+
+/// Persistent volume claim.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct ClaimObject {
+    #[serde(default)]
+    pub(super) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(super) status: Option<ClaimObjectStatus>,
+}
+
+/// Status of a claim.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ClaimObjectStatus {
+    pub(super) phase: Option<String>,
+}
+
+/// Node of a Kubernetes cluster.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct NodeObject {
+    #[serde(default)]
+    pub(super) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(super) spec: Option<NodeObjectSpec>,
+    #[serde(default)]
+    pub(super) status: Option<NodeObjectStatus>,
+}
+
+/// Spec of a node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct NodeObjectSpec {
+    pub(super) unschedulable: Option<bool>,
+    pub(super) taints: Option<Vec<Taint>>,
+}
+
+/// Status of a node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct NodeObjectStatus {
+    pub(super) allocatable: Option<ResourceAmounts>,
+    pub(super) conditions: Option<Vec<ObjectCondition>>,
+}
+
+/// Storage class.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ClassObject {
+    #[serde(default)]
+    pub(super) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(super) volume_binding_mode: Option<String>,
+}

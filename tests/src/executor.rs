@@ -149,6 +149,18 @@ impl ExecutorProcess {
         Pid::from_raw(i32::try_from(id).expect("a pid")).expect("a pid")
     }
 
+    /// Returns the state of each thread of the executor, and where in the kernel it waits: `S futex_do_wait`.
+    pub fn threads(&self) -> String {
+        let Some(child) = &self.child else { return String::new() };
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id()));
+        let state = |task: std::fs::DirEntry| {
+            let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            let state = read("stat").rsplit(')').next().unwrap_or_default().trim().chars().next();
+            format!("{} {}", state.unwrap_or('?'), read("wchan"))
+        };
+        tasks.into_iter().flatten().flatten().map(state).collect::<Vec<_>>().join(", ")
+    }
+
     /// Suspends the executor, whatever it is doing.
     pub fn freeze(&self) {
         kill_process(self.pid(), Signal::STOP).expect("it can be stopped");

@@ -128,6 +128,12 @@ impl KubernetesApi {
         self.kubectl(&["apply", "-f", file.path().to_str().expect("text")]);
     }
 
+    /// Returns the log of a component since its last start.
+    pub fn log_of(&self, component: &str) -> String {
+        std::fs::read_to_string(self.dir.join(component).join("log"))
+            .unwrap_or_else(|error| error.to_string())
+    }
+
     /// Kills, pauses, resumes or restarts a component.
     pub fn component(&self, action: &str, component: &str) {
         let mut command = script("component");

@@ -170,7 +170,7 @@ fn try_patch(campaign: &PodCampaign, pod: &Value, patch: &Value) -> bool {
 }
 
 /// Edits several objects, some of which may be deleted meanwhile.
-fn edit_all(campaign: &PodCampaign, args: &[&str]) -> Result<()> {
+pub(super) fn edit_all(campaign: &PodCampaign, args: &[&str]) -> Result<()> {
     match campaign.api.try_kubectl(args) {
         Err(error) if !error.lines().all(|line| line.is_empty() || line.contains("not found")) => {
             bail!("kubectl {args:?}: {error}")

@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use chancery_events::id::IncarnationId;
 use serde_json::{Value, json};
 
-use self::faults::PodFault;
+use self::faults::{PodFault, edit_all};
 use super::evidence::{ServerEvidence, judge};
 use super::fleet::deploy;
 use super::load::ProducerLoad;
@@ -38,6 +38,8 @@ const PODS: &str = "tests";
 const LEASE: &str = "4s";
 /// Maximum time from the end of a fault until nothing is left to do.
 const REST: Duration = Duration::from_mins(2);
+/// Interval at which kubelets read all pods again.
+const SYNC: Duration = Duration::from_secs(10);
 /// Interval at which pods are listed.
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Selector of all objects of the cluster.
@@ -139,13 +141,18 @@ impl PodCampaign {
         self.client().must("plan.apply", &json!({"name": "web", "spec": spec}));
     }
 
-    /// Returns an error with the state of the executor.
+    /// Returns an error with the state of the executor and of the pods.
     fn explained(&mut self, error: &anyhow::Error) -> anyhow::Error {
+        let pods =
+            self.api.try_kubectl(&["get", "pods", "-n", PODS, "-o", "wide"]).unwrap_or_else(|error| error);
+        let kubelet = last_lines(&self.api.log_of("kwok"));
         let sessions = self.client().items("sessions");
         let ended = self.executor.ended();
+        let threads = self.executor.threads();
         let log = last_lines(&self.executor.log());
         anyhow!(
-            "{error:#}\nexecutor ended: {ended:?}\nsessions: {sessions:?}\nlog of the executor:\n{log}\nlog of the server:\n{}",
+            "{error:#}\nexecutor ended: {ended:?}, threads: {threads}\nsessions: {sessions:?}\npods:\n{pods}\nlog of the kubelets:\n{kubelet}\n\
+             log of the executor:\n{log}\nlog of the server:\n{}",
             last_lines(&self.server.log())
         )
     }
@@ -191,13 +198,15 @@ impl PodCampaign {
     fn check(&mut self) -> Result<()> {
         self.load.as_ref().context("producers are at work")?.pause();
         let began = Instant::now();
+        let mut synced = began;
         let last = loop {
             let found = self.differences();
-            if found.is_empty() {
+            if found.is_empty() || began.elapsed() > REST {
                 break found;
             }
-            if began.elapsed() > REST {
-                break found;
+            if synced.elapsed() > SYNC {
+                synced = Instant::now();
+                self.sync_pods(began.elapsed())?;
             }
             std::thread::sleep(INTERVAL);
         };
@@ -205,6 +214,13 @@ impl PodCampaign {
         self.check_foreign()?;
         self.load.as_ref().context("producers are at work")?.resume();
         Ok(())
+    }
+
+    /// Lets the simulated kubelets read all pods again, as a kubelet does automatically: kwok does not repeat a request that
+    /// had no answer.
+    fn sync_pods(&self, elapsed: Duration) -> Result<()> {
+        let note = format!("tests/synced={}", elapsed.as_secs());
+        edit_all(self, &["annotate", "pods", "-n", PODS, "--all", "--overwrite", &note])
     }
 
     /// Returns what distinguishes the present state from one at rest.

@@ -96,6 +96,22 @@ fn a_relocate_waits_for_the_new_incarnation_before_it_stops_the_old_one() {
 }
 
 #[test]
+fn a_replacement_that_hangs_before_the_old_incarnation_has_ended_fails_its_operation() {
+    let mut world = world(2, "automatic", &never());
+    let old = runs(&world).0.expect("it runs");
+    ask(&mut world, "relocate");
+    let new = runs(&world).1.expect("it starts");
+    world.report(new, ready());
+    assert_eq!(asked(&world, old), Some(CommandEffect::Stop));
+    let status = ProcessStatus::Unresponsive { error: ProbeError::Timeout };
+    world.report(new, ObservedState::NotReady { processes: vec![process(status)] });
+    world.report(old, ended(IncarnationExit::Clean));
+    assert_eq!(outcome(&world), "running", "the new one is being stopped");
+    world.report(new, ended(IncarnationExit::Clean));
+    assert_eq!(outcome(&world), "failed: it ended without a request");
+}
+
+#[test]
 fn a_relocate_that_fails_keeps_the_old_incarnation_and_reserves_nothing() {
     let ends: [(&str, ByHand); 4] = [
         ("it cannot be started", |world, new| {

@@ -27,7 +27,7 @@ use super::positions;
 use super::problem::{
     BUSY, GONE, INVALID_PARAMETER, NOT_FOUND, POSITION_NOT_APPLIED, ProblemDetails, RequestPart, pointer_to,
 };
-use super::query::{QueryParams, unknown};
+use super::query::QueryParams;
 use super::{ApiShared, FleetApi};
 
 /// Default number of events on one page of a history.
@@ -254,8 +254,14 @@ impl ReservedAnswer {
 fn not_read(kind: RowKind, error: QueryError) -> ProblemDetails {
     match error {
         QueryError::Filter(InvalidFilter::Unknown { name, .. }) => {
-            let more = ["limit", "page_token", "min_position", "consistency"];
-            unknown(&name, &kind.filters().into_iter().chain(more).collect::<Vec<_>>())
+            let name: String = name.chars().take(100).collect();
+            let known = kind.filters().join(", ");
+            let text = format!("invalid filter {name:?} of {}: must be one of {known}", kind.kind().plural());
+            ProblemDetails::new(INVALID_PARAMETER, text).at(
+                RequestPart::Query,
+                pointer_to(&name),
+                "unknown filter; other parameters of a list are limit, page_token, min_position and consistency",
+            )
         }
         QueryError::Filter(InvalidFilter::Value { name, reason, .. }) => {
             ProblemDetails::parameter(RequestPart::Query, name, reason)

@@ -55,10 +55,10 @@ pub(super) struct AcceptedResponse {
 /// Fields of a plan that an edit changed, by class.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub(super) struct ChangedFields {
-    /// Fields of the policy; they apply immediately, to every later decision about any replica.
-    pub(super) policy: Vec<String>,
-    /// Fields of the version; the next deployment of the plan applies them.
-    pub(super) version: Vec<String>,
+    /// Immediate fields; the edit applies to every later decision about any replica.
+    pub(super) immediate: Vec<String>,
+    /// Deployed fields; the next deployment of the plan applies them.
+    pub(super) deployed: Vec<String>,
 }
 
 /// Approval of one operation.
@@ -327,7 +327,7 @@ fn changed(source: &dyn JournalReader, verdict: Position) -> Option<ChangedField
         let known = PlanSpec::FIELDS.iter().filter(move |(_, of)| *of == class);
         known.map(|(field, _)| (*field).to_owned()).filter(|field| applied.changed.contains(field)).collect()
     };
-    let fields = ChangedFields { policy: of(FieldClass::Policy), version: of(FieldClass::Version) };
+    let fields = ChangedFields { immediate: of(FieldClass::Immediate), deployed: of(FieldClass::Deployed) };
     Some(fields).filter(|fields| *fields != ChangedFields::default())
 }
 

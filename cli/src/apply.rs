@@ -55,9 +55,9 @@ pub(super) fn run(
             (_, false) => "created",
         };
         let mut json = verdict.json(&name, outcome);
-        let PlanChanges { policy, version } = &verdict.changed;
-        if !policy.is_empty() || !version.is_empty() {
-            json["changed"] = json!({ "policy": policy, "version": version });
+        let PlanChanges { immediate, deployed } = &verdict.changed;
+        if !immediate.is_empty() || !deployed.is_empty() {
+            json["changed"] = json!({ "immediate": immediate, "deployed": deployed });
         }
         for hint in hints(&name, &verdict.changed) {
             note!("{hint}");
@@ -168,14 +168,14 @@ pub(super) fn names(client: &ApiClient<'_>, kind: EntityKind) -> Result<BTreeSet
 fn hints(name: &str, changed: &PlanChanges) -> Vec<String> {
     let plan = name.strip_prefix("plan/").unwrap_or(name);
     let mut hints = Vec::new();
-    if !changed.policy.is_empty() {
-        hints.push(format!("hint: {name}: takes effect immediately: {}", changed.policy.join(", ")));
+    if !changed.immediate.is_empty() {
+        hints.push(format!("hint: {name}: takes effect immediately: {}", changed.immediate.join(", ")));
     }
-    if !changed.version.is_empty() {
+    if !changed.deployed.is_empty() {
         hints.push(format!(
             "hint: {name}: takes effect with the next deployment: {}\nhint: apply a new Deployment of plan \
              {plan}",
-            changed.version.join(", ")
+            changed.deployed.join(", ")
         ));
     }
     hints
@@ -274,8 +274,8 @@ mod tests {
             (&[], &["payloads"], &[later]),
             (&["sharing", "max_unavailable"], &["payloads"], &[now, later]),
         ];
-        for (policy, version, wanted) in cases {
-            let changed = PlanChanges { policy: fields(policy), version: fields(version) };
+        for (immediate, deployed, wanted) in cases {
+            let changed = PlanChanges { immediate: fields(immediate), deployed: fields(deployed) };
             assert_eq!(hints("plan/web", &changed), wanted);
         }
     }

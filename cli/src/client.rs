@@ -70,9 +70,9 @@ pub(super) struct VerdictResponse {
 #[serde(default)]
 pub(super) struct PlanChanges {
     /// Fields whose edit takes effect immediately.
-    pub(super) policy: Vec<String>,
+    pub(super) immediate: Vec<String>,
     /// Fields that a deployment puts into effect.
-    pub(super) version: Vec<String>,
+    pub(super) deployed: Vec<String>,
 }
 
 impl VerdictResponse {

@@ -109,11 +109,11 @@ fn the_page_of_a_plan_shows_what_it_requests_and_the_progress_of_that() {
 plan/nginx-deployment-plan
   State:       active
   Generation:  1
-  Version:     3
+  Row version: 3
   Spread:      even, rack-1 2, rack-2 1
   Updated:     2026-11-21T09:00:01Z
 
-Policy (an edit takes effect immediately, for every later decision)
+Immediate fields (an edit takes effect immediately, for every later decision)
   cluster:         any
   zone:            any
   zones:           none
@@ -130,7 +130,7 @@ Policy (an edit takes effect immediately, for every later decision)
   timeouts:        approval 1d, start 5m, stop 10s
   unready:         show after 5m
 
-Version (an edit takes effect with the next deployment)
+Deployed fields (an edit takes effect with the next deployment)
   namespace:       nginx-namespace
   service:         nginx-service
   labels:          none

@@ -29,10 +29,13 @@ impl PlanPage<'_> {
         let sections = [
             self.head(),
             self.fields(
-                FieldClass::Policy,
-                "Policy (an edit takes effect immediately, for every later decision)",
+                FieldClass::Immediate,
+                "Immediate fields (an edit takes effect immediately, for every later decision)",
             ),
-            self.fields(FieldClass::Version, "Version (an edit takes effect with the next deployment)"),
+            self.fields(
+                FieldClass::Deployed,
+                "Deployed fields (an edit takes effect with the next deployment)",
+            ),
             self.all_payloads(),
             section("Deployments", self.deployments.len(), &self.deployments()),
             self.replicas_summary(),
@@ -50,7 +53,7 @@ impl PlanPage<'_> {
             ("State", plan.activity.to_string()),
             ("Message", plan.message.clone()),
             ("Generation", plan.generation.to_string()),
-            ("Version", plan.version.to_string()),
+            ("Row version", plan.version.to_string()),
             ("Spread", spread(plan)),
             ("Updated", short(plan.updated_at)),
         ];

@@ -31,7 +31,7 @@ fn of_run(fleet: &FleetState, incarnation: &Incarnation) -> Option<Command> {
     let plan = fleet.plans().get(&incarnation.plan)?;
     let key = (incarnation.plan.clone(), incarnation.target_deployment().clone());
     let deployment = fleet.deployments().get(&key)?;
-    let (policy, version) = (plan.policy(), plan.version_of(deployment.generation));
+    let (immediate, version) = (plan.immediate(), plan.version_of(deployment.generation));
     let payloads = version.payloads().iter().map(|payload| IncarnationPayload {
         name: payload.name.clone(),
         processes: payload.processes,
@@ -52,12 +52,12 @@ fn of_run(fleet: &FleetState, incarnation: &Incarnation) -> Option<Command> {
         attempt: incarnation.command.map_or(1, |command| command.attempt),
         effect: incarnation.last_effect.unwrap_or(CommandEffect::Ensure),
         status: if incarnation.command.is_some() { CommandStatus::Pending } else { CommandStatus::Fulfilled },
-        grace: policy.timeouts().stop(),
+        grace: immediate.timeouts().stop(),
         spec: ObjectSpec::Incarnation(IncarnationSpec {
             replica: incarnation.replica.clone(),
             plan: incarnation.plan.clone(),
             node: incarnation.node.clone(),
-            restart: *policy.restart(),
+            restart: *immediate.restart(),
             labels: labels(fleet, incarnation, version).into(),
             payloads: payloads.collect(),
         }),

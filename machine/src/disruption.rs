@@ -247,7 +247,7 @@ fn move_one(
     let mut plans = held.plans().filter_map(|plan| fleet.plans().get(plan));
     let replica = plans.find_map(|plan| {
         let evictions = fleet.index().plan_index(&plan.name).map_or(0, |index| index.evictions);
-        let within = evictions < *plan.policy().max_unavailable();
+        let within = evictions < *plan.immediate().max_unavailable();
         let setback = plan.setback;
         if !within || setback.is_some_and(|setback| setback.until > ctx.now) {
             return None;

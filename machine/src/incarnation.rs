@@ -55,7 +55,7 @@ const SLACK: std::time::Duration = std::time::Duration::from_secs(5);
 /// Returns the deadline of a stop that is requested now.
 pub(crate) fn stop_deadline(fleet: &FleetState, incarnation: &Incarnation, now: Time) -> Time {
     let plan = fleet.plans().get(&incarnation.plan);
-    now + plan.map_or(SLACK, |plan| plan.policy().timeouts().stop() + SLACK)
+    now + plan.map_or(SLACK, |plan| plan.immediate().timeouts().stop() + SLACK)
 }
 
 /// Version of the incarnation, current or intended.
@@ -67,7 +67,7 @@ pub(crate) fn version_of<'a>(fleet: &'a FleetState, incarnation: &Incarnation) -
 
 /// Returns the deadline of a start that is requested now.
 pub(crate) fn start_deadline(fleet: &FleetState, plan: &PlanName, now: Time) -> Option<Time> {
-    Some(now + fleet.plans().get(plan)?.policy().timeouts().start())
+    Some(now + fleet.plans().get(plan)?.immediate().timeouts().start())
 }
 
 /// Returns the facts of a report.
@@ -187,7 +187,7 @@ fn unready_deadline(
         if !processes.iter().any(fails) {
             return None;
         }
-        let unready = *fleet.plans().get(&incarnation.plan)?.policy().unready();
+        let unready = *fleet.plans().get(&incarnation.plan)?.immediate().unready();
         (unready.action == UnreadyAction::Restart).then(|| now + unready.after())
     })
 }

@@ -18,7 +18,7 @@ use chancery_events::id::{IncarnationId, Lineage, ObjectId, OperationId, Positio
 use chancery_events::name::{
     ClusterName, DisruptionName, DomainName, GroupName, NodeName, PlanName, ReplicaName,
 };
-use chancery_events::spec::{DisruptionAction, DisruptionState, PlanPolicy};
+use chancery_events::spec::{DisruptionAction, DisruptionState, ImmediateFields};
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 use rustc_hash::FxHashMap;
@@ -125,7 +125,7 @@ pub struct FleetIndex {
     pub due: BTreeSet<PlanName>,
     /// Plans with operations that have no placement.
     pub unplaced: BTreeSet<PlanName>,
-    /// Plans with unstarted reservations that an earlier policy placed.
+    /// Plans with unstarted reservations that an earlier spec placed.
     pub outdated: BTreeSet<PlanName>,
     /// Plans without other work whose spread may be uneven, or was found to be.
     pub crowded: BTreeSet<PlanName>,
@@ -325,18 +325,18 @@ impl FleetIndex {
             (was, is) => was.is_some() || is.is_some(),
         };
         if edited {
-            self.regroup(&this.name, is.map(PlanPolicy::of));
-            // Another policy may allow operations that wait.
+            self.regroup(&this.name, is.map(ImmediateFields::of));
+            // Another spec may allow operations that wait.
             self.capacity_grew_at = self.capacity_grew_at.max(this.meta.changed.position);
         }
         let [_, new] = both;
         self.with_plan(&this.name, |_, index| index.own = new.cloned().unwrap_or_default());
     }
 
-    /// Counts the plan's replicas in the groups of its policy. An edit of these costs one pass over its
+    /// Counts the plan's replicas in its groups. An edit of these costs one pass over its
     /// nodes.
-    fn regroup(&mut self, plan: &PlanName, policy: Option<PlanPolicy<'_>>) {
-        let now = policy.map(PlanPolicy::groups).unwrap_or_default();
+    fn regroup(&mut self, plan: &PlanName, fields: Option<ImmediateFields<'_>>) {
+        let now = fields.map(ImmediateFields::groups).unwrap_or_default();
         let index = plan_index!(self.plans, plan);
         if index.groups == now {
             return;

@@ -83,9 +83,9 @@ impl From<&Plan> for PlanIndexKey {
             quarantined: plan.quarantined.is_some(),
             deleting: plan.deletion_requested_by.is_some(),
             setback: plan.setback.map(|setback| setback.until),
-            updates_alone: plan.policy().approval().of(OperationKind::Update) == ApprovalMode::Automatic,
+            updates_alone: plan.immediate().approval().of(OperationKind::Update) == ApprovalMode::Automatic,
             generation: plan.generation,
-            spec: Some(Arc::clone(plan.policy().shared())),
+            spec: Some(Arc::clone(plan.immediate().shared())),
             uneven: plan.balance == BalancePolicy::Uneven,
             rebalancing: plan.rebalance.is_some(),
         }

@@ -8,7 +8,7 @@
 //! | running | – | refused | – | refused | – | continues; → cancelled if that is cancelled or superseded and the new incarnation is not ready | → superseded when a stop or delete is approved | → succeeded, failed |
 //! | ended | final | | | | | | | |
 //!
-//! If an edit of the plan's policy forbids the node of an unused reservation, the operation returns to
+//! If an edit of the plan forbids the node of an unused reservation, the operation returns to
 //! preparing, from pending approval or approved.
 //!
 //! An operation that starts an incarnation gets its placement and reservation before approval, so that the
@@ -78,7 +78,7 @@ fn rule(plan: &Plan, kind: OperationKind, by: Option<&Requester>) -> Option<Appr
         // The approval of a disruption covers its operations.
         return Some(ApprovalActor::Rule(format!("disruption/{node}/{name}")));
     }
-    let own = plan.policy().approval().of(kind) == ApprovalMode::Automatic;
+    let own = plan.immediate().approval().of(kind) == ApprovalMode::Automatic;
     own.then(|| ApprovalActor::Rule(format!("plan/{}/approval/{kind}", plan.name)))
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn approve(fleet: &FleetState, ask: &OperationApprove, ctx: &Decision
         }
         if let Some(broken) = place::forbidden(fleet, operation) {
             let detail = format!(
-                "operation {id} needs another placement, because the policy of plan {} has changed: {broken}",
+                "operation {id} needs another placement, because plan {} has changed: {broken}",
                 operation.plan
             );
             return Err(

@@ -28,8 +28,8 @@ use chancery_events::intent::PlanRebalance;
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{
-    AffinityKind, ApprovalMode, BalancePolicy, ClusterActivity, OperationKind, PlacementPolicy, PlanPolicy,
-    PlanVersion, ProbePurpose,
+    AffinityKind, ApprovalMode, BalancePolicy, ClusterActivity, ImmediateFields, OperationKind,
+    PlacementPolicy, PlanVersion, ProbePurpose,
 };
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
@@ -75,7 +75,7 @@ pub(crate) fn improvement<'a>(
     plan: &Plan,
 ) -> Option<&'a Replica> {
     let index = fleet.index().plan_index(&plan.name)?;
-    if *plan.policy().placement() == PlacementPolicy::Pack || !index.spread.is_crowded() {
+    if *plan.immediate().placement() == PlacementPolicy::Pack || !index.spread.is_crowded() {
         return None;
     }
     let mut domains: Vec<_> = index.spread.domains().into_iter().filter(|(_, count)| *count > 1).collect();
@@ -86,7 +86,7 @@ pub(crate) fn improvement<'a>(
         for (name, of) in &index.deployments {
             let deployment = fleet.deployment(&plan.name, name);
             let Some(deployment) = deployment.filter(|_| of.present > 0) else { continue };
-            let each = are_different(plan.policy(), plan.version_of(deployment.generation));
+            let each = are_different(plan.immediate(), plan.version_of(deployment.generation));
             let is_crowded = index.spread.crowded_nodes(domain).next().is_some();
             if known.contains(name) && !is_crowded && !each {
                 continue;
@@ -118,8 +118,9 @@ pub(crate) fn improvement<'a>(
 }
 
 /// Whether acceptable placements may differ between replicas of the version.
-fn are_different(policy: PlanPolicy<'_>, version: PlanVersion<'_>) -> bool {
-    version.has_volumes() || policy.affinity().iter().any(|affinity| affinity.kind == AffinityKind::Affinity)
+fn are_different(immediate: ImmediateFields<'_>, version: PlanVersion<'_>) -> bool {
+    version.has_volumes()
+        || immediate.affinity().iter().any(|affinity| affinity.kind == AffinityKind::Affinity)
 }
 
 /// Whether any replica of the plan has a version with volumes. The old incarnation of such a replica ends
@@ -166,7 +167,7 @@ pub(crate) fn ask(fleet: &FleetState, ask: &PlanRebalance, ctx: &DecisionContext
             format!("deployment {current} of plan {} has not ended, and places its replicas", ask.name);
         return Err(Refusal::new(RefusalCode::InUse, detail));
     }
-    if *plan.policy().placement() == PlacementPolicy::Pack {
+    if *plan.immediate().placement() == PlacementPolicy::Pack {
         let detail = format!("plan {} has placement pack, which does not spread its replicas", ask.name);
         return Err(Refusal::new(RefusalCode::Unsupported, detail));
     }
@@ -198,9 +199,9 @@ fn bound_by_volumes(fleet: &FleetState, plan: &Plan) -> Option<String> {
 /// Maximum number of concurrent moves of the plan. Unlimited where people approve moves and both incarnations
 /// run concurrently; else the rest of the budget that disruptions leave.
 fn bound(fleet: &FleetState, plan: &Plan, index: &PlanIndex) -> usize {
-    let by_rule = plan.policy().approval().of(OperationKind::Relocate) == ApprovalMode::Automatic;
+    let by_rule = plan.immediate().approval().of(OperationKind::Relocate) == ApprovalMode::Automatic;
     if by_rule || has_volumes(fleet, plan, index) {
-        plan.policy().max_unavailable().saturating_sub(index.evictions) as usize
+        plan.immediate().max_unavailable().saturating_sub(index.evictions) as usize
     } else {
         usize::MAX
     }
@@ -211,7 +212,8 @@ fn stops_because(plan: &Plan, rebalance: &RebalanceProgress) -> Option<String> {
     let deployment = || plan.current.as_ref().or(plan.next.as_ref());
     let deployed = || deployment().map(|name| format!("deployment {name} places the replicas"));
     let packs = || {
-        (*plan.policy().placement() == PlacementPolicy::Pack).then(|| "the placement is pack now".to_owned())
+        (*plan.immediate().placement() == PlacementPolicy::Pack)
+            .then(|| "the placement is pack now".to_owned())
     };
     let inactive = || (plan.activity == ClusterActivity::Inactive).then(|| "the plan is inactive".to_owned());
     let removed = || plan.deletion_requested_by.as_ref().map(|by| format!("{by} deletes the plan"));

@@ -284,9 +284,9 @@ pub(crate) fn start_again(fleet: &FleetState, name: &ReplicaName, ctx: &Decision
     let operation = OperationId::issue(ctx.lineage, draft.position());
     operation::push_opened(name, &OperationRequest::by(OperationKind::Start, by), None, &mut draft);
     let plan = fleet.plans().get(&replica.plan);
-    let is_never = plan.is_some_and(|plan| *plan.policy().restart() == RestartPolicy::Never);
+    let is_never = plan.is_some_and(|plan| *plan.immediate().restart() == RestartPolicy::Never);
     if is_never && !replica.recovers {
-        let reason = format!("the policy of plan {} has changed: restart is never", replica.plan);
+        let reason = format!("plan {} has changed: restart is never", replica.plan);
         let end = OperationEnd::Failed { reason };
         draft.push(OperationEnded { operation, replica: name.clone(), end });
     }

@@ -209,7 +209,7 @@ fn plan_delete(fleet: &FleetState, name: &PlanName) -> Option<AssessedChange> {
     if replicas.is_empty() {
         return None;
     }
-    let manual = plan.policy().approval().of(OperationKind::Delete);
+    let manual = plan.immediate().approval().of(OperationKind::Delete);
     let mut policies = BTreeSet::new();
     if manual == ApprovalMode::Manual {
         let nodes = index.spread.nodes(&fleet.index().places);
@@ -223,7 +223,7 @@ fn plan_delete(fleet: &FleetState, name: &PlanName) -> Option<AssessedChange> {
     let members = PlanMembers::from([(name.clone(), replicas)]);
     let mut assessed =
         AssessedChange::new(change, RequiredApproval::of(manual, policies), PolicyKind::Delete, &members);
-    assessed.wait = WAIT.min(plan.policy().timeouts().approval());
+    assessed.wait = WAIT.min(plan.immediate().timeouts().approval());
     Some(assessed)
 }
 
@@ -238,7 +238,7 @@ fn moves(fleet: &FleetState, node: &Node) -> (PlanMembers, ApprovalMode, BTreeSe
     let (mut manual, mut policies) = (ApprovalMode::Automatic, BTreeSet::new());
     let members = on_node(fleet, &node.name);
     for plan in members.keys() {
-        let by = fleet.plans().get(plan).map(|plan| plan.policy().approval().of(OperationKind::Relocate));
+        let by = fleet.plans().get(plan).map(|plan| plan.immediate().approval().of(OperationKind::Relocate));
         if by == Some(ApprovalMode::Manual) {
             manual = ApprovalMode::Manual;
             // The destination of a replica is not known yet.
@@ -284,7 +284,7 @@ fn volume_delete(fleet: &FleetState, name: &VolumeName) -> Option<AssessedChange
     let owner = volume.owner.as_ref().and_then(|owner| fleet.replicas().get(owner));
     let plan = owner.and_then(|owner| fleet.plans().get(&owner.plan));
     let manual =
-        plan.is_none_or(|plan| plan.policy().approval().of(OperationKind::Delete) == ApprovalMode::Manual);
+        plan.is_none_or(|plan| plan.immediate().approval().of(OperationKind::Delete) == ApprovalMode::Manual);
     let domain = fleet.nodes().get(&volume.node).map(|node| &node.spec.domain);
     let about = |spec: &PolicySpec| {
         // A volume without owner may be kept for any plan.

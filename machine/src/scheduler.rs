@@ -39,7 +39,7 @@ use chancery_events::resources::Resources;
 use chancery_events::size::cut;
 use chancery_events::spec::{
     AffinityKind, AffinityPolicy, AffinityRule, CapabilityMatcher, ClusterActivity, ClusterRuntime,
-    MatchComparator, NodeSharing, NodeState, PayloadCoordinates, PlacementPolicy, PlanPolicy, PlanSpec,
+    ImmediateFields, MatchComparator, NodeSharing, NodeState, PayloadCoordinates, PlacementPolicy, PlanSpec,
     PlanVersion,
 };
 
@@ -74,8 +74,8 @@ pub struct PlacementRequest<'a> {
     pub plan: &'a PlanName,
     /// Name of the plan's deployment.
     pub deployment: &'a DeploymentName,
-    /// Policy of the plan: where its replicas may run.
-    pub policy: PlanPolicy<'a>,
+    /// Immediate fields of the plan: where its replicas may run.
+    pub immediate: ImmediateFields<'a>,
     /// Version of the deployment: what it needs.
     pub version: PlanVersion<'a>,
     /// Coordinates of the deployment.
@@ -163,7 +163,7 @@ pub struct PlacementCache(BTreeMap<(PlanName, DeploymentName), PlanCandidates>);
 #[derive(Clone, Debug)]
 struct PlanCandidates {
     /// Policy of the search.
-    policy: Arc<PlanSpec>,
+    immediate: Arc<PlanSpec>,
     /// Version of the search.
     version: Arc<PlanSpec>,
     /// Coordinates of the search.
@@ -190,7 +190,7 @@ impl PlacementCache {
     ) -> Option<NodePlacement> {
         let found = self.best(fleet, need, limits, AffinityFilter::All);
         let breakable =
-            need.policy.affinity().iter().any(|affinity| affinity.policy == AffinityPolicy::Allow);
+            need.immediate.affinity().iter().any(|affinity| affinity.policy == AffinityPolicy::Allow);
         if found.is_some() || !breakable {
             return found;
         }
@@ -198,7 +198,7 @@ impl PlacementCache {
         Some(NodePlacement {
             affinity_violated: violated_affinities(
                 fleet,
-                need.policy,
+                need.immediate,
                 &place.node,
                 limits,
                 AffinityFilter::All,
@@ -215,7 +215,7 @@ impl PlacementCache {
         strict: AffinityFilter,
     ) -> Option<NodePlacement> {
         let loads = ReplicaLoads::new(fleet, need, limits);
-        if let Some(few) = few(fleet, need.policy, limits, strict) {
+        if let Some(few) = few(fleet, need.immediate, limits, strict) {
             return best_of(fleet, need, limits, strict, &loads, few);
         }
         let key = (need.plan.clone(), need.deployment.clone());
@@ -315,7 +315,7 @@ impl PlanCandidates {
         let order =
             domains.iter().enumerate().map(|(rank, (domain, _))| (all.domain(domain), rank)).collect();
         PlanCandidates {
-            policy: Arc::clone(need.policy.shared()),
+            immediate: Arc::clone(need.immediate.shared()),
             version: Arc::clone(need.version.shared()),
             coordinates: need.coordinates.clone(),
             topology_token: Arc::clone(places.topology_token()),
@@ -329,7 +329,7 @@ impl PlanCandidates {
 
     /// Whether the candidates are valid, apart from grown loads. Sets change too often to be cached.
     fn holds(&self, fleet: &FleetState, loads: &ReplicaLoads<'_>, need: &PlacementRequest<'_>) -> bool {
-        Arc::ptr_eq(&self.policy, need.policy.shared())
+        Arc::ptr_eq(&self.immediate, need.immediate.shared())
             && Arc::ptr_eq(&self.version, need.version.shared())
             && self.coordinates == *need.coordinates
             && Arc::ptr_eq(&self.topology_token, fleet.index().places.topology_token())
@@ -346,7 +346,7 @@ impl PlanCandidates {
         strict: AffinityFilter,
     ) -> Option<NodePlacement> {
         let pick = CapacityQuery { fleet, loads, limits, strict, need, needs: self.needs };
-        match need.policy.placement() {
+        match need.immediate.placement() {
             PlacementPolicy::Spread => self.most_even(&pick),
             PlacementPolicy::Pack => {
                 let indexes = self.domains.iter().enumerate();
@@ -428,8 +428,8 @@ impl<'a> CapacityQuery<'a> {
     fn suits(&self, node: &NodeName, known: NodeCount) -> bool {
         let CapacityQuery { fleet, limits, strict, need, .. } = *self;
         limits.not != Some(node)
-            && !is_shared(need.policy, known, node, limits)
-            && violated_affinities(fleet, need.policy, node, limits, strict).is_none()
+            && !is_shared(need.immediate, known, node, limits)
+            && violated_affinities(fleet, need.immediate, node, limits, strict).is_none()
             && has_storage(fleet, need.version, node, limits)
     }
 
@@ -468,7 +468,7 @@ impl<'a> CapacityQuery<'a> {
         let PlacementConstraints { only, not, own, held, leaves, stored } = self.limits;
         let plain = only.is_none() && not.is_none() && own.is_none() && held.is_none();
         let plain = plain && leaves.is_none() && stored.is_empty() && self.loads.set.is_none();
-        plain && self.need.policy.affinity().is_empty() && !self.need.version.has_volumes()
+        plain && self.need.immediate.affinity().is_empty() && !self.need.version.has_volumes()
     }
 }
 
@@ -521,13 +521,13 @@ fn has_storage(
 
 /// Whether another replica of the plan is on the node, and must not be.
 pub(crate) fn is_shared(
-    policy: PlanPolicy<'_>,
+    immediate: ImmediateFields<'_>,
     known: NodeCount,
     node: &NodeName,
     limits: &PlacementConstraints<'_>,
 ) -> bool {
     let own = u32::from(limits.runs(node).next().is_some());
-    *policy.sharing() == NodeSharing::Never && known.held > own
+    *immediate.sharing() == NodeSharing::Never && known.held > own
 }
 
 /// Counts the reservations of a group on the node, without those of the replica itself.
@@ -547,14 +547,14 @@ fn others(
 /// Affinities that the node would violate, as text.
 pub(crate) fn violated_affinities(
     fleet: &FleetState,
-    policy: PlanPolicy<'_>,
+    immediate: ImmediateFields<'_>,
     node: &NodeName,
     limits: &PlacementConstraints<'_>,
     strict: AffinityFilter,
 ) -> Option<String> {
     let counts =
         |affinity: &&AffinityRule| strict == AffinityFilter::All || affinity.policy == AffinityPolicy::Fail;
-    let broken = policy.affinity().iter().filter(counts).filter_map(|affinity| {
+    let broken = immediate.affinity().iter().filter(counts).filter_map(|affinity| {
         let here = others(fleet, affinity, node, limits) > 0;
         match affinity.kind {
             AffinityKind::AntiAffinity if here => Some(format!("one of group {} is there", affinity.group)),
@@ -576,7 +576,7 @@ fn is_somewhere(fleet: &FleetState, affinity: &AffinityRule, limits: &PlacementC
 /// Nodes to which the placement is restricted, if these are few and known.
 fn few<'a>(
     fleet: &'a FleetState,
-    policy: PlanPolicy<'_>,
+    immediate: ImmediateFields<'_>,
     limits: &PlacementConstraints<'a>,
     strict: AffinityFilter,
 ) -> Option<BTreeSet<&'a NodeName>> {
@@ -586,7 +586,7 @@ fn few<'a>(
     let counts =
         |affinity: &&AffinityRule| strict == AffinityFilter::All || affinity.policy == AffinityPolicy::Fail;
     let together = |affinity: &&AffinityRule| affinity.kind == AffinityKind::Affinity;
-    let mut binding = policy.affinity().iter().filter(counts).filter(together);
+    let mut binding = immediate.affinity().iter().filter(counts).filter(together);
     let binding = binding.find(|affinity| is_somewhere(fleet, affinity, limits))?;
     fleet.index().group(&binding.group).map(|group| group.keys().collect())
 }
@@ -612,7 +612,7 @@ fn best_of(
             let on_node = loads.node(&node.name, loads.known(site));
             (loads.domain(domain), other, domain.clone(), on_node)
         };
-        ((*need.policy.placement() == PlacementPolicy::Spread).then(evenness), free)
+        ((*need.immediate.placement() == PlacementPolicy::Spread).then(evenness), free)
     })?;
     Some(NodePlacement { node: best.name.clone(), domain: best.spec.domain.clone(), affinity_violated: None })
 }
@@ -686,10 +686,10 @@ pub(crate) fn unschedulable_reason(
     }
     let places = &fleet.index().places;
     let known = fleet.index().plan_index(need.plan).map(|index| index.spread.on_node(places, &node.name));
-    if is_shared(need.policy, known.unwrap_or_default(), &node.name, limits) {
+    if is_shared(need.immediate, known.unwrap_or_default(), &node.name, limits) {
         return Some("the node already has a replica of the plan".into());
     }
-    if let Some(reason) = violated_affinities(fleet, need.policy, &node.name, limits, strict) {
+    if let Some(reason) = violated_affinities(fleet, need.immediate, &node.name, limits, strict) {
         return Some(reason);
     }
     if let Some(cluster) = is_elsewhere(node, limits.stored) {
@@ -718,12 +718,12 @@ pub(crate) fn unfit_class(fleet: &FleetState, need: &PlacementRequest<'_>, node:
 
 /// First reason against every node of the class, if any.
 fn class_unfit(fleet: &FleetState, need: &PlacementRequest<'_>, class: &NodeClass) -> Option<String> {
-    let policy = need.policy;
+    let immediate = need.immediate;
     let cluster = fleet.clusters().get(&class.cluster);
     let Some(cluster) = cluster.filter(|cluster| cluster.activity == ClusterActivity::Active) else {
         return Some(format!("cluster {} is not active", class.cluster));
     };
-    if let Some(wanted) = policy.cluster()
+    if let Some(wanted) = immediate.cluster()
         && *wanted != class.cluster
     {
         return Some(format!("not in cluster {wanted}"));
@@ -731,17 +731,17 @@ fn class_unfit(fleet: &FleetState, need: &PlacementRequest<'_>, class: &NodeClas
     if let Some(reason) = unsupported_payload(need, &class.cluster, cluster.spec.runtime) {
         return Some(reason);
     }
-    let mut zones = policy.zone().iter().chain(policy.zones()).peekable();
+    let mut zones = immediate.zone().iter().chain(immediate.zones()).peekable();
     if zones.peek().is_some() && !zones.clone().any(|zone| class.zone.as_ref() == Some(zone)) {
         let names: Vec<_> = zones.map(ZoneName::as_str).collect();
         return Some(format!("not in zone {}", names.join(" or ")));
     }
-    for (key, value) in policy.selectors() {
+    for (key, value) in immediate.selectors() {
         if class.labels.get(key) != Some(value) {
             return Some(format!("no label {key}={value}"));
         }
     }
-    policy.matchers().iter().find_map(|matcher| mismatch(fleet, matcher, &class.capabilities))
+    immediate.matchers().iter().find_map(|matcher| mismatch(fleet, matcher, &class.capabilities))
 }
 
 /// Reason why the cluster's runtime cannot run the version, if it cannot.

@@ -303,7 +303,7 @@ pub struct Replica {
     /// it. The incarnation was stopped for an operation that was aborted, or failed under a policy that
     /// restarts it.
     pub recovers: bool,
-    /// Next automatic restart by the plan's policy, unless a requested operation starts before.
+    /// Next automatic restart by the plan's `restart`, unless a requested operation starts before.
     pub next_restart: Option<RestartBackoff>,
     /// Last of consecutive automatic restarts.
     pub last_restart: Option<RestartBackoff>,

@@ -20,7 +20,7 @@ fn an_edit_reports_which_fields_are_in_effect_now_and_which_need_a_deployment() 
     edited["max_unavailable"] = json!(2);
     edited["namespace"] = json!("other");
     let body = json!({"name": "web", "spec": edited});
-    let wanted = json!({"policy": ["sharing", "max_unavailable"], "version": ["namespace"]});
+    let wanted = json!({"immediate": ["sharing", "max_unavailable"], "deployed": ["namespace"]});
     for _ in 0..2 {
         let answer = client.intent("an-edit", "plan.apply", &body);
         assert_eq!(answer.json()["changed"], wanted, "also of a repeat: {}", answer.text);

@@ -1,7 +1,7 @@
 //! Classes of a plan's fields, and the only ways to read a plan by class.
 //!
-//! *Policy* takes effect with the edit, for every later decision about any replica of the plan. *Version*
-//! defines what runs; it takes effect with the next deployment. The list below is the only list: [`PlanPolicy`],
+//! An *immediate* field takes effect with the edit, for every later decision about any replica of the plan. A *deployed* field
+//! defines what runs; it takes effect with the next deployment. The list below is the only list: [`ImmediateFields`],
 //! [`PlanVersion`], the digest of a version, the answer to an edit and the table in the documentation are
 //! generated from it. A field of [`PlanSpec`] with no class or two classes does not compile.
 
@@ -23,65 +23,65 @@ super::words! {
     /// Class of a plan's field: when an edit takes effect.
     FieldClass {
         /// The edit takes effect immediately, for every later decision about any replica.
-        Policy = "policy",
+        Immediate = "immediate",
         /// The edit takes effect with the next deployment.
-        Version = "version",
+        Deployed = "deployed",
     }
 }
 
-/// Policy of a plan, which rules about its replicas read. Always of the newest generation.
+/// Immediate fields of a plan, which rules about its replicas read. Always of the newest generation.
 #[derive(Clone, Copy, Debug)]
-pub struct PlanPolicy<'a>(&'a Arc<PlanSpec>);
+pub struct ImmediateFields<'a>(&'a Arc<PlanSpec>);
 
-/// Version of a plan, which defines what runs. Of the generation of a deployment.
+/// Version of a plan: its deployed fields, which define what runs. Of the generation of a deployment.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanVersion<'a>(&'a Arc<PlanSpec>);
 
 macro_rules! classes {
     (
-        policy { $($policy:ident: $rule:ty),* $(,)? }
-        version { $($version:ident: $part:ty),* $(,)? }
+        immediate { $($immediate:ident: $rule:ty),* $(,)? }
+        deployed { $($deployed:ident: $part:ty),* $(,)? }
     ) => {
         impl PlanSpec {
             /// Fields of a plan with their classes, in the order of the table in the documentation.
             pub const FIELDS: &'static [(&'static str, FieldClass)] = &[
-                $((stringify!($policy), FieldClass::Policy),)*
-                $((stringify!($version), FieldClass::Version),)*
+                $((stringify!($immediate), FieldClass::Immediate),)*
+                $((stringify!($deployed), FieldClass::Deployed),)*
             ];
 
             /// Returns the fields that differ, with their classes.
             pub fn changed(&self, other: &PlanSpec) -> Vec<(&'static str, FieldClass)> {
                 // Names every field once: a field without a class, or with two classes, does not compile.
-                let PlanSpec { $($policy,)* $($version,)* } = self;
+                let PlanSpec { $($immediate,)* $($deployed,)* } = self;
                 let mut changed = Vec::new();
-                $(if *$policy != other.$policy { changed.push((stringify!($policy), FieldClass::Policy)); })*
-                $(if *$version != other.$version { changed.push((stringify!($version), FieldClass::Version)); })*
+                $(if *$immediate != other.$immediate { changed.push((stringify!($immediate), FieldClass::Immediate)); })*
+                $(if *$deployed != other.$deployed { changed.push((stringify!($deployed), FieldClass::Deployed)); })*
                 changed
             }
         }
 
-        impl<'a> PlanPolicy<'a> {
-            $(#[doc = concat!("The field `", stringify!($policy), "` of the plan.")]
-            pub fn $policy(self) -> &'a $rule { &self.0.$policy })*
+        impl<'a> ImmediateFields<'a> {
+            $(#[doc = concat!("The field `", stringify!($immediate), "` of the plan.")]
+            pub fn $immediate(self) -> &'a $rule { &self.0.$immediate })*
         }
 
         impl<'a> PlanVersion<'a> {
-            $(#[doc = concat!("The field `", stringify!($version), "` of the plan.")]
-            pub fn $version(self) -> &'a $part { &self.0.$version })*
+            $(#[doc = concat!("The field `", stringify!($deployed), "` of the plan.")]
+            pub fn $deployed(self) -> &'a $part { &self.0.$deployed })*
         }
 
         impl Serialize for PlanVersion<'_> {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 #[derive(Serialize)]
-                struct VersionParts<'a> { $($version: &'a $part,)* }
-                VersionParts { $($version: &self.0.$version,)* }.serialize(serializer)
+                struct VersionParts<'a> { $($deployed: &'a $part,)* }
+                VersionParts { $($deployed: &self.0.$deployed,)* }.serialize(serializer)
             }
         }
     };
 }
 
 classes! {
-    policy {
+    immediate {
         cluster: Option<ClusterName>,
         zone: Option<ZoneName>,
         zones: Vec<ZoneName>,
@@ -98,7 +98,7 @@ classes! {
         timeouts: PlanTimeouts,
         unready: UnreadyRule,
     }
-    version {
+    deployed {
         namespace: Namespace,
         service: ServiceName,
         labels: BTreeMap<KeyName, String>,
@@ -106,10 +106,10 @@ classes! {
     }
 }
 
-impl<'a> PlanPolicy<'a> {
-    /// Returns the policy of a plan with this newest spec.
-    pub const fn of(newest: &'a Arc<PlanSpec>) -> PlanPolicy<'a> {
-        PlanPolicy(newest)
+impl<'a> ImmediateFields<'a> {
+    /// Returns the immediate fields of a plan with this newest spec.
+    pub const fn of(newest: &'a Arc<PlanSpec>) -> ImmediateFields<'a> {
+        ImmediateFields(newest)
     }
 
     /// Groups that the plan's replicas belong to.
@@ -117,7 +117,7 @@ impl<'a> PlanPolicy<'a> {
         self.affinity().iter().map(|affinity| affinity.group.clone()).collect()
     }
 
-    /// Returns the spec, to compare later whether the policy has changed.
+    /// Returns the spec, to compare later whether an immediate field has changed.
     pub const fn shared(self) -> &'a Arc<PlanSpec> {
         self.0
     }
@@ -192,9 +192,9 @@ mod tests {
             ..before.clone()
         };
         let expected = [
-            ("sharing", FieldClass::Policy),
-            ("max_unavailable", FieldClass::Policy),
-            ("service", FieldClass::Version),
+            ("sharing", FieldClass::Immediate),
+            ("max_unavailable", FieldClass::Immediate),
+            ("service", FieldClass::Deployed),
         ];
         assert_eq!(before.changed(&after), expected);
         assert_eq!(before.changed(&before), []);
@@ -205,7 +205,7 @@ mod tests {
         let version = serde_json::to_value(PlanVersion::of(&Arc::new(spec()))).expect("JSON");
         let fields: BTreeSet<_> =
             version.as_object().expect("an object").keys().map(String::as_str).collect();
-        let of_version = PlanSpec::FIELDS.iter().filter(|(_, class)| *class == FieldClass::Version);
+        let of_version = PlanSpec::FIELDS.iter().filter(|(_, class)| *class == FieldClass::Deployed);
         assert_eq!(fields, of_version.map(|(field, _)| *field).collect());
     }
 }

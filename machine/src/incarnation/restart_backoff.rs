@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use chancery_events::fact::{IncarnationEnd, OperationEnd, Requester, RestartBackoff};
 use chancery_events::lifecycle::WillWord;
-use chancery_events::spec::{OperationKind, PlanPolicy, RestartPolicy};
+use chancery_events::spec::{ImmediateFields, OperationKind, RestartPolicy};
 use chancery_events::time::Time;
 
 use crate::fleet::FleetState;
@@ -46,7 +46,7 @@ pub(super) fn again(
     now: Time,
 ) -> Option<RestartBackoff> {
     let plan = fleet.plans().get(&replica.plan)?;
-    let policy = plan.policy();
+    let immediate = plan.immediate();
     if replica.desired != WillWord::Running || plan.deletion_requested_by.is_some() {
         return None;
     }
@@ -55,14 +55,14 @@ pub(super) fn again(
     }
     let asked_to_end = matches!(incarnation.state, IncarnationState::Stopping(_));
     let ended_well = *end == IncarnationEnd::Destroyed && !asked_to_end;
-    let starts = match policy.restart() {
+    let starts = match immediate.restart() {
         RestartPolicy::Always => true,
         RestartPolicy::OnFailure => !ended_well,
         RestartPolicy::Never => false,
     };
     // A replica that was stopped for an aborted version restarts, whatever the rule.
     let regains = cause == EndCause::Abort || replica.recovers;
-    (starts || regains).then(|| next(policy, replica.last_restart, incarnation.ready_since, now))
+    (starts || regains).then(|| next(immediate, replica.last_restart, incarnation.ready_since, now))
 }
 
 /// Whether a client or a deployment requested the start.
@@ -94,12 +94,12 @@ pub(crate) fn wait(cooldown: Duration, row: u32) -> Duration {
 }
 
 fn next(
-    policy: PlanPolicy<'_>,
+    immediate: ImmediateFields<'_>,
     row: Option<RestartBackoff>,
     since: Option<Time>,
     now: Time,
 ) -> RestartBackoff {
-    let restart_delay = Duration::from_millis(*policy.restart_delay());
+    let restart_delay = Duration::from_millis(*immediate.restart_delay());
     let lasted = since.is_some_and(|since| now.since(since) >= restart_delay * LONGEST);
     let Some(last) = row.filter(|_| !lasted) else {
         return RestartBackoff { not_before: now, consecutive: 1 };

@@ -142,7 +142,7 @@ fn decided(fleet: &mut FleetState, operation: OperationId, at: FactPosition) -> 
 /// Returns the backoff after another failed move of the plan by a disruption.
 fn setback(plan: &Plan, run: IncarnationId, at: FactPosition) -> DrainBackoff {
     let row = plan.setback.map_or(1, |last| last.consecutive.saturating_add(1));
-    let restart_delay = Duration::from_millis(*plan.policy().restart_delay()).max(SETBACK);
+    let restart_delay = Duration::from_millis(*plan.immediate().restart_delay()).max(SETBACK);
     DrainBackoff { until: at.time + incarnation::wait(restart_delay, row), consecutive: row, run }
 }
 
@@ -248,7 +248,7 @@ pub(crate) fn close(
         }
     })?;
     let undone = undone && is_down(fleet, fleet.require::<Replica>(&replica)?);
-    let restarts = fleet.require::<Plan>(&plan)?.policy().restart() != &RestartPolicy::Never;
+    let restarts = fleet.require::<Plan>(&plan)?.immediate().restart() != &RestartPolicy::Never;
     fleet.touch::<Replica>(&replica, at, |replica| {
         if undone {
             // After a failure the rule decides: when the remaining incarnation ends, or it has decided

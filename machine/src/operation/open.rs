@@ -96,7 +96,7 @@ pub(crate) fn open(
         Some((incarnation, to)) => up_hash(want.kind, &replica.name, (&incarnation.node, None, None), to),
         None => Digest::of(&[want.kind.word().as_bytes(), replica.name.as_str().as_bytes()]),
     };
-    let proposal = ApprovalProposal { hash, expires: ctx.now + plan.policy().timeouts().approval() };
+    let proposal = ApprovalProposal { hash, expires: ctx.now + plan.immediate().timeouts().approval() };
     let proposal = (down || changed.is_some()).then_some(proposal);
     push_opened(&replica.name, want, proposal, draft);
     let Some(by) = rule(plan, want.kind, want.requested_by.as_ref()).filter(|_| down || changed.is_some())

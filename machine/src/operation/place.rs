@@ -191,7 +191,7 @@ fn request<'a>(plan: &'a Plan, deployment: &'a Deployment, version: PlanVersion<
     PlacementRequest {
         plan: &plan.name,
         deployment: &deployment.name,
-        policy: plan.policy(),
+        immediate: plan.immediate(),
         version,
         coordinates: &deployment.spec.coordinates,
     }
@@ -210,7 +210,7 @@ fn stops_first(
         |old: &Incarnation| volume::names(version, replica).iter().any(|name| old.ties.mounts.contains(name));
     let by_kind = match kind {
         OperationKind::Restart => true,
-        OperationKind::Update => *plan.policy().update_order() == UpdateOrder::StopFirst,
+        OperationKind::Update => *plan.immediate().update_order() == UpdateOrder::StopFirst,
         OperationKind::Create
         | OperationKind::Start
         | OperationKind::Relocate
@@ -220,7 +220,7 @@ fn stops_first(
     by_kind || old.is_some_and(shares)
 }
 
-/// Releases a reservation that an earlier policy of the plan allowed and the current one forbids. A running
+/// Releases a reservation that an earlier spec of the plan allowed and the current one forbids. A running
 /// operation keeps its reservation.
 pub(crate) fn replace(fleet: &FleetState, held: IncarnationId, ctx: &DecisionContext) -> Vec<Fact> {
     let mut draft = FactDraft::new(ctx);
@@ -231,13 +231,13 @@ pub(crate) fn replace(fleet: &FleetState, held: IncarnationId, ctx: &DecisionCon
         outdated.forbidden(fleet, operation).or_else(|| outdated.unwanted(fleet, operation))
     });
     if let Some(broken) = broken {
-        let reason = format!("the policy of plan {} has changed: {broken}", held.plan);
+        let reason = format!("plan {} has changed: {broken}", held.plan);
         incarnation::displace(fleet, held, reason, &mut draft);
     }
     draft.done()
 }
 
-/// Unused reservation from an earlier policy of its plan.
+/// Unused reservation from an earlier spec of its plan.
 struct OutdatedReservation<'a> {
     plan: &'a Plan,
     held: &'a Incarnation,
@@ -264,27 +264,27 @@ impl<'a> OutdatedReservation<'a> {
         PlacementConstraints { own: self.old, held: Some(self.held), ..PlacementConstraints::default() }
     }
 
-    /// Reason why the policy forbids the node, considering only the plan's replicas on it.
+    /// Reason why the plan forbids the node, considering only the plan's replicas on it.
     fn forbidden(&self, fleet: &FleetState, operation: &Operation) -> Option<String> {
-        let policy = self.plan.policy();
+        let immediate = self.plan.immediate();
         let (deployment, version) = version_of(fleet, self.plan, operation)?;
         scheduler::unfit_class(fleet, &request(self.plan, deployment, version), self.node).or_else(|| {
             let known = on_node(fleet, self.plan, self.node);
-            let shared = scheduler::is_shared(policy, known, &self.node.name, &self.limits());
+            let shared = scheduler::is_shared(immediate, known, &self.node.name, &self.limits());
             shared.then(|| "the node already has a replica of the plan".into())
         })
     }
 
-    /// Other reasons why the policy forbids the placement: affinity, and the order of updates.
+    /// Other reasons why the plan forbids the placement: affinity, and the order of updates.
     fn unwanted(&self, fleet: &FleetState, operation: &Operation) -> Option<String> {
-        let (policy, limits, node) = (self.plan.policy(), self.limits(), &self.node.name);
+        let (immediate, limits, node) = (self.plan.immediate(), self.limits(), &self.node.name);
         if let Some(reason) =
-            scheduler::violated_affinities(fleet, policy, node, &limits, AffinityFilter::RequiredOnly)
+            scheduler::violated_affinities(fleet, immediate, node, &limits, AffinityFilter::RequiredOnly)
         {
             return Some(reason);
         }
         let affinity_violated =
-            scheduler::violated_affinities(fleet, policy, node, &limits, AffinityFilter::All);
+            scheduler::violated_affinities(fleet, immediate, node, &limits, AffinityFilter::All);
         if let Some(reason) =
             affinity_violated.filter(|strained| self.held.ties.affinity_violated.as_ref() != Some(strained))
         {
@@ -298,7 +298,7 @@ impl<'a> OutdatedReservation<'a> {
     }
 }
 
-/// Reason why the plan's policy forbids the node of an operation's reservation, if an earlier policy chose
+/// Reason why the plan forbids the node of an operation's reservation, if an earlier spec chose
 /// that node. [`replace`] finds the same reason: the operation does not keep the reservation.
 pub(super) fn forbidden(fleet: &FleetState, operation: &Operation) -> Option<String> {
     OutdatedReservation::of(fleet, operation)?.forbidden(fleet, operation)
@@ -317,9 +317,9 @@ fn stays(
     if node.state != NodeState::Allocated || !node.is_schedulable() {
         return None;
     }
-    let (policy, version) = (need.policy, need.version);
+    let (immediate, version) = (need.immediate, need.version);
     let limits = PlacementConstraints { own: Some(old), ..PlacementConstraints::default() };
-    let alone = !scheduler::is_shared(policy, on_node(fleet, plan, node), &node.name, &limits);
+    let alone = !scheduler::is_shared(immediate, on_node(fleet, plan, node), &node.name, &limits);
     let more = version.resources().less(old.resources);
     let places = &fleet.index().places;
     let storage = scheduler::storage(version, stored, &node.name);
@@ -329,9 +329,9 @@ fn stays(
         && places.lacks_storage(&node.name, &storage).is_none()
         && scheduler::unfit_class(fleet, need, node).is_none();
     let firm =
-        scheduler::violated_affinities(fleet, policy, &node.name, &limits, AffinityFilter::RequiredOnly);
+        scheduler::violated_affinities(fleet, immediate, &node.name, &limits, AffinityFilter::RequiredOnly);
     let affinity_violated =
-        scheduler::violated_affinities(fleet, policy, &node.name, &limits, AffinityFilter::All);
+        scheduler::violated_affinities(fleet, immediate, &node.name, &limits, AffinityFilter::All);
     let place =
         NodePlacement { node: node.name.clone(), domain: node.spec.domain.clone(), affinity_violated };
     (alone && fits && firm.is_none()).then_some(place)
@@ -352,7 +352,7 @@ fn reserve(
     ctx: &DecisionContext,
     draft: &mut FactDraft,
 ) {
-    let (policy, version) = (plan.policy(), plan.version_of(deployment.generation));
+    let (immediate, version) = (plan.immediate(), plan.version_of(deployment.generation));
     let FoundPlacement { place, starts_after: follows } = found;
     let rule = rule(plan, operation.kind, operation.requested_by.as_deref());
     let where_to = (&place.node, *follows, place.affinity_violated.as_deref());
@@ -365,9 +365,9 @@ fn reserve(
         deployment: deployment.name.clone(),
         resources: version.resources(),
         reserved_storage: scheduler::storage(version, stored, &place.node),
-        proposal: ApprovalProposal { hash, expires: ctx.now + policy.timeouts().approval() },
+        proposal: ApprovalProposal { hash, expires: ctx.now + immediate.timeouts().approval() },
         starts_after: *follows,
-        groups: policy.groups(),
+        groups: immediate.groups(),
         affinity_violated: place.affinity_violated.clone(),
         mounts: volume::names(version, &replica.name),
     });

@@ -1,10 +1,10 @@
-//! Generations of a plan. A rule reads them by class: a policy from the newest generation, a version from the
+//! Generations of a plan. A rule reads them by class: immediate fields from the newest generation, a version from the
 //! generation of a deployment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chancery_events::spec::{PlanPolicy, PlanSpec, PlanVersion};
+use chancery_events::spec::{ImmediateFields, PlanSpec, PlanVersion};
 use serde::{Deserialize, Serialize};
 
 use crate::state::Plan;
@@ -33,7 +33,7 @@ impl PlanSpecs {
         self.earlier.retain(|generation, _| used(*generation));
     }
 
-    /// Newest spec, as clients see and edit it. A rule about replicas reads [`Plan::policy`] or
+    /// Newest spec, as clients see and edit it. A rule about replicas reads [`Plan::immediate`] or
     /// [`Plan::version_of`].
     pub fn newest(&self) -> &Arc<PlanSpec> {
         &self.newest
@@ -41,9 +41,9 @@ impl PlanSpecs {
 }
 
 impl Plan {
-    /// Policy by which everything about the plan's replicas is decided.
-    pub fn policy(&self) -> PlanPolicy<'_> {
-        PlanPolicy::of(&self.specs.newest)
+    /// Fields by which everything about the plan's replicas is decided.
+    pub fn immediate(&self) -> ImmediateFields<'_> {
+        ImmediateFields::of(&self.specs.newest)
     }
 
     /// Version of a deployment of the given generation.

@@ -30,7 +30,7 @@ fn label(world: &mut TestFleet, node: &str, tier: &str) {
 }
 
 #[test]
-fn an_edit_of_policy_makes_no_replica_of_another_version() {
+fn an_edit_of_an_immediate_field_makes_no_replica_of_another_version() {
     for (field, value) in [
         ("sharing", json!("allowed")),
         ("max_unavailable", json!(2)),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use chancery_events::fact::Fact;
 use chancery_events::name::{NodeName, PlanName};
-use chancery_events::spec::{PlacementPolicy, PlanPolicy, PlanSpec, PlanVersion};
+use chancery_events::spec::{ImmediateFields, PlacementPolicy, PlanSpec, PlanVersion};
 use serde_json::{Value, json};
 
 use crate::scheduler::{
@@ -258,9 +258,9 @@ fn by_walk(
     let own = of.and_then(Replica::remaining);
     let limits = limits(world, of);
     let fits = fleet.nodes().sorted().into_iter().filter(|node| {
-        let (policy, version) = (PlanPolicy::of(spec), PlanVersion::of(spec));
+        let (immediate, version) = (ImmediateFields::of(spec), PlanVersion::of(spec));
         let none = chancery_events::spec::PayloadCoordinates::new();
-        let need = PlacementRequest { plan, deployment: &name("d"), policy, version, coordinates: &none };
+        let need = PlacementRequest { plan, deployment: &name("d"), immediate, version, coordinates: &none };
         unschedulable_reason(fleet, &need, &limits, node, AffinityFilter::All).is_none()
     });
     let free = |node: &Node| {
@@ -343,10 +343,15 @@ fn what_a_search_remembers_changes_no_answer() {
         for plan in ["web", "never", "packed"] {
             let plan: PlanName = name(plan);
             let spec = Arc::clone(world.fleet.plans().get(&plan).expect("the plan").specs.newest());
-            let (policy, version) = (PlanPolicy::of(&spec), PlanVersion::of(&spec));
+            let (immediate, version) = (ImmediateFields::of(&spec), PlanVersion::of(&spec));
             let none = chancery_events::spec::PayloadCoordinates::new();
-            let need =
-                PlacementRequest { plan: &plan, deployment: &name("d"), policy, version, coordinates: &none };
+            let need = PlacementRequest {
+                plan: &plan,
+                deployment: &name("d"),
+                immediate,
+                version,
+                coordinates: &none,
+            };
             let replicas = world.fleet.replicas().sorted().into_iter().filter(|r| r.plan == plan);
             for of in replicas.map(Some).chain([None]) {
                 let place = search.place(&world.fleet, &need, &limits(&world, of));

@@ -293,7 +293,7 @@ fn alone(world: &TestFleet, plan: &str, kind: OperationKind, domain: Option<&str
         .fleet
         .plans()
         .get(plan)
-        .is_some_and(|plan| plan.policy().approval().of(kind) == ApprovalMode::Automatic);
+        .is_some_and(|plan| plan.immediate().approval().of(kind) == ApprovalMode::Automatic);
     let about = |spec: &PolicySpec| {
         (spec.kinds.is_empty() || spec.kinds.contains(&kind.into()))
             && (spec.plans.is_empty() || spec.plans.iter().any(|named| named.as_str() == plan))

@@ -213,12 +213,12 @@ fn better(world: &TestFleet, plan: &Plan, strict: AffinityFilter) -> Vec<(Replic
         let on_node = |node: &NodeName| others().filter(|run| run.node == *node).count();
         let deployment = (plan.name.clone(), replica.deployment.clone());
         let version = plan.version_of(fleet.deployments().get(&deployment).expect("its version").generation);
-        let policy = plan.policy();
+        let immediate = plan.immediate();
         let none = chancery_events::spec::PayloadCoordinates::new();
         let need = PlacementRequest {
             plan: &plan.name,
             deployment: &replica.deployment,
-            policy,
+            immediate,
             version,
             coordinates: &none,
         };
@@ -260,7 +260,7 @@ fn is_at_rest(world: &TestFleet, plan: &Plan) -> bool {
 /// Checks that no move would be better, or that the plan is marked uneven.
 fn holds(world: &TestFleet, why: &str) {
     for plan in world.fleet.plans().sorted().into_iter().filter(|plan| is_at_rest(world, plan)) {
-        let spreads = *plan.policy().placement() == PlacementPolicy::Spread;
+        let spreads = *plan.immediate().placement() == PlacementPolicy::Spread;
         let found = better(world, plan, AffinityFilter::All);
         if spreads && !found.is_empty() {
             assert_eq!(plan.balance, BalancePolicy::Uneven, "{why}: {found:?} would be better");

@@ -321,7 +321,7 @@ fn is_forgotten(world: &TestFleet, replica: &Replica) -> bool {
         });
         // An end under an earlier policy was decided by that policy.
         let always = plan.deletion_requested_by.is_none()
-            && *plan.policy().restart() == RestartPolicy::Always
+            && *plan.immediate().restart() == RestartPolicy::Always
             && run.placed_by == plan.generation;
         always && (run.ready_since.is_some() || !was_asked_for)
     })

@@ -200,7 +200,7 @@ impl CheckedFleet {
         policy.into_iter().flat_map(|policy| policy.affinity.iter().map(|affinity| &affinity.group))
     }
 
-    /// Whether an incarnation is only reserved, and was placed by an earlier policy of its plan.
+    /// Whether an incarnation is only reserved, and was placed by an earlier spec of its plan.
     pub(super) fn is_held_by_earlier_policy(
         &mut self,
         id: IncarnationId,
@@ -219,13 +219,7 @@ impl CheckedFleet {
         let plan = self.replica(&held.replica)?.plan.clone();
         let policy = self.plan(&plan)?.latest()?.clone();
         let right = policy.cluster.as_ref().is_none_or(|cluster| *cluster == held.cluster);
-        demand!(
-            4,
-            right,
-            "{} starts on {}, where the policy of plan {plan} forbids it",
-            held.replica,
-            held.node
-        );
+        demand!(4, right, "{} starts on {}, which plan {plan} forbids", held.replica, held.node);
         let there = self.node(&held.node)?.reservations.iter().filter_map(|id| self.incarnations.get(id));
         let mut others = there.filter(|run| run.replica != held.replica);
         let of_plan =

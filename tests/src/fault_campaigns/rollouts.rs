@@ -134,7 +134,7 @@ impl RolloutsRound {
         Ok(())
     }
 
-    /// Sets the plan's policy for updates, restarts and drains, but no version.
+    /// Sets the plan's rules for updates, restarts and drains, which are immediate fields.
     fn set_policy(&mut self, policy: PlanSettings) {
         let client = self.server.client();
         let mut spec = client.read("plans/web")["spec"].clone();

@@ -128,7 +128,7 @@ fn keep_versions(random: &mut RandomSource, inputs: &mut [ScriptInput]) {
         let ScriptInput::Ask { type_name: "plan.apply", data } = input else { continue };
         let plan = data["name"].as_str().unwrap_or_default().to_owned();
         if let Some(before) = last.get(&plan).filter(|_| random.chance(700)) {
-            for (field, _) in PlanSpec::FIELDS.iter().filter(|(_, class)| *class == FieldClass::Version) {
+            for (field, _) in PlanSpec::FIELDS.iter().filter(|(_, class)| *class == FieldClass::Deployed) {
                 data["spec"][*field] = before[*field].clone();
             }
         }

@@ -51,8 +51,8 @@ fn reference() -> String {
 /// Returns the section about when an edit of each field of a plan takes effect.
 fn classes() -> String {
     let mut text = "\n### When an edit of a plan takes effect\n\n\
-        A field of class *policy* takes effect with the edit, for every later decision about any replica of the plan. A \
-        field of class\n*version* defines what runs, and takes effect with the next deployment.\n\n\
+        An *immediate* field takes effect with the edit, for every later decision about any replica of the plan. A \
+        *deployed* field\ndefines what runs, and takes effect with the next deployment.\n\n\
         | field | class |\n|---|---|\n"
         .to_owned();
     for (field, class) in chancery_events::spec::PlanSpec::FIELDS {

@@ -81,8 +81,12 @@ impl ExecutorHost {
                         let number = hosted.begin(name.clone(), runtime.clone(), let_go);
                         let host = Box::pin(self.clone().host(name, runtime, clusters.clone(), released));
                         running.spawn(async move {
-                            host.await;
-                            number
+                            let ended = tokio::spawn(host).await;
+                            if let Err(error) = &ended {
+                                tracing::error!(%error, "embedded executor panicked, starting it again");
+                                tokio::time::sleep(PAUSE).await;
+                            }
+                            (number, ended.is_err())
                         });
                     }
                 }
@@ -92,9 +96,11 @@ impl ExecutorHost {
                 tokio::select! {
                     changed = clusters.changed() => break changed.is_ok(),
                     _ = stopping.wait_for(|stop| *stop) => break false,
-                    Some(ended) = running.join_next() => match ended {
-                        Ok(number) => hosted.end(number),
-                        Err(error) => tracing::error!(%error, "embedded executor panicked"),
+                    Some(Ok((number, has_panicked))) = running.join_next() => {
+                        hosted.end(number);
+                        if has_panicked {
+                            break true;
+                        }
                     }
                 }
             };
@@ -436,16 +442,19 @@ where
     };
     let epoch = store.0.clone();
     let cluster = config.cluster.clone();
+    let mut source = None;
     let open = async {
         let orchestrator = KubernetesOrchestrator::open(client, &kubernetes.namespace, &epoch).await;
         if let Some(logs) = logs {
-            logs.running().insert(cluster.clone(), orchestrator.logs());
+            let source = source.insert(orchestrator.logs());
+            logs.running().insert(cluster.clone(), Arc::clone(source));
         }
         Ok(orchestrator)
     };
     let ended = chancery_executor::run(config, store, open, connect, shutdown).await;
-    if let Some(logs) = logs {
-        logs.running().remove(&cluster);
+    if let (Some(logs), Some(source)) = (logs, source) {
+        // Another executor of the cluster may have started.
+        logs.running().retain(|_, running| !Arc::ptr_eq(running, &source));
     }
     ended
 }

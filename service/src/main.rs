@@ -235,8 +235,11 @@ fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
     let (name, cluster, server) = (&who.executor, &who.cluster, &config.server);
     note!("chancery: executor {name} of cluster {cluster}, server {server}, directory {}", dir.display());
     let run = remote::run(&config.server, &config.fleet, who.clone(), &dir, &means);
-    let ended = runtime()?.block_on(run)?;
-    Ok(match ended {
+    let runtime = runtime()?;
+    let ended = runtime.block_on(run);
+    // Threads may wait for a disk that does not answer.
+    runtime.shutdown_timeout(LAST_TASKS);
+    Ok(match ended? {
         ExecutorExit::Asked => ExitCode::SUCCESS,
         ExecutorExit::Stopped(stop) => {
             let exit = ExecutorArgs::exit(&stop);

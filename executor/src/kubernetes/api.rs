@@ -2,13 +2,14 @@
 //!
 //! | the API | means |
 //! |---|---|
-//! | does not answer in time, closes the connection, answers 401, 408, 429 or 5xx, or 404 without the API's reason | nothing is known: the request is repeated |
+//! | does not answer in time, closes the connection, answers 401, 408, 429 or 5xx, 404 without the API's reason, or with anything that is not of the API | nothing is known: the request is repeated |
 //! | refuses with 409 | the object exists, or was changed since it was read |
 //! | refuses with any other status | the request cannot succeed as it is |
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube::ResourceExt;
 use kube::core::Status;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -67,12 +68,22 @@ pub(super) async fn answer_within<T>(
     }
 }
 
+/// Returns the object of an answer. An object without a uid is not of the API, and proves nothing.
+pub(super) fn identified<K: ResourceExt>(object: K) -> Result<K, ApiFailure> {
+    match object.uid() {
+        Some(_) => Ok(object),
+        None => Err(ApiFailure::NoAnswer("answer is no object of the API: it has no uid".to_owned())),
+    }
+}
+
 fn refusal(status: &Status) -> ApiFailure {
     let message = status.message.clone();
     match status.code {
         // Only the API itself gives this reason; a proxy has another body.
         404 if status.reason == "NotFound" => ApiFailure::NotFound(message),
         409 => ApiFailure::Conflict(message),
+        // An error of a proxy has no code, and often no message.
+        0 => ApiFailure::NoAnswer(format!("error that is not of the API {message:?}")),
         401 | 404 | 408 | 429 | 500.. => ApiFailure::NoAnswer(message),
         _ if message.contains(FENCED) => ApiFailure::Superseded(message),
         code => ApiFailure::Refused(code, message),
@@ -139,5 +150,47 @@ impl RequestBackoff {
         let pause = self.next / 2 + (self.next / 2).mul_f64(f64::from(self.jitter) / f64::from(u32::MAX));
         self.next = (self.next * 2).min(LONGEST_PAUSE);
         pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::objects::PodObject;
+    use super::*;
+
+    #[test]
+    fn only_the_api_itself_refuses() {
+        let no_answer = |text: &str| ApiFailure::NoAnswer(text.to_owned());
+        for (answer, failure) in [
+            // Errors of a proxy, which kube decodes with defaults.
+            (json!({"error": "no healthy upstream"}), no_answer("error that is not of the API \"\"")),
+            (json!({"code": 404, "message": "page not found"}), no_answer("page not found")),
+            (json!({"code": 503, "message": "m"}), no_answer("m")),
+            (json!({"code": 429, "message": "m"}), no_answer("m")),
+            (json!({"code": 401, "message": "m"}), no_answer("m")),
+            (json!({"code": 404, "reason": "NotFound", "message": "m"}), ApiFailure::NotFound("m".into())),
+            (json!({"code": 409, "message": "m"}), ApiFailure::Conflict("m".into())),
+            (json!({"code": 403, "message": "m"}), ApiFailure::Refused(403, "m".into())),
+            (
+                json!({"code": 422, "message": "object of an earlier epoch"}),
+                ApiFailure::Superseded("object of an earlier epoch".into()),
+            ),
+        ] {
+            let status: Status = serde_json::from_value(answer.clone()).expect("a status");
+            assert_eq!(refusal(&status), failure, "{answer}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_no_object_proves_nothing() {
+        let read = |answer| identified(serde_json::from_value::<PodObject>(answer).expect("an object"));
+        for answer in
+            [json!({}), json!({"kind": "Status", "metadata": {}}), json!({"metadata": {"name": "web-0"}})]
+        {
+            assert!(matches!(read(answer.clone()), Err(ApiFailure::NoAnswer(_))), "{answer}");
+        }
+        assert!(read(json!({"metadata": {"uid": "u"}})).is_ok());
     }
 }

@@ -351,7 +351,7 @@ impl KubernetesWorld {
     }
 
     /// Makes the requests that the object needs now. Records that can wait are put off from `since` on.
-    async fn settle_once(&self, object: ObjectId, since: Instant) -> Result<(), ApiFailure> {
+    async fn settle_once(&self, object: ObjectId, mut since: Instant) -> Result<(), ApiFailure> {
         let (turn, wake) = {
             let mut state = self.lock();
             let entry = state.entry(object);
@@ -367,7 +367,10 @@ impl KubernetesWorld {
                     tokio::time::sleep(HIDDEN).await;
                     self.read_hidden(&view).await?;
                 }
-                ObjectStep::CreatePod(index) => self.create_pod(&view, index).await?,
+                ObjectStep::CreatePod(index) => {
+                    self.create_pod(&view, index).await?;
+                    since = Instant::now();
+                }
                 ObjectStep::CreateClaim => self.create_claim(&view).await?,
                 ObjectStep::Delete(deletion) => self.delete(object, &deletion).await?,
                 ObjectStep::Write(record) => {
@@ -581,7 +584,9 @@ impl Orchestrator for KubernetesOrchestrator {
                     let entry = state.entry(object);
                     // Late requests may have created these meanwhile.
                     let (pods, claim) = (std::mem::take(&mut entry.view.pods), entry.view.claim.take());
-                    entry.view = ObjectView { pods, claim, ..ObjectView::new(object) };
+                    // A list that is being read may contain pods that are gone.
+                    let dead = std::mem::take(&mut entry.view.dead);
+                    entry.view = ObjectView { pods, dead, claim, ..ObjectView::new(object) };
                     (entry.version, entry.shown) = (None, None);
                     entry.wake.notify_one();
                 }
@@ -651,7 +656,6 @@ impl Orchestrator for KubernetesOrchestrator {
     async fn changes(&self, limit: usize) -> Result<Vec<ObjectReport>, WatchLost> {
         let lost = self.world.lost.notified();
         if self.world.is_lost.load(Ordering::Relaxed) {
-            tokio::time::sleep(PAUSE).await;
             return Err(WatchLost);
         }
         tokio::select! {

@@ -176,3 +176,38 @@ pub(super) struct ClassObject {
     #[serde(default)]
     pub(super) volume_binding_mode: Option<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_pod_is_decoded_with_absent_null_and_unknown_fields() {
+        let full = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web-0", "uid": "u", "creationTimestamp": null, "later": {"a": 1}},
+            "spec": {
+                "nodeName": "n", "later": [], "overhead": null, "initContainers": null,
+                "containers": [{"name": "app", "image": "i", "resources": {"limits": {"cpu": "1"}, "requests": null}}],
+            },
+            "status": {
+                "phase": "Running", "podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}], "conditions": null,
+                "containerStatuses": [{
+                    "name": "app", "ready": true, "restartCount": 0, "image": "i", "imageID": "",
+                    "started": null, "state": {"running": {"startedAt": "2026-11-21T09:00:00Z"}},
+                }],
+            },
+        });
+        let pod: PodObject = serde_json::from_value(full).expect("a pod");
+        let (spec, status) = (pod.spec.expect("a spec"), pod.status.expect("a status"));
+        assert_eq!(spec.containers.expect("containers")[0].name, "app");
+        assert_eq!((status.phase.as_deref(), status.pod_ip.as_deref()), (Some("Running"), Some("10.0.0.1")));
+        let container = &status.container_statuses.expect("statuses")[0];
+        assert!(container.ready && container.state.as_ref().is_some_and(|state| state.running.is_some()));
+        let none: PodObject =
+            serde_json::from_value(json!({"metadata": {}, "spec": null, "status": null})).expect("a pod");
+        assert!(none.spec.is_none() && none.status.is_none());
+    }
+}

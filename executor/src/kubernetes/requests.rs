@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::KubernetesWorld;
-use super::api::{ApiFailure, answer, chain};
+use super::api::{ApiFailure, answer, chain, identified};
 use super::claims::{self, ClaimBinding, ObservedClaim};
 use super::labels::{self, MANAGER, object_of};
 use super::objects::{ClaimObject, ClassObject, PodObject};
@@ -34,6 +34,14 @@ impl KubernetesWorld {
         Api::namespaced(self.client.clone(), namespace)
     }
 
+    /// Returns the object with this name, if it exists.
+    async fn find<K>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, ApiFailure>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        self.request(api.get_opt(name)).await?.map(identified).transpose()
+    }
+
     /// Creates an object of an incarnation or a volume. An object of that name is taken over only if it is of the same
     /// incarnation or volume, as after a request whose answer was lost.
     async fn create<K>(
@@ -51,10 +59,10 @@ impl KubernetesWorld {
         let request = Request::new(api.resource_url()).create(&by, body).map_err(|error| invalid(&error))?;
         let message = match self.request(self.client.request(request)).await {
             Err(ApiFailure::Conflict(message)) => message,
-            answered => return answered,
+            answered => return identified(answered?),
         };
         let name = new.name_any();
-        match self.request(api.get_opt(&name)).await? {
+        match self.find(api, &name).await? {
             Some(found) if object_of(found.meta().labels.as_ref()) == Some(object) => Ok(found),
             Some(_) => {
                 Err(ApiFailure::Foreign(format!("{} {name} exists and is not of {object}", K::kind(&()))))
@@ -68,7 +76,7 @@ impl KubernetesWorld {
     pub(super) async fn finds_leftover(&self, view: &ObjectView) -> Result<bool, ApiFailure> {
         for (namespace, name) in view.pod_names() {
             let api: Api<PodObject> = self.api(&namespace);
-            let Some(mut pod) = self.request(api.get_opt(&name)).await? else { continue };
+            let Some(mut pod) = self.find(&api, &name).await? else { continue };
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             let is_ours = object_of(pod.metadata.labels.as_ref()) == Some(view.object);
             if !is_ours && !view.knows(&uid) {
@@ -87,7 +95,7 @@ impl KubernetesWorld {
                 view.record.as_ref().and_then(|record| record.command.spec.as_ref())
         {
             let api: Api<ClaimObject> = self.api(spec.namespace.as_str());
-            if let Some(claim) = self.request(api.get_opt(&labels::volume_name(id))).await?
+            if let Some(claim) = self.find(&api, &labels::volume_name(id)).await?
                 && object_of(claim.metadata.labels.as_ref()) == Some(view.object)
             {
                 self.change(view.object, |view, at| view.claim = ObservedClaim::of(&claim, at));
@@ -111,7 +119,7 @@ impl KubernetesWorld {
     pub(super) async fn read_hidden(&self, view: &ObjectView) -> Result<(), ApiFailure> {
         for pod in view.pods.values().filter(|pod| view.hidden.contains(&pod.uid)) {
             let api: Api<PodObject> = self.api(&pod.namespace);
-            match self.request(api.get_opt(&pod.name)).await? {
+            match self.find(&api, &pod.name).await? {
                 Some(mut found) if found.metadata.uid.as_ref() == Some(&pod.uid) => {
                     self.restore_labels(&mut found, view.object);
                     self.change(view.object, |view, at| {
@@ -150,10 +158,16 @@ impl KubernetesWorld {
             Ok(created) => created,
             Err(failure) => return self.refused(record, failure).await,
         };
+        let Some(mut seen) = ObservedPod::of(&created, 0) else {
+            // As after a change by an admission webhook. No watch shows the pod, so the request is repeated after a pause.
+            return Err(ApiFailure::NoAnswer(format!(
+                "pod {} has other labels than requested",
+                created.name_any()
+            )));
+        };
         self.change(object, |view, at| {
-            if let Some(seen) = ObservedPod::of(&created, at) {
-                view.add_pod(seen);
-            }
+            seen.seen_at = at;
+            view.add_pod(seen);
         });
         Ok(())
     }
@@ -259,7 +273,7 @@ impl KubernetesWorld {
     /// Requests a deletion by uid. Whether an object with this uid may still exist.
     async fn delete_from<K>(&self, api: &Api<K>, deletion: &ObjectDeletion) -> Result<bool, ApiFailure>
     where
-        K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
     {
         let ObjectDeletion { name, uid, grace, .. } = deletion;
         let only = Preconditions { uid: Some(uid.clone()), resource_version: None };
@@ -269,7 +283,7 @@ impl KubernetesWorld {
             Ok(_) => Ok(true),
             // The API has no such object, or another one has its name: only reading it decides.
             Err(failure @ (ApiFailure::NotFound(_) | ApiFailure::Conflict(_))) => {
-                let found = self.request(api.get_opt(name)).await?;
+                let found = self.find(api, name).await?;
                 if found.and_then(|found| found.uid()).as_ref() == Some(uid) {
                     return Err(ApiFailure::NoAnswer(failure.to_string()));
                 }

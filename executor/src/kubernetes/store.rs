@@ -253,20 +253,21 @@ impl EpochStore for KubernetesStore {
                         Ok(Some(map)) if epoch_of(&map) == Some(self.epoch.number) => {
                             stored.version = map.metadata.resource_version;
                         }
-                        Err(ApiFailure::NoAnswer(reason)) => {
-                            stored.put_off(&reason);
+                        Ok(Some(_)) | Err(ApiFailure::Superseded(_)) => return Err(taken_over()),
+                        Ok(None) => stored.version = None,
+                        Err(failure) => {
+                            stored.put_off(&failure.to_string());
                             return Ok(());
                         }
-                        Ok(_) | Err(_) => return Err(taken_over()),
                     }
                 }
                 Ok(Err(ApiFailure::NotFound(_))) => stored.version = None,
-                Ok(Err(ApiFailure::NoAnswer(reason))) => {
-                    stored.put_off(&reason);
+                Ok(Err(ApiFailure::Superseded(_))) => return Err(taken_over()),
+                // Where config maps cannot be written, no command can be carried out either.
+                Ok(Err(failure)) => {
+                    stored.put_off(&failure.to_string());
                     return Ok(());
                 }
-                Ok(Err(ApiFailure::Superseded(_))) => return Err(taken_over()),
-                Ok(Err(failure)) => return Err(stop("cannot store head", &failure)),
                 Err(_) => {
                     stored.put_off("no answer in time");
                     return Ok(());

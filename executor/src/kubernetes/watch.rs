@@ -50,7 +50,10 @@ where
         let page = answer(api.list(&params)).await?;
         items.extend(page.items.iter().filter_map(&read));
         let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) else {
-            let version = page.metadata.resource_version.unwrap_or_default();
+            let version = page.metadata.resource_version.filter(|version| !version.is_empty());
+            let version = version.ok_or_else(|| {
+                ApiFailure::NoAnswer("answer is no list of the API: it has no resource version".to_owned())
+            })?;
             return Ok(ListedItems { items, version });
         };
         params = params.continue_token(&token);

@@ -1,6 +1,6 @@
 //! Simulated nodes: fast, and faulty on demand.
 
-use std::time::{Duration, Instant};
+use std::collections::BTreeSet;
 
 use chancery_events::fact::CommandEffect;
 use chancery_events::observation::{ObservedState, ProcessStatus, RetryClass};
@@ -9,24 +9,20 @@ use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedW
 
 use crate::world::{command, id, sleeper, until};
 
-pub(crate) async fn a_hundred_thousand_ensures_take_seconds() {
+pub(crate) async fn a_hundred_thousand_ensures_are_all_reported_ready() {
     let simulated = SimulatedOrchestrator::new(SimulatedWorld::shared(FaultRules::default()));
     let spec = sleeper(1);
-    let begun = Instant::now();
     for position in 1..=100_000 {
         simulated.carry_out(command(id(position), 1, CommandEffect::Ensure, &spec)).await;
     }
-    let mut ready = 0;
-    while ready < 100_000 {
-        ready += simulated
-            .changes(1000)
-            .await
-            .unwrap()
-            .iter()
-            .filter(|r| matches!(r.observed, ObservedState::Ready { .. }))
-            .count();
+    let mut ready = BTreeSet::new();
+    while ready.len() < 100_000 {
+        let reports = simulated.changes(1000).await.unwrap();
+        assert!(!reports.is_empty(), "{} are ready, and nothing changes", ready.len());
+        let are_ready =
+            reports.iter().filter(|report| matches!(report.observed, ObservedState::Ready { .. }));
+        ready.extend(are_ready.map(|report| report.object));
     }
-    assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
 }
 
 type StateCheck = fn(&ObservedState) -> bool;

@@ -140,7 +140,7 @@ fn replaced(
         // The old one ended on its own while the new one starts, which continues.
         Some((IncarnationState::Creating | IncarnationState::Starting, _)) => {}
         // The new one was ready and its liveness probe failed since: its end fails the operation.
-        Some((IncarnationState::Stopping, _)) => {}
+        Some((IncarnationState::Stopping(_), _)) => {}
         // The old one was replaced, and has ended now.
         Some(_) => succeed(fleet, operation, draft),
         None => {}

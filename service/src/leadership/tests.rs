@@ -431,21 +431,21 @@ async fn an_executor_of_pods_makes_requests_only_while_its_server_leads() {
     let (held, let_go) = watch::channel(false);
     let cluster = "pods".parse().expect("a name");
     let running = tokio::spawn(host.host(cluster, RuntimeAccess::Kubernetes(access), changes, let_go));
-    let (soon, long) = (Duration::from_secs(5), Duration::from_secs(60));
+    let (quiet, limit) = (Duration::from_secs(5), Duration::from_mins(1));
     assert!(!is_asked(&api, Duration::from_secs(1)).await, "a standby makes a request");
     server.set_leading(true);
     server.decides().await;
-    assert!(is_asked(&api, long).await, "a leader makes no request");
-    assert!(is_asked(&api, long).await, "it is not repeated");
+    assert!(is_asked(&api, limit).await, "a leader makes no request");
+    assert!(is_asked(&api, limit).await, "it is not repeated");
     server.set_leading(false);
     server.stands_by().await;
     // A request may be in flight.
     let _ = is_asked(&api, Duration::ZERO).await;
-    assert!(!is_asked(&api, soon).await, "a standby continues to make requests");
+    assert!(!is_asked(&api, quiet).await, "a standby continues to make requests");
     server.set_leading(true);
     server.decides().await;
-    assert!(is_asked(&api, long).await, "a leader makes no request again");
+    assert!(is_asked(&api, limit).await, "a leader makes no request again");
     drop(held);
-    tokio::time::timeout(long, running).await.expect("it ends").expect("no panic");
+    tokio::time::timeout(limit, running).await.expect("it ends").expect("no panic");
     server.end(&log).await;
 }

@@ -39,7 +39,7 @@ pub(crate) fn cluster_apply(fleet: &FleetState, ask: &ClusterApply) -> DecidedFa
         Some(now) => {
             let field = if now.spec.runtime == ask.spec.runtime { "kubernetes" } else { "runtime" };
             let detail = format!("cluster {} has another {field}, which cannot be edited", ask.name);
-            Err(Refusal::new(RefusalCode::InUse, detail).at(format!("/spec/{field}"), "differs"))
+            Err(Refusal::new(RefusalCode::InUse, detail).at(format!("/spec/{field}"), "cannot be edited"))
         }
         None => Ok(vec![ClusterApplied { name: ask.name.clone(), spec: ask.spec.clone() }.into()]),
     }

@@ -58,7 +58,8 @@ pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> DecidedFacts {
             Some((NodeState::Allocating | NodeState::Allocated, Some(at))) if at == cluster => {}
             Some((state, _)) => {
                 let detail = format!("node {} is {state} and cannot be allocated to {cluster}", ask.name);
-                return Err(Refusal::new(RefusalCode::InvalidTransition, detail).at("/cluster", "differs"));
+                return Err(Refusal::new(RefusalCode::InvalidTransition, detail)
+                    .at("/cluster", format!("cannot be changed: the node is {state}")));
             }
         }
     }
@@ -115,7 +116,10 @@ fn check_held(fleet: &FleetState, now: &Node, spec: &NodeSpec) -> Result<(), Ref
     let in_use = !held.incarnations.is_empty() || volume::on_node(fleet, &now.name).is_some();
     if in_use && spec.domain != now.spec.domain {
         let detail = format!("node {} has incarnations or volumes, so its domain cannot be edited", now.name);
-        return Err(Refusal::new(RefusalCode::InUse, detail).at("/spec/domain", "differs"));
+        return Err(Refusal::new(RefusalCode::InUse, detail).at(
+            "/spec/domain",
+            format!("cannot be edited while the node has incarnations or volumes: it is {}", now.spec.domain),
+        ));
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, Response, StatusCode, Uri, header};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -81,6 +82,18 @@ impl DeciderEndpoints {
         }
         Err(failed.unwrap_or_else(|| io::Error::other("no server configured")))
     }
+
+    /// Returns a row of the fleet as JSON from the server of the last channel, for a path such as `clusters/NAME`; `None` if
+    /// the server has no such row.
+    pub async fn row(&self, path: &str) -> io::Result<Option<Value>> {
+        let at = self.at.load(Ordering::Relaxed) % self.all.len().max(1);
+        let Some(server) = self.all.get(at) else { return Err(io::Error::other("no server configured")) };
+        let row = late(timeout(PATIENCE, server.row(path)).await);
+        if row.is_err() {
+            self.at.store(at + 1, Ordering::Relaxed);
+        }
+        row
+    }
 }
 
 /// Endpoint of a decider.
@@ -89,8 +102,8 @@ pub struct DeciderEndpoint {
     host: String,
     port: u16,
     authority: String,
-    /// Path of channels, with its prefix.
-    channels: String,
+    /// Path of the fleet, with its prefix.
+    fleet: String,
 }
 
 /// Server address that is invalid; the message gives the form.
@@ -116,7 +129,7 @@ impl DeciderEndpoint {
             host: authority.host().trim_start_matches('[').trim_end_matches(']').to_owned(),
             port: authority.port_u16().unwrap_or(80),
             authority: authority.to_string(),
-            channels: format!("{}/v1/fleets/{fleet}/channels", uri.path().trim_end_matches('/')),
+            fleet: format!("{}/v1/fleets/{fleet}", uri.path().trim_end_matches('/')),
         })
     }
 
@@ -138,9 +151,27 @@ impl DeciderEndpoint {
         Ok(DeciderChannel { to_decider, from_decider })
     }
 
+    async fn row(&self, path: &str) -> io::Result<Option<Value>> {
+        let mut sender = self.dial().await?;
+        let request = Request::get(format!("{}/{path}", self.fleet))
+            .header(header::HOST, &self.authority)
+            .body(Full::new(Bytes::new()))
+            .map_err(io::Error::other)?;
+        let response = sender.send_request(request).await.map_err(io::Error::other)?;
+        match response.status() {
+            StatusCode::OK => {
+                let body = Limited::new(response.into_body(), LONGEST).collect().await;
+                let body = body.map_err(io::Error::other)?.to_bytes();
+                serde_json::from_slice(&body).map(Some).map_err(io::Error::other)
+            }
+            StatusCode::NOT_FOUND => Ok(None),
+            _ => Err(refused(response).await),
+        }
+    }
+
     async fn open(&self) -> io::Result<(String, Incoming)> {
         let mut sender = self.dial().await?;
-        let response = self.post(&mut sender, &self.channels, Bytes::new()).await?;
+        let response = self.post(&mut sender, &format!("{}/channels", self.fleet), Bytes::new()).await?;
         if response.status() != StatusCode::CREATED {
             return Err(refused(response).await);
         }
@@ -191,7 +222,7 @@ impl DeciderEndpoint {
                 body.push(b'\n');
                 count += 1;
             }
-            let path = format!("{}/{id}/messages?after={after}", self.channels);
+            let path = format!("{}/channels/{id}/messages?after={after}", self.fleet);
             self.deliver(&mut connection, &path, &body.into()).await?;
             after += count;
         }

@@ -148,7 +148,8 @@ impl ExecutorHost {
                 Err(
                     stop @ (ExecutorStop::StoreTaken | ExecutorStop::TakenOver(_) | ExecutorStop::Storage(_)),
                 ) => {
-                    tracing::warn!(%cluster, %stop, "executor stopped, starting again");
+                    let stop = format!("{:#}", anyhow::Error::new(stop));
+                    tracing::warn!(%cluster, stop, "executor stopped, starting again");
                 }
             }
             tokio::select! {

@@ -76,8 +76,13 @@ pub async fn doctor(
 }
 
 fn described(cluster: &ClusterName, namespace: &Namespace, report: &AccessReport) -> (String, bool) {
-    let AccessReport { missing, fence } = report;
+    let AccessReport { missing, is_without_namespace, fence } = report;
     let mut text = String::new();
+    if *is_without_namespace {
+        let create = format!("kubectl create namespace {namespace}");
+        let _ = writeln!(text, "cluster {cluster}: namespace {namespace} does not exist: {create}");
+        return (text, false);
+    }
     let rights = match missing.as_slice() {
         [] => "an executor with these credentials has every right that it needs".to_owned(),
         missing => format!(
@@ -109,7 +114,7 @@ mod tests {
         let (cluster, namespace) = ("pods".parse().expect("a name"), "ops".parse().expect("a name"));
         let report = |missing: &[&str], fence| {
             let missing = missing.iter().map(|right| (*right).to_owned()).collect();
-            described(&cluster, &namespace, &AccessReport { missing, fence })
+            described(&cluster, &namespace, &AccessReport { missing, is_without_namespace: false, fence })
         };
         let (text, is_well) = report(&[], Ok(true));
         assert!(is_well && text.contains("has every right") && text.contains("the API refuses"), "{text}");
@@ -120,6 +125,9 @@ mod tests {
         );
         let (text, is_well) = report(&[], Ok(false));
         assert!(!is_well && text.contains("epoch-policy.yaml"), "{text}");
+        let nowhere = AccessReport { missing: Vec::new(), is_without_namespace: true, fence: Ok(false) };
+        let (text, is_well) = described(&cluster, &namespace, &nowhere);
+        assert!(!is_well && text.contains("kubectl create namespace ops"), "{text}");
         let (text, is_well) = report(&[], Err("no params found".to_owned()));
         assert!(!is_well && text.contains("no params found") && text.contains("namespace ops"), "{text}");
     }

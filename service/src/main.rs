@@ -15,7 +15,7 @@ use chancery::cli::{
 };
 use chancery::config::{self, JournalLocation, LogFormat, OnLoss, ServiceConfig};
 use chancery::data_dir::ServerDataDir;
-use chancery::executors::ProcessLimits;
+use chancery::executors::{ProcessLimits, RuntimeAccess};
 #[cfg(feature = "kubernetes")]
 use chancery::kubernetes::NodeManifests;
 use chancery::modes::PermissionFix;
@@ -233,7 +233,11 @@ fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
     let means = ProcessLimits::of(config, &OpenFileLimit::raise(), copies(flags.adopt_copy));
     let who = flags.who(&config.fleet);
     let (name, cluster, server) = (&who.executor, &who.cluster, &config.server);
-    note!("chancery: executor {name} of cluster {cluster}, server {server}, directory {}", dir.display());
+    let store = match &who.runtime {
+        RuntimeAccess::Kubernetes(access) => format!("namespace {}", access.namespace),
+        RuntimeAccess::Process | RuntimeAccess::Simulated => format!("directory {}", dir.display()),
+    };
+    note!("chancery: executor {name} of cluster {cluster}, server {server}, {store}");
     let run = remote::run(&config.server, &config.fleet, who.clone(), &dir, &means);
     let runtime = runtime()?;
     let ended = runtime.block_on(run);

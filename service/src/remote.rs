@@ -1,9 +1,10 @@
 //! Executor as a program of its own, near its machines, which reaches the server by requests.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use chancery_events::name::FleetName;
+use chancery_events::name::{ClusterName, FleetName, Namespace};
 use chancery_executor::ExecutorStop;
 use chancery_executor::remote::DeciderEndpoints;
 
@@ -17,6 +18,35 @@ pub enum ExecutorExit {
     Asked,
     /// Executor must not act, or cannot.
     Stopped(ExecutorStop),
+}
+
+/// Time before the spec of a cluster is read again.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// Compares the namespace of an executor with that of the cluster's spec, before the executor writes there. Waits until a server
+/// has the cluster.
+async fn check_namespace(
+    remote: &DeciderEndpoints,
+    cluster: &ClusterName,
+    namespace: &Namespace,
+) -> Result<(), ExecutorStop> {
+    loop {
+        match remote.row(&format!("clusters/{cluster}")).await {
+            Ok(Some(row)) => {
+                let wanted = row["kubernetes"]["namespace"].as_str();
+                // The decider refuses the executor of another runtime.
+                return match wanted.filter(|wanted| *wanted != namespace.as_str()) {
+                    None => Ok(()),
+                    Some(wanted) => Err(ExecutorStop::Refused(format!(
+                        "namespace {namespace} of the executor is not that of the cluster's spec, {wanted}"
+                    ))),
+                };
+            }
+            Ok(None) => tracing::warn!(%cluster, "cluster does not exist, retrying"),
+            Err(error) => tracing::warn!(%cluster, %error, "cannot read cluster, retrying"),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
 }
 
 /// Runs an executor until it is asked to stop, or must stop.
@@ -35,7 +65,17 @@ pub async fn run(
             .with_context(|| format!("cannot create directory {}", root.display()))?;
     }
     tracing::info!(executor = %who.executor, cluster = %who.cluster, server, dir = %root.display(), "executor started");
-    let ended = executors::drive(who, root, means, None, || remote.connect(), stop.comes()).await;
+    let mut stop = std::pin::pin!(stop.comes());
+    if let RuntimeAccess::Kubernetes(access) = &who.runtime {
+        let checked = tokio::select! {
+            checked = check_namespace(&remote, &who.cluster, &access.namespace) => checked,
+            () = &mut stop => return Ok(ExecutorExit::Asked),
+        };
+        if let Err(stop) = checked {
+            return Ok(ExecutorExit::Stopped(stop));
+        }
+    }
+    let ended = executors::drive(who, root, means, None, || remote.connect(), stop).await;
     Ok(match ended {
         Ok(()) => ExecutorExit::Asked,
         Err(stop) => ExecutorExit::Stopped(stop),

@@ -310,6 +310,20 @@ fn the_start_of_an_executor_ends_the_earlier_one_on_kubernetes() {
 }
 
 #[test]
+fn an_executor_of_another_namespace_writes_nothing_there_on_kubernetes() {
+    let fleet = PodFleet::start_with("misplaced", "none");
+    let kubeconfig = fleet.api.kubeconfig().to_str().expect("text");
+    let place = ["--kubernetes", "--namespace", "default", "--kubeconfig", kubeconfig];
+    let ended =
+        fleet.server.run(&[&["executor", "--cluster", "misplaced", "--name", "e1"], &place[..]].concat());
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success(), "{errors}");
+    let wanted = "namespace default of the executor is not that of the cluster's spec, misplaced";
+    assert!(errors.contains(wanted), "{errors}");
+    assert_eq!(fleet.count("configmaps", "chancery.dev/epoch"), 0);
+}
+
+#[test]
 fn an_executor_store_that_was_restored_does_not_fall_behind_the_records() {
     let fleet = PodFleet::start_with("restored", "none");
     let start = || ExecutorProcess::start_pods(&fleet.server, "e1", fleet.api, "restored");

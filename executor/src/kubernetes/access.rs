@@ -25,6 +25,8 @@ const RIGHTS: &[(&str, &str, &[&str], bool)] = &[
 pub struct AccessReport {
     /// Missing rights, as in `delete pods`.
     pub missing: Vec<String>,
+    /// Whether the API states that the namespace of the records does not exist.
+    pub is_without_namespace: bool,
     /// Whether the API refuses requests of an earlier epoch; an error states why that is not known.
     pub fence: Result<bool, String>,
 }
@@ -68,8 +70,10 @@ impl KubernetesConfig {
         let fence = match store::probe_fence(&maps, &owner).await {
             Err(ApiFailure::Superseded(_)) => Ok(true),
             Ok(()) => Ok(false),
-            Err(failure) => Err(failure.to_string()),
+            Err(failure) => Err(failure),
         };
-        Ok(AccessReport { missing, fence })
+        let is_without_namespace = matches!(fence, Err(ApiFailure::NotFound(_)));
+        let fence = fence.map_err(|failure| failure.to_string());
+        Ok(AccessReport { missing, is_without_namespace, fence })
     }
 }

@@ -97,16 +97,13 @@ async fn a_server_that_refuses_is_quoted() {
 
 #[test]
 fn a_server_url_is_an_address_with_plain_http() {
-    for (url, host, port, executor_channels) in [
-        ("http://127.0.0.1:7440", "127.0.0.1", 7440, "/v1/fleets/default/channels"),
-        ("http://[::1]:80/", "::1", 80, "/v1/fleets/default/channels"),
-        ("http://host.example/a/b/", "host.example", 80, "/a/b/v1/fleets/default/channels"),
+    for (url, host, port, path) in [
+        ("http://127.0.0.1:7440", "127.0.0.1", 7440, "/v1/fleets/default"),
+        ("http://[::1]:80/", "::1", 80, "/v1/fleets/default"),
+        ("http://host.example/a/b/", "host.example", 80, "/a/b/v1/fleets/default"),
     ] {
         let remote = DeciderEndpoint::new(url, &fleet()).expect(url);
-        assert_eq!(
-            (remote.host.as_str(), remote.port, remote.channels.as_str()),
-            (host, port, executor_channels)
-        );
+        assert_eq!((remote.host.as_str(), remote.port, remote.fleet.as_str()), (host, port, path));
     }
     for url in ["https://host", "host:80", "http://", "/channels", "http://host/?a=b", ""] {
         assert_eq!(DeciderEndpoint::new(url, &fleet()), Err(InvalidServerUrl(url.into())));

@@ -233,9 +233,10 @@ fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
     let means = ProcessLimits::of(config, &OpenFileLimit::raise(), copies(flags.adopt_copy));
     let who = flags.who(&config.fleet);
     let (name, cluster, server) = (&who.executor, &who.cluster, &config.server);
-    let store = match &who.runtime {
-        RuntimeAccess::Kubernetes(access) => format!("namespace {}", access.namespace),
-        RuntimeAccess::Process | RuntimeAccess::Simulated => format!("directory {}", dir.display()),
+    let store = if let RuntimeAccess::Kubernetes(access) = &who.runtime {
+        format!("namespace {}", access.namespace)
+    } else {
+        format!("directory {}", dir.display())
     };
     note!("chancery: executor {name} of cluster {cluster}, server {server}, {store}");
     let run = remote::run(&config.server, &config.fleet, who.clone(), &dir, &means);

@@ -32,6 +32,7 @@ struct TestServer {
     published: Arc<Mutex<Vec<Position>>>,
     leader_loop: tokio::task::JoinHandle<Result<()>>,
     rows: JoinHandle<Result<()>>,
+    #[cfg(feature = "kubernetes")]
     reader: chancery_projector::RowReader,
     _dir: tempfile::TempDir,
 }
@@ -69,7 +70,9 @@ impl TestServer {
         let mut projector =
             Projector::open(&dir.path().join("rows"), "default", log.source(), None, tuning).expect("rows");
         projector.catch_up().expect("caught up");
-        let (begins, reader) = (projector.position(), projector.reader());
+        let begins = projector.position();
+        #[cfg(feature = "kubernetes")]
+        let reader = projector.reader();
         let (records, states, queue) = ProjectorQueue::open();
         let snapshots = SnapshotStore::open(dir.path().join("snapshots")).expect("a directory");
         let mut rows =
@@ -112,7 +115,17 @@ impl TestServer {
         let (drain, drained) = watch::channel(false);
         let office = tokio::spawn(office.run(turns, drained));
         let router = LeaderRouter { leader_role: at_router, decider, own: address.into(), clock, troubles };
-        TestServer { leads: turn, drain, router, published, leader_loop: office, rows, reader, _dir: dir }
+        TestServer {
+            leads: turn,
+            drain,
+            router,
+            published,
+            leader_loop: office,
+            rows,
+            #[cfg(feature = "kubernetes")]
+            reader,
+            _dir: dir,
+        }
     }
 
     fn set_leading(&self, is_ours: bool) {

@@ -17,7 +17,7 @@ use chancery_events::name::FleetName;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::{Request, Response, StatusCode, Uri, header};
+use hyper::{Method, Request, Response, StatusCode, Uri, header};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::Value;
@@ -153,11 +153,8 @@ impl DeciderEndpoint {
 
     async fn row(&self, path: &str) -> io::Result<Option<Value>> {
         let mut sender = self.dial().await?;
-        let request = Request::get(format!("{}/{path}", self.fleet))
-            .header(header::HOST, &self.authority)
-            .body(Full::new(Bytes::new()))
-            .map_err(io::Error::other)?;
-        let response = sender.send_request(request).await.map_err(io::Error::other)?;
+        let path = format!("{}/{path}", self.fleet);
+        let response = self.send(&mut sender, Method::GET, &path, Bytes::new()).await?;
         match response.status() {
             StatusCode::OK => {
                 let body = Limited::new(response.into_body(), LONGEST).collect().await;
@@ -171,7 +168,7 @@ impl DeciderEndpoint {
 
     async fn open(&self) -> io::Result<(String, Incoming)> {
         let mut sender = self.dial().await?;
-        let response = self.post(&mut sender, &format!("{}/channels", self.fleet), Bytes::new()).await?;
+        let response = self.send(&mut sender, Method::POST, &format!("{}/channels", self.fleet), Bytes::new()).await?;
         if response.status() != StatusCode::CREATED {
             return Err(refused(response).await);
         }
@@ -193,14 +190,17 @@ impl DeciderEndpoint {
         Ok(sender)
     }
 
-    async fn post(
+    async fn send(
         &self,
         sender: &mut SendRequest<Full<Bytes>>,
+        method: Method,
         path: &str,
         body: Bytes,
     ) -> io::Result<Response<Incoming>> {
         sender.ready().await.map_err(io::Error::other)?;
-        let request = Request::post(path)
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
             .header(header::HOST, &self.authority)
             .header(header::CONTENT_TYPE, "application/x-ndjson")
             .body(Full::new(body))
@@ -263,7 +263,7 @@ impl DeciderEndpoint {
             Some(sender) if !sender.is_closed() => sender,
             _ => connection.insert(self.dial().await?),
         };
-        self.post(sender, path, body).await
+        self.send(sender, Method::POST, path, body).await
     }
 }
 

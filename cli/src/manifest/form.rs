@@ -21,7 +21,6 @@ use chancery_events::spec::{
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_saphyr::{Location, Spanned};
 
 use super::approval::ApprovalForm;
 use super::policy::PolicyForm;
@@ -35,17 +34,17 @@ pub(super) trait SpecForm: DeserializeOwned + JsonSchema {
     /// Whether the metadata may have labels.
     const HAS_LABELS: bool = false;
     /// Takes the name out of the spec, where older manifests have it; `None` if the spec has no name.
-    fn inner_name(&mut self) -> Option<Spanned<Self::Name>> {
+    fn inner_name(&mut self) -> Option<Self::Name> {
         None
     }
-    /// Returns the intent of the document, or the error and its location.
+    /// Returns the intent of the document, or the error and the path of the field with the error.
     fn intent(self, name: Self::Name, labels: NodeLabels) -> Result<Intent, FormFault>;
 }
 
 /// Labels of a node.
 pub(super) type NodeLabels = BTreeMap<KeyName, String>;
-/// Error of a form, with its location if that differs from the spec's.
-pub(super) type FormFault = (String, Option<Location>);
+/// Error of a form, and the path of the field with the error; empty for the document.
+pub(super) type FormFault = (String, String);
 
 impl SpecForm for NodeForm {
     type Name = NodeName;
@@ -67,7 +66,7 @@ impl SpecForm for NodeForm {
 
 impl SpecForm for PlanForm {
     type Name = PlanName;
-    fn inner_name(&mut self) -> Option<Spanned<PlanName>> {
+    fn inner_name(&mut self) -> Option<PlanName> {
         self.name.take()
     }
     fn intent(self, name: PlanName, _: NodeLabels) -> Result<Intent, FormFault> {
@@ -84,15 +83,15 @@ impl SpecForm for PolicyForm {
 
 impl SpecForm for DeploymentForm {
     type Name = DeploymentName;
-    fn inner_name(&mut self) -> Option<Spanned<DeploymentName>> {
+    fn inner_name(&mut self) -> Option<DeploymentName> {
         self.name.take()
     }
     fn intent(self, name: DeploymentName, _: NodeLabels) -> Result<Intent, FormFault> {
         let mut coordinates = self.coordinates;
-        for Spanned { value: form, referenced, .. } in self.payload_coordinates {
+        for (number, form) in self.payload_coordinates.into_iter().enumerate() {
             if coordinates.insert(form.payload_name.clone(), form.coordinates).is_some() {
                 let what = format!("invalid coordinates: payload {} is given twice", form.payload_name);
-                return Err((what, Some(referenced)));
+                return Err((what, format!("/spec/payload_coordinates/{number}")));
             }
         }
         let spec = DeploymentSpec {
@@ -409,7 +408,7 @@ impl From<UnreadyForm> for UnreadyRule {
 pub(super) struct PlanForm {
     #[serde(default)]
     #[schemars(skip)]
-    name: Option<Spanned<PlanName>>,
+    name: Option<PlanName>,
     /// Namespace of the plan's incarnations: a label, which isolates nothing.
     namespace: Namespace,
     /// Service that the plan provides; replicas are named after the service.
@@ -513,7 +512,7 @@ pub(super) struct CoordinatesForm {
 pub(super) struct DeploymentForm {
     #[serde(default, alias = "deployment_id")]
     #[schemars(skip)]
-    name: Option<Spanned<DeploymentName>>,
+    name: Option<DeploymentName>,
     /// Plan that the deployment belongs to.
     #[serde(alias = "deployment_plan_name")]
     plan: PlanName,
@@ -522,7 +521,7 @@ pub(super) struct DeploymentForm {
     coordinates: PayloadCoordinates,
     #[serde(default)]
     #[schemars(skip)]
-    payload_coordinates: Vec<Spanned<CoordinatesForm>>,
+    payload_coordinates: Vec<CoordinatesForm>,
     /// Desired number of replicas.
     #[serde(alias = "instance_count")]
     count: u32,

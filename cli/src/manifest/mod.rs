@@ -10,21 +10,21 @@
 //!   domain: a
 //!   resources: {cpu: 4, memory: 8}
 //! ```
-//! A document is read twice, first for its kind and then as the form of that kind, so that every error has
-//! its location; and again for each error, so that all errors are reported.
+//! A document is read as a tree whose parts have locations, then as the form of its kind, and again for each
+//! error, so that all errors are reported.
 //! Unknown fields are refused: a misspelt limit must not mean "unlimited".
 
 mod approval;
 mod errors;
 mod form;
-mod locate;
 mod policy;
-mod recovery;
+mod reader;
 mod schema;
 mod strategy;
 pub mod suggest;
 #[cfg(test)]
 mod tests;
+mod tree;
 mod units;
 pub mod write;
 
@@ -39,22 +39,18 @@ use schemars::{JsonSchema, Schema};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use serde_saphyr::{Location, Options, Spanned};
 
 use errors::YamlDocument;
 pub use errors::{FileLocation, ManifestError, ManifestErrors};
 use form::{DeploymentForm, NodeForm, PlanForm, SpecForm};
 use policy::PolicyForm;
 use schema::schema;
+use tree::DocumentTree;
 
 /// Version of the manifest forms.
 pub const API_VERSION: &str = "chancery/v1";
 /// Maximum size of a file, in bytes.
 pub const LARGEST: usize = 16 << 20;
-/// Maximum depth of nested collections.
-const DEEPEST: usize = 32;
-/// Maximum number of aliases in a document, and of anchors. The events that they replay are limited too.
-const ALIASES: usize = 1000;
 
 /// Kinds in the order in which they are applied: a referenced kind comes before the kinds that refer to it.
 pub static KINDS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
@@ -77,12 +73,10 @@ pub struct ManifestDocument {
 impl ManifestDocument {
     /// Returns the location in the file of a JSON Pointer into the intent, and the value if it is a single
     /// one. For a part that the file does not have, it is the location of the nearest parent.
-    pub fn locate(&self, pointer: &str) -> (FileLocation, Option<&str>) {
-        match locate::find(&self.document.text, pointer) {
-            Some(found) => {
-                let value = if found.is_value { self.document.value(found.at) } else { None };
-                (self.document.place(found.at), value)
-            }
+    pub fn locate(&self, pointer: &str) -> (FileLocation, Option<String>) {
+        let tree = DocumentTree::read(&self.document.text).ok().flatten();
+        match tree.as_ref().and_then(|tree| tree.find(pointer)) {
+            Some((at, value)) => (self.document.place(at), value.map(str::to_owned)),
             None => (self.place.clone(), None),
         }
     }
@@ -136,8 +130,8 @@ fn documents(text: &str) -> Vec<(u64, &str)> {
 #[derive(Deserialize)]
 struct ManifestHeader {
     #[serde(rename = "apiVersion")]
-    api_version: Spanned<String>,
-    kind: Spanned<String>,
+    api_version: String,
+    kind: String,
 }
 
 /// Form of a whole document.
@@ -163,53 +157,26 @@ struct ManifestForm<N, S> {
 #[serde(deny_unknown_fields)]
 struct ManifestMetadata<N> {
     /// Name of the entity; required.
-    #[schemars(with = "Option<N>")]
-    name: Option<Spanned<N>>,
+    name: Option<N>,
     /// Labels, for selectors of plans; nodes only.
-    #[schemars(with = "Option<BTreeMap<KeyName, String>>")]
-    labels: Option<Spanned<BTreeMap<KeyName, String>>>,
+    labels: Option<BTreeMap<KeyName, String>>,
 }
 
 fn read_one(document: &YamlDocument) -> Result<Option<ManifestDocument>, ManifestErrors> {
-    let start = serde_saphyr::from_str_with_options::<Option<Spanned<IgnoredAny>>>(&document.text, options())
-        .map_err(|error| document.read_error(&error, Location::UNKNOWN))?;
-    let Some(Spanned { referenced: start, .. }) = start else { return Ok(None) };
-    let header: ManifestHeader = parse(document, start)?;
-    if header.api_version.value != API_VERSION {
-        let what = format!("invalid apiVersion {:?}: must be {API_VERSION}", header.api_version.value);
-        return Err(document.fault(header.api_version.referenced, what).into());
+    let tree = DocumentTree::read(&document.text).map_err(|error| document.parser_error(&error))?;
+    let Some(tree) = tree else { return Ok(None) };
+    let reader = ManifestReader { document, tree };
+    let header: ManifestHeader = reader.read()?;
+    if header.api_version != API_VERSION {
+        let what = format!("invalid apiVersion {:?}: must be {API_VERSION}", header.api_version);
+        return Err(reader.fault("/apiVersion", what).into());
     }
-    let form = ManifestReader { document, start };
-    let kind = header.kind.value.as_str();
-    let intent = form.intent(kind).unwrap_or_else(|| {
-        let what = format!("invalid kind {kind:?}{}", suggest::instead(kind, &KINDS));
-        Err(document.fault(header.kind.referenced, what).into())
+    let intent = reader.intent(&header.kind).unwrap_or_else(|| {
+        let what = format!("invalid kind {:?}{}", header.kind, suggest::instead(&header.kind, &KINDS));
+        Err(reader.fault("/kind", what).into())
     })?;
-    Ok(Some(ManifestDocument { intent, place: document.place(start), document: document.clone() }))
-}
-
-fn options() -> Options {
-    serde_saphyr::options! {
-        with_snippet: false,
-        budget: serde_saphyr::budget! {
-            max_depth: DEEPEST,
-            flow_nesting_limit: DEEPEST,
-            max_aliases: ALIASES,
-            max_anchors: ALIASES,
-        },
-        alias_limits: serde_saphyr::alias_limits! {
-            max_total_replayed_events: 100 * ALIASES,
-            max_replay_stack_depth: DEEPEST,
-        },
-    }
-}
-
-fn parse<T: DeserializeOwned>(document: &YamlDocument, start: Location) -> Result<T, ManifestErrors> {
-    recovery::read(&document.text, options).map_err(|errors| {
-        let mut faults: Vec<_> = errors.iter().map(|error| document.read_error(error, start)).collect();
-        faults.sort_by_key(|fault| (fault.place.line, fault.place.column));
-        ManifestErrors(faults)
-    })
+    let place = document.place(reader.tree.root.referenced);
+    Ok(Some(ManifestDocument { intent, place, document: document.clone() }))
 }
 
 macro_rules! manifests {
@@ -253,15 +220,24 @@ macro_rules! manifests {
 
 each_kind!(manifests);
 
-/// Reader of a document whose kind is known.
+/// Reader of a document.
 struct ManifestReader<'a> {
     document: &'a YamlDocument,
-    start: Location,
+    tree: DocumentTree<'a>,
 }
 
 impl ManifestReader<'_> {
-    fn read<N: DeserializeOwned, S: DeserializeOwned>(&self) -> Result<ManifestForm<N, S>, ManifestErrors> {
-        parse(self.document, self.start)
+    fn read<T: DeserializeOwned>(&self) -> Result<T, ManifestErrors> {
+        reader::read(&self.tree).map_err(|errors| {
+            let mut faults: Vec<_> = errors.iter().map(|error| self.document.form_error(error)).collect();
+            faults.sort_by_key(|fault| (fault.place.line, fault.place.column));
+            ManifestErrors(faults)
+        })
+    }
+
+    /// Returns an error at the part of the document with the path.
+    fn fault(&self, path: &str, what: impl Into<String>) -> ManifestError {
+        self.document.fault(self.tree.part(path), what)
     }
 
     /// Returns the intent of a document whose kind has the same spec in manifests and intents.
@@ -270,39 +246,39 @@ impl ManifestReader<'_> {
         N: DeserializeOwned + Serialize + PartialEq,
         S: DeserializeOwned + Serialize,
     {
-        let form = self.read::<N, S>()?;
+        let form: ManifestForm<N, S> = self.read()?;
         let body = json!({ "name": self.name(form.metadata, None)?, "spec": form.spec });
         let read = Intent::read(type_name, &body.to_string()).expect("an intent applies each manifest");
-        read.map_err(|error| self.document.fault(self.start, error.to_string()).into())
+        read.map_err(|error| self.fault("", error.to_string()).into())
     }
 
     /// Returns the intent of a document whose kind has a form of its own in manifests.
     fn form<S: SpecForm>(&self) -> Result<Intent, ManifestErrors> {
-        let mut form = self.read::<S::Name, S>()?;
+        let mut form: ManifestForm<S::Name, S> = self.read()?;
         let metadata = form.metadata.as_mut().filter(|_| S::HAS_LABELS);
         let labels = metadata.and_then(|metadata| metadata.labels.take());
         let inner = form.spec.inner_name();
         let name = self.name(form.metadata, inner)?;
-        let intent = form.spec.intent(name, labels.map(|labels| labels.value).unwrap_or_default());
-        intent.map_err(|(what, at)| self.document.fault(at.unwrap_or(self.start), what).into())
+        let intent = form.spec.intent(name, labels.unwrap_or_default());
+        intent.map_err(|(what, path)| self.fault(&path, what).into())
     }
 
     /// Returns the name, from `metadata` or, in older manifests, from the spec.
     fn name<N: PartialEq>(
         &self,
         metadata: Option<ManifestMetadata<N>>,
-        inner: Option<Spanned<N>>,
+        inner: Option<N>,
     ) -> Result<N, ManifestError> {
         let (name, labels) = metadata.map_or((None, None), |metadata| (metadata.name, metadata.labels));
-        if let Some(labels) = labels.filter(|labels| !labels.value.is_empty()) {
-            return Err(self.document.fault(labels.referenced, "invalid labels: only nodes have labels"));
+        if labels.is_some_and(|labels| !labels.is_empty()) {
+            return Err(self.fault("/metadata/labels", "invalid labels: only nodes have labels"));
         }
         match (name, inner) {
-            (Some(outer), Some(inner)) if outer.value != inner.value => Err(self
-                .document
-                .fault(inner.referenced, "invalid name: must equal metadata.name or be omitted")),
-            (Some(name), _) | (None, Some(name)) => Ok(name.value),
-            (None, None) => Err(self.document.fault(self.start, "\"metadata.name\" is missing here")),
+            (Some(outer), Some(inner)) if outer != inner => {
+                Err(self.fault("/spec/name", "invalid name: must equal metadata.name or be omitted"))
+            }
+            (Some(name), _) | (None, Some(name)) => Ok(name),
+            (None, None) => Err(self.fault("", "\"metadata.name\" is missing here")),
         }
     }
 }

@@ -4,8 +4,8 @@ use chancery_events::name::{DomainName, PlanName};
 use chancery_events::spec::{ApprovalWindow, PolicyKind, PolicyRule, PolicySpec, Weekday};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_saphyr::{Location, Spanned};
 
+use super::form::FormFault;
 use super::units::{AnyCase, ClockTime, MinuteSpan};
 
 /// Policy about approvals: either operations that it approves, or operations that another person must
@@ -28,8 +28,7 @@ pub(super) struct PolicyForm {
     approve: Option<ApproveForm>,
     /// `true`: the approver must be another person than the requester.
     #[serde(default)]
-    #[schemars(with = "Option<bool>")]
-    four_eyes: Option<Spanned<bool>>,
+    four_eyes: Option<bool>,
 }
 
 /// Conditions under which a policy approves.
@@ -65,27 +64,25 @@ impl From<WindowForm> for ApprovalWindow {
 }
 
 impl PolicyForm {
-    /// Spec of the policy, or the error and its location.
-    pub(super) fn spec(self) -> Result<PolicySpec, (String, Option<Location>)> {
+    /// Returns the spec of the policy.
+    pub(super) fn spec(self) -> Result<PolicySpec, FormFault> {
         let rule = match (self.approve, self.four_eyes) {
             (Some(ApproveForm { windows, max_in_flight: in_flight }), None) => PolicyRule::Approve {
                 windows: windows.into_iter().map(ApprovalWindow::from).collect(),
                 max_in_flight: in_flight,
             },
-            (None, Some(Spanned { value: true, .. })) => PolicyRule::FourEyes {},
-            (None, Some(Spanned { referenced, .. })) => {
-                return Err(("invalid four_eyes: must be true or omitted".into(), Some(referenced)));
+            (None, Some(true)) => PolicyRule::FourEyes {},
+            (None, Some(false)) => {
+                return Err(("invalid four_eyes: must be true or omitted".into(), "/spec/four_eyes".into()));
             }
-            (Some(_), Some(Spanned { referenced, .. })) => {
+            (Some(_), Some(_)) => {
                 let what =
                     "invalid policy: must have either approve or four_eyes, or be divided into two policies";
-                return Err((what.into(), Some(referenced)));
+                return Err((what.into(), "/spec/four_eyes".into()));
             }
             (None, None) => {
-                return Err((
-                    "invalid policy: must have \"spec.approve\" or \"spec.four_eyes\"".into(),
-                    None,
-                ));
+                let what = "invalid policy: must have \"spec.approve\" or \"spec.four_eyes\"";
+                return Err((what.into(), String::new()));
             }
         };
         let kinds = self.kinds.into_iter().map(|AnyCase(kind)| kind).collect();

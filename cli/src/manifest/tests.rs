@@ -324,7 +324,7 @@ fn errors_name_the_location_and_what_to_write() {
         (plan("timeuots: {}"), "9:3: invalid field \"timeuots\": did you mean \"timeouts\"?"),
         (plan("timeouts: {start: 30}"), "9:21: invalid duration \"30\": must be as in 500ms, 30s, 5m or 24h"),
         (plan("namespace: m"), "9:3: \"namespace\" is given twice"),
-        (plan("approval: automatc"), "9:3: invalid value \"automatc\": did you mean \"automatic\"?"),
+        (plan("approval: automatc"), "9:13: invalid value \"automatc\": did you mean \"automatic\"?"),
         (plan("approval: {crate: manual}"), "9:14: invalid field \"crate\": did you mean \"create\"?"),
         (
             plan("matchers:\n  - {type: GPU, comparator: foo, names: [a]}"),
@@ -466,7 +466,11 @@ fn what_a_server_points_to_is_found_in_the_file() {
     for (text, pointer, place, value) in cases {
         let manifests = read("f.yaml", &format!("---\n{text}")).expect("a manifest");
         let (found, found_value) = manifests[0].locate(pointer);
-        assert_eq!((found.to_string(), found_value), (format!("f.yaml:{place}"), value), "{pointer}\n{text}");
+        assert_eq!(
+            (found.to_string(), found_value.as_deref()),
+            (format!("f.yaml:{place}"), value),
+            "{pointer}\n{text}"
+        );
     }
 }
 
@@ -531,4 +535,69 @@ fn the_examples_are_manifests() {
     assert_eq!(only(plan), only(&under_header("Plan", SEED_PLAN)));
     let deployment = include_str!("../../../examples/nginx/deployment-1.yaml");
     assert_eq!(only(deployment), only(&under_header("Deployment", SEED_DEPLOYMENT)));
+}
+
+/// Reads a document into untyped values.
+fn untyped(text: &str) -> serde_json::Value {
+    let tree =
+        DocumentTree::read(text).unwrap_or_else(|error| panic!("{error}\n{text}")).expect("a document");
+    reader::read(&tree).unwrap_or_else(|errors| panic!("{errors:?}\n{text}"))
+}
+
+#[test]
+fn a_tree_has_the_values_that_the_parser_reads() {
+    for text in [
+        "a: 1\nb: -2\nc: 1.5\nd: true\ne: on\nf: ~\ng:\nh: null\ni: 1e3\nj: 0x1f\nk: 0o17\nl: 007\nm: 1_000",
+        "a: '1'\nb: \"true\"\nc: ''\nd: \"null\"\ne: 22:00\nf: 2026-01-01\ng: 1.2.3\nh: \"\\u00e9\\n\"",
+        "a: !!str 1\nb: !!int \"2\"\nc: !!float 3\nd: ! 4",
+        "a: |\n  one\n  two\nb: >-\n  one\n  two\nc: one\n  two\n",
+        "x: &x {a: 1, b: [1, 2]}\ny: *x\nz: {<<: *x, b: 3}\nw: [*x, *x]",
+        "? a\n: 1\n1: 2\ntrue: 3\n",
+        "[]",
+        "[{}, [], [[1]], {a: {b: {c: [1, {d: 2}]}}}]",
+        "18446744073709551615",
+        "-9223372036854775808",
+        "99999999999999999999",
+    ] {
+        let wanted: serde_json::Value = serde_saphyr::from_str(text).expect("a document");
+        assert_eq!(untyped(text), wanted, "{text}");
+    }
+}
+
+#[test]
+fn values_have_their_text_through_quotes_aliases_and_tags() {
+    let spec = "plan: p\ncount: \"3\"\nauto_rollback: 'true'\ncoordinates:\n  web: &web {a: &one 1.10, b: *one, c: !!str 1.20, d: '1.30'}\n  \
+        api:\n    <<: *web\n    b: .inf\n    c: 1e999\n    e: >-\n      7\n      8\n";
+    let text = format!("# é ü 東\n{}", header("Deployment", &spec));
+    let Intent::DeploymentCreate(create) = only(&text) else { panic!("a deployment") };
+    assert_eq!((create.spec.count, create.spec.auto_rollback), (3, true));
+    let text = |payload: &str| {
+        let values = &create.spec.coordinates[payload];
+        values.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(text("web"), "a=1.10 b=1.10 c=1.20 d=1.30");
+    assert_eq!(text("api"), "a=1.10 b=.inf c=1e999 d=1.30 e=7 8");
+}
+
+#[test]
+fn fields_that_are_given_twice_do_not_hide_other_errors() {
+    let spec = "namespace: n\nnamespace: m\nservice: s\nservce: t\npayloads:\n- name: a\n  name: b\n  resources: {}\n  \
+        ready: {tcp: {port: A b}}\n  alive: {http: {port: x, port: y, path: 1}, tcp: {port: z}}\n  run: {argv: x}\n\
+        labels: {a: b, a: c, A b: c}\nsharing: {never: 1}\nrestart: []\nunready: {action: }";
+    let faults = read("f.yaml", &header("Plan", spec)).expect_err("errors");
+    let wanted = [
+        "7:3: \"namespace\" is given twice",
+        "9:3: invalid field \"servce\": did you mean \"service\"?",
+        "12:5: \"name\" is given twice",
+        "14:25: invalid character 'A' at position 1: use a-z, 0-9, '-' and '.', with a letter or digit at both ends: \"A b\"",
+        "15:12: a word or a block of one line is expected here",
+        "16:17: a list is expected here",
+        "17:18: \"a\" is given twice",
+        "17:24: invalid character ' ' at position 2: use A-Z, a-z, 0-9, '-', '.', '_' and '/', with a letter or digit first and last: \"A b\"",
+        "18:12: a word is expected here",
+        "19:12: a word or a block of one line is expected here",
+        "20:19: missing value: give a value, or omit the field",
+    ];
+    let messages: Vec<_> = faults.to_string().lines().map(|line| line.replace("f.yaml:", "")).collect();
+    assert_eq!(messages, wanted, "{faults}");
 }

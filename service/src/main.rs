@@ -25,6 +25,10 @@ use chancery::{demo, doctor, memory, modes, payload, remote, server, verify};
 use chancery_cli::{CliExit, OutputFormat, note};
 use chancery_events::name::{ClusterName, Namespace};
 use chancery_executor::directory::CopyPolicy;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Requests, events and rows are many small allocations that are often freed on another thread.
 #[global_allocator]
@@ -265,17 +269,15 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 }
 
 fn log(config: &ServiceConfig) -> Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&config.log_filter)
-        .context("cannot read setting log_filter")?;
+    let filter: Targets = config.log_filter.parse().context("cannot read setting log_filter")?;
     // A line that cannot be written is dropped: an error report would be another line, which panics.
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .log_internal_errors(false);
-    match config.log_format {
-        LogFormat::Text => subscriber.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
-        LogFormat::Json => subscriber.json().init(),
-    }
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let lines = match config.log_format {
+        LogFormat::Text => lines.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
+    tracing_subscriber::registry().with(filter).with(lines).init();
     for slip in config::typos(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
         tracing::warn!("{slip}");
     }

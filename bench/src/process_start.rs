@@ -31,7 +31,15 @@ fn config(root: PathBuf, cgroup: CgroupSetting) -> Result<ProcessConfig> {
         supervisor_args: vec!["supervisor".into()],
         trampoline_args: vec!["trampoline".into()],
     };
-    Ok(ProcessConfig { root, program, output: OutputLimits::default(), cgroup, files: None, boot: None })
+    Ok(ProcessConfig {
+        root,
+        program,
+        output: OutputLimits::default(),
+        cgroup,
+        files: None,
+        qemu: None,
+        boot: None,
+    })
 }
 
 fn command(id: IncarnationId, revision: u32, effect: CommandEffect, spec: &IncarnationSpec) -> Command {

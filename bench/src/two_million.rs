@@ -25,7 +25,7 @@ use chancery_events::id::{Lineage, Position, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::name::{DeploymentName, PlanName};
 use chancery_executor::directory::CopyPolicy;
-use chancery_executor::process::{CgroupSetting, OutputLimits};
+use chancery_executor::process::{CgroupSetting, OutputLimits, QemuSettings};
 use chancery_journal::segments::{SegmentJournal, SegmentOptions};
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{Journal, JournalDelivery, JournalReader};
@@ -212,6 +212,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<ResultRow> {
             cgroup: CgroupSetting::Detect,
             files: None,
             copies: CopyPolicy::Refuse,
+            qemu: QemuSettings::default(),
         },
         connections: ChannelNumbers::default(),
     };

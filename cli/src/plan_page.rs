@@ -88,7 +88,10 @@ impl PlanPage<'_> {
         for payload in payloads {
             let container = payload.container.as_ref().map(|container| ("container", Some(json(container))));
             let run = [("run", payload.run.as_ref().map(json))].into_iter();
-            for (part, value) in run.chain(container).chain([("ready", payload.ready.as_ref().map(json))]) {
+            let vm = payload.vm.as_ref().map(|vm| ("vm", Some(json(vm))));
+            for (part, value) in
+                run.chain(container).chain(vm).chain([("ready", payload.ready.as_ref().map(json))])
+            {
                 let value = value.map_or_else(|| "none".to_owned(), |value| one_line(&value));
                 add(&mut text, format_args!("  {} {part}: {value}\n", payload.name));
             }

@@ -42,6 +42,7 @@ fn of_run(fleet: &FleetState, incarnation: &Incarnation) -> Option<Command> {
         coordinates: deployment.spec.coordinates.get(&payload.name).cloned().unwrap_or_default(),
         run: payload.run.clone(),
         container: payload.container.clone(),
+        vm: payload.vm.clone(),
         ready: payload.ready.clone(),
         alive: payload.alive.clone(),
         mounts: mounts(fleet, &incarnation.replica, payload),

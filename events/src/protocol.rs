@@ -30,7 +30,9 @@ use crate::name::{
 };
 use crate::observation::ObjectReport;
 use crate::record::RecordHash;
-use crate::spec::{ClusterRuntime, ContainerSpec, ExecSpec, PayloadPort, ReadinessProbe, RestartPolicy};
+use crate::spec::{
+    ClusterRuntime, ContainerSpec, ExecSpec, PayloadPort, ReadinessProbe, RestartPolicy, VirtualMachineSpec,
+};
 
 /// Head of the journal as one party has seen it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -433,6 +435,8 @@ pub struct IncarnationPayload {
     pub run: Option<ExecSpec>,
     /// Container to start on a runtime of container images, if any.
     pub container: Option<ContainerSpec>,
+    /// Virtual machine to boot on a runtime of virtual machines, if any.
+    pub vm: Option<VirtualMachineSpec>,
     /// Readiness probe, if any.
     pub ready: Option<ReadinessProbe>,
     /// Liveness probe, if any.

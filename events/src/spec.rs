@@ -57,6 +57,8 @@ words! {
         Simulated = "simulated",
         /// Pods of a Kubernetes cluster.
         Kubernetes = "kubernetes",
+        /// Virtual machines that QEMU runs on the executor's own machine.
+        Qemu = "qemu",
     }
     /// Binding of the pods of a cluster to nodes.
     NodeBinding {
@@ -265,6 +267,8 @@ impl ClusterRuntime {
             ClusterRuntime::Process => false,
             // An edit of a pod restarts its containers within the same pod, without proof that the earlier ones ended.
             ClusterRuntime::Kubernetes => false,
+            // The devices of a virtual machine are fixed at its start.
+            ClusterRuntime::Qemu => false,
             ClusterRuntime::Simulated => true,
         }
     }
@@ -278,6 +282,8 @@ impl ClusterRuntime {
         match self {
             ClusterRuntime::Process => payload.run.is_none().then_some("`run`"),
             ClusterRuntime::Simulated => None,
+            ClusterRuntime::Qemu if payload.vm.is_none() => Some("`vm`"),
+            ClusterRuntime::Qemu => (!payload.volumes.is_empty()).then_some("empty `volumes`"),
             ClusterRuntime::Kubernetes if payload.name.as_str().contains('.') => Some("name without dots"),
             ClusterRuntime::Kubernetes => match (&payload.container, &payload.run) {
                 (Some(_), _) => None,

@@ -168,7 +168,8 @@ impl DeciderEndpoint {
 
     async fn open(&self) -> io::Result<(String, Incoming)> {
         let mut sender = self.dial().await?;
-        let response = self.send(&mut sender, Method::POST, &format!("{}/channels", self.fleet), Bytes::new()).await?;
+        let response =
+            self.send(&mut sender, Method::POST, &format!("{}/channels", self.fleet), Bytes::new()).await?;
         if response.status() != StatusCode::CREATED {
             return Err(refused(response).await);
         }

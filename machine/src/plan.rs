@@ -23,8 +23,8 @@ use chancery_events::name::PortName;
 use chancery_events::observation::PROCESSES_BYTES;
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{
-    BalancePolicy, ClusterActivity, Payload, PlanSpec, PortProtocol, ReadinessProbe, VolumeDeletion,
-    port_variable, volume_variable,
+    BalancePolicy, ClusterActivity, Payload, PlanSpec, PortProtocol, ReadinessProbe, VM_OVERHEAD,
+    VirtualMachineSpec, VolumeDeletion, port_variable, volume_variable,
 };
 use chancery_events::template;
 use chancery_events::text::counted;
@@ -173,6 +173,9 @@ fn check_payload(faults: &mut BodyErrors, at: &str, payload: &Payload) {
             faults.check(named(&init.image), format!("{at}/container/init/{i}/image"), &rule);
         }
     }
+    if let Some(vm) = &payload.vm {
+        check_vm(faults, at, payload, vm);
+    }
     for (text, place) in texts(payload, at) {
         faults.check(!text.contains('\0'), &place, "must not contain a zero byte");
         let filled = template::fill(text, |name| match name.split_once('.') {
@@ -194,6 +197,29 @@ fn check_payload(faults: &mut BodyErrors, at: &str, payload: &Payload) {
         faults.check(probe.timing().success_threshold == 1, at, only);
     }
 }
+
+fn check_vm(faults: &mut BodyErrors, at: &str, payload: &Payload, vm: &VirtualMachineSpec) {
+    let one = vm.kernel.is_some() != vm.image.is_some();
+    faults.check(one, format!("{at}/vm"), "must have either `kernel` or `image`");
+    for (name, given) in [("initrd", vm.initrd.is_some()), ("cmdline", vm.cmdline.is_some())] {
+        let needless = given && vm.kernel.is_none();
+        faults.check(!needless, format!("{at}/vm/{name}"), "must be given only with `kernel`");
+    }
+    let files =
+        [("kernel", &vm.kernel), ("initrd", &vm.initrd), ("image", &vm.image), ("firmware", &vm.firmware)];
+    for (name, file) in files.into_iter().filter_map(|(name, file)| Some((name, file.as_ref()?))) {
+        faults.check(is_mount(&format!("/{file}")), format!("{at}/vm/{name}"), IMAGE_FILE);
+    }
+    faults.check((1..=255).contains(&vm.cpus), format!("{at}/vm/cpus"), "must be from 1 to 255");
+    faults.check(payload.processes == 1, format!("{at}/processes"), "must be 1 for a virtual machine");
+    let least = VM_OVERHEAD + (1 << 20);
+    let rule = format!("must be at least {} MiB for a virtual machine", least >> 20);
+    faults.check(payload.resources.memory >= least, format!("{at}/resources/memory"), rule);
+}
+
+/// Rule for a file of an image directory, as errors state it.
+const IMAGE_FILE: &str =
+    "must be a relative path of at most 254 characters a-z, A-Z, 0-9, ., _, - and /, without parts . and ..";
 
 /// Longest time in the settings of a probe, in milliseconds.
 const PROBE_LONGEST: u64 = 60 * 60 * 1000;
@@ -278,6 +304,9 @@ pub(crate) fn texts<'a>(payload: &'a Payload, at: &str) -> Vec<(&'a str, String)
             environments.push((format!("{at}/env"), &init.env));
             images.push((init.image.as_str(), format!("{at}/image")));
         }
+    }
+    if let Some(cmdline) = payload.vm.as_ref().and_then(|vm| vm.cmdline.as_deref()) {
+        images.push((cmdline, format!("{at}/vm/cmdline")));
     }
     all.extend(images);
     for (at, env) in environments {

@@ -22,7 +22,7 @@ use chancery_executor::directory::CopyPolicy;
 use chancery_executor::kubernetes::{KubernetesConfig, KubernetesOrchestrator};
 use chancery_executor::logs::{LogOutput, LogSource};
 use chancery_executor::process::{
-    CgroupSetting, OutputLimits, ProcessLogs, ProcessOrchestrator, SupervisorProgram,
+    CgroupSetting, OutputLimits, ProcessLogs, ProcessOrchestrator, QemuSettings, SupervisorProgram,
 };
 use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedWorld};
 use chancery_executor::{DeciderChannel, ExecutorStop, open_directory, process};
@@ -288,6 +288,8 @@ pub struct ProcessLimits {
     pub files: Option<u64>,
     /// Handling of an executor's directory that is a copy.
     pub copies: CopyPolicy,
+    /// Settings of virtual machines.
+    pub qemu: QemuSettings,
 }
 
 impl ProcessLimits {
@@ -298,6 +300,7 @@ impl ProcessLimits {
             cgroup: config.cgroup_root.clone(),
             files: files.began,
             copies,
+            qemu: config.qemu.clone(),
         }
     }
 }
@@ -307,6 +310,8 @@ impl ProcessLimits {
 pub enum RuntimeAccess {
     /// Processes of this machine.
     Process,
+    /// Virtual machines on this machine.
+    Qemu,
     /// Simulated nodes.
     Simulated,
     /// Pods of a Kubernetes cluster.
@@ -329,6 +334,7 @@ impl RuntimeAccess {
     pub const fn runtime(&self) -> ClusterRuntime {
         match self {
             RuntimeAccess::Process => ClusterRuntime::Process,
+            RuntimeAccess::Qemu => ClusterRuntime::Qemu,
             RuntimeAccess::Simulated => ClusterRuntime::Simulated,
             RuntimeAccess::Kubernetes(_) => ClusterRuntime::Kubernetes,
         }
@@ -339,6 +345,7 @@ impl RuntimeAccess {
     fn of(cluster: &ClusterRow) -> Option<RuntimeAccess> {
         Some(match cluster.runtime {
             ClusterRuntime::Process => RuntimeAccess::Process,
+            ClusterRuntime::Qemu => RuntimeAccess::Qemu,
             ClusterRuntime::Simulated => RuntimeAccess::Simulated,
             ClusterRuntime::Kubernetes => RuntimeAccess::Kubernetes(KubernetesAccess {
                 namespace: cluster.kubernetes.as_ref()?.namespace.clone(),
@@ -385,15 +392,16 @@ where
         at_once: AT_ONCE,
     };
     match runtime {
-        RuntimeAccess::Process => {
+        RuntimeAccess::Process | RuntimeAccess::Qemu => {
             let store = open_directory(root.clone(), copies).await?;
             let program = SupervisorProgram {
                 program: std::env::current_exe().map_err(ExecutorStop::Storage)?,
                 supervisor_args: vec!["supervisor".into()],
                 trampoline_args: vec!["trampoline".into()],
             };
-            let ProcessLimits { output, cgroup, files, .. } = means.clone();
-            let processes = process::ProcessConfig { root, program, output, cgroup, files, boot: None };
+            let ProcessLimits { output, cgroup, files, qemu, .. } = means.clone();
+            let qemu = (runtime == RuntimeAccess::Qemu).then_some(qemu);
+            let processes = process::ProcessConfig { root, program, output, cgroup, files, qemu, boot: None };
             let open = ProcessOrchestrator::open(processes);
             chancery_executor::run(config, store, open, connect, shutdown).await
         }

@@ -271,8 +271,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 fn log(config: &ServiceConfig) -> Result<()> {
     let filter: Targets = config.log_filter.parse().context("cannot read setting log_filter")?;
     // A line that cannot be written is dropped: an error report would be another line, which panics.
-    let lines =
-        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     let lines = match config.log_format {
         LogFormat::Text => lines.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).boxed(),
         LogFormat::Json => lines.json().boxed(),

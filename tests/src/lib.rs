@@ -15,6 +15,7 @@ pub mod kafka;
 pub mod kubernetes;
 pub mod ledger;
 pub mod model;
+pub mod qemu;
 pub mod resolver;
 pub mod sim;
 

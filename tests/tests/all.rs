@@ -40,5 +40,6 @@ mod reads;
 mod rollbacks;
 mod rollouts;
 mod simulation;
+mod virtual_machines;
 mod walkthrough;
 mod watch;

@@ -16,7 +16,7 @@ use chancery_events::spec::{
     AffinityRule, ApprovalMode, ApprovalPolicy, CapabilityMatcher, ContainerSpec, DeploymentSpec, ExecSpec,
     MatchComparator, NodeSharing, NodeSpec, NodeStorage, PROGRESS_DEADLINE, Payload, PayloadCoordinates,
     PayloadPort, PlacementPolicy, PlanSpec, PlanTimeouts, PortProtocol, ProbeTiming, ReadinessProbe,
-    RestartPolicy, UnreadyAction, UnreadyRule, UpdateOrder, VolumeClaim, VolumeDeletion,
+    RestartPolicy, UnreadyAction, UnreadyRule, UpdateOrder, VirtualMachineSpec, VolumeClaim, VolumeDeletion,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -328,6 +328,9 @@ pub(super) struct PayloadForm {
     /// the image that its coordinate `image` names.
     #[serde(default)]
     container: Option<ContainerSpec>,
+    /// Virtual machine to boot on clusters of runtime `qemu`.
+    #[serde(default)]
+    vm: Option<VirtualMachineSpec>,
     /// Readiness probe; without a probe, a process is ready once it is started.
     #[serde(default)]
     ready: Option<ProbeForm>,
@@ -351,6 +354,7 @@ impl From<PayloadForm> for Payload {
             volumes: form.volumes.into_iter().map(VolumeClaim::from).collect(),
             run: form.run,
             container: form.container,
+            vm: form.vm,
             ready: form.ready.map(ReadinessProbe::from),
             alive: form.alive.map(ReadinessProbe::from),
         }

@@ -523,6 +523,7 @@ fn the_examples_are_manifests() {
         ("deployment-2.yaml", include_str!("../../../examples/deployment-2.yaml"), 1),
         ("deployment-3.yaml", include_str!("../../../examples/deployment-3.yaml"), 1),
         ("deployment-4.yaml", include_str!("../../../examples/deployment-4.yaml"), 1),
+        ("qemu.yaml", include_str!("../../../examples/qemu.yaml"), 4),
         ("policies.yaml", include_str!("../../../examples/policies.yaml"), 2),
         ("nginx/capabilities.yaml", include_str!("../../../examples/nginx/capabilities.yaml"), 4),
         ("nginx/nodes.yaml", include_str!("../../../examples/nginx/nodes.yaml"), 5),

@@ -151,6 +151,65 @@ pub struct InitContainer {
     pub env: BTreeMap<KeyName, String>,
 }
 
+words! {
+    /// Model of the board of a virtual machine.
+    #[derive(Default)]
+    MachineModel {
+        /// PC with PCI Express. The default.
+        #[default]
+        Q35 = "q35",
+        /// PC with PCI.
+        Pc = "pc",
+    }
+    /// Network of a virtual machine.
+    #[derive(Default)]
+    GuestNetwork {
+        /// The ports of the payload are forwarded to the guest, and the guest reaches nothing outside. The default.
+        #[default]
+        Forwarded = "forwarded",
+        /// The guest has no network device.
+        None = "none",
+    }
+}
+
+/// Memory of a virtual machine's process that its guest does not have, in bytes: a payload's memory is that of the
+/// guest and this.
+pub const VM_OVERHEAD: u64 = 96 << 20;
+
+/// Virtual machine that a runtime of virtual machines boots, from a kernel or from a disk image.
+///
+/// Files are named relative to the image directories of the executor. `cmdline` may contain the placeholders of
+/// [`ExecSpec`], without those of ports and volumes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VirtualMachineSpec {
+    /// Kernel that is booted, if no image is.
+    #[serde(default)]
+    pub kernel: Option<String>,
+    /// Initial RAM disk of the kernel, if any.
+    #[serde(default)]
+    pub initrd: Option<String>,
+    /// Command line of the kernel, if any.
+    #[serde(default)]
+    pub cmdline: Option<String>,
+    /// Disk image that is booted if there is no kernel, raw unless its name ends with `.qcow2`. Changes of the guest are
+    /// discarded with the incarnation.
+    #[serde(default)]
+    pub image: Option<String>,
+    /// Firmware; that of QEMU if absent.
+    #[serde(default)]
+    pub firmware: Option<String>,
+    /// Number of virtual processors, from 1 to 255; 1 if absent.
+    #[serde(default = "one")]
+    pub cpus: u16,
+    /// Model of the board.
+    #[serde(default)]
+    pub machine: MachineModel,
+    /// Network of the guest.
+    #[serde(default)]
+    pub network: GuestNetwork,
+}
+
 /// Probe: a check of a process from outside. Without a readiness probe a process is ready when it runs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -295,6 +354,9 @@ pub struct Payload {
     /// `run` nor `container` starts the image that its coordinate `image` names.
     #[serde(default)]
     pub container: Option<ContainerSpec>,
+    /// Virtual machine that the payload boots on clusters of runtime `qemu`, if any.
+    #[serde(default)]
+    pub vm: Option<VirtualMachineSpec>,
     /// Readiness probe of the payload, if any.
     #[serde(default)]
     pub ready: Option<ReadinessProbe>,

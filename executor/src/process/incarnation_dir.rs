@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::SupervisorProgram;
 use super::capture::OutputLimits;
 use super::cgroup::{self, CgroupParent, IncarnationCgroup, LimitHits};
+use super::guest::{GuestRecord, QemuSettings};
 use super::identity::{self, BootId, ProcessIdentity};
 use super::integrity::FileId;
 use crate::executor_store::{CommandRecord, ObjectDirectory, StoreRecord, TombstoneFile};
@@ -48,6 +49,8 @@ pub(super) struct SpecFile {
     pub(super) output: OutputLimits,
     pub(super) cgroup: Option<CgroupParent>,
     pub(super) files: Option<u64>,
+    /// Settings of virtual machines, if the incarnation is one.
+    pub(super) qemu: Option<QemuSettings>,
     pub(super) boot: Option<BootId>,
     /// Directory of all volumes.
     pub(super) volumes: PathBuf,
@@ -165,6 +168,8 @@ pub(super) struct StartedProcess {
     /// Control group of the process, if any.
     pub(super) group: Option<PathBuf>,
     pub(super) addresses: Vec<PortAddress>,
+    /// Guest of the process, if the process is QEMU.
+    pub(super) guest: Option<GuestRecord>,
     pub(super) end: Option<ProcessEnd>,
 }
 
@@ -219,6 +224,14 @@ impl ProcessesFile {
     /// Returns the exit that follows from all ends: the first unrequested failure.
     pub(super) fn exit(&self) -> IncarnationExit {
         for process in &self.processes {
+            if let Some(end) = process.guest.as_ref().and_then(|guest| guest.end) {
+                match end.reason() {
+                    Some(reason) => {
+                        return IncarnationExit::Failed { reason: format!("{} {reason}", process.name()) };
+                    }
+                    None => continue,
+                }
+            }
             if let Some(ProcessEnd {
                 status,
                 cause: ProcessEndCause::Itself | ProcessEndCause::GoingDown,
@@ -226,6 +239,10 @@ impl ProcessesFile {
             }) = &process.end
             {
                 let how = match status {
+                    // As after a signal to QEMU.
+                    ProcessStatus::Exited { code } if process.guest.is_some() => {
+                        format!("was ended with its virtual machine, status {code}")
+                    }
                     ProcessStatus::Exited { code: 0 } => continue,
                     ProcessStatus::Exited { code } => format!("ended with status {code}"),
                     ProcessStatus::Signaled { signal } => format!("was ended by signal {signal}"),
@@ -268,6 +285,19 @@ impl ProcessesFile {
         }
     }
 
+    /// Returns the guests of all processes.
+    pub(super) fn guests(&self) -> Vec<Option<GuestRecord>> {
+        self.processes.iter().map(|process| process.guest.clone()).collect()
+    }
+
+    /// Whether a guest has ended whose process has not.
+    pub(super) fn has_ended_guest(&self) -> bool {
+        let has_ended = |process: &StartedProcess| {
+            process.end.is_none() && process.guest.as_ref().is_some_and(|guest| guest.end.is_some())
+        };
+        self.processes.iter().any(has_ended)
+    }
+
     pub(super) fn is_over(&self) -> bool {
         matches!(self.phase, StartPhase::Ended { .. } | StartPhase::Failed { .. })
     }
@@ -283,6 +313,12 @@ impl ProcessesFile {
             addresses: process.addresses.clone(),
             status: match &process.end {
                 Some(end) => end.status.clone(),
+                None if process.guest.as_ref().is_some_and(GuestRecord::is_unreachable) => {
+                    ProcessStatus::Unreachable
+                }
+                None if process.guest.as_ref().is_some_and(GuestRecord::is_starting) => {
+                    ProcessStatus::Starting
+                }
                 None if self.phase == StartPhase::Started => probed(number),
                 None => ProcessStatus::Starting,
             },

@@ -46,6 +46,7 @@ use tokio::task::JoinHandle;
 
 mod capture;
 mod cgroup;
+mod guest;
 mod identity;
 mod incarnation_dir;
 mod integrity;
@@ -71,6 +72,7 @@ mod volumes;
 
 pub use capture::OutputLimits;
 pub use cgroup::detect::{CgroupSetting, CgroupSupport, EndProof};
+pub use guest::QemuSettings;
 pub use identity::BootId;
 pub use output::{OutputFile, ProcessLogs, log_files};
 pub use reader::OutputReader;
@@ -114,6 +116,8 @@ pub struct ProcessConfig {
     /// Soft limit of open descriptors of a process (default: that of this process). A process may raise the
     /// limit up to its hard limit.
     pub files: Option<u64>,
+    /// Settings of virtual machines, if the incarnations are virtual machines instead of programs.
+    pub qemu: Option<QemuSettings>,
     /// Identity of boot and machine, also for supervisors (default: as the machine reports). For tests of
     /// reboots.
     pub boot: Option<BootId>,
@@ -267,6 +271,7 @@ struct ProcessShared {
     output: OutputLimits,
     cgroup: Option<CgroupParent>,
     files: Option<u64>,
+    qemu: Option<QemuSettings>,
     given_boot: Option<BootId>,
     boot: BootId,
     watcher: Arc<DirectoryWatcher>,
@@ -305,7 +310,7 @@ impl ReconcilerKey {
 impl ProcessOrchestrator {
     /// Finds all objects that earlier executor epochs left under the root, and reconciles them.
     pub async fn open(config: ProcessConfig) -> io::Result<ProcessOrchestrator> {
-        let ProcessConfig { root, program, output, cgroup, files, boot: given_boot } = config;
+        let ProcessConfig { root, program, output, cgroup, files, qemu, boot: given_boot } = config;
         // Supervisors outlive this process: they must not inherit its descriptors.
         close_fds::set_fds_cloexec(3, &[]);
         let root = std::path::absolute(root)?;
@@ -345,6 +350,7 @@ impl ProcessOrchestrator {
             output,
             cgroup,
             files,
+            qemu,
             given_boot,
             boot,
             watcher,

@@ -52,6 +52,9 @@ pub(super) fn next(
 
 /// Whether every end was caused by the machine.
 fn was_cut_off(record: &ProcessesFile) -> bool {
+    if record.has_ended_guest() {
+        return false;
+    }
     let mut ends = record.processes.iter().filter_map(|process| process.end.as_ref()).map(|end| end.cause);
     match ends.next() {
         None => true,

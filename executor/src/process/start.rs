@@ -11,14 +11,18 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use chancery_events::digest::Digest;
+use chancery_events::id::IncarnationId;
 use chancery_events::name::{PayloadName, PortName};
 use chancery_events::observation::{PortAddress, RetryClass};
 use chancery_events::protocol::{IncarnationPayload, IncarnationSpec, VolumeMount};
 use chancery_events::spec::{PayloadPort, PortProtocol, port_variable, volume_variable};
 use chancery_events::template::InvalidTemplate;
+use uuid::Uuid;
 
 use super::capture::{self, OutputCapture};
 use super::cgroup;
+use super::guest::{GuestProcess, GuestRecord, command_line};
 use super::identity::ProcStat;
 use super::incarnation_dir::{IncarnationDirectory, SpecFile, StartedProcess};
 use crate::placeholders::{PlaceholderValues, fill, identity};
@@ -38,6 +42,7 @@ pub(super) struct PreparedProcess {
     group: Option<(PathBuf, Option<NonZeroU64>)>,
     addresses: Vec<PortAddress>,
     held: Vec<OwnedFd>,
+    guest: Option<GuestRecord>,
 }
 
 /// Trampoline that waits for its release.
@@ -128,9 +133,6 @@ pub(super) fn prepare(
 ) -> Result<PreparedProcess, ExecFailure> {
     let ProcessSlot { spec, payload, index } = *slot;
     let name = &payload.name;
-    let Some(run) = &payload.run else {
-        return Err(never(format!("cannot start payload {name}: nothing to run")));
-    };
     let volumes = volumes_of(wanted, payload)?;
     let mut ports = BTreeMap::new();
     let mut held = Vec::new();
@@ -149,11 +151,38 @@ pub(super) fn prepare(
     };
     let fill = |text: &str| fill(text, &values);
     let bad = |bad: InvalidTemplate| never(format!("payload {name}: {bad}"));
-    let argv = run.argv.iter().map(|arg| fill(arg)).collect::<Result<_, _>>().map_err(bad)?;
+    let mut guest = None;
+    let argv = match (&wanted.qemu, &payload.vm, &payload.run) {
+        (Some(settings), Some(machine), _) => {
+            let record = guest.insert(GuestRecord::begin(format!("{}/{name}", wanted.incarnation)));
+            let process = GuestProcess {
+                name: &record.name,
+                uuid: guest_uuid(wanted.incarnation, spec, name),
+                machine,
+                memory: payload.memory.map_or(0, NonZeroU64::get),
+                cmdline: machine.cmdline.as_deref().map(&fill).transpose().map_err(bad)?,
+                ports: payload
+                    .ports
+                    .iter()
+                    .filter_map(|port| Some((port.protocol, *ports.get(&port.name)?, port.port)))
+                    .collect(),
+            };
+            command_line(settings, &process)
+                .map_err(|error| never(format!("cannot start payload {name}: {error}")))?
+        }
+        (None, _, Some(run)) => {
+            run.argv.iter().map(|arg| fill(arg)).collect::<Result<_, _>>().map_err(bad)?
+        }
+        _ => return Err(never(format!("cannot start payload {name}: nothing to run"))),
+    };
     let work_dir = work_directory(directory.path(), name, index).display().to_string();
     let mut env = BTreeMap::from([("PATH".to_owned(), search_path()), ("HOME".to_owned(), work_dir)]);
-    for (key, value) in &run.env {
+    for (key, value) in payload.run.iter().filter(|_| guest.is_none()).flat_map(|run| &run.env) {
         env.insert(key.as_str().to_owned(), fill(value).map_err(bad)?);
+    }
+    if guest.is_some() {
+        // For changes to images.
+        env.insert("TMPDIR".to_owned(), ".".to_owned());
     }
     // Last: a spec must not change the identity of a process.
     env.extend(identity(wanted.incarnation, spec, name, index, Some(directory.path())));
@@ -166,9 +195,17 @@ pub(super) fn prepare(
     let addresses = ports.iter().map(address).collect();
     let group = wanted.group(payload, index);
     // A group limits a process and all that it starts; without one, a limit for each is better than none.
-    let memory = payload.memory.filter(|_| !matches!(group, Some((_, Some(_)))));
+    // Such a limit would count the memory of a guest, which QEMU reserves as a whole.
+    let memory = payload.memory.filter(|_| guest.is_none() && !matches!(group, Some((_, Some(_)))));
     let execute = ExecRequest { argv, env, memory, files: wanted.files };
-    Ok(PreparedProcess { payload: name.clone(), index, execute, group, addresses, held })
+    Ok(PreparedProcess { payload: name.clone(), index, execute, group, addresses, held, guest })
+}
+
+/// Identity of a guest: the same in every incarnation of its replica.
+fn guest_uuid(incarnation: IncarnationId, spec: &IncarnationSpec, payload: &PayloadName) -> Uuid {
+    let parts = [incarnation.lineage().to_string(), spec.replica.to_string(), payload.to_string()];
+    let digest = Digest::of(&parts.each_ref().map(|part| part.as_bytes()));
+    Uuid::new_v8(digest.bits().to_be_bytes())
 }
 
 /// Paths of a payload's volumes, by mount path.
@@ -206,7 +243,7 @@ pub(super) fn trampoline(
     wanted: &SpecFile,
     prepared: PreparedProcess,
 ) -> Result<HeldTrampoline, ExecFailure> {
-    let PreparedProcess { payload, index, execute, group, addresses, held } = prepared;
+    let PreparedProcess { payload, index, execute, group, addresses, held, guest } = prepared;
     let work = work_directory(directory.path(), &payload, index);
     let (socket, theirs) = UnixStream::pair().map_err(|error| failed("cannot create socket", &error))?;
     let output =
@@ -237,6 +274,7 @@ pub(super) fn trampoline(
         start_time: stat.start_time,
         group: None,
         addresses,
+        guest,
         end: None,
     };
     Ok(HeldTrampoline { started, socket, execute, captures, group, held })

@@ -39,6 +39,7 @@ use files::LockOwnership;
 
 use super::capture::{OutputCapture, PipeRead};
 use super::cgroup;
+use super::guest::GuestLink;
 use super::identity::{self, BootId};
 use super::incarnation_dir::{IncarnationDirectory, ProcessesFile, SpecFile, StartPhase};
 use super::integrity::{DirectoryInspector, DirectoryLoss, FileId};
@@ -56,6 +57,8 @@ use crate::state_file::{FileAccess, LockAttempt, if_found};
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Interval of checks while only the control group may be populated.
 const GROUP: Duration = Duration::from_millis(50);
+/// Time after which the state of a guest is written again, if that failed.
+const WRITE_AGAIN: Duration = Duration::from_secs(1);
 /// Maximum number of reads from one pipe before others are polled: a flood of output must not delay a
 /// command.
 const COPIES: usize = 16;
@@ -117,9 +120,12 @@ fn keep(dir: &Path) -> io::Result<()> {
         asked,
         is_to_end: false,
         executing: Vec::new(),
+        guests: Vec::new(),
         captures: Vec::new(),
         chunk: Vec::new(),
         failure: None,
+        is_guest_unwritten: false,
+        guest_written_at: Instant::now(),
         unread: None,
         ending: None,
         ended,
@@ -210,10 +216,15 @@ struct Supervisor {
     is_to_end: bool,
     /// Sockets that report whether each program is executed; `None` once that is known.
     executing: Vec<Option<UnixStream>>,
+    /// Links to the guests of virtual machines.
+    guests: Vec<GuestLink>,
     /// Outputs that are still written.
     captures: Vec<OutputCapture>,
     chunk: Vec<u8>,
     failure: Option<ExecFailure>,
+    /// Whether the state of a guest has changed since the last write.
+    is_guest_unwritten: bool,
+    guest_written_at: Instant,
     unread: Option<UnreadGroup>,
     ending: Option<ShutdownState>,
     /// Socket that is readable when a child has ended.
@@ -256,6 +267,7 @@ impl Supervisor {
             Err(NotStarted::Taken) => return Err(io::Error::other("another process has the lock")),
         };
         self.record.group = group;
+        self.guests = GuestLink::of(&self.record, self.directory.path());
         self.record_and_group(&waiting)?;
         self.send_record();
         waiting.iter_mut().for_each(HeldTrampoline::release_ports);
@@ -339,6 +351,7 @@ impl Supervisor {
                 self.sweep(Signal::KILL);
                 self.ending.iter_mut().for_each(ShutdownState::swept);
             }
+            self.advance_guests();
             self.copy_output();
             if self.serve() == LockOwnership::No {
                 // As if this process had died: the lock holder has adopted the processes.
@@ -356,6 +369,34 @@ impl Supervisor {
             (0..COPIES).map(|_| capture.copy(chunk)).find(|copied| *copied != PipeRead::More)
                 != Some(PipeRead::Over)
         });
+    }
+
+    /// Reads what QEMU reports of the guests. The end of a guest is written to disk, and only then its QEMU ends.
+    fn advance_guests(&mut self) {
+        if self.guests.is_empty() {
+            return;
+        }
+        let before = self.record.guests();
+        for link in &mut self.guests {
+            let process =
+                self.record.processes.get_mut(link.number()).filter(|process| process.end.is_none());
+            if let Some(guest) = process.and_then(|process| process.guest.as_mut()) {
+                link.advance(guest);
+            }
+        }
+        let news = self.record.guests() != before;
+        self.is_guest_unwritten |= news;
+        if self.is_guest_unwritten && (news || Instant::now() >= self.guest_written_at + WRITE_AGAIN) {
+            self.guest_written_at = Instant::now();
+            match self.directory.write(&self.record) {
+                Ok(()) => self.is_guest_unwritten = false,
+                Err(error) => log(format_args!("cannot write record: {error}")),
+            }
+            self.send_record();
+        }
+        if !self.is_guest_unwritten && self.record.has_ended_guest() {
+            self.end(self.wanted.order.grace);
+        }
     }
 
     /// Reads which programs are executed.
@@ -440,12 +481,21 @@ impl Supervisor {
         let group = (*left == DescendantsLeft::InGroup).then_some(GROUP);
         let sweep = self.ending.as_ref().map(|ending| ending.kill_at.saturating_duration_since(now));
         let look = self.looks_at().map(|at| at.saturating_duration_since(now));
-        let timeout = sweep.into_iter().chain(look).chain(group).min();
+        let guests = self.guests.iter().map(GuestLink::due).min();
+        let guests = guests.map(|at| at.saturating_duration_since(now));
+        let again = self.is_guest_unwritten.then_some(WRITE_AGAIN);
+        let timeout = sweep.into_iter().chain(look).chain(group).chain(guests).chain(again).min();
         let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
         let mut fds =
             vec![PollFd::new(&self.ended, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(self.executing.iter().flatten().map(|socket| PollFd::new(socket, PollFlags::IN)));
         fds.extend(self.captures.iter().map(|capture| PollFd::new(capture, PollFlags::IN)));
+        fds.extend(
+            self.guests
+                .iter()
+                .filter_map(GuestLink::socket)
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
         fds.extend(self.clients.iter().map(|client| PollFd::new(client, client.awaits())));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

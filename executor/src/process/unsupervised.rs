@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 use super::capture::{self, OutputCapture, OutputLimits, PipeRead};
 use super::cgroup::LimitHits;
+use super::guest::GuestLink;
 use super::identity::{BootId, ProcessHandle};
 use super::incarnation_dir::{
     IncarnationDirectory, ProcessEnd, ProcessEndCause, ProcessesFile, SpecFile, StartPhase, remove_groups,
@@ -37,6 +38,8 @@ use crate::state_file::LockAttempt;
 
 /// Time for trampolines of a dead supervisor to exit; a process that lives afterwards was released.
 const TRAMPOLINES_GONE: Duration = Duration::from_secs(1);
+/// Interval in which guests of virtual machines are asked.
+const GUESTS: Duration = Duration::from_millis(250);
 /// Interval of searches for what cannot be found now.
 const SEARCH: Duration = Duration::from_secs(1);
 /// Time until an unprovable end is reported: processes that end meanwhile may allow the proof.
@@ -55,6 +58,7 @@ pub(super) struct UnsupervisedProcesses {
     doubted: Option<Instant>,
     living: Vec<(usize, AsyncFd<ProcessHandle>)>,
     captures: Vec<AsyncFd<OutputCapture>>,
+    guests: Vec<GuestLink>,
     chunk: Vec<u8>,
     kill_at: Option<Instant>,
     pause: SweepDelay,
@@ -105,7 +109,14 @@ impl UnsupervisedProcesses {
             }
         }
         let is_new = record.phase == StartPhase::Recorded || origin == StartedIn::OtherNamespace;
-        let next = is_new.then(|| Instant::now() + TRAMPOLINES_GONE);
+        let guests = match origin {
+            StartedIn::Here => GuestLink::of(record, incarnation_directory.path()),
+            StartedIn::OtherBoot | StartedIn::OtherNamespace => Vec::new(),
+        };
+        let next = match is_new {
+            true => Some(Instant::now() + TRAMPOLINES_GONE),
+            false => (!guests.is_empty()).then(Instant::now),
+        };
         let (record, chunk) = (record.clone(), Vec::new());
         Ok(UnsupervisedProcesses {
             lock,
@@ -115,6 +126,7 @@ impl UnsupervisedProcesses {
             doubted: None,
             living,
             captures,
+            guests,
             chunk,
             kill_at: None,
             pause: SweepDelay::default(),
@@ -157,6 +169,7 @@ impl UnsupervisedProcesses {
         if let Some(process) = dead.and_then(|number| record.processes.get_mut(number)) {
             process.end.get_or_insert(unseen(cause));
         }
+        self.advance_guests(record, grace);
         if record.processes.iter().any(|process| process.end.is_some()) {
             self.end(grace);
         }
@@ -174,6 +187,43 @@ impl UnsupervisedProcesses {
                 record.phase = StartPhase::Started;
             }
             self.next = (self.origin == StartedIn::OtherNamespace).then(|| now + SEARCH);
+        }
+        if !self.guests.is_empty() {
+            self.next = Some(self.next.map_or(now + GUESTS, |next| next.min(now + GUESTS)));
+        }
+    }
+
+    /// Reads what QEMU reports of the guests. The end of a guest is written to disk, and only then its QEMU ends.
+    fn advance_guests(&mut self, record: &mut ProcessesFile, grace: Duration) {
+        self.guests.retain(|link| record.processes.get(link.number()).is_some_and(|one| one.end.is_none()));
+        let mut has_ended = false;
+        for link in &mut self.guests {
+            let Some(guest) = record.processes.get_mut(link.number()).and_then(|one| one.guest.as_mut())
+            else {
+                continue;
+            };
+            link.advance(guest);
+            has_ended |= guest.end.is_some();
+        }
+        if !has_ended {
+            return;
+        }
+        match self.directory.write(record) {
+            Ok(()) => {
+                self.end(grace);
+                self.end_guests(record);
+            }
+            Err(error) => {
+                tracing::warn!(%error, directory = %self.directory.path().display(), "cannot record end of guest");
+            }
+        }
+    }
+
+    /// Ends the QEMU of each guest whose end is recorded, and presses the power button of the others.
+    fn end_guests(&mut self, record: &ProcessesFile) {
+        for link in &mut self.guests {
+            let guest = record.processes.get(link.number()).and_then(|process| process.guest.as_ref());
+            if guest.is_some_and(|guest| guest.end.is_some()) { link.quit() } else { link.power_down() }
         }
     }
 
@@ -194,7 +244,12 @@ impl UnsupervisedProcesses {
             *at = kill_at.min(*at);
         } else {
             self.kill_at = Some(kill_at);
-            self.signal_all(Signal::TERM);
+            if self.guests.is_empty() {
+                self.signal_all(Signal::TERM);
+            }
+            for link in &mut self.guests {
+                link.power_down();
+            }
         }
         self.next = Some(self.look_again(Instant::now()));
     }

@@ -54,6 +54,7 @@ pub(crate) fn config(root: &Path) -> ProcessConfig {
         output: OutputLimits::default(),
         cgroup: CgroupSetting::Detect,
         files: None,
+        qemu: None,
         boot: None,
     }
 }
@@ -72,6 +73,7 @@ pub(crate) fn payload(name: &str, processes: u16, argv: &[&str]) -> IncarnationP
             env: BTreeMap::new(),
         }),
         container: None,
+        vm: None,
         ready: None,
         alive: None,
         mounts: vec![],

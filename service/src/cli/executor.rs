@@ -51,6 +51,9 @@ struct RuntimeArgs {
     /// Drive processes of this machine
     #[arg(long, conflicts_with_all = ["namespace", "CredentialArgs"])]
     process: bool,
+    /// Drive virtual machines of this machine
+    #[arg(long, conflicts_with_all = ["namespace", "CredentialArgs"])]
+    qemu: bool,
     /// Drive simulated nodes, which exist only in memory
     #[arg(long, conflicts_with_all = ["namespace", "CredentialArgs"])]
     simulated: bool,
@@ -80,6 +83,7 @@ impl ExecutorArgs {
                 context: self.credentials.context.clone(),
             }),
             None if self.drives.process => RuntimeAccess::Process,
+            None if self.drives.qemu => RuntimeAccess::Qemu,
             None => RuntimeAccess::Simulated,
         };
         let (executor, cluster) = (self.name.clone(), self.cluster.clone());

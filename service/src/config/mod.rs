@@ -20,7 +20,7 @@ use chancery_decider::wall_clock::{WallClock, is_synchronised};
 use chancery_events::inbox_message::InboxBinding;
 use chancery_events::name::{Actor, ClusterName, FleetName};
 use chancery_executor::PAYLOAD_VARIABLES;
-use chancery_executor::process::{CgroupSetting, OutputLimits};
+use chancery_executor::process::{CgroupSetting, OutputLimits, QemuSettings};
 
 pub use settings::{SETTINGS, SettingEntry, SettingType};
 
@@ -197,6 +197,8 @@ pub struct ServiceConfig {
     pub output: OutputLimits,
     /// Root of the control groups of processes.
     pub cgroup_root: CgroupSetting,
+    /// Settings of virtual machines.
+    pub qemu: QemuSettings,
     /// Size at which the journal starts another segment, in bytes.
     pub segment_bytes: u64,
     /// Memory for the store of the read models, in bytes.
@@ -381,6 +383,10 @@ impl ServiceConfig {
             decider_queue: size(count("limits.decider_queue"))?,
             output: settings::output(text("output.max_file_bytes"), text("output.max_files"))?,
             cgroup_root: settings::cgroup(text("cgroup_root"))?,
+            qemu: QemuSettings {
+                program: text("qemu.program").into(),
+                images: settings::directories(text("qemu.images"))?,
+            },
             segment_bytes: bytes("segment_bytes")?,
             store_cache_bytes: bytes("store_cache_bytes")?,
             snapshot_interval_events: count("snapshot_interval_events")?,

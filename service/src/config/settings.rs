@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU64};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use chancery_api::host_of;
@@ -36,6 +37,8 @@ macro_rules! types {
 
 types! {
     DIRECTORY "directory" something;
+    PROGRAM "program" something;
+    DIRECTORIES "absolute paths of directories, separated by commas" directories;
     CGROUP "`auto`, `none`, or the absolute path of a directory" cgroup;
     LISTEN "loopback address with its port" listen;
     URL "`http://…`, also several, separated by commas" urls;
@@ -126,6 +129,8 @@ settings! {
     "kafka.sasl_mechanism" SASL_MECHANISM "scram-sha-512" "CHANCERY_KAFKA_SASL_MECHANISM" "mechanism of the login: scram-sha-512 or scram-sha-256, which require a build with the feature kafka-tls, or plain";
     "kafka.client_properties" PAIRS "" "CHANCERY_KAFKA_CLIENT_PROPERTIES" "settings of librdkafka for connections to brokers, as in client.rack=a";
     "cgroup_root" CGROUP "auto" "CHANCERY_CGROUP_ROOT" "root of the control groups of processes: auto, none, or a directory of cgroup v2 that delegates the memory controller";
+    "qemu.program" PROGRAM "qemu-system-x86_64" "CHANCERY_QEMU_PROGRAM" "program of QEMU, as a path or as a name in the search path";
+    "qemu.images" DIRECTORIES "/var/lib/chancery/images" "CHANCERY_QEMU_IMAGES" "directories of kernels, disk images and firmware for virtual machines, separated by commas; the first that has a file counts";
     "segment_bytes" BYTES "64MiB" "CHANCERY_SEGMENT_BYTES" "size at which the journal starts another segment";
     "store_cache_bytes" BYTES "64MiB" "CHANCERY_STORE_CACHE_BYTES" "memory for the store of the read models of each fleet";
     "snapshot_interval_events" COUNT "100000" "CHANCERY_SNAPSHOT_INTERVAL_EVENTS" "minimum number of events between snapshots of the state; in a fleet with more entities, their number";
@@ -348,6 +353,14 @@ pub(super) fn cgroup(text: &str) -> Result<CgroupSetting, String> {
         path if path.starts_with('/') => Ok(CgroupSetting::At(path.into())),
         _ => Err(format!("must be auto, none, or an absolute path, not {text:?}")),
     }
+}
+
+pub(super) fn directories(text: &str) -> Result<Vec<PathBuf>, String> {
+    let directory = |path: &str| match path.trim() {
+        path if path.starts_with('/') => Ok(path.into()),
+        path => Err(format!("must be absolute paths, not {path:?}")),
+    };
+    text.split(',').map(directory).collect()
 }
 
 pub(super) fn output(file_bytes: &str, files: &str) -> Result<OutputLimits, String> {

@@ -405,7 +405,7 @@ async fn is_asked(api: &tokio::net::TcpListener, within: Duration) -> bool {
 #[tokio::test]
 async fn an_executor_of_pods_makes_requests_only_while_its_server_leads() {
     use chancery_executor::directory::CopyPolicy;
-    use chancery_executor::process::{CgroupSetting, OutputLimits};
+    use chancery_executor::process::{CgroupSetting, OutputLimits, QemuSettings};
 
     use crate::config::EmbeddedClusters;
     use crate::executors::{EmbeddedLogs, ExecutorHost, KubernetesAccess, ProcessLimits, RuntimeAccess};
@@ -432,6 +432,7 @@ async fn an_executor_of_pods_makes_requests_only_while_its_server_leads() {
             cgroup: CgroupSetting::Off,
             files: None,
             copies: CopyPolicy::Refuse,
+            qemu: QemuSettings::default(),
         },
         connections: chancery_decider::ChannelNumbers::default(),
     };

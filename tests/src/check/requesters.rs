@@ -202,7 +202,7 @@ impl CheckedFleet {
         };
         let can = self.clusters.get(&active.cluster).is_some_and(|cluster| match cluster.runtime {
             ClusterRuntime::Simulated => true,
-            ClusterRuntime::Process | ClusterRuntime::Kubernetes => false,
+            ClusterRuntime::Process | ClusterRuntime::Kubernetes | ClusterRuntime::Qemu => false,
         });
         let plan = self.plan(&replica.plan)?;
         let mut spec = |of: &DeploymentName| {

@@ -35,6 +35,7 @@ fn wanted(aim: TargetGoal, restart: RestartPolicy) -> SpecFile {
         output: OutputLimits::default(),
         cgroup: None,
         files: None,
+        qemu: None,
         boot: None,
         volumes: "volumes".into(),
     }
@@ -53,6 +54,7 @@ fn record(
         start_time: 7,
         group: None,
         addresses: vec![],
+        guest: None,
         end: cause.map(|cause| ProcessEnd {
             status: ProcessStatus::Unknown,
             cause,

@@ -8,6 +8,7 @@ use chancery_events::protocol::{IncarnationSpec, ObjectSpec};
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
 use tokio::time::{sleep, timeout};
 
+use super::super::guest::GuestRecord;
 use super::super::incarnation_dir::{ProcessesFile, SpecFile, StartPhase};
 use super::super::integrity::FileId;
 use super::super::lock_holder::{self, LockHolder, StartPermit, SupervisorSocket};
@@ -152,6 +153,7 @@ impl IncarnationReconciler {
             output: self.shared.output,
             cgroup: self.shared.cgroup.clone(),
             files: self.shared.files,
+            qemu: self.shared.qemu.clone(),
             boot: self.shared.given_boot.clone(),
             volumes: self.shared.volumes(),
         }
@@ -190,6 +192,7 @@ impl IncarnationReconciler {
         let mut processes = record.processes.clone();
         for process in &mut processes {
             process.end = None;
+            process.guest = process.guest.take().map(|guest| GuestRecord::begin(guest.name));
         }
         let directory = FileId::of(self.incarnation_directory.path())?;
         let record = ProcessesFile {

@@ -132,6 +132,15 @@ impl Supervisor {
             self.ending = Some(ShutdownState { kill_at, pause: SweepDelay::default() });
             self.sweep(Signal::TERM);
         }
+        for link in &mut self.guests {
+            let guest = self.record.processes.get(link.number()).and_then(|process| process.guest.as_ref());
+            // A grace of zero comes with a kill.
+            if guest.is_some_and(|guest| guest.end.is_some()) {
+                link.quit();
+            } else {
+                link.power_down();
+            }
+        }
     }
 
     /// Signals all living processes: groups of unreaped processes, whose numbers cannot be reused yet, and
@@ -144,6 +153,11 @@ impl Supervisor {
         }
         let mut groups = Vec::new();
         for process in self.record.processes.iter().filter(|process| process.end.is_none()) {
+            // QEMU would end at once, without its guest.
+            if signal == Signal::TERM && process.guest.is_some() {
+                groups.push(process.pid);
+                continue;
+            }
             if let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) {
                 let _ = kill_process_group(pid, signal);
                 groups.push(process.pid);

@@ -23,6 +23,7 @@ fn spec(processes: u16, simulate: &str) -> IncarnationSpec {
         coordinates: BTreeMap::new(),
         run: None,
         container: None,
+        vm: None,
         ready: None,
         alive: None,
         mounts: vec![],

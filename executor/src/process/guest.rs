@@ -1,0 +1,120 @@
+//! Guests of virtual machines: what QEMU reports about them, and the ends that follow.
+//!
+//! QEMU is started so that it pauses when a guest ends (`command_line`). The end stays readable until it is recorded, and only
+//! then QEMU is ended. So no end is lost while nothing listens. The exit status of QEMU says nothing about a guest: it is 0 for
+//! nearly every end.
+//!
+//! | report of QEMU | guest |
+//! |---|---|
+//! | event `SHUTDOWN` by the guest, status `shutdown` | powered itself off |
+//! | event `GUEST_PANICKED`, status `guest-panicked` | panicked |
+//! | status `internal-error` | QEMU cannot continue it |
+//! | event `RESET` | resets counted; runs on |
+//! | no reply to a command | unreachable: neither ready nor ended |
+//! | other events and statuses | runs |
+
+use serde::{Deserialize, Serialize};
+
+mod command_line;
+mod link;
+mod qmp;
+
+pub use command_line::QemuSettings;
+pub(super) use command_line::{GuestProcess, command_line};
+pub(super) use link::GuestLink;
+use qmp::QmpEvent;
+
+/// What is known of a guest.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct GuestRecord {
+    /// Name of the guest in QEMU: an adopting executor recognizes the guest by it.
+    pub(super) name: String,
+    pub(super) status: GuestStatus,
+    /// Number of resets since the start.
+    pub(super) resets: u32,
+    pub(super) end: Option<GuestEnd>,
+}
+
+/// Status of a guest that has not ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum GuestStatus {
+    /// QEMU has not reported a running guest yet.
+    Starting,
+    /// The guest runs.
+    Running,
+    /// QEMU does not answer.
+    Unreachable,
+}
+
+/// End of a guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum GuestEnd {
+    /// The guest powered itself off.
+    PoweredOff,
+    /// The guest panicked.
+    Panicked,
+    /// QEMU cannot continue the guest.
+    InternalError,
+}
+
+impl GuestEnd {
+    /// Returns why the end is a failure, if it is one.
+    pub(super) const fn reason(self) -> Option<&'static str> {
+        match self {
+            GuestEnd::PoweredOff => None,
+            GuestEnd::Panicked => Some("panicked"),
+            GuestEnd::InternalError => Some("was given up by QEMU: internal error"),
+        }
+    }
+}
+
+impl GuestRecord {
+    /// Creates the record of a guest that is about to start.
+    pub(super) fn begin(name: String) -> GuestRecord {
+        GuestRecord { name, status: GuestStatus::Starting, resets: 0, end: None }
+    }
+
+    /// Whether QEMU does not answer.
+    pub(super) fn is_unreachable(&self) -> bool {
+        self.status == GuestStatus::Unreachable
+    }
+
+    /// Whether the guest was not reported as running yet.
+    pub(super) fn is_starting(&self) -> bool {
+        self.status == GuestStatus::Starting
+    }
+
+    /// Notes an event of QEMU.
+    fn note_event(&mut self, event: &QmpEvent) {
+        match event.name.as_str() {
+            "SHUTDOWN" if event.data["guest"] == true && event.data["reason"] == "guest-panic" => {
+                self.end_with(GuestEnd::Panicked);
+            }
+            "SHUTDOWN" if event.data["guest"] == true => self.end_with(GuestEnd::PoweredOff),
+            "GUEST_PANICKED" => self.end_with(GuestEnd::Panicked),
+            "RESET" => self.resets = self.resets.saturating_add(1),
+            _ => {}
+        }
+    }
+
+    /// Notes the run state that QEMU reports.
+    fn note_status(&mut self, status: &str) {
+        match status {
+            "shutdown" => self.end_with(GuestEnd::PoweredOff),
+            "guest-panicked" => self.end_with(GuestEnd::Panicked),
+            "internal-error" => self.end_with(GuestEnd::InternalError),
+            "prelaunch" | "inmigrate" => self.status = GuestStatus::Starting,
+            _ => self.status = GuestStatus::Running,
+        }
+    }
+
+    /// The first end counts: later ones follow from it.
+    fn end_with(&mut self, end: GuestEnd) {
+        self.end.get_or_insert(end);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,318 @@
+//! Link to the QEMU of one guest: asks for its state, presses its power button, ends it.
+//!
+//! A link never waits: its holder calls [`GuestLink::advance`] whenever the socket is ready or a time has come.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde_json::json;
+
+use super::super::incarnation_dir::{ProcessesFile, StartedProcess};
+use super::qmp::{QmpMessage, QmpReader};
+use super::{GuestRecord, GuestStatus};
+
+/// Time from one question for the state to the next.
+const ASK: Duration = Duration::from_secs(5);
+/// Time from one attempt to connect to the next.
+const CONNECT: Duration = Duration::from_millis(20);
+/// The longest of these times, which double.
+const CONNECT_MOST: Duration = Duration::from_secs(1);
+/// Time after which QEMU does not answer: a greeting, or a reply.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Time from one press of the power button to the next: a guest that starts may not see the first.
+const PRESS: Duration = Duration::from_secs(2);
+
+/// Command to QEMU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum QmpCommand {
+    Capabilities,
+    Name,
+    Status,
+    PowerDown,
+    Quit,
+}
+
+impl QmpCommand {
+    const fn word(self) -> &'static str {
+        match self {
+            QmpCommand::Capabilities => "qmp_capabilities",
+            QmpCommand::Name => "query-name",
+            QmpCommand::Status => "query-status",
+            QmpCommand::PowerDown => "system_powerdown",
+            QmpCommand::Quit => "quit",
+        }
+    }
+}
+
+/// Request of the link's holder about the guest's end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum EndRequest {
+    None,
+    /// Press the power button now and again.
+    PowerDown(Instant),
+    /// End QEMU: the guest's end is recorded.
+    Quit,
+    /// Quit was sent.
+    Quitting,
+}
+
+/// Link to the QEMU of one guest.
+#[derive(Debug)]
+pub(in super::super) struct GuestLink {
+    /// Number of the process in the record.
+    number: usize,
+    directory: PathBuf,
+    /// Name of the guest; another one has another name.
+    name: String,
+    connection: Option<QmpConnection>,
+    /// Time of the next attempt to connect, and the time to the one after it.
+    connect: (Instant, Duration),
+    /// Time since which QEMU was not connected.
+    unconnected: Instant,
+    request: EndRequest,
+}
+
+#[derive(Debug)]
+struct QmpConnection {
+    stream: UnixStream,
+    reader: QmpReader,
+    unsent: Vec<u8>,
+    next_id: u64,
+    /// Commands without reply, and when they were sent.
+    waiting: BTreeMap<u64, (QmpCommand, Instant)>,
+    /// Time of the connection, until the greeting.
+    greeting: Option<Instant>,
+    /// Time of the next question for the state; absent until the name is known to be right.
+    ask: Option<Instant>,
+}
+
+impl GuestLink {
+    /// Returns a link to each guest of a record that has not ended.
+    pub(in super::super) fn of(record: &ProcessesFile, directory: &Path) -> Vec<GuestLink> {
+        let living = record.processes.iter().enumerate().filter(|(_, process)| process.end.is_none());
+        let link = |(number, process): (usize, &StartedProcess)| {
+            let name = process.guest.as_ref()?.name.clone();
+            Some(GuestLink::new(number, &directory.join(process.name()), name))
+        };
+        living.filter_map(link).collect()
+    }
+
+    /// Creates a link to the guest with this name, whose control socket is `qmp.sock` in the directory.
+    pub(in super::super) fn new(number: usize, directory: &Path, name: String) -> GuestLink {
+        let now = Instant::now();
+        GuestLink {
+            number,
+            directory: directory.to_owned(),
+            name,
+            connection: None,
+            connect: (now, CONNECT),
+            unconnected: now,
+            request: EndRequest::None,
+        }
+    }
+
+    /// Number of the guest's process in the record.
+    pub(in super::super) fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Socket to wait for, if it is connected.
+    pub(in super::super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.connection.as_ref().map(|connection| connection.stream.as_fd())
+    }
+
+    /// Time of the next step, if the socket does not become ready.
+    pub(in super::super) fn due(&self) -> Instant {
+        let Some(connection) = &self.connection else { return self.connect.0 };
+        let press = match self.request {
+            EndRequest::PowerDown(at) if connection.ask.is_some() => Some(at),
+            _ => None,
+        };
+        let sent = connection.waiting.values().map(|(_, sent)| *sent).min();
+        let silent = sent.or(connection.greeting).map(|since| since + SILENCE);
+        let all = [connection.ask, press, silent.filter(|at| *at > Instant::now())];
+        all.into_iter().flatten().min().unwrap_or_else(|| Instant::now() + ASK)
+    }
+
+    /// Requests that the guest powers itself off.
+    pub(in super::super) fn power_down(&mut self) {
+        if self.request == EndRequest::None {
+            self.request = EndRequest::PowerDown(Instant::now());
+        }
+    }
+
+    /// Requests that QEMU ends. The end of the guest must be recorded before.
+    pub(in super::super) fn quit(&mut self) {
+        if self.request != EndRequest::Quitting {
+            self.request = EndRequest::Quit;
+        }
+    }
+
+    /// Reads what QEMU has sent, notes it in the guest's record, and sends what is due.
+    pub(in super::super) fn advance(&mut self, record: &mut GuestRecord) {
+        let now = Instant::now();
+        if self.connection.is_none() && now >= self.connect.0 {
+            match connect(&self.directory) {
+                Ok(stream) => {
+                    self.connection = Some(QmpConnection::new(stream, now));
+                    self.connect.1 = CONNECT;
+                }
+                // QEMU makes the socket when it starts.
+                Err(_) => self.connect = (now + self.connect.1, (self.connect.1 * 2).min(CONNECT_MOST)),
+            }
+        }
+        let Some(connection) = &mut self.connection else {
+            if record.status == GuestStatus::Running && now >= self.unconnected + SILENCE {
+                record.status = GuestStatus::Unreachable;
+            }
+            return;
+        };
+        let exchanged = connection.exchange(&self.name, record, now).and_then(|()| {
+            if connection.ask.is_some() {
+                match self.request {
+                    EndRequest::PowerDown(at) if now >= at => {
+                        self.request = EndRequest::PowerDown(now + PRESS);
+                        connection.send(QmpCommand::PowerDown, now);
+                    }
+                    EndRequest::Quit => {
+                        self.request = EndRequest::Quitting;
+                        connection.send(QmpCommand::Quit, now);
+                    }
+                    _ => {}
+                }
+            }
+            connection.flush()
+        });
+        if exchanged.is_err() {
+            // Every command without reply has failed. Whether QEMU has ended is for others to find out.
+            self.connection = None;
+            (self.connect, self.unconnected) = ((now + CONNECT, CONNECT * 2), now);
+            if self.request == EndRequest::Quitting {
+                self.request = EndRequest::Quit;
+            }
+        }
+    }
+}
+
+impl QmpConnection {
+    fn new(stream: UnixStream, now: Instant) -> QmpConnection {
+        QmpConnection {
+            stream,
+            reader: QmpReader::default(),
+            unsent: Vec::new(),
+            next_id: 1,
+            waiting: BTreeMap::new(),
+            greeting: Some(now),
+            ask: None,
+        }
+    }
+
+    fn send(&mut self, command: QmpCommand, now: Instant) {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.waiting.insert(id, (command, now));
+        let text = json!({ "execute": command.word(), "id": id });
+        self.unsent.extend_from_slice(text.to_string().as_bytes());
+        self.unsent.push(b'\n');
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&self.unsent) {
+                Ok(count) => drop(self.unsent.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads everything that was received, and asks for the state when it is time.
+    fn exchange(&mut self, name: &str, record: &mut GuestRecord, now: Instant) -> io::Result<()> {
+        let mut chunk = [0; 4096];
+        loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => {
+                    for message in self.reader.read(&chunk[..count])? {
+                        self.take(message, name, record, now)?;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let oldest = self.waiting.values().map(|(_, sent)| *sent).min().or(self.greeting);
+        if oldest.is_some_and(|since| now >= since + SILENCE) {
+            // As of a stopped QEMU, or of one whose socket has another client.
+            record.status = GuestStatus::Unreachable;
+        }
+        let is_asked = self.waiting.values().any(|(command, _)| *command == QmpCommand::Status);
+        if self.ask.is_some_and(|at| now >= at) {
+            self.ask = Some(now + ASK);
+            if !is_asked {
+                self.send(QmpCommand::Status, now);
+            }
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        message: QmpMessage,
+        name: &str,
+        record: &mut GuestRecord,
+        now: Instant,
+    ) -> io::Result<()> {
+        match message {
+            QmpMessage::Greeting(_) => {
+                self.greeting = None;
+                self.send(QmpCommand::Capabilities, now);
+                self.send(QmpCommand::Name, now);
+            }
+            QmpMessage::Event(event) => {
+                record.note_event(&event);
+                if event.name == "STOP" {
+                    // For its reason.
+                    self.ask = self.ask.map(|_| now);
+                }
+            }
+            QmpMessage::Reply(id, result) => {
+                match (self.waiting.remove(&id).map(|(command, _)| command), result) {
+                    (Some(QmpCommand::Name), Ok(found)) if found["name"] == name => self.ask = Some(now),
+                    (Some(QmpCommand::Name), _) => {
+                        return Err(io::Error::other("the control socket is that of another guest"));
+                    }
+                    (Some(QmpCommand::Status), Ok(found)) => {
+                        record.note_status(found["status"].as_str().unwrap_or_default());
+                    }
+                    // A refusal, as of a button that the machine does not have: the grace ends the guest.
+                    _ => {}
+                }
+            }
+            QmpMessage::Unknown(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Connects to the control socket of a directory. The path of a socket is limited to about 100 bytes, so the directory is named
+/// by its descriptor.
+fn connect(directory: &Path) -> io::Result<UnixStream> {
+    let directory =
+        rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let path = format!("/proc/self/fd/{}/qmp.sock", directory.as_raw_fd());
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Without waiting: a stopped QEMU accepts no connection.
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}

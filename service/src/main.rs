@@ -26,7 +26,6 @@ use chancery_cli::{CliExit, OutputFormat, note};
 use chancery_events::name::{ClusterName, Namespace};
 use chancery_executor::directory::CopyPolicy;
 use tracing_subscriber::Layer as _;
-use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -101,7 +100,7 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
         LocalCommand::Verify { dir } => check(dir.as_deref().unwrap_or(&config.data_dir), output),
         #[cfg(feature = "kafka")]
         LocalCommand::InitTopics { partitions, replication_factor: copies, .. } => {
-            log(&config)?;
+            log(&config);
             let done =
                 runtime()?.block_on(chancery::kafka::commands::init_topics(&config, *partitions, *copies))?;
             print(&done)?;
@@ -122,7 +121,7 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
         }
         #[cfg(feature = "kafka")]
         LocalCommand::Import { dir, timeout, .. } => {
-            log(&config)?;
+            log(&config);
             let runtime = runtime()?;
             let _entered = runtime.enter();
             let dir = dir.as_deref().unwrap_or(&config.data_dir);
@@ -156,7 +155,7 @@ fn copies(adopt: bool) -> CopyPolicy {
 /// Checks this host, and the topics of a journal on Kafka.
 /// Whether all is well.
 fn examine(config: &ServiceConfig, fix: PermissionFix) -> Result<bool> {
-    log(config)?;
+    log(config);
     let (text, mut is_well) = doctor::host(config);
     print(&text)?;
     for (text, is_right) in [modes::doctor(&config.data_dir, fix)?, doctor::clock(config)?] {
@@ -216,7 +215,7 @@ fn examine_kubernetes(_: &ServiceConfig, _: &ClusterName, _: &Namespace, _: &Cre
 }
 
 fn serve(config: ServiceConfig, copies: CopyPolicy) -> Result<ExitCode> {
-    log(&config)?;
+    log(&config);
     let directory = ServerDataDir::take(&config.data_dir)?.claim(copies)?;
     modes::warn(&config.data_dir);
     let runtime = runtime()?;
@@ -232,7 +231,7 @@ fn serve(config: ServiceConfig, copies: CopyPolicy) -> Result<ExitCode> {
 }
 
 fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
-    log(config)?;
+    log(config);
     let dir = flags.dir();
     let means = ProcessLimits::of(config, &OpenFileLimit::raise(), copies(flags.adopt_copy));
     let who = flags.who(&config.fleet);
@@ -268,19 +267,17 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(runtime)
 }
 
-fn log(config: &ServiceConfig) -> Result<()> {
-    let filter: Targets = config.log_filter.parse().context("cannot read setting log_filter")?;
+fn log(config: &ServiceConfig) {
     // A line that cannot be written is dropped: an error report would be another line, which panics.
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     let lines = match config.log_format {
         LogFormat::Text => lines.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
-    tracing_subscriber::registry().with(filter).with(lines).init();
+    tracing_subscriber::registry().with(config.log_filter.clone()).with(lines).init();
     for slip in config::typos(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
         tracing::warn!("{slip}");
     }
-    Ok(())
 }
 
 fn check(dir: &Path, output: Option<OutputFormat>) -> Result<ExitCode> {

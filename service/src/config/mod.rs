@@ -21,6 +21,7 @@ use chancery_events::inbox_message::InboxBinding;
 use chancery_events::name::{Actor, ClusterName, FleetName};
 use chancery_executor::PAYLOAD_VARIABLES;
 use chancery_executor::process::{CgroupSetting, OutputLimits, QemuSettings};
+use tracing_subscriber::filter::Targets;
 
 pub use settings::{SETTINGS, SettingEntry, SettingType};
 
@@ -176,7 +177,7 @@ pub struct ServiceConfig {
     /// Actor of client commands.
     pub actor: Actor,
     /// Filter of log lines.
-    pub log_filter: String,
+    pub log_filter: Targets,
     /// Format of log lines.
     pub log_format: LogFormat,
     /// Time without a heartbeat until a session expires.
@@ -371,7 +372,7 @@ impl ServiceConfig {
             fleet,
             fleets,
             actor: text("actor").parse().map_err(|error| format!("invalid actor: {error}"))?,
-            log_filter: text("log_filter").to_owned(),
+            log_filter: settings::log_filter(text("log_filter"))?,
             log_format: settings::log_format(text("log_format"))?,
             session_lease: settings::span(text("session_lease"))?,
             clock_max_gap: settings::span(text("clock.max_gap"))?,

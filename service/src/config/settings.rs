@@ -13,6 +13,7 @@ use chancery_events::resources::parse_bytes;
 use chancery_events::time::parse_span;
 
 use chancery_executor::process::{CgroupSetting, OutputLimits};
+use tracing_subscriber::filter::Targets;
 
 use super::{EmbeddedClusters, JournalLocation, LogFormat};
 
@@ -45,7 +46,7 @@ types! {
     FLEET "name" str::parse::<FleetName>;
     FLEETS "names separated by commas, each also as `name=partition`, or nothing" fleets;
     ACTOR "name" str::parse::<Actor>;
-    FILTER "filter" something;
+    FILTER "levels and `target=level`, separated by commas" log_filter;
     LOG_FORMAT "`text`, `json`" log_format;
     CLUSTERS "`all`, `none`, or names separated by commas" clusters;
     SPAN "duration of at least `1s`: `30s`, `5m`, `24h`" span;
@@ -155,6 +156,12 @@ fn something(text: &str) -> Result<(), &'static str> {
 #[expect(clippy::unnecessary_wraps, reason = "a parser as the others")]
 fn anything(_: &str) -> Result<(), &'static str> {
     Ok(())
+}
+
+pub(super) fn log_filter(text: &str) -> Result<Targets, String> {
+    something(text)?;
+    let error = |_| format!("must be levels and target=level, separated by commas, not {text:?}");
+    text.parse().map_err(error)
 }
 
 pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {

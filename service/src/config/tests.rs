@@ -73,6 +73,10 @@ fn faults_of_a_file_have_their_location() {
             "1:24: invalid limits.decider_queue: must be a whole number, at least 1",
         ),
         ("output.max_file_bytes = 7", "1:25: invalid output.max_file_bytes: must be at least 1KiB"),
+        (
+            "log_filter = \"warn,chancery=loud\"",
+            "1:14: invalid log_filter: must be levels and target=level, separated by commas, not \"warn,chancery=loud\"",
+        ),
         ("log_filter = true", "1:14: invalid log_filter: must be a string or a number"),
         (
             "listen = \"0.0.0.0:7440\"",

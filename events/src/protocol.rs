@@ -436,6 +436,7 @@ pub struct IncarnationPayload {
     /// Container to start on a runtime of container images, if any.
     pub container: Option<ContainerSpec>,
     /// Virtual machine to boot on a runtime of virtual machines, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<VirtualMachineSpec>,
     /// Readiness probe, if any.
     pub ready: Option<ReadinessProbe>,

@@ -204,7 +204,7 @@ pub(super) fn prepare(
 /// Identity of a guest: the same in every incarnation of its replica.
 fn guest_uuid(incarnation: IncarnationId, spec: &IncarnationSpec, payload: &PayloadName) -> Uuid {
     let parts = [incarnation.lineage().to_string(), spec.replica.to_string(), payload.to_string()];
-    let digest = Digest::of(&parts.each_ref().map(|part| part.as_bytes()));
+    let digest = Digest::of(&parts.each_ref().map(String::as_bytes));
     Uuid::new_v8(digest.bits().to_be_bytes())
 }
 

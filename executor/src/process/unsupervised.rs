@@ -113,9 +113,10 @@ impl UnsupervisedProcesses {
             StartedIn::Here => GuestLink::of(record, incarnation_directory.path()),
             StartedIn::OtherBoot | StartedIn::OtherNamespace => Vec::new(),
         };
-        let next = match is_new {
-            true => Some(Instant::now() + TRAMPOLINES_GONE),
-            false => (!guests.is_empty()).then(Instant::now),
+        let next = if is_new {
+            Some(Instant::now() + TRAMPOLINES_GONE)
+        } else {
+            (!guests.is_empty()).then(Instant::now)
         };
         let (record, chunk) = (record.clone(), Vec::new());
         Ok(UnsupervisedProcesses {

@@ -1,6 +1,7 @@
 //! Command line of QEMU for a guest. Each argument is built from typed fields; text of a plan is an argument of its own, or
 //! quoted.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use chancery_events::spec::{GuestNetwork, PortProtocol, VM_OVERHEAD, VirtualMachineSpec};
@@ -79,7 +80,8 @@ pub(in super::super) fn command_line(
     }
     if let Some(image) = &machine.image {
         // The format is never probed: a guest that writes a header could otherwise name files of the host.
-        let format = if image.ends_with(".qcow2") { "qcow2" } else { "raw" };
+        let is_qcow2 = Path::new(image).extension().is_some_and(|extension| extension == "qcow2");
+        let format = if is_qcow2 { "qcow2" } else { "raw" };
         let path = quoted(&file(image)?);
         add("drive", format!("if=none,id=image,format={format},snapshot=on,file={path}"));
         add("device", "virtio-blk-pci,drive=image".to_owned());
@@ -89,7 +91,7 @@ pub(in super::super) fn command_line(
         let mut network = "user,id=network,restrict=on".to_owned();
         for (protocol, host, inside) in &guest.ports {
             let protocol = protocol.word().to_ascii_lowercase();
-            network += &format!(",hostfwd={protocol}:127.0.0.1:{host}-:{inside}");
+            let _ = write!(network, ",hostfwd={protocol}:127.0.0.1:{host}-:{inside}");
         }
         add("netdev", network);
         add("device", "virtio-net-pci,netdev=network,romfile=".to_owned());

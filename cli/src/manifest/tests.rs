@@ -569,7 +569,7 @@ fn a_tree_has_the_values_that_the_parser_reads() {
 fn values_have_their_text_through_quotes_aliases_and_tags() {
     let spec = "plan: p\ncount: \"3\"\nauto_rollback: 'true'\ncoordinates:\n  web: &web {a: &one 1.10, b: *one, c: !!str 1.20, d: '1.30'}\n  \
         api:\n    <<: *web\n    b: .inf\n    c: 1e999\n    e: >-\n      7\n      8\n";
-    let text = format!("# é ü 東\n{}", header("Deployment", &spec));
+    let text = format!("# é ü 東\n{}", header("Deployment", spec));
     let Intent::DeploymentCreate(create) = only(&text) else { panic!("a deployment") };
     assert_eq!((create.spec.count, create.spec.auto_rollback), (3, true));
     let text = |payload: &str| {

@@ -110,7 +110,7 @@ impl<'t> DocumentTree<'t> {
 
     /// Finds a part of the document by its path, or else the nearest part that contains it.
     pub(super) fn part(&self, path: &str) -> Location {
-        self.follow(&self.root, &parts(path)).1.referenced
+        follow(&self.root, &parts(path)).1.referenced
     }
 
     /// Finds a part of the document by a JSON Pointer into its intent, and returns its location and its text if it is a
@@ -123,27 +123,27 @@ impl<'t> DocumentTree<'t> {
         let metadata_and_spec =
             ["metadata", "spec"].map(|part| self.root.value.part(part)).into_iter().flatten();
         let found = if is_in_spec {
-            self.follow(&self.root, &parts)
+            follow(&self.root, &parts)
         } else {
-            let all = metadata_and_spec.map(|root| self.follow(root, &parts));
+            let all = metadata_and_spec.map(|root| follow(root, &parts));
             all.reduce(|best, next| if next.0 > best.0 { next } else { best })?
         };
         let (depth, node) = found;
         let text = if depth == parts.len() { self.short_text_of(node) } else { None };
         (depth > 0).then_some((node.referenced, text))
     }
+}
 
-    /// Follows a path as far as the document has it, and returns the number of parts that were found and the last node.
-    fn follow<'n>(&self, mut node: &'n LocatedNode, path: &[String]) -> (usize, &'n LocatedNode) {
-        for (depth, name) in path.iter().enumerate() {
-            match node.value.part(name) {
-                Some(part) => node = part,
-                None if NOT_WRITTEN.contains(&name.as_str()) => {}
-                None => return (depth, node),
-            }
+/// Follows a path as far as the document has it, and returns the number of parts that were found and the last node.
+fn follow<'n>(mut node: &'n LocatedNode, path: &[String]) -> (usize, &'n LocatedNode) {
+    for (depth, name) in path.iter().enumerate() {
+        match node.value.part(name) {
+            Some(part) => node = part,
+            None if NOT_WRITTEN.contains(&name.as_str()) => {}
+            None => return (depth, node),
         }
-        (path.len(), node)
     }
+    (path.len(), node)
 }
 
 fn parts(pointer: &str) -> Vec<String> {

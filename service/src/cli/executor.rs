@@ -47,6 +47,7 @@ pub struct ExecutorArgs {
 
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
+#[expect(clippy::struct_excessive_bools, reason = "one flag for each runtime")]
 struct RuntimeArgs {
     /// Drive processes of this machine
     #[arg(long, conflicts_with_all = ["namespace", "CredentialArgs"])]

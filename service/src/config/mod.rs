@@ -152,7 +152,7 @@ pub struct KafkaLogin {
 }
 
 /// All settings, read and checked, with the origin of each.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct ServiceConfig {
     /// Directory of the journal and everything derived from it.
     pub data_dir: PathBuf,

@@ -23,8 +23,8 @@ use chancery_events::name::PortName;
 use chancery_events::observation::PROCESSES_BYTES;
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{
-    BalancePolicy, ClusterActivity, Payload, PlanSpec, PortProtocol, ReadinessProbe, VM_OVERHEAD,
-    VirtualMachineSpec, VolumeDeletion, port_variable, volume_variable,
+    BalancePolicy, ClusterActivity, GuestNetwork, Payload, PlanSpec, PortProtocol, ReadinessProbe,
+    VM_OVERHEAD, VirtualMachineSpec, VolumeDeletion, port_variable, volume_variable,
 };
 use chancery_events::template;
 use chancery_events::text::counted;
@@ -211,6 +211,15 @@ fn check_vm(faults: &mut BodyErrors, at: &str, payload: &Payload, vm: &VirtualMa
         faults.check(is_mount(&format!("/{file}")), format!("{at}/vm/{name}"), IMAGE_FILE);
     }
     faults.check((1..=255).contains(&vm.cpus), format!("{at}/vm/cpus"), "must be from 1 to 255");
+    let unused = vm.network == GuestNetwork::None && !payload.ports.is_empty();
+    faults.check(!unused, format!("{at}/ports"), "must be empty with network `none`");
+    let outside =
+        vm.cmdline.as_deref().is_some_and(|text| text.contains("${port.") || text.contains("${volume."));
+    faults.check(
+        !outside,
+        format!("{at}/vm/cmdline"),
+        "must not contain ports or volumes: they are of the host",
+    );
     faults.check(payload.processes == 1, format!("{at}/processes"), "must be 1 for a virtual machine");
     let least = VM_OVERHEAD + (1 << 20);
     let rule = format!("must be at least {} MiB for a virtual machine", least >> 20);

@@ -125,15 +125,17 @@ fn contains(now: &Value, before: &Value) -> bool {
 }
 
 #[test]
-fn a_journal_of_before_containers_gives_the_same_rows_with_added_fields() {
-    let fleet = unpacked("before-containers/fleet.tar.gz");
-    assert_eq!(report(&fleet), read("before-containers/verify.txt"));
-    let options = SegmentOptions::new(fleet.path().join("journal"), "default");
-    let (journal, _) = SegmentJournal::open(&options, Box::new(|_| ())).expect("a journal");
-    for (kind, text) in rows(journal.source(), None, Position::ZERO) {
-        let before: Value =
-            serde_json::from_str(&read(&format!("before-containers/rows/{kind}.json"))).expect("JSON");
-        let now: Value = serde_json::from_str(&text).expect("JSON");
-        assert!(contains(&now, &before), "{kind}: {now}\nbefore: {before}");
+fn journals_of_plans_with_fewer_fields_give_the_same_rows_with_added_fields() {
+    for directory in ["before-containers", "before-machines"] {
+        let fleet = unpacked(&format!("{directory}/fleet.tar.gz"));
+        assert_eq!(report(&fleet), read(&format!("{directory}/verify.txt")), "{directory}");
+        let options = SegmentOptions::new(fleet.path().join("journal"), "default");
+        let (journal, _) = SegmentJournal::open(&options, Box::new(|_| ())).expect("a journal");
+        for (kind, text) in rows(journal.source(), None, Position::ZERO) {
+            let before = read(&format!("{directory}/rows/{kind}.json"));
+            let before: Value = serde_json::from_str(&before).expect("JSON");
+            let now: Value = serde_json::from_str(&text).expect("JSON");
+            assert!(contains(&now, &before), "{directory}, {kind}: {now}\nbefore: {before}");
+        }
     }
 }

@@ -9,6 +9,7 @@
 //! | the guest resets | `RESET` | running on | `a_guest_that_resets_runs_on_in_its_incarnation` |
 //! | a stop, which the guest obeys | `POWERDOWN`, `SHUTDOWN` | stopped, as requested | `a_stop_presses_the_power_button_and_ends_a_guest_that_ignores_it` |
 //! | a stop, which the guest ignores | `POWERDOWN` | stopped after the grace | the same |
+//! | the same, after server and supervisor were killed | the same | the same | `a_guest_without_supervisor_is_stopped_by_its_power_button` |
 //! | QEMU is stopped by SIGSTOP | no reply | unreachable, then as before | `a_machine_that_does_not_answer_has_not_ended` |
 
 use std::path::Path;
@@ -151,6 +152,22 @@ fn the_end_of_a_guest_is_found_whoever_was_killed_before_it() {
         assert_eq!(ends(&client, &incarnation, "destroyed"), "", "{kills_supervisor}");
         until("QEMU has ended", || qemu(&server, &incarnation).is_none().then_some(()));
     }
+}
+
+#[test]
+fn a_guest_without_supervisor_is_stopped_by_its_power_button() {
+    let mut server = machines();
+    deploy(&server.client(), "web", "");
+    let (replica, incarnation) = running(&server.client(), "web");
+    let supervisor = parent_of(qemu(&server, &incarnation).expect("it runs"));
+    server.kill();
+    kill_process(supervisor, Signal::KILL).expect("a signal");
+    server.start_again();
+    let client = server.client();
+    client.must("replica.stop", &json!({"name": replica}));
+    assert_eq!(ends(&client, &incarnation, "destroyed"), "");
+    let output = output(&server, &replica);
+    assert!(output.contains("power off"), "{output}");
 }
 
 #[test]

@@ -85,7 +85,6 @@ impl YamlDocument {
         let text = error.to_string();
         let text = text.find(" at line ").map_or(text.as_str(), |end| text[..end].trim_end_matches(','));
         let what = match error {
-            Error::NullIntoString { .. } => "missing name: a field has a name before its ':'".into(),
             Error::Budget { .. } | Error::AliasReplayLimitExceeded { .. } => {
                 format!("the document is larger or deeper than is allowed: {text}")
             }

@@ -163,7 +163,8 @@ macro_rules! whole_numbers {
             let number = match self.node.value.value {
                 NodeValue::Unsigned(number) => <$type>::try_from(number).ok(),
                 NodeValue::Signed(number) => <$type>::try_from(number).ok(),
-                _ => self.text()?.parse().ok(),
+                NodeValue::Text(_) => whole_number(self.text()?).and_then(|text| text.parse().ok()),
+                _ => self.text().map(|_| None)?,
             };
             let (least, most) = (<$type>::MIN, <$type>::MAX);
             let error = || FormError::new(format!("must be a whole number from {least} to {most}"), true);
@@ -225,7 +226,7 @@ impl<'t> Deserializer<'t> for NodeReader<'t> {
     fn deserialize_bool<V: Visitor<'t>>(self, visitor: V) -> Result<V::Value, FormError> {
         let value = match self.node.value.value {
             NodeValue::Bool(value) => Some(value),
-            _ => self.text()?.parse().ok(),
+            _ => self.text()?.trim().parse().ok(),
         };
         visitor.visit_bool(value.ok_or_else(|| FormError::new("must be true or false".into(), true))?)
     }
@@ -331,7 +332,7 @@ impl<'t> MapAccess<'t> for BlockReader<'t> {
             self.entries = rest;
             if !entry.node.value.is_left_out.get() {
                 self.value = Some(&entry.node);
-                return self.reader.with(&entry.node).entry(|_| read_key(entry, seed)).map(Some);
+                return self.reader.with(&entry.node).entry(|reader| read_key(reader, entry, seed)).map(Some);
             }
         }
         Ok(None)
@@ -343,21 +344,32 @@ impl<'t> MapAccess<'t> for BlockReader<'t> {
     }
 }
 
-fn read_key<'t, K: DeserializeSeed<'t>>(entry: &'t BlockEntry, seed: K) -> Result<K::Value, FormError> {
-    let key = &entry.key;
-    let read = if entry.is_repeated {
-        Err(given_twice(&key.value))
-    } else {
-        seed.deserialize(BorrowedStrDeserializer::new(&key.value))
+fn read_key<'t, K: DeserializeSeed<'t>>(
+    reader: NodeReader<'t>,
+    entry: &'t BlockEntry,
+    seed: K,
+) -> Result<K::Value, FormError> {
+    let key = reader.tree.text_of(&entry.key);
+    let read = match key {
+        None => Err(FormError::expected("name, then ':' and a value")),
+        Some(key) if entry.is_repeated => Err(given_twice(key)),
+        Some(key) => seed.deserialize(BorrowedStrDeserializer::new(key)),
     };
     read.map_err(|mut error: FormError| {
-        error.locate(key.referenced);
-        if error.is_about_value && !error.what.contains(&key.value) {
-            error.what = format!("{}: {:?}", error.what, key.value);
+        error.locate(entry.key.referenced);
+        if let Some(key) = key.filter(|key| error.is_about_value && !error.what.contains(key)) {
+            error.what = format!("{}: {key:?}", error.what);
         }
         error.is_about_value = false;
         error
     })
+}
+
+/// Returns a quoted whole number without its spaces; `None` for other texts, also with leading zeros.
+fn whole_number(text: &str) -> Option<&str> {
+    let text = text.trim();
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    (digits == "0" || digits.starts_with(|first| matches!(first, '1'..='9'))).then_some(text)
 }
 
 impl<'t> EnumAccess<'t> for NodeReader<'t> {
@@ -374,7 +386,7 @@ impl<'t> EnumAccess<'t> for NodeReader<'t> {
                 let [entry] = entries.as_slice() else {
                     return Err(FormError::expected("word or a block of one line"));
                 };
-                let variant = read_key(entry, seed)?;
+                let variant = read_key(self, entry, seed)?;
                 if entry.node.value.is_left_out.get() {
                     return Err(FormError::expected("value without errors"));
                 }

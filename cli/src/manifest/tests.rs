@@ -602,3 +602,26 @@ fn fields_that_are_given_twice_do_not_hide_other_errors() {
     let messages: Vec<_> = faults.to_string().lines().map(|line| line.replace("f.yaml:", "")).collect();
     assert_eq!(messages, wanted, "{faults}");
 }
+
+#[test]
+fn values_of_another_form_are_refused_where_they_are() {
+    let cases = [
+        (
+            header("Deployment", "plan: p\ncount: 010"),
+            "7:10: must be a whole number from 0 to 4294967295: \"010\"",
+        ),
+        (
+            header("Deployment", "plan: p\ncount: \"007\""),
+            "7:10: must be a whole number from 0 to 4294967295: \"007\"",
+        ),
+        (header("Deployment", "plan: {{ name }}\ncont: 1"), "6:9: a single value is expected here"),
+        (
+            header("Deployment", "plan: p\ncount: 1\n? [a]\n: b"),
+            "8:5: a name, then ':' and a value is expected here",
+        ),
+    ];
+    for (text, wanted) in cases {
+        let faults = read("f.yaml", &text).expect_err(&text).to_string();
+        assert!(faults.starts_with(&format!("f.yaml:{wanted}")), "{faults}\nwanted {wanted}\n{text}");
+    }
+}

@@ -68,7 +68,7 @@ pub(super) enum NodeValue {
 
 /// Entry of a block.
 pub(super) struct BlockEntry {
-    pub(super) key: Spanned<String>,
+    pub(super) key: LocatedNode,
     /// Whether an earlier entry of the block has the same key.
     pub(super) is_repeated: bool,
     pub(super) node: LocatedNode,
@@ -171,11 +171,16 @@ fn options() -> Options {
 }
 
 impl DocumentNode {
+    fn is_text(&self, text: &str) -> bool {
+        matches!(&self.value, NodeValue::Text(own) if own == text)
+    }
+
     fn part(&self, name: &str) -> Option<&LocatedNode> {
         match &self.value {
             NodeValue::Block(entries) => {
                 let named = |name: &str| {
-                    entries.iter().find(|entry| entry.key.value == name).map(|entry| &entry.node)
+                    let is_named = |entry: &&BlockEntry| entry.key.value.is_text(name);
+                    entries.iter().find(is_named).map(|entry| &entry.node)
                 };
                 let others = OTHER_NAMES.iter().filter(|(known, _)| *known == name);
                 named(name).or_else(|| others.flat_map(|(_, others)| *others).find_map(|name| named(name)))
@@ -233,8 +238,17 @@ impl<'de> Visitor<'de> for NodeVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<NodeValue, A::Error> {
         let (mut block, mut known) = (Vec::new(), HashSet::new());
-        while let Some(key) = entries.next_key::<Spanned<String>>()? {
-            let is_repeated = !known.insert(key.value.clone());
+        while let Some(key) = entries.next_key::<LocatedNode>()? {
+            // Keys that are no text are compared by value.
+            let text = match &key.value.value {
+                NodeValue::Text(text) => Some(text.clone()),
+                NodeValue::Bool(value) => Some(value.to_string()),
+                NodeValue::Unsigned(number) => Some(number.to_string()),
+                NodeValue::Signed(number) => Some(number.to_string()),
+                NodeValue::Float(number) => Some(number.to_string()),
+                NodeValue::Block(_) | NodeValue::List(_) | NodeValue::Null => None,
+            };
+            let is_repeated = text.is_some_and(|text| !known.insert(text));
             block.push(BlockEntry { key, is_repeated, node: entries.next_value()? });
         }
         Ok(NodeValue::Block(block))

@@ -355,7 +355,7 @@ pub struct Payload {
     #[serde(default)]
     pub container: Option<ContainerSpec>,
     /// Virtual machine that the payload boots on clusters of runtime `qemu`, if any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub vm: Option<VirtualMachineSpec>,
     /// Readiness probe of the payload, if any.
     #[serde(default)]

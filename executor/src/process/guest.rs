@@ -1,7 +1,7 @@
 //! Guests of virtual machines: what QEMU reports about them, and the ends that follow.
 //!
 //! QEMU is started so that it pauses when a guest ends (`command_line`). The end stays readable until it is recorded, and only
-//! then QEMU is ended. So no end is lost while nothing listens. The exit status of QEMU says nothing about a guest: it is 0 for
+//! then QEMU is ended. So no end is lost while nothing listens. The exit status of QEMU does not show how a guest ended: it is 0 for
 //! nearly every end.
 //!
 //! | report of QEMU | guest |
@@ -11,7 +11,8 @@
 //! | status `internal-error` | QEMU cannot continue it |
 //! | event `RESET` | resets counted; runs on |
 //! | no reply to a command | unreachable: neither ready nor ended |
-//! | other events and statuses | runs |
+//! | status `running` | runs |
+//! | other events and statuses | starts, or is paused: not ready |
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +25,7 @@ pub(super) use command_line::{GuestProcess, command_line};
 pub(super) use link::GuestLink;
 use qmp::QmpEvent;
 
-/// What is known of a guest.
+/// State of a guest, as QEMU has reported it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct GuestRecord {
     /// Name of the guest in QEMU: an adopting executor recognizes the guest by it.
@@ -33,13 +34,15 @@ pub(super) struct GuestRecord {
     /// Number of resets since the start.
     pub(super) resets: u32,
     pub(super) end: Option<GuestEnd>,
+    /// Whether the guest was requested to power off before it ended.
+    pub(super) is_end_requested: bool,
 }
 
 /// Status of a guest that has not ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum GuestStatus {
-    /// QEMU has not reported a running guest yet.
+    /// QEMU reports no running guest: the guest starts, or is paused.
     Starting,
     /// The guest runs.
     Running,
@@ -73,7 +76,7 @@ impl GuestEnd {
 impl GuestRecord {
     /// Creates the record of a guest that is about to start.
     pub(super) fn begin(name: String) -> GuestRecord {
-        GuestRecord { name, status: GuestStatus::Starting, resets: 0, end: None }
+        GuestRecord { name, status: GuestStatus::Starting, resets: 0, end: None, is_end_requested: false }
     }
 
     /// Whether QEMU does not answer.
@@ -99,14 +102,15 @@ impl GuestRecord {
         }
     }
 
-    /// Notes the run state that QEMU reports.
-    fn note_status(&mut self, status: &str) {
+    /// Notes the run state that QEMU reports, and whether the guest runs. QEMU pauses a guest for reasons of its own, as for
+    /// an error of a disk.
+    fn note_status(&mut self, status: &str, runs: bool) {
         match status {
             "shutdown" => self.end_with(GuestEnd::PoweredOff),
             "guest-panicked" => self.end_with(GuestEnd::Panicked),
             "internal-error" => self.end_with(GuestEnd::InternalError),
-            "prelaunch" | "inmigrate" => self.status = GuestStatus::Starting,
-            _ => self.status = GuestStatus::Running,
+            _ if runs => self.status = GuestStatus::Running,
+            _ => self.status = GuestStatus::Starting,
         }
     }
 

@@ -224,8 +224,10 @@ impl ProcessesFile {
     /// Returns the exit that follows from all ends: the first unrequested failure.
     pub(super) fn exit(&self) -> IncarnationExit {
         for process in &self.processes {
-            if let Some(end) = process.guest.as_ref().and_then(|guest| guest.end) {
-                match end.reason() {
+            if let Some(guest) = process.guest.as_ref()
+                && let Some(end) = guest.end
+            {
+                match end.reason().filter(|_| !guest.is_end_requested) {
                     Some(reason) => {
                         return IncarnationExit::Failed { reason: format!("{} {reason}", process.name()) };
                     }
@@ -285,17 +287,9 @@ impl ProcessesFile {
         }
     }
 
-    /// Returns the guests of all processes.
-    pub(super) fn guests(&self) -> Vec<Option<GuestRecord>> {
-        self.processes.iter().map(|process| process.guest.clone()).collect()
-    }
-
-    /// Whether a guest has ended whose process has not.
+    /// Whether a guest has ended.
     pub(super) fn has_ended_guest(&self) -> bool {
-        let has_ended = |process: &StartedProcess| {
-            process.end.is_none() && process.guest.as_ref().is_some_and(|guest| guest.end.is_some())
-        };
-        self.processes.iter().any(has_ended)
+        self.processes.iter().any(|process| process.guest.as_ref().is_some_and(|guest| guest.end.is_some()))
     }
 
     pub(super) fn is_over(&self) -> bool {

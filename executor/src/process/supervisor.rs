@@ -373,20 +373,22 @@ impl Supervisor {
 
     /// Reads what QEMU reports of the guests. The end of a guest is written to disk, and only then its QEMU ends.
     fn advance_guests(&mut self) {
+        let processes = &mut self.record.processes;
+        self.guests.retain(|link| processes.get(link.number()).is_some_and(|process| process.end.is_none()));
         if self.guests.is_empty() {
             return;
         }
-        let before = self.record.guests();
+        let mut is_urgent = false;
         for link in &mut self.guests {
-            let process =
-                self.record.processes.get_mut(link.number()).filter(|process| process.end.is_none());
-            if let Some(guest) = process.and_then(|process| process.guest.as_mut()) {
-                link.advance(guest);
-            }
+            let guest = processes.get_mut(link.number()).and_then(|process| process.guest.as_mut());
+            let Some(guest) = guest else { continue };
+            let before = guest.clone();
+            link.advance(guest);
+            // Resets alone wait: a guest may reset without pause.
+            is_urgent |= (before.status, before.end) != (guest.status, guest.end);
+            self.is_guest_unwritten |= before != *guest;
         }
-        let news = self.record.guests() != before;
-        self.is_guest_unwritten |= news;
-        if self.is_guest_unwritten && (news || Instant::now() >= self.guest_written_at + WRITE_AGAIN) {
+        if self.is_guest_unwritten && (is_urgent || Instant::now() >= self.guest_written_at + WRITE_AGAIN) {
             self.guest_written_at = Instant::now();
             match self.directory.write(&self.record) {
                 Ok(()) => self.is_guest_unwritten = false,
@@ -395,7 +397,10 @@ impl Supervisor {
             self.send_record();
         }
         if !self.is_guest_unwritten && self.record.has_ended_guest() {
-            self.end(self.wanted.order.grace);
+            if self.ending.is_none() {
+                self.end(self.wanted.order.grace);
+            }
+            self.end_guests();
         }
     }
 

@@ -59,6 +59,10 @@ pub(super) struct UnsupervisedProcesses {
     living: Vec<(usize, AsyncFd<ProcessHandle>)>,
     captures: Vec<AsyncFd<OutputCapture>>,
     guests: Vec<GuestLink>,
+    /// Time at which the guests are asked next.
+    guests_at: Instant,
+    /// Whether the end of a guest was not recorded yet.
+    is_guest_unwritten: bool,
     chunk: Vec<u8>,
     kill_at: Option<Instant>,
     pause: SweepDelay,
@@ -113,11 +117,7 @@ impl UnsupervisedProcesses {
             StartedIn::Here => GuestLink::of(record, incarnation_directory.path()),
             StartedIn::OtherBoot | StartedIn::OtherNamespace => Vec::new(),
         };
-        let next = if is_new {
-            Some(Instant::now() + TRAMPOLINES_GONE)
-        } else {
-            (!guests.is_empty()).then(Instant::now)
-        };
+        let next = is_new.then(|| Instant::now() + TRAMPOLINES_GONE);
         let (record, chunk) = (record.clone(), Vec::new());
         Ok(UnsupervisedProcesses {
             lock,
@@ -128,6 +128,8 @@ impl UnsupervisedProcesses {
             living,
             captures,
             guests,
+            guests_at: Instant::now(),
+            is_guest_unwritten: true,
             chunk,
             kill_at: None,
             pause: SweepDelay::default(),
@@ -158,9 +160,11 @@ impl UnsupervisedProcesses {
             }
             Poll::Pending
         });
+        let guests = (!self.guests.is_empty()).then_some(self.guests_at);
+        let next = self.next.into_iter().chain(guests).min();
         tokio::select! {
             place = dead => Some(self.living.swap_remove(place).0),
-            () = tokio::time::sleep_until(self.next.unwrap_or_else(Instant::now)), if self.next.is_some() => None,
+            () = tokio::time::sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => None,
         }
     }
 
@@ -170,7 +174,11 @@ impl UnsupervisedProcesses {
         if let Some(process) = dead.and_then(|number| record.processes.get_mut(number)) {
             process.end.get_or_insert(unseen(cause));
         }
+        let is_due = self.guests.is_empty() || self.next.is_some_and(|next| Instant::now() >= next);
         self.advance_guests(record, grace);
+        if dead.is_none() && !is_due {
+            return;
+        }
         if record.processes.iter().any(|process| process.end.is_some()) {
             self.end(grace);
         }
@@ -189,35 +197,36 @@ impl UnsupervisedProcesses {
             }
             self.next = (self.origin == StartedIn::OtherNamespace).then(|| now + SEARCH);
         }
-        if !self.guests.is_empty() {
-            self.next = Some(self.next.map_or(now + GUESTS, |next| next.min(now + GUESTS)));
-        }
     }
 
     /// Reads what QEMU reports of the guests. The end of a guest is written to disk, and only then its QEMU ends.
     fn advance_guests(&mut self, record: &mut ProcessesFile, grace: Duration) {
+        self.guests_at = Instant::now() + GUESTS;
         self.guests.retain(|link| record.processes.get(link.number()).is_some_and(|one| one.end.is_none()));
-        let mut has_ended = false;
         for link in &mut self.guests {
             let Some(guest) = record.processes.get_mut(link.number()).and_then(|one| one.guest.as_mut())
             else {
                 continue;
             };
+            let before = guest.end;
             link.advance(guest);
-            has_ended |= guest.end.is_some();
+            self.is_guest_unwritten |= before != guest.end;
         }
-        if !has_ended {
+        if self.guests.is_empty() || !record.has_ended_guest() {
             return;
         }
-        match self.directory.write(record) {
-            Ok(()) => {
-                self.end(grace);
-                self.end_guests(record);
-            }
-            Err(error) => {
+        if self.is_guest_unwritten {
+            if let Err(error) = self.directory.write(record) {
                 tracing::warn!(%error, directory = %self.directory.path().display(), "cannot record end of guest");
+                self.guests_at = Instant::now() + SEARCH;
+                return;
             }
+            self.is_guest_unwritten = false;
         }
+        if self.kill_at.is_none() {
+            self.end(grace);
+        }
+        self.end_guests(record);
     }
 
     /// Ends the QEMU of each guest whose end is recorded, and presses the power button of the others.
@@ -251,6 +260,7 @@ impl UnsupervisedProcesses {
             for link in &mut self.guests {
                 link.power_down();
             }
+            self.guests_at = Instant::now();
         }
         self.next = Some(self.look_again(Instant::now()));
     }

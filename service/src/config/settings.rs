@@ -159,9 +159,12 @@ fn anything(_: &str) -> Result<(), &'static str> {
 }
 
 pub(super) fn log_filter(text: &str) -> Result<Targets, String> {
-    something(text)?;
-    let error = |_| format!("must be levels and target=level, separated by commas, not {text:?}");
-    text.parse().map_err(error)
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ':' | '-' | '=');
+    let parts: Vec<_> = text.split(',').map(str::trim).collect();
+    // An empty level would be taken for `error`.
+    let fits = |part: &str| !part.is_empty() && !part.ends_with('=') && part.chars().all(plain);
+    let read = parts.iter().all(|part| fits(part)).then(|| parts.join(",").parse().ok()).flatten();
+    read.ok_or_else(|| format!("must be levels and target=level, separated by commas, not {text:?}"))
 }
 
 pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {

@@ -77,6 +77,11 @@ fn faults_of_a_file_have_their_location() {
             "log_filter = \"warn,chancery=loud\"",
             "1:14: invalid log_filter: must be levels and target=level, separated by commas, not \"warn,chancery=loud\"",
         ),
+        (
+            "log_filter = \"info,\"",
+            "1:14: invalid log_filter: must be levels and target=level, separated by commas",
+        ),
+        ("log_filter = \"info,a[span]=debug\"", "1:14: invalid log_filter: must be levels"),
         ("log_filter = true", "1:14: invalid log_filter: must be a string or a number"),
         (
             "listen = \"0.0.0.0:7440\"",

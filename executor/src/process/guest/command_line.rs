@@ -17,7 +17,7 @@ pub struct QemuSettings {
     pub images: Vec<PathBuf>,
 }
 
-/// Guest that is to be started.
+/// Guest that will be started.
 pub(in super::super) struct GuestProcess<'a> {
     /// Name of the guest, from which an adopting executor recognizes it.
     pub(in super::super) name: &'a str,
@@ -83,7 +83,10 @@ pub(in super::super) fn command_line(
         let is_qcow2 = Path::new(image).extension().is_some_and(|extension| extension == "qcow2");
         let format = if is_qcow2 { "qcow2" } else { "raw" };
         let path = quoted(&file(image)?);
-        add("drive", format!("if=none,id=image,format={format},snapshot=on,file={path}"));
+        add(
+            "drive",
+            format!("if=none,id=image,format={format},snapshot=on,werror=report,rerror=report,file={path}"),
+        );
         add("device", "virtio-blk-pci,drive=image".to_owned());
     }
     if machine.network == GuestNetwork::Forwarded {

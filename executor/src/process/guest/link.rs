@@ -25,7 +25,9 @@ const CONNECT: Duration = Duration::from_millis(20);
 const CONNECT_MOST: Duration = Duration::from_secs(1);
 /// Time after which QEMU does not answer: a greeting, or a reply.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Time from one press of the power button to the next: a guest that starts may not see the first.
+/// Maximum number of reads in one step: a guest that resets without pause must not delay others.
+const READS: usize = 16;
+/// Time from one press of the power button to the next: a starting guest can miss the first one.
 const PRESS: Duration = Duration::from_secs(2);
 
 /// Command to QEMU.
@@ -73,8 +75,8 @@ pub(in super::super) struct GuestLink {
     connection: Option<QmpConnection>,
     /// Time of the next attempt to connect, and the time to the one after it.
     connect: (Instant, Duration),
-    /// Time since which QEMU was not connected.
-    unconnected: Instant,
+    /// Time of the last step with a connection to the right guest.
+    connected_at: Instant,
     request: EndRequest,
 }
 
@@ -112,7 +114,7 @@ impl GuestLink {
             name,
             connection: None,
             connect: (now, CONNECT),
-            unconnected: now,
+            connected_at: now,
             request: EndRequest::None,
         }
     }
@@ -132,6 +134,7 @@ impl GuestLink {
         let Some(connection) = &self.connection else { return self.connect.0 };
         let press = match self.request {
             EndRequest::PowerDown(at) if connection.ask.is_some() => Some(at),
+            EndRequest::Quit if connection.ask.is_some() => Some(Instant::now()),
             _ => None,
         };
         let sent = connection.waiting.values().map(|(_, sent)| *sent).min();
@@ -159,20 +162,16 @@ impl GuestLink {
         let now = Instant::now();
         if self.connection.is_none() && now >= self.connect.0 {
             match connect(&self.directory) {
-                Ok(stream) => {
-                    self.connection = Some(QmpConnection::new(stream, now));
-                    self.connect.1 = CONNECT;
-                }
+                Ok(stream) => self.connection = Some(QmpConnection::new(stream, now)),
                 // QEMU makes the socket when it starts.
                 Err(_) => self.connect = (now + self.connect.1, (self.connect.1 * 2).min(CONNECT_MOST)),
             }
         }
-        let Some(connection) = &mut self.connection else {
-            if record.status == GuestStatus::Running && now >= self.unconnected + SILENCE {
-                record.status = GuestStatus::Unreachable;
-            }
-            return;
-        };
+        if record.status == GuestStatus::Running && now >= self.connected_at + SILENCE {
+            record.status = GuestStatus::Unreachable;
+        }
+        let had_ended = record.end.is_some();
+        let Some(connection) = &mut self.connection else { return };
         let exchanged = connection.exchange(&self.name, record, now).and_then(|()| {
             if connection.ask.is_some() {
                 match self.request {
@@ -189,10 +188,14 @@ impl GuestLink {
             }
             connection.flush()
         });
+        record.is_end_requested |= !had_ended && record.end.is_some() && self.request != EndRequest::None;
+        if exchanged.is_ok() && connection.ask.is_some() {
+            (self.connected_at, self.connect.1) = (now, CONNECT);
+        }
         if exchanged.is_err() {
             // Every command without reply has failed. Whether QEMU has ended is for others to find out.
             self.connection = None;
-            (self.connect, self.unconnected) = ((now + CONNECT, CONNECT * 2), now);
+            self.connect = (now + self.connect.1, (self.connect.1 * 2).min(CONNECT_MOST));
             if self.request == EndRequest::Quitting {
                 self.request = EndRequest::Quit;
             }
@@ -237,7 +240,7 @@ impl QmpConnection {
     /// Reads everything that was received, and asks for the state when it is time.
     fn exchange(&mut self, name: &str, record: &mut GuestRecord, now: Instant) -> io::Result<()> {
         let mut chunk = [0; 4096];
-        loop {
+        for _ in 0..READS {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => {
@@ -292,7 +295,8 @@ impl QmpConnection {
                         return Err(io::Error::other("the control socket is that of another guest"));
                     }
                     (Some(QmpCommand::Status), Ok(found)) => {
-                        record.note_status(found["status"].as_str().unwrap_or_default());
+                        let runs = found["running"].as_bool().unwrap_or_default();
+                        record.note_status(found["status"].as_str().unwrap_or_default(), runs);
                     }
                     // A refusal, as of a button that the machine does not have: the grace ends the guest.
                     _ => {}

@@ -16,7 +16,7 @@ const LONGEST: usize = 1 << 20;
 pub(super) enum QmpMessage {
     /// Greeting, with the version.
     Greeting(Value),
-    /// Event.
+    /// Event, which answers no command.
     Event(QmpEvent),
     /// Reply to the command with this id: its result, or the reason of QEMU's refusal.
     Reply(u64, Result<Value, String>),

@@ -36,22 +36,22 @@ fn each_report_of_qemu_has_its_meaning() {
         guest.note_event(&event);
         assert_eq!((guest.end, guest.resets), (end, resets), "{event:?}");
     }
-    for (status, now, end) in [
-        ("prelaunch", GuestStatus::Starting, None),
-        ("running", GuestStatus::Running, None),
-        ("paused", GuestStatus::Running, None),
-        ("of-a-later-version", GuestStatus::Running, None),
-        ("shutdown", GuestStatus::Starting, Some(GuestEnd::PoweredOff)),
-        ("guest-panicked", GuestStatus::Starting, Some(GuestEnd::Panicked)),
-        ("internal-error", GuestStatus::Starting, Some(GuestEnd::InternalError)),
+    for (status, runs, now, end) in [
+        ("prelaunch", false, GuestStatus::Starting, None),
+        ("running", true, GuestStatus::Running, None),
+        ("io-error", false, GuestStatus::Starting, None),
+        ("of-a-later-version", true, GuestStatus::Running, None),
+        ("shutdown", false, GuestStatus::Starting, Some(GuestEnd::PoweredOff)),
+        ("guest-panicked", false, GuestStatus::Starting, Some(GuestEnd::Panicked)),
+        ("internal-error", false, GuestStatus::Starting, Some(GuestEnd::InternalError)),
     ] {
         let mut guest = record();
-        guest.note_status(status);
+        guest.note_status(status, runs);
         assert_eq!((guest.status, guest.end), (now, end), "{status}");
     }
     let mut guest = record();
     guest.note_event(&event("GUEST_PANICKED", Value::Null));
-    guest.note_status("shutdown");
+    guest.note_status("shutdown", false);
     assert_eq!(guest.end, Some(GuestEnd::Panicked), "the first end counts");
 }
 
@@ -120,7 +120,7 @@ impl FakeSession {
         while let Some((command, id)) = self.hear() {
             let answer = match command.as_str() {
                 "query-name" => json!({"name": name}),
-                "query-status" => json!({"status": status, "running": true}),
+                "query-status" => json!({"status": status, "running": status == "running"}),
                 _ => json!({}),
             };
             // Events and replies of unknown commands come before the reply.
@@ -247,7 +247,9 @@ fn text_of_a_plan_stays_one_value_of_an_option() {
     let place = directory.canonicalize().expect("a path").display().to_string().replace(',', ",,");
     for (image, format) in [("disk.qcow2", "qcow2"), ("disk", "raw")] {
         let argv = argv(&spec(None, Some(image)), VM_OVERHEAD + (16 << 20)).expect("arguments");
-        let wanted = format!("if=none,id=image,format={format},snapshot=on,file={place}/{image}");
+        let wanted = format!(
+            "if=none,id=image,format={format},snapshot=on,werror=report,rerror=report,file={place}/{image}"
+        );
         assert_eq!(value(&argv, "-drive"), [wanted]);
     }
     for (machine, memory, error) in [

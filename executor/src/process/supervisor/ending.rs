@@ -132,14 +132,15 @@ impl Supervisor {
             self.ending = Some(ShutdownState { kill_at, pause: SweepDelay::default() });
             self.sweep(Signal::TERM);
         }
+        self.end_guests();
+    }
+
+    /// Ends the QEMU of each guest whose end is recorded, and presses the power button of the others.
+    pub(super) fn end_guests(&mut self) {
         for link in &mut self.guests {
             let guest = self.record.processes.get(link.number()).and_then(|process| process.guest.as_ref());
-            // A grace of zero comes with a kill.
-            if guest.is_some_and(|guest| guest.end.is_some()) {
-                link.quit();
-            } else {
-                link.power_down();
-            }
+            let has_ended = guest.is_some_and(|guest| guest.end.is_some());
+            if has_ended && !self.is_guest_unwritten { link.quit() } else { link.power_down() }
         }
     }
 
@@ -153,7 +154,7 @@ impl Supervisor {
         }
         let mut groups = Vec::new();
         for process in self.record.processes.iter().filter(|process| process.end.is_none()) {
-            // QEMU would end at once, without its guest.
+            // QEMU would end immediately, without its guest.
             if signal == Signal::TERM && process.guest.is_some() {
                 groups.push(process.pid);
                 continue;
@@ -216,7 +217,11 @@ impl Supervisor {
 
     fn is_going_down(&self) -> bool {
         let mut ends = self.record.processes.iter().filter_map(|process| process.end.as_ref());
-        !self.is_to_end && self.lost.is_none() && ends.any(|end| end.cause == ProcessEndCause::GoingDown)
+        let is_guest_over = self.record.has_ended_guest();
+        !self.is_to_end
+            && !is_guest_over
+            && self.lost.is_none()
+            && ends.any(|end| end.cause == ProcessEndCause::GoingDown)
     }
 }
 

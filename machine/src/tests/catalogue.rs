@@ -194,3 +194,38 @@ fn a_cluster_without_nodes_is_deleted_with_its_session() {
     assert!(world.fleet.clusters().is_empty());
     assert!(world.fleet.sessions().sorted().iter().all(|session| session.end.is_some()));
 }
+
+#[test]
+fn a_virtual_machine_that_cannot_start_is_refused_at_its_field() {
+    let spec = |vm: Value, other: Value| {
+        let mut payload = json!({"name": "a", "resources": {"cpu": 1, "memory": 112 << 20}, "vm": vm});
+        payload.as_object_mut().expect("an object").extend(other.as_object().expect("an object").clone());
+        json!({"namespace": "ns", "service": "web", "payloads": [payload]})
+    };
+    let ports = json!({"ports": [{"name": "http", "protocol": "TCP", "port": 80}]});
+    let cases = [
+        (json!({}), json!({}), "vm"),
+        (json!({"kernel": "k", "image": "i"}), json!({}), "vm"),
+        (json!({"image": "i", "initrd": "r"}), json!({}), "vm/initrd"),
+        (json!({"image": "i", "cmdline": "c"}), json!({}), "vm/cmdline"),
+        (json!({"kernel": "../k"}), json!({}), "vm/kernel"),
+        (json!({"kernel": "/k"}), json!({}), "vm/kernel"),
+        (json!({"image": "a,b"}), json!({}), "vm/image"),
+        (json!({"kernel": "k", "firmware": ""}), json!({}), "vm/firmware"),
+        (json!({"kernel": "k", "cpus": 0}), json!({}), "vm/cpus"),
+        (json!({"kernel": "k", "cmdline": "${port.http}"}), ports.clone(), "vm/cmdline"),
+        (json!({"kernel": "k", "cmdline": "${"}), json!({}), "vm/cmdline"),
+        (json!({"kernel": "k", "network": "none"}), ports.clone(), "ports"),
+        (json!({"kernel": "k"}), json!({"processes": 2}), "processes"),
+        (json!({"kernel": "k"}), json!({"resources": {"cpu": 1, "memory": 96 << 20}}), "resources/memory"),
+    ];
+    let mut world = TestFleet::new();
+    for (vm, other, field) in cases {
+        let body = json!({"name": "web", "spec": spec(vm.clone(), other)});
+        let refusal = world.ask("plan.apply", &body).expect_err(field);
+        let pointer = format!("/spec/payloads/0/{field}");
+        assert!(refusal.errors.contains_key(pointer.as_str()), "{vm}: {pointer} in {:?}", refusal.errors);
+    }
+    let right = json!({"kernel": "linux/vmlinuz", "initrd": "linux/initrd", "cmdline": "replica=${replica}"});
+    world.must("plan.apply", &json!({"name": "web", "spec": spec(right, ports)}));
+}

@@ -12,6 +12,7 @@
 //! | `<payload>-<index>.out.1`, `.err.1`, … | the supervisor | output of the process |
 //! | `<payload>-<index>.out.pipe`, `.err.pipe` | the process | pipe to the supervisor |
 //! | `<payload>-<index>/work` | the process | its working directory |
+//! | `<payload>-<index>/qmp.sock`, `serial.sock` | QEMU | its control socket, and the second serial port of its guest |
 //!
 //! Processes are never started twice from one record.
 

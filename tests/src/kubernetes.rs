@@ -8,19 +8,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use serde_json::Value;
+use chancery_executor::kubernetes::KubernetesConfig;
+use hyper::Request;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
 
 /// Separate Kubernetes API, which ends when this value is dropped.
-#[derive(Debug)]
 pub struct KubernetesApi {
     dir: PathBuf,
     kubeconfig: PathBuf,
+    /// Client of the administrator, and where it runs. A start of kubectl takes much more processor time than a request.
+    client: kube::Client,
+    runtime: Runtime,
     holder: Child,
     directory: tempfile::TempDir,
 }
 
 /// Returns the API that this binary's tests share, and must not harm. Each test has nodes, namespaces and a Chancery cluster of
-/// its own in it.
+/// its own in it, and only one writes output.
 pub fn shared() -> &'static KubernetesApi {
     static SHARED: OnceLock<KubernetesApi> = OnceLock::new();
     SHARED.get_or_init(|| KubernetesApi::start(&[]))
@@ -53,7 +58,18 @@ impl KubernetesApi {
         BufReader::new(output).read_line(&mut line).expect("a line");
         let kubeconfig = PathBuf::from(line.trim_end());
         assert!(kubeconfig.is_file(), "the API of Kubernetes did not start");
-        let api = KubernetesApi { dir, kubeconfig, holder, directory };
+        let config = KubernetesConfig {
+            kubeconfig: Some(kubeconfig.clone()),
+            context: None,
+            namespace: "default".parse().expect("a name"),
+            fleet: "default".parse().expect("a name"),
+            cluster: "default".parse().expect("a name"),
+        };
+        // Its thread notices that a connection is closed while no request is made.
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let client = runtime.block_on(config.client()).expect("credentials");
+        let api = KubernetesApi { dir, kubeconfig, client, runtime, holder, directory };
         for node in nodes {
             api.node(&[node]);
         }
@@ -67,7 +83,7 @@ impl KubernetesApi {
         run(command);
     }
 
-    /// Replaces the output of every container. Each line has its time, its stream, `F` and its text.
+    /// Replaces the output of every container in the API. Each line has its time, its stream, `F` and its text.
     pub fn write_output(&self, lines: &str) {
         std::fs::write(self.dir.join("output.log"), lines).expect("written");
     }
@@ -110,15 +126,51 @@ impl KubernetesApi {
         run(command);
     }
 
-    /// Returns objects as JSON.
-    pub fn get(&self, args: &[&str]) -> Value {
-        let text = self.kubectl(&[&["get", "-o", "json"], args].concat());
-        serde_json::from_str(&text).expect("kubectl prints JSON")
+    /// Makes a request of the core API: `pods`, or `namespaces/demo/pods/web`. Returns the body of the answer.
+    fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Value {
+        let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let request =
+            Request::builder().method(method).uri(format!("/api/v1/{path}")).header("content-type", kind);
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let request = request.body(body.into_bytes()).expect("a request");
+        let answer = self.runtime.block_on(self.client.request(request));
+        answer.unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+    }
+
+    /// Returns an object: `nodes/node-1`, or `namespaces/demo/configmaps/web`.
+    pub fn get(&self, path: &str) -> Value {
+        self.request("GET", path, None)
+    }
+
+    /// Returns the objects with these labels: `pods` of every namespace, or `namespaces/demo/pods`.
+    pub fn list(&self, path: &str, labels: &str) -> Vec<Value> {
+        let mut list = self.request("GET", &format!("{path}?labelSelector={labels}"), None);
+        let kind = list["kind"].as_str().expect("a kind").trim_end_matches("List").to_owned();
+        let mut items = list["items"].take().as_array().cloned().expect("items");
+        for item in &mut items {
+            // Those of a list are without.
+            item["apiVersion"] = list["apiVersion"].clone();
+            item["kind"] = json!(kind);
+        }
+        items
     }
 
     /// Returns all pods with these labels, in every namespace.
     pub fn pods(&self, labels: &str) -> Vec<Value> {
-        self.get(&["pods", "-A", "-l", labels])["items"].as_array().cloned().expect("items")
+        self.list("pods", labels)
+    }
+
+    /// Creates a namespace.
+    pub fn namespace(&self, name: &str) {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        self.request("POST", "namespaces", Some(&namespace));
+    }
+
+    /// Sets labels of a pod, or removes those that are null.
+    pub fn label(&self, pod: &Value, labels: &Value) {
+        let text = |field: &str| pod["metadata"][field].as_str().expect("text").to_owned();
+        let path = format!("namespaces/{}/pods/{}", text("namespace"), text("name"));
+        self.request("PATCH", &path, Some(&json!({"metadata": {"labels": labels}})));
     }
 
     /// Creates or changes an object.

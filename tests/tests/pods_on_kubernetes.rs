@@ -17,121 +17,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use chancery_tests::kubernetes::{KubernetesApi, shared};
-use chancery_tests::{ExecutorProcess, ServerProcess, TestClient, until};
-use serde_json::{Value, json};
-
-/// Server with a cluster of its own on the shared API, and its plan `web`.
-struct PodFleet {
-    api: &'static KubernetesApi,
-    server: ServerProcess,
-    /// Name of the cluster, its node and the namespace of its pods.
-    name: &'static str,
-}
-
-impl PodFleet {
-    fn start(name: &'static str) -> PodFleet {
-        PodFleet::start_with(name, "all")
-    }
-
-    /// Starts a server with executors for these clusters.
-    fn start_with(name: &'static str, embedded: &str) -> PodFleet {
-        let api = shared();
-        api.node(&[name]);
-        api.kubectl(&["create", "namespace", name]);
-        let kubeconfig = api.kubeconfig().to_str().expect("text");
-        let settings = [("KUBECONFIG", kubeconfig), ("CHANCERY_EMBEDDED_EXECUTORS", embedded)];
-        let server = ServerProcess::start_with(&settings);
-        let client = server.client();
-        let spec = json!({"runtime": "kubernetes", "kubernetes": {"namespace": name}});
-        client.must("cluster.apply", &json!({"name": name, "spec": spec}));
-        let total = json!({"cpu": 8000, "memory": 16u64 << 30, "disk": 0});
-        let storage = json!([{"class": name, "capacity": 1 << 30}]);
-        let spec = json!({"domain": "rack", "resources": total, "storage": storage});
-        client.must("node.apply", &json!({"name": name, "cluster": name, "spec": spec}));
-        PodFleet { api, server, name }
-    }
-
-    fn client(&self) -> TestClient {
-        self.server.client()
-    }
-
-    /// Applies the plan with changes of its fields and of those of its payload.
-    fn plan(&self, changes: Value, of_payload: Value) {
-        let fields = |of: Value, changes: Value| {
-            let (Value::Object(mut of), Value::Object(changes)) = (of, changes) else { panic!("objects") };
-            of.extend(changes);
-            Value::Object(of)
-        };
-        let payload = json!({
-            "name": "web", "resources": {"cpu": 100, "memory": 64 << 20},
-            "container": {"image": "registry.test/web:1", "env": {"LEVEL": "info"}},
-        });
-        let words = ["create", "update", "relocate", "restart", "start", "stop", "delete"];
-        let approval: serde_json::Map<_, _> =
-            words.iter().map(|word| ((*word).to_owned(), json!("automatic"))).collect();
-        let spec = json!({
-            "namespace": self.name, "service": "web", "payloads": [fields(payload, of_payload)],
-            "approval": approval, "sharing": "allowed", "restart_delay": 100,
-        });
-        self.client().must("plan.apply", &json!({"name": "web", "spec": fields(spec, changes)}));
-    }
-
-    /// Creates a storage class, and a volume that the controller binds to the first claim: nothing provisions volumes here.
-    fn provide_storage(&self) {
-        self.api.apply(&json!({
-            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": self.name},
-            "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer",
-        }));
-        self.api.apply(&json!({
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": self.name},
-            "spec": {
-                "capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": self.name,
-                "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": "/none"},
-            },
-        }));
-    }
-
-    fn deploy(&self, name: &str, count: u32) {
-        let deployment = json!({"plan": "web", "name": name, "spec": {"count": count}});
-        self.client().must("deployment.create", &deployment);
-    }
-
-    fn completed(&self, name: &str) {
-        until("the deployment is completed", || {
-            let rows = self.client().items("deployments?plan=web");
-            rows.iter().any(|row| row["name"] == name && row["state"] == "completed").then_some(())
-        });
-    }
-
-    /// Deletes the plan, and waits until it is gone.
-    fn delete(&self) {
-        self.client().must("plan.delete", &json!({"name": "web", "cascade": "yes"}));
-        until("the plan is gone", || self.client().items("plans").is_empty().then_some(()));
-    }
-
-    fn pods(&self) -> Vec<Value> {
-        self.api.pods(&format!("chancery.dev/cluster={}", self.name))
-    }
-
-    fn count(&self, kind: &str, label: &str) -> usize {
-        let selector = format!("chancery.dev/cluster={},{label}", self.name);
-        self.api.get(&[kind, "-A", "-l", &selector])["items"].as_array().expect("items").len()
-    }
-
-    fn label(&self, pod: &Value, label: &str) {
-        let name = pod["metadata"]["name"].as_str().expect("a name");
-        self.api.kubectl(&["label", "pod", "-n", self.name, name, "--overwrite", label]);
-    }
-
-    fn incarnations(&self) -> Vec<Value> {
-        self.client().items("incarnations?plan=web")
-    }
-}
-
-fn uids(pods: &[Value]) -> BTreeSet<String> {
-    pods.iter().map(|pod| pod["metadata"]["uid"].as_str().expect("a uid").to_owned()).collect()
-}
+use chancery_tests::{ExecutorProcess, PodFleet, uids, until};
+use serde_json::json;
 
 #[test]
 fn the_same_plan_keeps_its_pods_and_a_changed_field_replaces_them() {
@@ -196,7 +83,7 @@ fn what_an_earlier_executor_left_is_found_and_removed() {
     fleet.completed("d1");
     let pod = fleet.pods().remove(0);
     let selector = format!("chancery.dev/cluster={},chancery.dev/incarnation", fleet.name);
-    let map = fleet.api.get(&["configmaps", "-A", "-l", &selector])["items"][0].clone();
+    let map = fleet.api.list("configmaps", &selector).remove(0);
     fleet.delete();
     until("the config map is purged", || {
         (fleet.count("configmaps", "chancery.dev/incarnation") == 0).then_some(())
@@ -233,7 +120,7 @@ fn a_pod_that_fails_again_and_again_is_restarted_until_it_is_deleted() {
             fleet.pods().into_iter().find(|pod| !seen.contains(&pod["metadata"]["uid"].to_string()))
         });
         seen.insert(pod["metadata"]["uid"].to_string());
-        fleet.label(&pod, "chancery.tests/failure=exit");
+        fleet.api.label(&pod, &json!({"chancery.tests/failure": "exit"}));
     }
     until("the last end is recorded", || {
         let failed = fleet.incarnations().into_iter().filter(|row| row["state"] == "failed").count();
@@ -341,7 +228,8 @@ fn an_executor_store_that_was_restored_does_not_fall_behind_the_records() {
     let mut third = start();
     fleet.deploy("d3", 3);
     fleet.completed("d3");
-    assert_eq!(fleet.api.get(&store)["data"]["epoch"], "3", "the records are of epoch 2: {}", third.log());
+    let now = fleet.api.get("namespaces/restored/configmaps/chancery-default-restored");
+    assert_eq!(now["data"]["epoch"], "3", "the records are of epoch 2: {}", third.log());
     assert_eq!(third.stop(), Some(0));
 }
 
@@ -384,7 +272,7 @@ fn a_reason_is_that_of_the_current_death() {
             fleet.pods().into_iter().find(|pod| !seen.contains(&pod["metadata"]["uid"].to_string()))
         });
         seen.insert(pod["metadata"]["uid"].to_string());
-        fleet.label(&pod, &format!("chancery.tests/failure={failure}"));
+        fleet.api.label(&pod, &json!({"chancery.tests/failure": failure}));
         let ended = until("its end is recorded", || {
             let rows = fleet.incarnations();
             let id = &pod["metadata"]["labels"]["chancery.dev/incarnation"];
@@ -410,10 +298,10 @@ fn a_replica_is_ready_while_all_its_pods_are() {
     assert!(is_ready());
     let states =
         |wanted: bool| until("the replica follows its pods", || (is_ready() == wanted).then_some(()));
-    fleet.label(&pods[1], "chancery.tests/failure=unready");
+    fleet.api.label(&pods[1], &json!({"chancery.tests/failure": "unready"}));
     states(false);
     assert_eq!(fleet.pods().len(), 3, "a pod that is not ready has not ended");
-    fleet.label(&pods[1], "chancery.tests/failure-");
+    fleet.api.label(&pods[1], &json!({"chancery.tests/failure": null}));
     // Readiness that does not come back ends nothing: another start replaces all three pods.
     let replica = fleet.client().items("replicas?plan=web")[0]["name"].clone();
     fleet.client().must("replica.restart", &json!({"name": replica}));
@@ -423,7 +311,7 @@ fn a_replica_is_ready_while_all_its_pods_are() {
     });
     // The end of one process is the end of the incarnation.
     let before = fleet.pods();
-    fleet.label(&before[2], "chancery.tests/failure=exit");
+    fleet.api.label(&before[2], &json!({"chancery.tests/failure": "exit"}));
     until("other pods are ready", || {
         let now = fleet.pods();
         (is_ready() && now.len() == 3 && uids(&now).is_disjoint(&uids(&before))).then_some(())
@@ -479,7 +367,7 @@ fn what_a_plan_states_is_in_its_pod_and_its_claim() {
     let volumes = spec["volumes"].as_array().expect("volumes");
     let volume = volumes.iter().find(|of| of["name"] == *volume).expect("the volume");
     let claim = volume["persistentVolumeClaim"]["claimName"].as_str().expect("a claim");
-    let claim = fleet.api.get(&["pvc", "-n", fleet.name, claim]);
+    let claim = fleet.api.get(&format!("namespaces/{}/persistentvolumeclaims/{claim}", fleet.name));
     let stated = &claim["spec"];
     assert_eq!(
         (&stated["storageClassName"], &stated["accessModes"]),
@@ -491,7 +379,9 @@ fn what_a_plan_states_is_in_its_pod_and_its_claim() {
     );
     assert_eq!(claim["status"]["phase"], "Bound");
     fleet.delete();
-    until("the claim is deleted", || (fleet.count("pvc", "chancery.dev/volume") == 0).then_some(()));
+    until("the claim is deleted", || {
+        (fleet.count("persistentvolumeclaims", "chancery.dev/volume") == 0).then_some(())
+    });
 }
 
 #[test]
@@ -505,7 +395,7 @@ fn a_volume_of_another_namespace_fails_the_start_on_kubernetes() {
     fleet.deploy("d1", 1);
     fleet.completed("d1");
     fleet.delete();
-    fleet.api.kubectl(&["create", "namespace", "sharing-2"]);
+    fleet.api.namespace("sharing-2");
     fleet.plan(json!({"namespace": "sharing-2"}), volumes);
     fleet.deploy("d2", 1);
     let failed = until("the start fails", || fleet.client().items("operations?state=failed").pop());

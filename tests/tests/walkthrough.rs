@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use chancery_tests::kubernetes::KubernetesApi;
+use chancery_tests::kubernetes::{KubernetesApi, shared};
 use chancery_tests::{JournalBackend, ServerProcess, until};
 use regex::Regex;
 
@@ -211,10 +211,13 @@ fn the_walk_through_prints_the_same_with_the_journal_on_three_brokers() {
 fn the_walk_through_on_kubernetes_prints_what_the_readme_shows() {
     let path = readme();
     let readme = std::fs::read_to_string(&path).expect("the README");
-    let api = KubernetesApi::start(&["node-1", "node-2"]);
+    let api = shared();
+    for node in ["node-1", "node-2"] {
+        api.node(&[node]);
+    }
     let kubeconfig = api.kubeconfig().to_str().expect("text");
     let server = ServerProcess::start_with(&[("KUBECONFIG", kubeconfig)]);
-    let printed = play(&ON_KUBERNETES, &readme, &server, Some(&api));
+    let printed = play(&ON_KUBERNETES, &readme, &server, Some(api));
     if is_updating() {
         std::fs::write(&path, ON_KUBERNETES.written(&readme, &printed)).expect("the README can be written");
     }

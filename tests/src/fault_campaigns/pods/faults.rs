@@ -261,7 +261,7 @@ fn node_silent(campaign: &mut PodCampaign) -> Result<()> {
     let node = *campaign.random.pick(&super::NODES).expect("a node");
     campaign.api.kubelet("kill", node);
     campaign.within("the node is not ready", |campaign| {
-        let node = campaign.api.get(&["node", node]);
+        let node = campaign.api.get(&format!("nodes/{node}"));
         let conditions = node["status"]["conditions"].as_array()?;
         conditions.iter().any(|of| of["type"] == "Ready" && of["status"] != "True").then_some(())
     })?;
@@ -269,7 +269,7 @@ fn node_silent(campaign: &mut PodCampaign) -> Result<()> {
     pause(campaign, 2000);
     campaign.api.kubelet("restart", node);
     campaign.within("the node is ready", |campaign| {
-        let node = campaign.api.get(&["node", node]);
+        let node = campaign.api.get(&format!("nodes/{node}"));
         let conditions = node["status"]["conditions"].as_array()?;
         conditions.iter().any(|of| of["type"] == "Ready" && of["status"] == "True").then_some(())
     })

@@ -87,7 +87,7 @@ impl PodCampaign {
     fn begin(seed: u64) -> Result<PodCampaign> {
         let api = KubernetesApi::start(&NODES);
         for namespace in [CONTROL, PODS] {
-            api.kubectl(&["create", "namespace", namespace]);
+            api.namespace(namespace);
         }
         let mut server = ServerProcess::start_with(&[
             ("CHANCERY_EMBEDDED_EXECUTORS", "none"),
@@ -286,8 +286,11 @@ impl PodCampaign {
                 object["data"],
             ])
         };
-        let listed = self.api.get(&["pods,configmaps", "-A", "-l", "tests/foreign"]);
-        listed["items"].as_array().expect("items").iter().map(of).collect()
+        ["pods", "configmaps"]
+            .iter()
+            .flat_map(|kind| self.api.list(kind, "tests/foreign"))
+            .map(|one| of(&one))
+            .collect()
     }
 
     /// Ends everything, starts five replicas, and judges the journal with the pods as processes.
@@ -331,8 +334,8 @@ impl PodCampaign {
         ensure!(self.pods().is_empty(), "pods are left: {:?}", self.pods());
         let selector = format!("{OURS},chancery.dev/incarnation");
         self.within("every record is purged", |campaign| {
-            let maps = campaign.api.get(&["configmaps", "-n", CONTROL, "-l", &selector]);
-            maps["items"].as_array().is_some_and(Vec::is_empty).then_some(())
+            let maps = campaign.api.list(&format!("namespaces/{CONTROL}/configmaps"), &selector);
+            maps.is_empty().then_some(())
         })?;
         self.check_foreign()?;
         for (code, log) in

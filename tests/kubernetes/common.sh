@@ -98,14 +98,15 @@ end() {
   until dead "$pid"; do sleep 0.02; done
 }
 
-# COMPONENT: starts it with its arguments. It outlives its terminal.
+# COMPONENT: starts it with its arguments. It outlives its terminal. GOGC spends memory, 130 MB in the API server, to save some
+# 15% of the processor time of a start.
 launch() {
   local home="$dir/$1" arguments
   mapfile -t arguments <"$home/arguments"
   if [ -f "$home/log" ]; then
     mv "$home/log" "$home/log.before"
   fi
-  (trap '' HUP; cd "$home" && KWOK_WORKDIR="$home" exec -a "$home" "$built/control-plane" "$1" "${arguments[@]}") \
+  (trap '' HUP; cd "$home" && KWOK_WORKDIR="$home" GOGC=400 exec -a "$home" "$built/control-plane" "$1" "${arguments[@]}") \
     </dev/null >"$home/log" 2>&1 &
   echo $! >"$home/pid"
   disown # otherwise the shell reports its death

@@ -7,6 +7,7 @@
 notes="$(mktemp -d)"
 current=()
 : >"$notes/steps" >"$notes/tests"
+beside=
 trap report EXIT
 
 say() { printf '\n== %s\n' "$*"; }
@@ -35,18 +36,37 @@ note_start() {
   : >"$notes/warm-$1"
 }
 
-# THREADS ARGUMENT...: runs `cargo test` with that many tests at a time, and notes when each line was printed.
+# COMMAND...: runs it alongside the next steps, in a process group of its own, which can be ended as a whole. Its tests are
+# noted in a file of their own.
+run_beside() {
+  set -m
+  (notes_of_tests="$notes/tests-beside"; "$@") >"$notes/beside" 2>&1 &
+  beside=$!
+  set +m
+}
+# Waits for the end of that command, and prints its output.
+await_beside() {
+  local group="$beside" result=0
+  wait "$group" || result=$?
+  beside=
+  cat "$notes/beside"
+  return "$result"
+}
+
+# THREADS ARGUMENT...: runs `cargo test` with that many tests at a time and the niceness $niceness, and notes when each line was
+# printed.
+notes_of_tests="$notes/tests"
 run_tests() {
-  printf '0\tthreads %s\n' "$1" >>"$notes/tests"
-  RUST_TEST_THREADS="$1" cargo test "${@:2}" | while IFS= read -r line; do
+  printf '0\tthreads %s\n' "$1" >>"$notes_of_tests"
+  RUST_TEST_THREADS="$1" nice -n "${niceness:-0}" cargo test "${@:2}" | while IFS= read -r line; do
     printf '%s\n' "$line"
     printf '%s\t%s\n' "$EPOCHREALTIME" "$line" >&3
-  done 3>>"$notes/tests"
+  done 3>>"$notes_of_tests"
 }
 
 report() {
   [ "${#current[@]}" = 0 ] || note_step failed
-  [ -z "$lints" ] || kill -- "-$lints" 2>/dev/null || true
+  [ -z "$beside" ] || kill -- "-$beside" 2>/dev/null || true
   if [ -s "$notes/steps" ]; then
     printf '\n%-10s %-20s %8s %8s  %-6s %s\n' PART STEP WALL CPU START RESULT
     tr , . <"$notes/steps" | awk -F '\t' '
@@ -76,7 +96,7 @@ report() {
           if (next_one < count) starts[order[next_one++]] = ends[i]
         }
         count = 0
-      }' "$notes/tests" | sort -rn | sed -n 1,20p # `head` would end early, and `sort` would fail for it
+      }' "$notes"/tests* | sort -rn | sed -n 1,20p # `head` would end early, and `sort` would fail for it
   fi
   rm -rf "$notes"
 }

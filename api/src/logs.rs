@@ -233,9 +233,7 @@ fn why_silent(
         _ if runtime == Some(ClusterRuntime::Simulated) => {
             (NOT_FOUND, format!("cluster {name} is simulated: no process on node {node} writes output"))
         }
-        IncarnationStatus::Destroyed | IncarnationStatus::Failed | IncarnationStatus::Unwound
-            if runtime == Some(ClusterRuntime::Kubernetes) =>
-        {
+        _ if state.is_over() && runtime == Some(ClusterRuntime::Kubernetes) => {
             let text = format!(
                 "the incarnation is {state}, and Kubernetes deletes the output of a pod with the pod"
             );
@@ -271,7 +269,7 @@ fn why_silent(
                 ),
             )
         }
-        IncarnationStatus::Destroyed | IncarnationStatus::Failed | IncarnationStatus::Unwound => (
+        _ if state.is_over() => (
             GONE,
             format!(
                 "the incarnation is {state}, and its output is deleted: only that of the newest ended incarnation is kept"

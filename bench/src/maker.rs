@@ -159,6 +159,7 @@ impl FleetMaker {
             addresses: vec![],
             status,
             since: None,
+            resets: 0,
         };
         let processes = vec![process];
         let observed =

@@ -174,6 +174,11 @@ pub enum ServerCommand {
         /// Name of the replica
         replica: String,
     },
+    /// Reboot a replica that is a virtual machine: reset its guest, in the same incarnation
+    Reboot {
+        /// Name of the replica
+        replica: String,
+    },
     /// Drain a node: move its replicas away within the budgets of their plans, then evict it from its cluster
     Drain(DrainArgs),
     /// Put a draining or drained node back into use
@@ -345,6 +350,9 @@ impl ServerCommand {
             ServerCommand::Rebalance { plan } => act::rebalance(plan, io),
             ServerCommand::Restart { replica } => {
                 replica::ask("restart", replica, None, "restart requested", io)
+            }
+            ServerCommand::Reboot { replica } => {
+                replica::ask("reboot", replica, None, "reboot requested", io)
             }
             ServerCommand::Drain(what) => drain::drain(what, io),
             ServerCommand::Undrain(what) => drain::undrain(what, io),

@@ -17,7 +17,7 @@ use chancery_events::intent::{
 };
 use chancery_events::name::{ClusterName, DisruptionName, NodeName};
 use chancery_events::spec::{DisruptionAction, DisruptionSpec, DisruptionState, NodeState};
-use chancery_projector::rows::{DisruptionRow, NodeRow, ReplicaRow};
+use chancery_projector::rows::{DisruptionRow, IncarnationStatus, NodeRow, ReplicaRow};
 use serde_json::Value;
 
 use super::act::{read, shown};
@@ -203,7 +203,9 @@ impl NodeDrain<'_> {
 
 /// Whether an incarnation still has its reservation.
 fn is_there(item: &Value) -> bool {
-    !matches!(item["state"].as_str(), Some("destroyed" | "failed" | "unwound"))
+    let state = item["state"].as_str();
+    let known = state.and_then(|word| IncarnationStatus::ALL.iter().find(|known| known.word() == word));
+    !known.is_some_and(|state| state.is_over())
 }
 
 fn line(item: &Value) -> String {

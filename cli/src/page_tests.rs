@@ -159,6 +159,7 @@ All operations
   start     0          0                 0         0        0          0       0         0        0          0
   stop      0          0                 0         0        0          0       0         1        0          0
   delete    0          0                 0         0        0          0       0         0        0          0
+  reboot    0          0                 0         0        0          0       0         0        0          0
   try: chancery approve --plan nginx-deployment-plan --all
 
 Waiting for a placement

@@ -27,6 +27,7 @@ fn status(status: &ProcessStatus) -> String {
         ProcessStatus::Unresponsive { error } => format!("unresponsive ({error})"),
         ProcessStatus::Waiting { reason, .. } => format!("waiting ({reason})"),
         ProcessStatus::Unreachable => "unreachable".into(),
+        ProcessStatus::Rebooting => "rebooting".into(),
         ProcessStatus::OomKilled => "out of memory".into(),
         ProcessStatus::Exited { code } => format!("exited {code}"),
         ProcessStatus::Signaled { signal } => format!("killed by signal {signal}"),

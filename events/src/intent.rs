@@ -492,6 +492,12 @@ intents! {
         /// Name of the replica.
         name: ReplicaName,
     }
+    /// Reboots a replica that is a virtual machine: resets its guest within the incarnation.
+    ReplicaReboot = "replica.reboot.v1" + ". Only a running replica on a runtime of virtual machines can be rebooted.", [Replica(name)]
+        => POST "/replicas/{name}/reboot" Optional "Reboots a virtual machine: resets its guest, in the same incarnation.", Later, ends Operations {
+        /// Name of the replica.
+        name: ReplicaName,
+    }
     /// Starts a replica again.
     ReplicaStart = "replica.start.v1", [Replica(name)]
         => POST "/replicas/{name}/start" Optional "Starts a replica again.", Later, ends Operations {

@@ -27,6 +27,8 @@ crate::words! {
         Running = "running",
         /// The replica should have no incarnation until it is started.
         Stopped = "stopped",
+        /// The guest of the replica powered itself off: the replica should have no incarnation until a caller requests its start.
+        GuestShutdown = "guest_shutdown",
         /// The replica should not exist: its delete is in progress.
         Deleted = "deleted",
     }
@@ -42,6 +44,8 @@ crate::words! {
         Updating = "updating",
         /// A restart of the replica is in progress.
         Restarting = "restarting",
+        /// The guest of the replica was reset after it was ready, and is not ready again; or a reboot of the replica is in progress.
+        Rebooting = "rebooting",
         /// The incarnation of the replica is being stopped.
         Stopping = "stopping",
         /// The replica has no incarnation: it was stopped, or ended cleanly on its own.

@@ -241,6 +241,8 @@ words! {
 pub enum IncarnationExit {
     /// Every process exited with status 0, or all processes were requested to stop.
     Clean,
+    /// The guest of a virtual machine powered itself off without a request to stop, and no process failed.
+    PoweredOff,
     /// A process ended without a request to stop, and not with status 0.
     Failed {
         /// Process that failed, and its exit status or signal.
@@ -263,6 +265,10 @@ pub struct ProcessInfo {
     pub addresses: Vec<PortAddress>,
     /// Status of the process.
     pub status: ProcessStatus,
+    /// Number of resets of the process's guest since its start, as far as they were observed. Resets in quick succession count as
+    /// one. 0 for a process that is no guest.
+    #[serde(default)]
+    pub resets: u32,
     /// Time at which the status started by the runtime's own clock, if the runtime records one.
     pub since: Option<Time>,
 }
@@ -312,6 +318,8 @@ pub enum ProcessStatus {
     },
     /// Machine of the process does not report to the runtime: the process is neither ready nor proved to have ended.
     Unreachable,
+    /// Guest of a virtual machine was reset, and is not ready again.
+    Rebooting,
     /// Process was killed because memory ran out.
     OomKilled,
     /// Process exited with a status.
@@ -383,6 +391,7 @@ impl ProcessInfo {
             ProcessStatus::Waiting { reason, message } if message.is_empty() => format!("waits: {reason}"),
             ProcessStatus::Waiting { reason, message } => format!("waits: {reason}: {message}"),
             ProcessStatus::Unreachable => "is unreachable: its machine does not report".to_owned(),
+            ProcessStatus::Rebooting => "was reset, and is not ready again".to_owned(),
             ProcessStatus::OomKilled => "was killed for want of memory".to_owned(),
             ProcessStatus::Exited { code } => format!("exited with status {code}"),
             ProcessStatus::Signaled { signal } => format!("was ended by signal {signal}"),

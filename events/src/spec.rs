@@ -145,6 +145,8 @@ words! {
         Stop = "stop",
         /// Ends the incarnation of a replica and removes the replica.
         Delete = "delete",
+        /// Resets the guest of a replica that is a virtual machine, within its incarnation.
+        Reboot = "reboot",
     }
     /// Kinds of work that a policy can name: every kind of operation, and the expunge of a node.
     PolicyKind {
@@ -162,6 +164,8 @@ words! {
         Stop = "stop",
         /// Operations that delete a replica.
         Delete = "delete",
+        /// Operations that reset the guest of a replica.
+        Reboot = "reboot",
         /// The expunge of a node: everything on the node is declared lost.
         Expunge = "expunge",
     }
@@ -273,6 +277,14 @@ impl ClusterRuntime {
         }
     }
 
+    /// Whether the guests of an incarnation can be reset within the incarnation.
+    pub const fn reboots(self) -> bool {
+        match self {
+            ClusterRuntime::Process | ClusterRuntime::Kubernetes => false,
+            ClusterRuntime::Qemu | ClusterRuntime::Simulated => true,
+        }
+    }
+
     /// Returns what the payload lacks to run on a cluster of this runtime with these coordinates, if anything.
     pub fn lacks(
         self,
@@ -297,6 +309,21 @@ impl ClusterRuntime {
     }
 }
 
+impl OperationKind {
+    /// Whether the operation acts on the incarnation that runs: without one, the operation has no effect.
+    pub const fn needs_incarnation(self) -> bool {
+        match self {
+            OperationKind::Update
+            | OperationKind::Relocate
+            | OperationKind::Restart
+            | OperationKind::Reboot => true,
+            OperationKind::Create | OperationKind::Start | OperationKind::Stop | OperationKind::Delete => {
+                false
+            }
+        }
+    }
+}
+
 impl From<OperationKind> for PolicyKind {
     fn from(kind: OperationKind) -> PolicyKind {
         match kind {
@@ -307,6 +334,7 @@ impl From<OperationKind> for PolicyKind {
             OperationKind::Start => PolicyKind::Start,
             OperationKind::Stop => PolicyKind::Stop,
             OperationKind::Delete => PolicyKind::Delete,
+            OperationKind::Reboot => PolicyKind::Reboot,
         }
     }
 }

@@ -170,7 +170,7 @@ mod tests {
         let object = IncarnationId::issue(Lineage::from_random(42), Position::new(position)).into();
         AcceptedCommand {
             object,
-            order: ObjectTarget { revision, attempt, aim, status: command_status, grace },
+            order: ObjectTarget { revision, attempt, aim, is_reboot: false, status: command_status, grace },
             spec: None,
         }
     }

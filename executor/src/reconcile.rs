@@ -9,6 +9,7 @@
 //! | starting, up | adopt: only the revision rises, and the restart rule is taken over; with another spec: change, or refuse (permanent) where the runtime cannot | stop | stop, then gone |
 //! | changing | adopt: the change continues; with yet another spec, or the old one: change | stop | stop, then gone |
 //! | up, and could not be changed | adopt; with another spec: change; same target again: report | stop | stop, then gone |
+//! | up (reboot) | reset the guests; starting or changing: refuse (retryable) | – | – |
 //! | starting, up or changing, and being stopped | refuse (retryable) | stop, perhaps sooner | stop, then gone |
 //! | ended | adopt: reported at the new revision; same target again: report | adopt | tombstone |
 //! | failed to start | start; same target again: report | tombstone | tombstone |
@@ -50,6 +51,9 @@ pub struct ObjectTarget {
     pub attempt: u32,
     /// State that the object must reach.
     pub aim: TargetGoal,
+    /// Whether the guests of the object must be reset once, and the command still waits for its outcome.
+    #[serde(default)]
+    pub is_reboot: bool,
     /// Whether the command still waits for its outcome.
     pub status: CommandStatus,
     /// Time from the request to end until the kill, also when a sibling's end stops the object.
@@ -81,7 +85,7 @@ impl ObjectTarget {
     /// Returns the target that a command sets.
     pub fn of(command: &Command) -> ObjectTarget {
         let (aim, grace) = match (command.effect, command.object) {
-            (CommandEffect::Ensure, _) => (TargetGoal::Up, command.grace),
+            (CommandEffect::Ensure | CommandEffect::Reboot, _) => (TargetGoal::Up, command.grace),
             (CommandEffect::Stop, _) => (TargetGoal::Down, command.grace),
             (CommandEffect::Kill, ObjectId::Incarnation(_)) => (TargetGoal::Down, Duration::ZERO),
             (CommandEffect::Kill, ObjectId::Volume(_)) => (TargetGoal::Removed, Duration::ZERO),
@@ -90,6 +94,7 @@ impl ObjectTarget {
             revision: command.revision,
             attempt: command.attempt,
             aim,
+            is_reboot: command.effect == CommandEffect::Reboot && command.status == CommandStatus::Pending,
             status: command.status,
             grace,
         }
@@ -99,12 +104,12 @@ impl ObjectTarget {
     pub fn removal(revision: u32) -> ObjectTarget {
         let (aim, command_status, grace) =
             (TargetGoal::Removed, CommandStatus::Pending, Duration::from_secs(10));
-        ObjectTarget { revision, attempt: u32::MAX, aim, status: command_status, grace }
+        ObjectTarget { revision, attempt: u32::MAX, aim, is_reboot: false, status: command_status, grace }
     }
 
     /// Whether the target may start a missing object.
     pub(crate) fn may_start(&self) -> bool {
-        self.aim == TargetGoal::Up && self.status == CommandStatus::Pending
+        self.aim == TargetGoal::Up && self.status == CommandStatus::Pending && !self.is_reboot
     }
 
     /// Returns the fencing rank: a target below another one changes nothing.
@@ -203,6 +208,7 @@ impl ObjectState {
                 | ProcessStatus::Starting
                 | ProcessStatus::Waiting { .. }
                 | ProcessStatus::Unreachable
+                | ProcessStatus::Rebooting
                 | ProcessStatus::Unready { .. }
                 | ProcessStatus::Unresponsive { .. } => process.status = ProcessStatus::Unknown,
                 ProcessStatus::OomKilled
@@ -246,6 +252,8 @@ pub enum ReconcileStep {
     Adopt,
     /// Record the target and its spec, then change the running object to that spec.
     Change,
+    /// Record the target, then reset the guests, unless they were reset for this target already.
+    Reboot,
     /// Record the target, then ask all processes to end, and kill them after the grace.
     Stop(Duration),
     /// Ensure that nothing can start any more, record the tombstone, drop the rest.
@@ -259,8 +267,8 @@ pub enum ReconcileStep {
 /// Returns the reason why no runtime can carry out a command; `None` if a runtime can.
 pub fn misfit(command: &Command) -> Option<&'static str> {
     match (command.object, &command.spec, command.effect) {
-        (ObjectId::Volume(_), ObjectSpec::Volume(_), CommandEffect::Stop) => {
-            Some("cannot stop volume: only ensure and kill apply")
+        (ObjectId::Volume(_), ObjectSpec::Volume(_), CommandEffect::Stop | CommandEffect::Reboot) => {
+            Some("cannot stop or reboot volume: only ensure and kill apply")
         }
         (ObjectId::Volume(_), ObjectSpec::Volume(_), CommandEffect::Ensure | CommandEffect::Kill)
         | (ObjectId::Incarnation(_), ObjectSpec::Incarnation(_), _) => None,
@@ -293,6 +301,13 @@ pub fn step(
     match (&present.state, order.aim) {
         (_, TargetGoal::Up) if alive && present.order.aim != TargetGoal::Up => {
             ReconcileStep::Refuse("cannot start object: it is being ended", RetryClass::Retryable)
+        }
+        // Repeated, because a crash may have come between recording the target and the reset.
+        (ObjectState::Up { .. } | ObjectState::Unchanged { .. }, _) if order.is_reboot => {
+            ReconcileStep::Reboot
+        }
+        (ObjectState::Starting { .. } | ObjectState::Changing { .. }, _) if order.is_reboot => {
+            ReconcileStep::Refuse("cannot reboot object: it is being started", RetryClass::Retryable)
         }
         (ObjectState::Unchanged { .. }, TargetGoal::Up) if again && is_open => ReconcileStep::ReportAgain,
         (_, TargetGoal::Up) if alive && is_open && !as_it_runs => match changes {
@@ -353,6 +368,7 @@ pub fn accepted(
     match step {
         ReconcileStep::Start | ReconcileStep::Change => brought.cloned(),
         ReconcileStep::Adopt
+        | ReconcileStep::Reboot
         | ReconcileStep::Stop(_)
         | ReconcileStep::WriteTombstone
         | ReconcileStep::ReportAgain
@@ -362,6 +378,7 @@ pub fn accepted(
             there
         }
         ReconcileStep::Adopt
+        | ReconcileStep::Reboot
         | ReconcileStep::Stop(_)
         | ReconcileStep::WriteTombstone
         | ReconcileStep::ReportAgain

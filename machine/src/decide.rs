@@ -113,6 +113,7 @@ fn by_type(fleet: &FleetState, intent: &Intent, ctx: &DecisionContext) -> Decide
         Intent::DeploymentRollback(ask) => deployment::roll_back(fleet, ask),
         Intent::ReplicaCreate(ask) => replica::create(fleet, ask, ctx),
         Intent::ReplicaRelocate(ask) => replica::relocate(fleet, ask, ctx),
+        Intent::ReplicaReboot(ask) => replica::reboot(fleet, ask, ctx),
         Intent::ReplicaRestart(ask) => replica::restart(fleet, ask, ctx),
         Intent::ReplicaStart(ask) => replica::start(fleet, ask, ctx),
         Intent::ReplicaStop(ask) => replica::stop(fleet, ask, ctx),

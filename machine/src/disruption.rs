@@ -293,9 +293,7 @@ impl Replica {
             let operation = fleet.operations().get(&open.id);
             let moves =
                 operation.is_some_and(|operation| operation.is_drain() || operation.required_node.is_some());
-            let waits =
-                matches!(open.kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart);
-            !open.started && waits && !moves
+            !open.started && open.kind.needs_incarnation() && !moves
         };
         self.open().all(gives_way)
     }

@@ -3,12 +3,18 @@
 //! | state | started | ready | not ready | ended, by proof | gone | command failed | stop requested | deadline | node expunged |
 //! |---|---|---|---|---|---|---|---|---|---|
 //! | reserved | – | – | – | – | – | – | unwound | unwound if it waits only for volumes; its operation fails | unwound; its operation is placed again, or fails if it has started |
-//! | creating | → starting | → running | → starting | failed, destroyed | unwound | retried, or stopping | stopping | stopping | failed |
-//! | starting | status | → running | status | failed, destroyed | failed | – | stopping | stopping | failed |
-//! | running | status | status | status; stopping if its liveness probe fails | failed, destroyed | failed | – | stopping | stopping if it stayed unready | failed |
-//! | updating | status; → running if reverted | → running | status; stopping if its liveness probe fails | failed, destroyed | failed | retried, or reverting | stopping | reverting | failed |
+//! | creating | → starting | → running | → starting | failed, destroyed, powered off | unwound | retried, or stopping | stopping | stopping | failed |
+//! | starting | status | → running | status | failed, destroyed, powered off | failed | – | stopping | stopping | failed |
+//! | running | status | status | status; stopping if its liveness probe fails | failed, destroyed, powered off | failed | – | stopping | stopping if it stayed unready | failed |
+//! | updating | status; → running if reverted | → running | status; stopping if its liveness probe fails | failed, destroyed, powered off | failed | retried, or reverting | stopping | reverting | failed |
 //! | stopping | – | – | – | as recorded | as recorded | retried | destroyed is recorded | kill | failed |
 //! | ended | final | | | | | | | | |
+//!
+//! An incarnation whose guest powers itself off without a request ends as *powered off*. If no other incarnation of the replica
+//! remains, the desired state of the replica becomes `guest_shutdown`. Then nothing but a requested start starts the replica.
+//!
+//! A running incarnation whose guest was reset is not ready until it reports so. Its deadline is that of a start: then it is
+//! stopping.
 //!
 //! A report names the revision that it reflects. Proof of an end counts for every revision, because nothing
 //! is ever started twice in one incarnation. `gone` counts only if nothing at or below the last command can
@@ -80,6 +86,7 @@ pub(crate) fn report(fleet: &FleetState, report: &IncarnationReport, ctx: &Decis
             let end = match (&incarnation.state, exit) {
                 (IncarnationState::Stopping(then), _) => (**then).clone(),
                 (_, IncarnationExit::Clean) => IncarnationEnd::Destroyed,
+                (_, IncarnationExit::PoweredOff) => IncarnationEnd::PoweredOff,
                 (_, IncarnationExit::Failed { reason }) => IncarnationEnd::Failed { reason: reason.clone() },
             };
             end::by_proof(fleet, incarnation, end, processes.clone(), ctx, &mut draft);
@@ -111,6 +118,11 @@ pub(crate) fn report(fleet: &FleetState, report: &IncarnationReport, ctx: &Decis
             IncarnationState::Creating | IncarnationState::Starting | IncarnationState::Updating(_),
             ObservedState::Ready { processes },
         ) => ready(fleet, incarnation, processes, ctx, &mut draft),
+        (IncarnationState::Running, ObservedState::Ready { processes })
+            if incarnation.is_asked_to_reboot() =>
+        {
+            ready(fleet, incarnation, processes, ctx, &mut draft);
+        }
         (
             IncarnationState::Creating,
             ObservedState::Started { processes } | ObservedState::NotReady { processes },
@@ -169,13 +181,16 @@ fn was_seen(
 
 /// Returns when an incarnation with these processes ends unless it becomes ready, by the plan's current
 /// policy. An incarnation that is unready already keeps a deadline of this session. A process of unknown
-/// status, as after a restart of its executor, sets no deadline.
+/// status, as after a restart of its executor, sets no deadline. A guest that was reset has the time of a start.
 fn unready_deadline(
     fleet: &FleetState,
     incarnation: &Incarnation,
     processes: &[ProcessInfo],
     now: Time,
 ) -> Option<Time> {
+    if incarnation.is_asked_to_reboot() {
+        return incarnation.deadline;
+    }
     if processes.iter().all(|process| process.status == ProcessStatus::Ready) {
         return None;
     }
@@ -184,10 +199,14 @@ fn unready_deadline(
     };
     let kept = incarnation.deadline.filter(|_| is_watched(fleet, incarnation));
     kept.or_else(|| {
+        let plan = fleet.plans().get(&incarnation.plan)?;
+        if processes.iter().any(|process| process.status == ProcessStatus::Rebooting) {
+            return Some(now + plan.immediate().timeouts().start());
+        }
         if !processes.iter().any(fails) {
             return None;
         }
-        let unready = *fleet.plans().get(&incarnation.plan)?.immediate().unready();
+        let unready = *plan.immediate().unready();
         (unready.action == UnreadyAction::Restart).then(|| now + unready.after())
     })
 }
@@ -276,6 +295,8 @@ fn failed(
         }
         (RetryClass::Permanent, CommandEffect::Ensure) => None,
         (RetryClass::Retryable, CommandEffect::Ensure) => BACKOFF.wait(command.attempt, salt),
+        (RetryClass::Permanent, CommandEffect::Reboot) => None,
+        (RetryClass::Retryable, CommandEffect::Reboot) => BACKOFF.wait(command.attempt, salt),
         // A stop is retried until it succeeds.
         (_, CommandEffect::Stop | CommandEffect::Kill) => {
             BACKOFF.wait(command.attempt, salt).or(Some(BACKOFF.max))
@@ -291,6 +312,13 @@ fn failed(
     if wait.is_none() {
         let then = IncarnationEnd::Unwound { reason: error.into() };
         let how = OperationEnd::Failed { reason: error.into() };
+        if command.effect == CommandEffect::Reboot {
+            // The guest runs on.
+            if let Some(operation) = brings_up(fleet, incarnation) {
+                operation::end(fleet, operation, how, draft);
+            }
+            return;
+        }
         give_up(fleet, incarnation, how, then, ctx, draft);
     }
 }
@@ -369,6 +397,13 @@ pub(crate) fn overdue(fleet: &FleetState, id: IncarnationId, ctx: &DecisionConte
         IncarnationState::Reserved => {
             if let Some(operation) = brings_up(fleet, incarnation) {
                 let reason = volume::late(fleet, incarnation);
+                operation::end(fleet, operation, OperationEnd::Failed { reason }, &mut draft);
+            }
+        }
+        IncarnationState::Running if incarnation.is_asked_to_reboot() => {
+            let reason = "it was not ready in time after its reboot".to_owned();
+            end::failing(fleet, incarnation, reason.clone(), ctx, &mut draft);
+            if let Some(operation) = brings_up(fleet, incarnation) {
                 operation::end(fleet, operation, OperationEnd::Failed { reason }, &mut draft);
             }
         }

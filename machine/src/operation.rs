@@ -61,7 +61,7 @@ use crate::refuse::{BodyErrors, DecidedFacts};
 use crate::state::{Deployment, Operation, OperationState, Plan};
 
 pub(crate) use begin::{begin, stop, take_turn};
-pub(crate) use end::{abort, end, expire};
+pub(crate) use end::{abort, cancel_after_shutdown, end, expire};
 pub(crate) use fold::{VersionUpdate, approved, close, created, ended, started};
 pub(crate) use open::{OperationRequest, open, push_opened};
 pub(crate) use place::{is_replaceable, place_of_move, prepare, replace};

@@ -5,6 +5,7 @@
 //! | start | no-op | no-op | no-op | no-op | cancels a stop that waits, else refused | refused | no-op | start |
 //! | relocate | refused | refused | superseded; same relocate: no-op | refused | refused | refused | relocate | refused |
 //! | restart | refused | refused | superseded; a restart: no-op | refused | refused | refused | restart | start |
+//! | reboot | refused | refused | refused; a reboot: no-op | refused; a reboot: no-op | refused | refused | reboot, unless it is no virtual machine | refused |
 //! | stop | a start is superseded; refused if nothing was ever approved | stop waits behind it | superseded | stop waits behind it | no-op | refused | stop | stop; no-op if stopped |
 //! | delete | superseded by delete | delete waits behind it | superseded | delete waits behind it | superseded, or waits behind it | no-op | delete | delete |
 //!
@@ -19,12 +20,12 @@ use chancery_events::fact::{
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::{
-    ReplicaCreate, ReplicaDelete, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
+    ReplicaCreate, ReplicaDelete, ReplicaReboot, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
 };
 use chancery_events::lifecycle::{PhaseStatus, WillWord};
 use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
 use chancery_events::refusal::{Refusal, RefusalCode};
-use chancery_events::spec::{ClusterActivity, OperationKind, RestartPolicy};
+use chancery_events::spec::{ClusterActivity, ClusterRuntime, OperationKind, RestartPolicy};
 use smallvec::SmallVec;
 
 use crate::context::{DecisionContext, FactDraft};
@@ -54,12 +55,16 @@ pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> PhaseStatus {
     match replica.operation.filter(|open| open.started).map(|open| open.kind) {
         Some(OperationKind::Update) if active.is_some() => return PhaseStatus::Updating,
         Some(OperationKind::Restart) if active.is_some() => return PhaseStatus::Restarting,
+        Some(OperationKind::Reboot) if active.is_some() => return PhaseStatus::Rebooting,
         // Otherwise the incarnation determines the phase.
         Some(_) | None => {}
     }
     match active.map(|incarnation| &incarnation.state) {
         Some(IncarnationState::Reserved) => return PhaseStatus::Pending,
         Some(IncarnationState::Creating | IncarnationState::Starting) => return PhaseStatus::Starting,
+        Some(IncarnationState::Running) if active.is_some_and(Incarnation::is_rebooting) => {
+            return PhaseStatus::Rebooting;
+        }
         Some(IncarnationState::Running) => return PhaseStatus::Running,
         // The incarnation is being reverted.
         Some(IncarnationState::Updating(_)) => return PhaseStatus::Updating,
@@ -75,11 +80,13 @@ pub fn phase(replica: &Replica, active: Option<&Incarnation>) -> PhaseStatus {
             PhaseStatus::Failed
         }
         // The replica was stopped for a replacement that failed.
-        (WillWord::Running, Some(IncarnationEnd::Destroyed)) if replica.next_restart.is_some() => {
+        (WillWord::Running, Some(IncarnationEnd::Destroyed | IncarnationEnd::PoweredOff))
+            if replica.next_restart.is_some() =>
+        {
             PhaseStatus::Failed
         }
-        (WillWord::Running, Some(IncarnationEnd::Destroyed))
-        | (WillWord::Stopped | WillWord::Proposed, _) => PhaseStatus::Stopped,
+        (WillWord::Running, Some(IncarnationEnd::Destroyed | IncarnationEnd::PoweredOff))
+        | (WillWord::Stopped | WillWord::GuestShutdown | WillWord::Proposed, _) => PhaseStatus::Stopped,
         (WillWord::Deleted, _) => PhaseStatus::Deleting,
     }
 }
@@ -174,9 +181,7 @@ fn may_replace(
         if open.kind == kind && wants == node {
             return Ok(None);
         }
-        let gives_way =
-            matches!(open.kind, OperationKind::Update | OperationKind::Relocate | OperationKind::Restart);
-        if open.started || !gives_way {
+        if open.started || !open.kind.needs_incarnation() {
             let done = if open.started { "is being carried out" } else { "waits" };
             let detail = format!("{what} cannot be {to} now: a {} of it {done}", open.kind);
             return Err(Refusal::new(RefusalCode::InUse, detail));
@@ -228,6 +233,34 @@ pub(crate) fn restart(fleet: &FleetState, ask: &ReplicaRestart, ctx: &DecisionCo
         return Err(invalid_transition(&format!("replica {}", ask.name), now, "restarted"));
     }
     Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Restart, asker(ctx)), ctx))
+}
+
+/// Resets the guest of a running replica, within its incarnation.
+pub(crate) fn reboot(fleet: &FleetState, ask: &ReplicaReboot, ctx: &DecisionContext) -> DecidedFacts {
+    let replica = fleet.find::<Replica>(&ask.name)?;
+    let what = format!("replica {}", ask.name);
+    if replica.is_deleting() {
+        return Err(invalid_transition(&what, "being deleted", "rebooted"));
+    }
+    if let Some(open) = replica.open().next() {
+        if open.kind == OperationKind::Reboot {
+            return Ok(vec![]);
+        }
+        let done = if open.started { "is being carried out" } else { "waits" };
+        let detail = format!("{what} cannot be rebooted now: a {} of it {done}", open.kind);
+        return Err(Refusal::new(RefusalCode::InUse, detail));
+    }
+    let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
+    let now = phase(replica, active);
+    let Some(active) = active.filter(|_| now == PhaseStatus::Running) else {
+        return Err(invalid_transition(&what, now.word(), "rebooted"));
+    };
+    let runtime = fleet.clusters().get(&active.cluster).map(|cluster| cluster.spec.runtime);
+    if !runtime.is_some_and(ClusterRuntime::reboots) {
+        let detail = format!("{what} is no virtual machine: it can be restarted, and not rebooted");
+        return Err(Refusal::new(RefusalCode::InvalidTransition, detail));
+    }
+    Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Reboot, asker(ctx)), ctx))
 }
 
 pub(crate) fn create(fleet: &FleetState, ask: &ReplicaCreate, ctx: &DecisionContext) -> DecidedFacts {

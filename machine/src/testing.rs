@@ -360,7 +360,7 @@ impl TestFleet {
             }
             Some(ObjectId::Incarnation(id)) => {
                 let asked = self.fleet.incarnations().get(&id).and_then(|i| i.last_effect);
-                let observed = if asked == Some(CommandEffect::Ensure) {
+                let observed = if matches!(asked, Some(CommandEffect::Ensure | CommandEffect::Reboot)) {
                     ready()
                 } else {
                     ended(IncarnationExit::Clean)
@@ -455,6 +455,7 @@ pub(crate) fn process(status: ProcessStatus) -> ProcessInfo {
         addresses: vec![],
         status,
         since: None,
+        resets: 0,
     }
 }
 

@@ -23,6 +23,7 @@ mod requests;
 mod rollbacks;
 mod savepoints;
 mod setting;
+mod shutdowns;
 mod spread;
 mod strategies;
 mod undo;

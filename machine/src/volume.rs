@@ -177,7 +177,7 @@ pub(crate) fn report(
         (VolumeState::Creating | VolumeState::Ready, ObservedState::Ended { exit, .. }) => {
             let reason = match exit {
                 IncarnationExit::Failed { reason } => reason.clone(),
-                IncarnationExit::Clean => "it was removed".to_owned(),
+                IncarnationExit::Clean | IncarnationExit::PoweredOff => "it was removed".to_owned(),
             };
             draft.push(VolumeLost { name, reason });
         }
@@ -207,7 +207,7 @@ fn failed(
         (RetryClass::Permanent, CommandEffect::Ensure) => None,
         (RetryClass::Retryable, CommandEffect::Ensure) => wait,
         // A destroy is retried until it succeeds.
-        (_, CommandEffect::Stop | CommandEffect::Kill) => wait.or(Some(BACKOFF.max)),
+        (_, CommandEffect::Stop | CommandEffect::Kill | CommandEffect::Reboot) => wait.or(Some(BACKOFF.max)),
     };
     draft.push(VolumeCommandFailed {
         name: volume.name.clone(),

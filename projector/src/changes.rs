@@ -30,9 +30,7 @@ use crate::counts::{CountStep, RowCounts};
 use crate::fold::{PastState, StateView, TouchedEntities};
 use crate::index::IndexEntries;
 use crate::kind::{KeyedRow as _, ReadModelRow, RowKey, with_row};
-use crate::rows::{
-    ClusterRow, DeploymentRow, IncarnationRow, IncarnationStatus, NodeRow, PlanRow, VolumeRow,
-};
+use crate::rows::{ClusterRow, DeploymentRow, IncarnationRow, NodeRow, PlanRow, VolumeRow};
 use crate::store::{InvalidRow, decode, encode};
 
 /// Rows as they are before the change.
@@ -131,12 +129,7 @@ fn turned<'a, T>(old: Option<&'a T>, new: Option<&'a T>) -> impl Iterator<Item =
 
 /// Whether the incarnation has its reservation on the node.
 fn holds(row: Option<&IncarnationRow>) -> bool {
-    row.is_some_and(|row| {
-        !matches!(
-            row.state,
-            IncarnationStatus::Destroyed | IncarnationStatus::Failed | IncarnationStatus::Unwound
-        )
-    })
+    row.is_some_and(|row| !row.state.is_over())
 }
 
 impl<S: RowLookup> RowWriteBuilder<'_, S> {

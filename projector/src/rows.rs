@@ -42,12 +42,16 @@ chancery_events::words! {
         Starting = "starting",
         /// The incarnation was ready; `ready` has its current readiness.
         Running = "running",
+        /// The guest of the incarnation was reset after it was ready, and is not ready again.
+        Rebooting = "rebooting",
         /// An update in place was requested, or a failed one is being reverted.
         Updating = "updating",
         /// The end of the incarnation was requested, and is not proved yet.
         Stopping = "stopping",
         /// The incarnation ended on request, or cleanly on its own.
         Destroyed = "destroyed",
+        /// The guest of the incarnation powered itself off without a request.
+        PoweredOff = "powered_off",
         /// The incarnation ended in another way; its message has the reason.
         Failed = "failed",
         /// The incarnation was never started, or its start was given up; its message has the reason.
@@ -101,6 +105,25 @@ chancery_events::words! {
         Left = "left",
         /// The cluster was deleted.
         ClusterDeleted = "cluster_deleted",
+    }
+}
+
+impl IncarnationStatus {
+    /// Whether the incarnation has ended, and has no reservation.
+    pub const fn is_over(self) -> bool {
+        match self {
+            IncarnationStatus::Reserved
+            | IncarnationStatus::Creating
+            | IncarnationStatus::Starting
+            | IncarnationStatus::Running
+            | IncarnationStatus::Rebooting
+            | IncarnationStatus::Updating
+            | IncarnationStatus::Stopping => false,
+            IncarnationStatus::Destroyed
+            | IncarnationStatus::PoweredOff
+            | IncarnationStatus::Failed
+            | IncarnationStatus::Unwound => true,
+        }
     }
 }
 

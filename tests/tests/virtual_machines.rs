@@ -2,11 +2,13 @@
 //!
 //! | action | report of QEMU | state of the incarnation | test |
 //! |---|---|---|---|
-//! | the guest powers itself off | `SHUTDOWN`, status `shutdown` | ended | `each_end_of_a_guest_has_its_reason` |
+//! | the guest powers itself off | `SHUTDOWN`, status `shutdown` | powered off; the replica stays off | `each_end_of_a_guest_has_its_reason`, `a_guest_that_powered_itself_off_stays_off_until_its_start_is_requested` |
 //! | the guest panics | `GUEST_PANICKED`, status `guest-panicked` | failed: `panicked` | the same |
 //! | QEMU is killed | end of file | failed: the signal | the same |
 //! | QEMU receives SIGTERM | `SHUTDOWN` by the host | failed: ended with its virtual machine | the same |
-//! | the guest resets | `RESET` | running on | `a_guest_that_resets_runs_on_in_its_incarnation` |
+//! | the guest resets | `RESET` | running on, the reset is counted | `a_guest_that_resets_runs_on_in_its_incarnation` |
+//! | `chancery reboot` | `RESET` | rebooting, then running | `a_reboot_resets_the_guest_once_in_its_incarnation` |
+//! | the same, after server and supervisor were killed | the same | the same | the same |
 //! | a stop, which the guest obeys | `POWERDOWN`, `SHUTDOWN` | stopped, as requested | `a_stop_presses_the_power_button_and_ends_a_guest_that_ignores_it` |
 //! | a stop, which the guest ignores | `POWERDOWN` | stopped after the grace | the same |
 //! | the same, after server and supervisor were killed | the same | the same | `a_guest_without_supervisor_is_stopped_by_its_power_button` |
@@ -37,9 +39,14 @@ fn machines() -> ServerProcess {
 
 /// Deploys one replica of a plan whose guest gets this command line.
 fn deploy(client: &TestClient, plan: &str, cmdline: &str) {
+    deploy_with(client, plan, cmdline, "never");
+}
+
+/// Deploys one replica of a plan with this rule for restarts.
+fn deploy_with(client: &TestClient, plan: &str, cmdline: &str, restart: &str) {
     let automatic = json!({
         "create": "automatic", "update": "automatic", "relocate": "automatic", "restart": "automatic",
-        "start": "automatic", "stop": "automatic", "delete": "automatic",
+        "start": "automatic", "stop": "automatic", "delete": "automatic", "reboot": "automatic",
     });
     let payload = json!({
         "name": "app", "resources": {"cpu": 100, "memory": 112 << 20},
@@ -47,7 +54,7 @@ fn deploy(client: &TestClient, plan: &str, cmdline: &str) {
     });
     let spec = json!({
         "namespace": "tests", "service": plan, "payloads": [payload], "approval": automatic, "sharing": "allowed",
-        "restart": "never", "timeouts": {"stop": 1500},
+        "restart": restart, "restart_delay": 100, "timeouts": {"stop": 1500},
     });
     client.must("plan.apply", &json!({"name": plan, "spec": spec}));
     client.must("deployment.create", &json!({"plan": plan, "name": "d1", "spec": {"count": 1}}));
@@ -83,7 +90,7 @@ fn each_end_of_a_guest_has_its_reason() {
     let server = machines();
     let client = server.client();
     for (plan, cmdline, signal, state, message) in [
-        ("off", "do=o after=10", None, "destroyed", ""),
+        ("off", "do=o after=10", None, "powered_off", "its guest powered itself off"),
         ("panic", "do=p after=10", None, "failed", "app-0 panicked"),
         ("killed", "", Some(Signal::KILL), "failed", "app-0 was ended by signal 9"),
         ("term", "", Some(Signal::TERM), "failed", "app-0 was ended with its virtual machine, status 0"),
@@ -108,6 +115,76 @@ fn a_guest_that_resets_runs_on_in_its_incarnation() {
         (output(&server, &replica).matches("READY").count() >= 3).then_some(())
     });
     assert_eq!(running(&client, "web").1, incarnation);
+    until("resets are counted", || (resets(&client, &incarnation) >= 2).then_some(()));
+}
+
+fn resets(client: &TestClient, incarnation: &str) -> u64 {
+    let row = client.read(&format!("incarnations/{incarnation}"));
+    row["processes"][0]["resets"].as_u64().expect("a number")
+}
+
+#[test]
+fn a_guest_that_powered_itself_off_stays_off_until_its_start_is_requested() {
+    let mut server = machines();
+    for (plan, rule) in [("always", "always"), ("on-failure", "on_failure"), ("never", "never")] {
+        let client = server.client();
+        deploy_with(&client, plan, "do=o after=5", rule);
+        let (replica, incarnation) = running(&client, plan);
+        ends(&client, &incarnation, "powered_off");
+        server.kill();
+        server.start_again();
+        let client = server.client();
+        let spec = json!({"count": 1, "coordinates": {"app": {"version": "2"}}});
+        client.must("deployment.create", &json!({"plan": plan, "name": "d2", "spec": spec}));
+        until("the deployment has completed", || {
+            let rows = client.items(&format!("deployments?plan={plan}"));
+            rows.iter().any(|row| row["name"] == "d2" && row["state"] == "completed").then_some(())
+        });
+        let row = client.read(&format!("replicas/{replica}"));
+        assert_eq!((&row["desired"], &row["phase"]), (&json!("guest_shutdown"), &json!("stopped")), "{row}");
+        assert_eq!(client.items(&format!("incarnations?plan={plan}")).len(), 1, "{plan}");
+        client.must("replica.start", &json!({"name": replica}));
+        let (_, next) = running(&client, plan);
+        assert_ne!(next, incarnation);
+        client.must("plan.delete", &json!({"name": plan, "cascade": "yes"}));
+    }
+}
+
+#[test]
+fn a_reboot_resets_the_guest_once_in_its_incarnation() {
+    for is_supervised in [true, false] {
+        let mut server = machines();
+        deploy(&server.client(), "web", "");
+        let (replica, incarnation) = running(&server.client(), "web");
+        if !is_supervised {
+            let supervisor = parent_of(qemu(&server, &incarnation).expect("it runs"));
+            server.kill();
+            kill_process(supervisor, Signal::KILL).expect("a signal");
+            server.start_again();
+            running(&server.client(), "web");
+        }
+        let process = qemu(&server, &incarnation).expect("it runs");
+        assert_eq!(server.cli(&["reboot", &replica]), format!("replica/{replica} reboot requested\n"));
+        let client = server.client();
+        until("the reboot has succeeded", || {
+            let rows = client.items(&format!("operations?replica={replica}"));
+            rows.iter().any(|row| row["kind"] == "reboot" && row["state"] == "succeeded").then_some(())
+        });
+        let before = resets(&client, &incarnation);
+        assert!(before >= 1);
+        until(&format!("the guest has started twice; supervised: {is_supervised}"), || {
+            let text = output(&server, &replica);
+            (text.matches("READY").count() == 2).then_some(())
+        });
+        // An executor that takes over does not reset the guest again.
+        server.kill();
+        server.start_again();
+        let client = server.client();
+        assert_eq!(running(&client, "web").1, incarnation);
+        client.must("replica.reboot", &json!({"name": replica}));
+        until("the second reset is counted", || (resets(&client, &incarnation) > before).then_some(()));
+        assert_eq!(qemu(&server, &incarnation), Some(process));
+    }
 }
 
 #[test]
@@ -148,7 +225,7 @@ fn the_end_of_a_guest_is_found_whoever_was_killed_before_it() {
         }
         server.start_again();
         let client = server.client();
-        assert_eq!(ends(&client, &incarnation, "destroyed"), "", "{kills_supervisor}");
+        ends(&client, &incarnation, "powered_off");
         until("QEMU has ended", || qemu(&server, &incarnation).is_none().then_some(()));
     }
 }

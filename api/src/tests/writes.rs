@@ -185,6 +185,7 @@ fn table() -> Vec<WriteCase> {
             "replica.relocate.v1",
             202,
         ),
+        (Method::POST, "/replicas/nginx-0001/reboot".into(), String::new(), "replica.reboot.v1", 202),
         (Method::POST, "/replicas/nginx-0001/restart".into(), String::new(), "replica.restart.v1", 202),
         (Method::POST, "/replicas/nginx-0001/start".into(), String::new(), "replica.start.v1", 202),
         (Method::POST, "/replicas/nginx-0001/stop".into(), String::new(), "replica.stop.v1", 202),

@@ -20,6 +20,12 @@ fn a_request_for_a_replica_shows_what_its_operation_waits_for() {
             "restart requested",
         ),
         (
+            "chancery reboot web-7f3k",
+            "chancery.replica.reboot.v1",
+            json!({ "name": "web-7f3k" }),
+            "reboot requested",
+        ),
+        (
             "chancery start web-7f3k --node node-2",
             "chancery.replica.start.v1",
             json!({ "name": "web-7f3k", "node": "node-2" }),

@@ -29,6 +29,7 @@ fn an_executor_is_welcomed_gets_commands_and_is_notified_of_what_has_ended() {
             addresses: vec![],
             status: ProcessStatus::Ready,
             since: None,
+            resets: 0,
         },
     );
     let report = |revision, observed| ObjectReport { object: incarnation, revision, observed };
@@ -439,6 +440,7 @@ fn a_deadline_that_passed_while_no_message_was_read_waits_for_what_executors_rep
                 addresses: vec![],
                 status,
                 since: None,
+                resets: 0,
             }];
             let observed = if ready {
                 ObservedState::Ready { processes }

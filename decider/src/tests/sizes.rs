@@ -93,6 +93,7 @@ fn processes(spec: &PlanSpec) -> Vec<ProcessInfo> {
             .collect(),
         status: ProcessStatus::Waiting { reason: "r".repeat(64), message: String::new() },
         since: Some(Time::FAR),
+        resets: u32::MAX,
     };
     spec.payloads
         .iter()
@@ -263,6 +264,7 @@ fn an_ending_larger_than_any_plan_allows_is_recorded_without_its_processes() {
         addresses: vec![],
         status: ProcessStatus::Ready,
         since: None,
+        resets: 0,
     };
     let many = vec![process.clone(); 65_536];
     rig.report_object(object, ObservedState::Ready { processes: many.clone() });

@@ -25,6 +25,8 @@ words! {
         Stop = "stop",
         /// Kill the incarnation immediately.
         Kill = "kill",
+        /// Reset the guests of the incarnation once.
+        Reboot = "reboot",
     }
     /// Start of an approved operation.
     #[derive(Default)]
@@ -207,6 +209,8 @@ pub enum DeploymentEnd {
 pub enum IncarnationEnd {
     /// The incarnation ended as requested, or ended cleanly on its own.
     Destroyed,
+    /// The guest of the incarnation powered itself off without a request.
+    PoweredOff,
     /// The incarnation ended neither as requested nor cleanly on its own.
     Failed {
         /// Reason of the failure.

@@ -46,6 +46,9 @@ pub struct ApprovalPolicy {
     /// Approval mode of `delete`; manual if absent.
     #[serde(default = "manual")]
     pub delete: ApprovalMode,
+    /// Approval mode of `reboot`; manual if absent.
+    #[serde(default = "manual")]
+    pub reboot: ApprovalMode,
 }
 
 fn manual() -> ApprovalMode {
@@ -63,6 +66,7 @@ impl ApprovalPolicy {
             start: approval,
             stop: approval,
             delete: approval,
+            reboot: approval,
         }
     }
 
@@ -76,6 +80,7 @@ impl ApprovalPolicy {
             OperationKind::Start => self.start,
             OperationKind::Stop => self.stop,
             OperationKind::Delete => self.delete,
+            OperationKind::Reboot => self.reboot,
         }
     }
 }
@@ -342,5 +347,6 @@ fn largest(payload: &Payload) -> ProcessInfo {
         // A report that is too large loses the messages of processes that wait.
         status: ProcessStatus::Waiting { reason: "0".repeat(WAITING_REASON_BYTES), message: String::new() },
         since: Some(Time::FAR),
+        resets: u32::MAX,
     }
 }

@@ -489,6 +489,11 @@ impl KubernetesWorld {
                 self.write(ObjectRecord { tombstone: Some(order.revision), end: None, ..record }).await?;
             }
             ReconcileStep::ReportAgain => {}
+            ReconcileStep::Reboot => {
+                let message = "cannot reboot incarnation: it is no virtual machine".to_owned();
+                self.board.refuse(object, order.revision, message, RetryClass::Permanent);
+                return Ok(Some(WorkProgress::Begun));
+            }
             ReconcileStep::Refuse(message, retry) => {
                 self.board.refuse(object, order.revision, message.to_owned(), retry);
                 return Ok(Some(WorkProgress::Begun));

@@ -525,6 +525,7 @@ fn process(
         addresses: Vec::new(),
         status: ProcessStatus::Starting,
         since: None,
+        resets: 0,
     };
     let Some(pod) = pod else { return info };
     info.object = Some(RuntimeObject { name: pod.name.clone(), uid: pod.uid.clone() });
@@ -574,6 +575,7 @@ pub(super) fn exit(processes: &[ProcessInfo], pods: &BTreeMap<u16, &ObservedPod>
             | ProcessStatus::Unresponsive { .. }
             | ProcessStatus::Waiting { .. }
             | ProcessStatus::Unreachable
+            | ProcessStatus::Rebooting
             | ProcessStatus::Unknown => return None,
         };
         Some(format!("{} {how}", process.name()))

@@ -9,7 +9,7 @@
 //! | event `SHUTDOWN` by the guest, status `shutdown` | powered itself off |
 //! | event `GUEST_PANICKED`, status `guest-panicked` | panicked |
 //! | status `internal-error` | QEMU cannot continue it |
-//! | event `RESET` | resets counted; runs on |
+//! | event `RESET` | resets counted; runs on, and is rebooting until it is ready again |
 //! | no reply to a command | unreachable: neither ready nor ended |
 //! | status `running` | runs |
 //! | other events and statuses | starts, or is paused: not ready |
@@ -19,11 +19,12 @@ use serde::{Deserialize, Serialize};
 mod command_line;
 mod link;
 mod qmp;
+mod watch;
 
 pub use command_line::QemuSettings;
 pub(super) use command_line::{GuestProcess, command_line};
-pub(super) use link::GuestLink;
 use qmp::QmpEvent;
+pub(super) use watch::GuestWatch;
 
 /// State of a guest, as QEMU has reported it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -33,6 +34,9 @@ pub(super) struct GuestRecord {
     pub(super) status: GuestStatus,
     /// Number of resets since the start.
     pub(super) resets: u32,
+    /// Highest revision of a requested reset that was carried out.
+    #[serde(default)]
+    pub(super) reset_revision: u32,
     pub(super) end: Option<GuestEnd>,
     /// Whether the guest was requested to power off before it ended.
     pub(super) is_end_requested: bool,
@@ -76,7 +80,14 @@ impl GuestEnd {
 impl GuestRecord {
     /// Creates the record of a guest that is about to start.
     pub(super) fn begin(name: String) -> GuestRecord {
-        GuestRecord { name, status: GuestStatus::Starting, resets: 0, end: None, is_end_requested: false }
+        GuestRecord {
+            name,
+            status: GuestStatus::Starting,
+            resets: 0,
+            reset_revision: 0,
+            end: None,
+            is_end_requested: false,
+        }
     }
 
     /// Whether QEMU does not answer.
@@ -97,7 +108,6 @@ impl GuestRecord {
             }
             "SHUTDOWN" if event.data["guest"] == true => self.end_with(GuestEnd::PoweredOff),
             "GUEST_PANICKED" => self.end_with(GuestEnd::Panicked),
-            "RESET" => self.resets = self.resets.saturating_add(1),
             _ => {}
         }
     }

@@ -8,7 +8,7 @@
 //! | `tombstone.json` | the executor, with `supervisor.lock` | the revision up to which nothing is carried out |
 //! | `processes.json` | the holder of `supervisor.lock` | started processes and ends, or a pending restart |
 //! | `supervisor.lock`, `supervisor.sock`, `supervisor.log` | the supervisor | |
-//! | `ready` | the executor | exists once the incarnation was ready; a hint, not synced |
+//! | `ready` | the executor | exists once the incarnation was ready; the number of resets then; a hint, not synced |
 //! | `<payload>-<index>.out.1`, `.err.1`, … | the supervisor | output of the process |
 //! | `<payload>-<index>.out.pipe`, `.err.pipe` | the process | pipe to the supervisor |
 //! | `<payload>-<index>/work` | the process | its working directory |
@@ -18,7 +18,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write as _};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
@@ -222,18 +222,21 @@ impl ProcessesFile {
         })
     }
 
-    /// Returns the exit that follows from all ends: the first unrequested failure.
+    /// Returns the exit that follows from all ends: the first unrequested failure, else an unrequested shutdown of a guest.
     pub(super) fn exit(&self) -> IncarnationExit {
+        let mut exit = IncarnationExit::Clean;
         for process in &self.processes {
             if let Some(guest) = process.guest.as_ref()
                 && let Some(end) = guest.end
             {
-                match end.reason().filter(|_| !guest.is_end_requested) {
+                match end.reason() {
+                    _ if guest.is_end_requested => {}
                     Some(reason) => {
                         return IncarnationExit::Failed { reason: format!("{} {reason}", process.name()) };
                     }
-                    None => continue,
+                    None => exit = IncarnationExit::PoweredOff,
                 }
+                continue;
             }
             if let Some(ProcessEnd {
                 status,
@@ -255,6 +258,7 @@ impl ProcessesFile {
                     | ProcessStatus::Starting
                     | ProcessStatus::Waiting { .. }
                     | ProcessStatus::Unreachable
+                    | ProcessStatus::Rebooting
                     | ProcessStatus::Unready { .. }
                     | ProcessStatus::Unresponsive { .. } => "ended with unknown status".to_owned(),
                 };
@@ -262,7 +266,20 @@ impl ProcessesFile {
                 return IncarnationExit::Failed { reason: format!("{} {how}{hits}", process.name()) };
             }
         }
-        IncarnationExit::Clean
+        exit
+    }
+
+    /// Number of resets of all guests.
+    pub(super) fn resets(&self) -> u32 {
+        let guests = self.processes.iter().filter_map(|process| process.guest.as_ref());
+        guests.fold(0, |all, guest| all.saturating_add(guest.resets))
+    }
+
+    /// Whether every guest that has not ended was reset for a target of this or a higher revision. `None` without guests.
+    pub(super) fn is_reset_for(&self, revision: u32) -> Option<bool> {
+        let guests: Vec<_> = self.processes.iter().filter_map(|process| process.guest.as_ref()).collect();
+        let is_reset = |guest: &&GuestRecord| guest.end.is_some() || guest.reset_revision >= revision;
+        (!guests.is_empty()).then(|| guests.iter().all(is_reset))
     }
 
     /// Notes that processes without a recorded end have ended, unobserved and, for all that is known,
@@ -318,6 +335,7 @@ impl ProcessesFile {
                 None => ProcessStatus::Starting,
             },
             since: None,
+            resets: process.guest.as_ref().map_or(0, |guest| guest.resets),
         };
         self.processes.iter().enumerate().map(info).collect()
     }
@@ -377,8 +395,12 @@ impl IncarnationDirectory {
         state_file::lock_existing(&self.file("supervisor.lock"))
     }
 
-    pub(super) fn was_ready(&self) -> ReadyHistory {
-        if self.file("ready").exists() { ReadyHistory::Ready } else { ReadyHistory::NeverReady }
+    /// Returns whether the incarnation was ready, and the number of resets of its guests then.
+    pub(super) fn was_ready(&self) -> (ReadyHistory, u32) {
+        match std::fs::read_to_string(self.file("ready")) {
+            Ok(resets) => (ReadyHistory::Ready, resets.trim().parse().unwrap_or_default()),
+            Err(_) => (ReadyHistory::NeverReady, 0),
+        }
     }
 
     /// Removes the note that the incarnation was ready.
@@ -386,9 +408,12 @@ impl IncarnationDirectory {
         state_file::if_found(std::fs::remove_file(self.file("ready"))).map(drop)
     }
 
-    pub(super) fn note_ready(&self) {
+    /// Notes that the incarnation is ready after this number of resets.
+    pub(super) fn note_ready(&self, resets: u32) {
         let mut options = File::options();
-        if let Err(error) = state_file::open_plain(options.write(true).create(true), &self.file("ready")) {
+        let file =
+            state_file::open_plain(options.write(true).create(true).truncate(true), &self.file("ready"));
+        if let Err(error) = file.and_then(|mut file| write!(file, "{resets}")) {
             tracing::warn!(%error, directory = %self.path.display(), "cannot record readiness");
         }
     }

@@ -121,6 +121,9 @@ pub(super) struct SupervisorSocket {
     pause: Duration,
     /// Shortest grace of stop requests, sent once connected.
     stop: Option<Duration>,
+    /// Revision of a requested reset of the guests, and whether it was sent on this connection. A supervisor resets them once for
+    /// each revision.
+    reset: Option<(u32, bool)>,
     /// Whether the supervisor must check its directory once connected.
     look: bool,
     lost: Option<DirectoryLoss>,
@@ -153,6 +156,7 @@ impl SupervisorSocket {
             connection: None,
             pause: CONNECT_FIRST,
             stop: None,
+            reset: None,
             look: false,
             lost: None,
             answer: ExpectedAnswer::None,
@@ -163,6 +167,12 @@ impl SupervisorSocket {
     /// Requests the end of everything, now or once connected.
     pub(super) fn stop(&mut self, grace: Duration) {
         self.stop = Some(self.stop.map_or(grace, |stop| stop.min(grace)));
+        self.ask_status();
+    }
+
+    /// Requests the reset of the guests for a target of this revision, now or once connected.
+    pub(super) fn reset(&mut self, revision: u32) {
+        self.reset = Some((revision, false));
         self.ask_status();
     }
 
@@ -217,11 +227,15 @@ impl SupervisorSocket {
                 tokio::time::sleep(self.pause).await;
                 self.pause = (self.pause * 2).min(CONNECT_MOST);
                 self.connection = connect(&self.directory).await.ok();
+                self.reset = self.reset.map(|(revision, _)| (revision, false));
                 continue;
             };
             let requests = [
                 self.lost.map(|loss| SupervisorRequest::Lost { loss }),
                 self.stop.map(|grace| SupervisorRequest::Stop { grace }),
+                self.reset
+                    .filter(|(_, is_sent)| !is_sent)
+                    .map(|(revision, _)| SupervisorRequest::Reset { revision }),
                 self.look.then_some(SupervisorRequest::Look),
                 status.then_some(SupervisorRequest::Status),
             ];
@@ -233,6 +247,7 @@ impl SupervisorSocket {
                 continue;
             }
             (self.lost, self.stop, self.look) = (None, None, false);
+            self.reset = self.reset.map(|(revision, _)| (revision, true));
             let wake = match self.answer {
                 ExpectedAnswer::None => self.until,
                 ExpectedAnswer::AskAt(at) | ExpectedAnswer::DueAt(at) => {

@@ -42,6 +42,8 @@ pub(super) struct ProbeSet {
     tasks: JoinSet<()>,
     /// Liveness probes that were not started yet.
     alive: Vec<(usize, ProbeTarget, ProbeTiming)>,
+    /// Number of resets of all guests when the probes were started.
+    resets: u32,
 }
 
 /// Findings of the probes of one process.
@@ -90,7 +92,8 @@ impl ProbeSet {
             alive.extend(payload.and_then(|payload| payload.alive.as_ref()).and_then(job));
         }
         let (shown, seen) = watch::channel(seen);
-        let mut probes = ProbeSet { seen, shown: Arc::new(shown), tasks: JoinSet::new(), alive };
+        let mut probes =
+            ProbeSet { seen, shown: Arc::new(shown), tasks: JoinSet::new(), alive, resets: record.resets() };
         for (number, target, timing) in ready {
             let shown = probes.shown.clone();
             probes.tasks.spawn(async move {
@@ -102,6 +105,11 @@ impl ProbeSet {
             });
         }
         probes
+    }
+
+    /// Number of resets of all guests when the probes were started.
+    pub(super) fn resets(&self) -> u32 {
+        self.resets
     }
 
     /// Starts the liveness probes, unless they were started: the incarnation was ready.

@@ -60,6 +60,8 @@ pub(super) struct IncarnationReconciler {
     tombstone: Option<TombstoneFile>,
     record: Option<ProcessesFile>,
     before: ReadyHistory,
+    /// Number of resets of guests when the incarnation was last ready.
+    ready_resets: u32,
     probes: Option<ProbeSet>,
     /// Whether a supervisor of this executor is starting, and nothing was recorded yet.
     starting: bool,
@@ -95,6 +97,7 @@ impl IncarnationReconciler {
             tombstone: None,
             record: None,
             before: ReadyHistory::NeverReady,
+            ready_resets: 0,
             probes: None,
             starting: false,
             shown: None,
@@ -195,7 +198,7 @@ impl IncarnationReconciler {
         let place = FileId::of(self.incarnation_directory.path())?;
         self.read_record(&lock)?;
         let origin = self.origin(place)?;
-        self.before = self.incarnation_directory.was_ready();
+        (self.before, self.ready_resets) = self.incarnation_directory.was_ready();
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
         Ok(match (lock, &mut self.record) {
             (LockAttempt::Acquired(lock), Some(record))
@@ -221,6 +224,9 @@ impl IncarnationReconciler {
                 {
                     unsupervised.end(grace);
                 }
+                if let Some(order) = aim.filter(|order| order.is_reboot) {
+                    unsupervised.reset(record, order.revision);
+                }
                 LockHolder::Unsupervised(Box::new(unsupervised))
             }
             (LockAttempt::Acquired(lock), _) => LockHolder::Executor(lock),
@@ -229,6 +235,9 @@ impl IncarnationReconciler {
                 // An earlier executor epoch may have ended before its request.
                 if let Some(order) = aim.filter(|order| order.aim != TargetGoal::Up) {
                     socket.stop(order.grace);
+                }
+                if let Some(revision) = self.pending_reset() {
+                    socket.reset(revision);
                 }
                 LockHolder::Supervisor(socket)
             }
@@ -275,11 +284,18 @@ impl IncarnationReconciler {
 
     /// Returns the known state.
     fn present(&self) -> Option<KnownObject> {
-        let probed = |number| match &self.probes {
-            Some(probes) => probes.status(number),
+        let record = self.record.as_ref();
+        let is_guest = |number: usize| {
+            record
+                .and_then(|record| record.processes.get(number))
+                .is_some_and(|process| process.guest.is_some())
+        };
+        let probed = |number| match self.probes.as_ref().map(|probes| probes.status(number)) {
+            Some(ProcessStatus::Ready) if self.pending_reset().is_none() => ProcessStatus::Ready,
+            _ if self.is_rebooting() && is_guest(number) => ProcessStatus::Rebooting,
+            Some(status) => status,
             None => ProcessStatus::Starting,
         };
-        let record = self.record.as_ref();
         let mut present = present(self.wanted.as_ref()?, self.tombstone, record, self.before, probed);
         if let LockHolder::RestartPending(..) = self.hold {
             // The recorded processes ran before the reboot.
@@ -295,6 +311,19 @@ impl IncarnationReconciler {
         Some(present)
     }
 
+    /// Whether a guest was reset since the incarnation was last ready, or must be reset.
+    fn is_rebooting(&self) -> bool {
+        let resets = self.record.as_ref().map_or(0, ProcessesFile::resets);
+        self.before == ReadyHistory::Ready && (resets > self.ready_resets || self.pending_reset().is_some())
+    }
+
+    /// Revision of the target for which the guests must be reset, and were not yet.
+    fn pending_reset(&self) -> Option<u32> {
+        let order = self.wanted.as_ref()?.order;
+        let is_reset = self.record.as_ref()?.is_reset_for(order.revision)?;
+        (order.is_reboot && !is_reset).then_some(order.revision)
+    }
+
     /// Updates everything that depends on the state.
     fn settle(&mut self) {
         self.conclude();
@@ -308,7 +337,10 @@ impl IncarnationReconciler {
         let up = self.record.as_ref().filter(|record| record.phase == StartPhase::Started && is_here);
         match (up, self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref())) {
             (Some(record), Some(spec)) => {
-                self.probes.get_or_insert_with(|| ProbeSet::begin(spec, record, self.before));
+                // Results of probes from before a reset do not count after it.
+                let probes = self.probes.take().filter(|probes| probes.resets() == record.resets());
+                let before = if self.is_rebooting() { ReadyHistory::NeverReady } else { self.before };
+                self.probes = Some(probes.unwrap_or_else(|| ProbeSet::begin(spec, record, before)));
             }
             _ => self.probes = None,
         }
@@ -316,12 +348,14 @@ impl IncarnationReconciler {
         let Some(present) = self.present() else { return };
         let update = reconcile::report(self.incarnation.into(), &present);
         if let StatusUpdate::Change(ObjectReport { observed: ObservedState::Ready { .. }, .. }) = &update
-            && self.before == ReadyHistory::NeverReady
+            && (self.before == ReadyHistory::NeverReady || self.is_rebooting())
         {
             self.before = ReadyHistory::Ready;
-            self.incarnation_directory.note_ready();
+            self.ready_resets = self.record.as_ref().map_or(0, ProcessesFile::resets);
+            self.incarnation_directory.note_ready(self.ready_resets);
         }
         if self.before == ReadyHistory::Ready
+            && !self.is_rebooting()
             && let Some(probes) = &mut self.probes
         {
             probes.watch_liveness();
@@ -433,6 +467,15 @@ impl IncarnationReconciler {
         match reconcile::step(present.as_ref(), &order, spec.as_ref(), ProcessOrchestrator::CHANGES) {
             ReconcileStep::ReportAgain => self.shown = None,
             ReconcileStep::Refuse(message, retry) => self.refuse(order.revision, message.to_owned(), retry),
+            ReconcileStep::Reboot
+                if self
+                    .record
+                    .as_ref()
+                    .is_none_or(|record| record.is_reset_for(order.revision).is_none()) =>
+            {
+                let message = "cannot reboot incarnation: it is no virtual machine";
+                self.refuse(order.revision, message.to_owned(), RetryClass::Permanent);
+            }
             step => match self.take(&step, order, spec).await {
                 Ok(progress) => return progress,
                 Err(error) => {

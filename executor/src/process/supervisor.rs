@@ -39,7 +39,7 @@ use files::LockOwnership;
 
 use super::capture::{OutputCapture, PipeRead};
 use super::cgroup;
-use super::guest::GuestLink;
+use super::guest::GuestWatch;
 use super::identity::{self, BootId};
 use super::incarnation_dir::{IncarnationDirectory, ProcessesFile, SpecFile, StartPhase};
 use super::integrity::{DirectoryInspector, DirectoryLoss, FileId};
@@ -57,8 +57,6 @@ use crate::state_file::{FileAccess, LockAttempt, if_found};
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Interval of checks while only the control group may be populated.
 const GROUP: Duration = Duration::from_millis(50);
-/// Time after which the state of a guest is written again, if that failed.
-const WRITE_AGAIN: Duration = Duration::from_secs(1);
 /// Maximum number of reads from one pipe before others are polled: a flood of output must not delay a
 /// command.
 const COPIES: usize = 16;
@@ -120,12 +118,10 @@ fn keep(dir: &Path) -> io::Result<()> {
         asked,
         is_to_end: false,
         executing: Vec::new(),
-        guests: Vec::new(),
+        guests: GuestWatch::default(),
         captures: Vec::new(),
         chunk: Vec::new(),
         failure: None,
-        is_guest_unwritten: false,
-        guest_written_at: Instant::now(),
         unread: None,
         ending: None,
         ended,
@@ -216,15 +212,11 @@ struct Supervisor {
     is_to_end: bool,
     /// Sockets that report whether each program is executed; `None` once that is known.
     executing: Vec<Option<UnixStream>>,
-    /// Links to the guests of virtual machines.
-    guests: Vec<GuestLink>,
+    guests: GuestWatch,
     /// Outputs that are still written.
     captures: Vec<OutputCapture>,
     chunk: Vec<u8>,
     failure: Option<ExecFailure>,
-    /// Whether the state of a guest has changed since the last write.
-    is_guest_unwritten: bool,
-    guest_written_at: Instant,
     unread: Option<UnreadGroup>,
     ending: Option<ShutdownState>,
     /// Socket that is readable when a child has ended.
@@ -267,7 +259,7 @@ impl Supervisor {
             Err(NotStarted::Taken) => return Err(io::Error::other("another process has the lock")),
         };
         self.record.group = group;
-        self.guests = GuestLink::of(&self.record, self.directory.path());
+        self.guests = GuestWatch::of(&self.record, self.directory.path());
         self.record_and_group(&waiting)?;
         self.send_record();
         waiting.iter_mut().for_each(HeldTrampoline::release_ports);
@@ -373,34 +365,19 @@ impl Supervisor {
 
     /// Reads what QEMU reports of the guests. The end of a guest is written to disk, and only then its QEMU ends.
     fn advance_guests(&mut self) {
-        let processes = &mut self.record.processes;
-        self.guests.retain(|link| processes.get(link.number()).is_some_and(|process| process.end.is_none()));
-        if self.guests.is_empty() {
-            return;
-        }
-        let mut is_urgent = false;
-        for link in &mut self.guests {
-            let guest = processes.get_mut(link.number()).and_then(|process| process.guest.as_mut());
-            let Some(guest) = guest else { continue };
-            let before = guest.clone();
-            link.advance(guest);
-            // Resets alone wait: a guest may reset without pause.
-            is_urgent |= (before.status, before.end) != (guest.status, guest.end);
-            self.is_guest_unwritten |= before != *guest;
-        }
-        if self.is_guest_unwritten && (is_urgent || Instant::now() >= self.guest_written_at + WRITE_AGAIN) {
-            self.guest_written_at = Instant::now();
-            match self.directory.write(&self.record) {
-                Ok(()) => self.is_guest_unwritten = false,
-                Err(error) => log(format_args!("cannot write record: {error}")),
+        if self.guests.advance(&mut self.record) {
+            let written = self.directory.write(&self.record);
+            if let Err(error) = &written {
+                log(format_args!("cannot write record: {error}"));
             }
+            self.guests.note_written(written.is_ok());
             self.send_record();
         }
-        if !self.is_guest_unwritten && self.record.has_ended_guest() {
+        if self.guests.is_over(&self.record) {
             if self.ending.is_none() {
                 self.end(self.wanted.order.grace);
             }
-            self.end_guests();
+            self.guests.end(&self.record);
         }
     }
 
@@ -473,6 +450,7 @@ impl Supervisor {
                     self.is_to_end = true;
                     self.end(grace);
                 }
+                SupervisorRequest::Reset { revision } => self.guests.reset(&self.record, revision),
                 SupervisorRequest::Look => looks = true,
                 SupervisorRequest::Lost { loss } => self.lose(loss),
             }
@@ -486,21 +464,14 @@ impl Supervisor {
         let group = (*left == DescendantsLeft::InGroup).then_some(GROUP);
         let sweep = self.ending.as_ref().map(|ending| ending.kill_at.saturating_duration_since(now));
         let look = self.looks_at().map(|at| at.saturating_duration_since(now));
-        let guests = self.guests.iter().map(GuestLink::due).min();
-        let guests = guests.map(|at| at.saturating_duration_since(now));
-        let again = self.is_guest_unwritten.then_some(WRITE_AGAIN);
-        let timeout = sweep.into_iter().chain(look).chain(group).chain(guests).chain(again).min();
+        let guests = self.guests.due().map(|at| at.saturating_duration_since(now));
+        let timeout = sweep.into_iter().chain(look).chain(group).chain(guests).min();
         let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
         let mut fds =
             vec![PollFd::new(&self.ended, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(self.executing.iter().flatten().map(|socket| PollFd::new(socket, PollFlags::IN)));
         fds.extend(self.captures.iter().map(|capture| PollFd::new(capture, PollFlags::IN)));
-        fds.extend(
-            self.guests
-                .iter()
-                .filter_map(GuestLink::socket)
-                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
-        );
+        fds.extend(self.guests.sockets().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         fds.extend(self.clients.iter().map(|client| PollFd::new(client, client.awaits())));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

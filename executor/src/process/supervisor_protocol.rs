@@ -23,6 +23,8 @@ pub(super) enum SupervisorRequest {
     /// Ends everything: requests the end, and kills what is left after `grace`. The shortest of several
     /// counts.
     Stop { grace: Duration },
+    /// Resets the guests, unless they were reset for this or a higher revision.
+    Reset { revision: u32 },
     /// Checks and repairs the directory.
     Look,
     /// Ends everything immediately: the directory is lost.

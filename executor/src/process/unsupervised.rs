@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use super::capture::{self, OutputCapture, OutputLimits, PipeRead};
 use super::cgroup::LimitHits;
-use super::guest::GuestLink;
+use super::guest::GuestWatch;
 use super::identity::{BootId, ProcessHandle};
 use super::incarnation_dir::{
     IncarnationDirectory, ProcessEnd, ProcessEndCause, ProcessesFile, SpecFile, StartPhase, remove_groups,
@@ -58,11 +58,9 @@ pub(super) struct UnsupervisedProcesses {
     doubted: Option<Instant>,
     living: Vec<(usize, AsyncFd<ProcessHandle>)>,
     captures: Vec<AsyncFd<OutputCapture>>,
-    guests: Vec<GuestLink>,
+    guests: GuestWatch,
     /// Time at which the guests are asked next.
     guests_at: Instant,
-    /// Whether the end of a guest was not recorded yet.
-    is_guest_unwritten: bool,
     chunk: Vec<u8>,
     kill_at: Option<Instant>,
     pause: SweepDelay,
@@ -114,8 +112,8 @@ impl UnsupervisedProcesses {
         }
         let is_new = record.phase == StartPhase::Recorded || origin == StartedIn::OtherNamespace;
         let guests = match origin {
-            StartedIn::Here => GuestLink::of(record, incarnation_directory.path()),
-            StartedIn::OtherBoot | StartedIn::OtherNamespace => Vec::new(),
+            StartedIn::Here => GuestWatch::of(record, incarnation_directory.path()),
+            StartedIn::OtherBoot | StartedIn::OtherNamespace => GuestWatch::default(),
         };
         let next = is_new.then(|| Instant::now() + TRAMPOLINES_GONE);
         let (record, chunk) = (record.clone(), Vec::new());
@@ -129,7 +127,6 @@ impl UnsupervisedProcesses {
             captures,
             guests,
             guests_at: Instant::now(),
-            is_guest_unwritten: true,
             chunk,
             kill_at: None,
             pause: SweepDelay::default(),
@@ -202,38 +199,18 @@ impl UnsupervisedProcesses {
     /// Reads what QEMU reports of the guests. The end of a guest is written to disk, and only then its QEMU ends.
     fn advance_guests(&mut self, record: &mut ProcessesFile, grace: Duration) {
         self.guests_at = Instant::now() + GUESTS;
-        self.guests.retain(|link| record.processes.get(link.number()).is_some_and(|one| one.end.is_none()));
-        for link in &mut self.guests {
-            let Some(guest) = record.processes.get_mut(link.number()).and_then(|one| one.guest.as_mut())
-            else {
-                continue;
-            };
-            let before = guest.end;
-            link.advance(guest);
-            self.is_guest_unwritten |= before != guest.end;
-        }
-        if self.guests.is_empty() || !record.has_ended_guest() {
-            return;
-        }
-        if self.is_guest_unwritten {
-            if let Err(error) = self.directory.write(record) {
-                tracing::warn!(%error, directory = %self.directory.path().display(), "cannot record end of guest");
-                self.guests_at = Instant::now() + SEARCH;
-                return;
+        if self.guests.advance(record) {
+            let written = self.directory.write(record);
+            if let Err(error) = &written {
+                tracing::warn!(%error, directory = %self.directory.path().display(), "cannot record state of guest");
             }
-            self.is_guest_unwritten = false;
+            self.guests.note_written(written.is_ok());
         }
-        if self.kill_at.is_none() {
-            self.end(grace);
-        }
-        self.end_guests(record);
-    }
-
-    /// Ends the QEMU of each guest whose end is recorded, and presses the power button of the others.
-    fn end_guests(&mut self, record: &ProcessesFile) {
-        for link in &mut self.guests {
-            let guest = record.processes.get(link.number()).and_then(|process| process.guest.as_ref());
-            if guest.is_some_and(|guest| guest.end.is_some()) { link.quit() } else { link.power_down() }
+        if self.guests.is_over(record) {
+            if self.kill_at.is_none() {
+                self.end(grace);
+            }
+            self.guests.end(record);
         }
     }
 
@@ -247,6 +224,12 @@ impl UnsupervisedProcesses {
         if self.living.is_empty() || kill_at <= now { now + self.pause.length() } else { kill_at }
     }
 
+    /// Resets each guest that was not reset for this or a higher revision.
+    pub(super) fn reset(&mut self, record: &ProcessesFile, revision: u32) {
+        self.guests.reset(record, revision);
+        self.guests_at = Instant::now();
+    }
+
     /// Starts to end everything, or moves the kill closer.
     pub(super) fn end(&mut self, grace: Duration) {
         let kill_at = Instant::now() + grace.min(LONGEST_GRACE);
@@ -257,9 +240,7 @@ impl UnsupervisedProcesses {
             if self.guests.is_empty() {
                 self.signal_all(Signal::TERM);
             }
-            for link in &mut self.guests {
-                link.power_down();
-            }
+            self.guests.end(&self.record);
             self.guests_at = Instant::now();
         }
         self.next = Some(self.look_again(Instant::now()));

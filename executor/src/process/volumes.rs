@@ -307,7 +307,7 @@ impl VolumeReconciler {
             }
             ReconcileStep::Start => self.make(order, spec),
             // A volume is never changed.
-            ReconcileStep::Adopt | ReconcileStep::Change => self.adopt(order, spec),
+            ReconcileStep::Adopt | ReconcileStep::Change | ReconcileStep::Reboot => self.adopt(order, spec),
             ReconcileStep::WriteTombstone if order.aim == TargetGoal::Up => self.take_as_it_is(order, spec),
             ReconcileStep::Stop(_) | ReconcileStep::WriteTombstone => self.destroy(order, spec).await,
         };

@@ -29,7 +29,14 @@ fn run(replica: &str, restart: RestartPolicy) -> IncarnationSpec {
 }
 
 fn order(aim: TargetGoal, revision: u32, attempt: u32) -> ObjectTarget {
-    ObjectTarget { revision, attempt, aim, status: CommandStatus::Pending, grace: Duration::from_secs(9) }
+    ObjectTarget {
+        revision,
+        attempt,
+        aim,
+        is_reboot: false,
+        status: CommandStatus::Pending,
+        grace: Duration::from_secs(9),
+    }
 }
 
 fn present(order: ObjectTarget, state: ObjectState) -> KnownObject {
@@ -45,6 +52,7 @@ fn up(status: ProcessStatus, before: ReadyHistory) -> ObjectState {
         addresses: vec![],
         status,
         since: None,
+        resets: 0,
     };
     ObjectState::Up { processes: vec![process], before }
 }
@@ -80,7 +88,24 @@ fn an_order_means_what_is_there_makes_of_it() {
     use TargetGoal::{Down, Removed, Up};
     let end = ReconcileStep::Stop(Duration::from_secs(9));
     let being_ended = ReconcileStep::Refuse("cannot start object: it is being ended", RetryClass::Retryable);
+    let reboot = |revision| ObjectTarget { is_reboot: true, ..order(Up, revision, 1) };
+    let starting = || ObjectState::Starting { processes: vec![] };
+    let is_starting =
+        ReconcileStep::Refuse("cannot reboot object: it is being started", RetryClass::Retryable);
     let cases = [
+        (Some((order(Up, 1, 1), runs())), reboot(2), ReconcileStep::Reboot, "a reboot resets what runs"),
+        (Some((reboot(2), runs())), reboot(2), ReconcileStep::Reboot, "a crash may have preceded the reset"),
+        (Some((reboot(2), runs())), reboot(1), ReconcileStep::ReportAgain, "an old reboot resets nothing"),
+        (Some((order(Up, 1, 1), starting())), reboot(2), is_starting, "a start is not interrupted"),
+        (Some((order(Down, 1, 1), runs())), reboot(2), being_ended.clone(), "an end is not interrupted"),
+        (Some((order(Up, 1, 1), ended())), reboot(2), ReconcileStep::Adopt, "the end is the outcome"),
+        (
+            Some((order(Up, 1, 1), failed())),
+            reboot(2),
+            ReconcileStep::WriteTombstone,
+            "a reboot starts nothing",
+        ),
+        (None, reboot(2), ReconcileStep::WriteTombstone, "a reboot starts nothing"),
         // State                  last target         target             step            reason
         (None, order(Up, 1, 1), ReconcileStep::Start, "no object exists"),
         (None, order(Down, 1, 1), ReconcileStep::WriteTombstone, "absence is proved by a tombstone"),

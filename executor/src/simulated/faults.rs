@@ -8,6 +8,8 @@
 //! | `fail`, `fail:retry`, `fail:retry:2` | starting fails: permanently, retryable at each attempt, retryable at the first two |
 //! | `crash:3`, `crash:3@1s` | the first process ends with status 3, immediately or after running for 1 s |
 //! | `exit:0`, `exit:0@1s` | all processes end with that status |
+//! | `poweroff`, `poweroff@1s` | the guest powers itself off, likewise |
+//! | `reboot`, `reboot@1s` | the guest of the first process resets, likewise, and is ready again 500 ms later |
 //! | `hang`, `hang@1s` | the first process stops answering its liveness probe, likewise |
 //! | `unready`, `unready@1s` | the first process is no longer ready, likewise |
 //! | `never-ready` | no process becomes ready |
@@ -52,11 +54,18 @@ pub enum SimulatedExit {
     Crash(i32),
     /// All processes end with this status.
     Exit(i32),
+    /// The guest of the first process powers itself off, which ends the others.
+    PowerOff,
+    /// Nothing ends, but the guest of the first process resets. It is ready again after [`BOOT`].
+    Reboot,
     /// Nothing ends, but the first process stops responding.
     Hang,
     /// Nothing ends, but the first process is no longer ready.
     Unready,
 }
+
+/// Time after which a guest that was reset is ready again.
+pub(super) const BOOT: Duration = Duration::from_millis(500);
 
 /// Processes that become ready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -73,8 +82,8 @@ pub enum SimulatedReadiness {
 /// Text that is no behaviour.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "invalid behaviour {0:?}: must be one of delay:50ms, fail, fail:retry, crash:3, exit:0, hang, unready, \
-     never-ready, partial, late"
+    "invalid behaviour {0:?}: must be one of delay:50ms, fail, fail:retry, crash:3, exit:0, poweroff, reboot, hang, \
+     unready, never-ready, partial, late"
 )]
 pub struct InvalidBehaviour(String);
 
@@ -91,7 +100,7 @@ impl FromStr for SimulatedBehaviour {
 
 impl SimulatedBehaviour {
     fn add(&mut self, word: &str) -> Option<()> {
-        if let Some((ending, after)) = stuck(word) {
+        if let Some((ending, after)) = exit_without_status(word) {
             self.end = Some((duration(after)?, ending));
             return Some(());
         }
@@ -119,10 +128,12 @@ impl SimulatedBehaviour {
     }
 }
 
-/// Parses a value that keeps processes running in another status, and its delay.
-fn stuck(word: &str) -> Option<(SimulatedExit, &str)> {
+/// Parses a value for what happens without an exit status, and its delay.
+fn exit_without_status(word: &str) -> Option<(SimulatedExit, &str)> {
     let (name, after) = word.split_once('@').unwrap_or((word, "0ms"));
     let ending = match name {
+        "poweroff" => SimulatedExit::PowerOff,
+        "reboot" => SimulatedExit::Reboot,
         "hang" => SimulatedExit::Hang,
         "unready" => SimulatedExit::Unready,
         _ => return None,
@@ -235,19 +246,21 @@ fn drawn(seed: u64, of_a_thousand: u64, object: ObjectId) -> Option<SimulatedBeh
     let well = SimulatedBehaviour::default();
     let after = Duration::from_millis((draw >> 40) % 1000);
     let ways = match object {
-        ObjectId::Incarnation(_) => 0..8,
-        ObjectId::Volume(_) => 8..11,
+        ObjectId::Incarnation(_) => 0..10,
+        ObjectId::Volume(_) => 10..13,
     };
     Some(match ways.start + (draw >> 16) % (ways.end - ways.start) {
-        0 | 8 => SimulatedBehaviour { delay: after, ..well },
+        0 | 10 => SimulatedBehaviour { delay: after, ..well },
         1 => SimulatedBehaviour { fail: Some((RetryClass::Permanent, u32::MAX)), ..well },
-        2 | 9 => {
+        2 | 11 => {
             SimulatedBehaviour { fail: Some((RetryClass::Retryable, 1 + (draw >> 32) as u32 % 3)), ..well }
         }
         3 => SimulatedBehaviour { end: Some((after, SimulatedExit::Crash(1))), ..well },
         4 => SimulatedBehaviour { end: Some((after, SimulatedExit::Exit(0))), ..well },
         5 => SimulatedBehaviour { readiness: SimulatedReadiness::Partial, ..well },
         6 => SimulatedBehaviour { readiness: SimulatedReadiness::Never, ..well },
+        7 => SimulatedBehaviour { end: Some((after, SimulatedExit::PowerOff)), ..well },
+        8 => SimulatedBehaviour { end: Some((after, SimulatedExit::Reboot)), ..well },
         _ => SimulatedBehaviour { late: true, ..well },
     })
 }

@@ -100,11 +100,15 @@ pub(super) fn ended(
     let (code, rest) = match ending {
         SimulatedExit::Crash(code) => (code, ProcessStatus::Signaled { signal: 15 }),
         SimulatedExit::Exit(code) => (code, ProcessStatus::Exited { code }),
+        SimulatedExit::PowerOff => (0, ProcessStatus::Signaled { signal: 15 }),
         // Only a volume ends like this.
-        SimulatedExit::Hang | SimulatedExit::Unready => (1, ProcessStatus::Signaled { signal: 15 }),
+        SimulatedExit::Hang | SimulatedExit::Unready | SimulatedExit::Reboot => {
+            (1, ProcessStatus::Signaled { signal: 15 })
+        }
     };
     let mut processes = processes(id, spec, |_| rest.clone());
-    let mut exit = IncarnationExit::Clean;
+    let powers_off = ending == SimulatedExit::PowerOff;
+    let mut exit = if powers_off { IncarnationExit::PoweredOff } else { IncarnationExit::Clean };
     if let Some(first) = processes.first_mut() {
         first.status = ProcessStatus::Exited { code };
         if code != 0 {
@@ -126,6 +130,24 @@ pub(super) fn stick(state: &mut ObjectState, status: ProcessStatus) {
         first.status = status;
     }
     *before = ReadyHistory::Ready;
+}
+
+/// Whether a guest was reset, and is not ready again.
+pub(super) fn is_rebooting(state: &ObjectState) -> bool {
+    let (ObjectState::Up { processes, .. } | ObjectState::Unchanged { processes, .. }) = state else {
+        return false;
+    };
+    processes.iter().any(|process| process.status == ProcessStatus::Rebooting)
+}
+
+/// Resets the guest of the first process.
+pub(super) fn reset(state: &mut ObjectState) {
+    stick(state, ProcessStatus::Rebooting);
+    if let ObjectState::Up { processes, .. } | ObjectState::Unchanged { processes, .. } = state
+        && let Some(first) = processes.first_mut()
+    {
+        first.resets += 1;
+    }
 }
 
 pub(super) const HUNG: ProcessStatus = ProcessStatus::Unresponsive { error: ProbeError::Timeout };
@@ -152,6 +174,7 @@ pub(super) fn processes(
                 addresses: payload.ports.iter().map(address).collect(),
                 status: ProcessStatus::Starting,
                 since: None,
+                resets: 0,
             });
         }
     }

@@ -11,8 +11,13 @@ use chancery_events::observation::{
 use chancery_events::protocol::{Command, ObjectSpec};
 
 use super::SimulatedOrchestrator;
-use super::faults::{FaultRules, InvalidBehaviour, SimulatedBehaviour, SimulatedExit, SimulatedReadiness};
-use super::object::{HUNG, PendingChange, SimulatedObject, ended, failed, mounts, processes, settle, stick};
+use super::faults::{
+    BOOT, FaultRules, InvalidBehaviour, SimulatedBehaviour, SimulatedExit, SimulatedReadiness,
+};
+use super::object::{
+    HUNG, PendingChange, SimulatedObject, ended, failed, is_rebooting, mounts, processes, reset, settle,
+    stick,
+};
 use crate::executor_store::{
     AcceptedCommand, ExecutorStore as _, MemoryStore, ObjectStore as _, TombstoneFile,
 };
@@ -236,6 +241,14 @@ impl SimulatedWorld {
                 self.accept(id, &step, order, spec);
                 self.set(id, ObjectState::Gone);
                 self.store.object(id).bury(order.revision).expect(IN_MEMORY);
+            }
+            ReconcileStep::Reboot => {
+                let is_new = item.is_none_or(|item| item.present.order.rank() < order.rank());
+                self.accept(id, &step, order, spec);
+                settle(&mut self.item(id).present.state);
+                if is_new {
+                    return self.reset(id);
+                }
             }
             ReconcileStep::ReportAgain => {}
             ReconcileStep::Refuse(message, retry) => {
@@ -464,6 +477,20 @@ impl SimulatedWorld {
         update
     }
 
+    /// Resets the guest of an incarnation, which then does nothing else on its own.
+    fn reset(&mut self, id: ObjectId) -> StatusUpdate {
+        let item = self.item(id);
+        reset(&mut item.present.state);
+        item.behaviour.end = Some((Duration::ZERO, SimulatedExit::Reboot));
+        let update = reconcile::report(id, &item.present);
+        if let Some(due) = item.due.take() {
+            self.timers.remove(&(due, id));
+        }
+        let due = self.now + BOOT;
+        self.wake(id, due);
+        update
+    }
+
     /// Ends an object on its own, if its behaviour has an end.
     fn end(&mut self, id: ObjectId) -> Option<StatusUpdate> {
         let SimulatedObject { present, behaviour, .. } = self.item(id);
@@ -473,7 +500,15 @@ impl SimulatedWorld {
             (ObjectId::Incarnation(_), SimulatedExit::Unready) => {
                 Some(ProcessStatus::Unready { error: ProbeError::Refused })
             }
-            (_, SimulatedExit::Crash(_) | SimulatedExit::Exit(_)) | (ObjectId::Volume(_), _) => None,
+            (ObjectId::Incarnation(_), SimulatedExit::Reboot) => {
+                if is_rebooting(&present.state) {
+                    stick(&mut present.state, ProcessStatus::Ready);
+                    return Some(reconcile::report(id, present));
+                }
+                return Some(self.reset(id));
+            }
+            (_, SimulatedExit::Crash(_) | SimulatedExit::Exit(_) | SimulatedExit::PowerOff)
+            | (ObjectId::Volume(_), _) => None,
         };
         if let Some(status) = stuck {
             stick(&mut present.state, status);

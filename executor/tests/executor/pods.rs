@@ -14,7 +14,7 @@ use chancery_executor::kubernetes::{KubernetesConfig, KubernetesOrchestrator};
 use chancery_executor::reconcile::ObjectTarget;
 use serde_json::{Value, json};
 
-use crate::conformance::{self, ApiAccess, OrchestratorUnderTest, OutputAccess, TestBehaviour};
+use crate::conformance::{self, ApiAccess, GuestSupport, OrchestratorUnderTest, OutputAccess, TestBehaviour};
 use crate::world::{payload, spec};
 
 /// Connection between the executor and the API, which can be cut: kubectl uses another one.
@@ -194,6 +194,7 @@ impl OrchestratorUnderTest for RealCluster {
         let mut labels = Vec::new();
         match behaves {
             TestBehaviour::Stays | TestBehaviour::Writes | TestBehaviour::CannotStart => {}
+            TestBehaviour::PowersOff | TestBehaviour::Resets => panic!("a pod is no guest"),
             TestBehaviour::EndsWith(code) => {
                 labels = vec![
                     ("chancery.tests/failure", "exit".to_owned()),
@@ -235,6 +236,10 @@ impl OrchestratorUnderTest for RealCluster {
 
     fn output(&self) -> OutputAccess {
         OutputAccess::UntilEnd
+    }
+
+    fn guests(&self) -> GuestSupport {
+        GuestSupport::None
     }
 
     fn crash_after_record(&self, command: &Command) {

@@ -25,7 +25,7 @@ use chancery_executor::reconcile::ObjectTarget;
 use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedWorld};
 use serde_json::json;
 
-use super::conformance::{self, ApiAccess, OrchestratorUnderTest, OutputAccess, TestBehaviour};
+use super::conformance::{self, ApiAccess, GuestSupport, OrchestratorUnderTest, OutputAccess, TestBehaviour};
 
 /// Time limit; long, because without control groups, orphans of another test delay the proof of an end.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
@@ -335,6 +335,7 @@ impl OrchestratorUnderTest for RealProcesses {
             }
             TestBehaviour::CannotStart => spec(vec![payload("web", processes, &["/no/such/program"])]),
             TestBehaviour::StopsAnswering => one_closes(processes),
+            TestBehaviour::PowersOff | TestBehaviour::Resets => panic!("a process is no guest"),
             TestBehaviour::Writes => {
                 let script = "echo oh >&2; echo one; sleep 0.1; echo two; exec sleep 3600";
                 spec(vec![payload("web", processes, &["sh", "-c", script])])
@@ -357,6 +358,10 @@ impl OrchestratorUnderTest for RealProcesses {
 
     fn output(&self) -> OutputAccess {
         OutputAccess::Kept
+    }
+
+    fn guests(&self) -> GuestSupport {
+        GuestSupport::None
     }
 
     /// Writes the files of an executor's directory, by their names.
@@ -431,6 +436,8 @@ impl OrchestratorUnderTest for InMemory {
             TestBehaviour::EndsWith(code) => format!("crash:{code}"),
             TestBehaviour::CannotStart => "fail".to_owned(),
             TestBehaviour::StopsAnswering => "hang@5ms".to_owned(),
+            TestBehaviour::PowersOff => "poweroff@5ms".to_owned(),
+            TestBehaviour::Resets => "reboot@5ms".to_owned(),
         };
         spec.payloads[0].coordinates.insert("simulate".parse().unwrap(), behaviour);
         spec
@@ -450,6 +457,10 @@ impl OrchestratorUnderTest for InMemory {
 
     fn output(&self) -> OutputAccess {
         OutputAccess::None
+    }
+
+    fn guests(&self) -> GuestSupport {
+        GuestSupport::Guests
     }
 
     fn crash_after_record(&self, command: &Command) {

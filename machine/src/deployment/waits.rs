@@ -174,8 +174,13 @@ fn of_replica(fleet: &FleetState, replica: &Replica, since: Time, cancel: &str) 
         return to_end(&format!("replica {}", replica.name), ending, cancel);
     }
     let active = replica.active.as_ref().and_then(|active| run(active.incarnation));
-    if active.is_none() && replica.desired == WillWord::Stopped {
-        let what = format!("replica {}, which was stopped on request, to be ready", replica.name);
+    let off = match replica.desired {
+        WillWord::Stopped => Some("which was stopped on request"),
+        WillWord::GuestShutdown => Some("whose guest powered itself off"),
+        WillWord::Proposed | WillWord::Running | WillWord::Deleted => None,
+    };
+    if let Some(off) = off.filter(|_| active.is_none()) {
+        let what = format!("replica {}, {off}, to be ready", replica.name);
         let change = format!("start replica {}, or {cancel}", replica.name);
         return DeploymentWait { what, since: replica.meta.changed.time, until: None, change };
     }

@@ -27,6 +27,7 @@ pub(super) fn by_proof(
 ) {
     let why = match &end {
         IncarnationEnd::Destroyed => "it ended before it was ready".to_owned(),
+        IncarnationEnd::PoweredOff => "its guest powered itself off before it was ready".to_owned(),
         IncarnationEnd::Failed { reason } | IncarnationEnd::Unwound { reason } => {
             format!("it ended before it was ready: {reason}")
         }
@@ -34,6 +35,7 @@ pub(super) fn by_proof(
     let Some(replica) = fleet.replicas().get(&incarnation.replica) else { return };
     let other = other(fleet, replica, incarnation.id);
     let again = promise(fleet, incarnation, &end, EndCause::End, ctx.now);
+    let is_powered_off = end == IncarnationEnd::PoweredOff;
     draft.push(IncarnationEnded {
         incarnation: incarnation.id,
         replica: incarnation.replica.clone(),
@@ -55,7 +57,17 @@ pub(super) fn by_proof(
             }
         }
         OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => {
-            replaced(fleet, operation, incarnation, other, why, ctx, draft);
+            let is_active =
+                replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
+            if is_powered_off && is_active && operation.incarnation != Some(incarnation.id) {
+                operation::cancel_after_shutdown(fleet, operation, ctx, draft);
+            } else {
+                replaced(fleet, operation, incarnation, other, why, ctx, draft);
+            }
+        }
+        OperationKind::Reboot => {
+            let reason = "its incarnation ended".to_owned();
+            operation::end(fleet, operation, OperationEnd::Failed { reason }, draft);
         }
         OperationKind::Stop | OperationKind::Delete => {
             if other.is_none() {
@@ -176,15 +188,11 @@ pub(super) fn failing(
     }
 }
 
-/// Cancels the operation that waits to replace or change the replica's incarnation.
+/// Cancels the operation that waits to replace, change or reboot the replica's incarnation.
 fn cancel_waiting(fleet: &FleetState, replica: &Replica, draft: &mut FactDraft) {
     // There is nothing left to replace or change.
     let waiting = replica.operation.and_then(|open| fleet.operations().get(&open.id)).filter(|operation| {
-        let replaces = matches!(
-            operation.kind,
-            OperationKind::Update | OperationKind::Relocate | OperationKind::Restart
-        );
-        replaces && !matches!(operation.state, OperationState::Running)
+        operation.kind.needs_incarnation() && !matches!(operation.state, OperationState::Running)
     });
     if let Some(operation) = waiting {
         let reason = "its incarnation ended without a request".to_owned();

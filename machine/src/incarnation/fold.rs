@@ -6,6 +6,7 @@ use chancery_events::fact::{
     IncarnationStopRequested, OperationEnd,
 };
 use chancery_events::id::{IncarnationId, SessionId};
+use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, ReplicaName};
 use chancery_events::observation::ProcessStatus;
 use chancery_events::spec::OperationKind;
@@ -145,7 +146,9 @@ pub(crate) fn asked(
     let down = matches!(by.kind, OperationKind::Stop | OperationKind::Delete);
     let was_up = fleet.change_and(&id, |incarnation: &mut Incarnation| {
         let was_up = incarnation.state != IncarnationState::Reserved;
-        if !down && by.own == Some(id) {
+        if by.kind == OperationKind::Reboot {
+            command(incarnation, CommandEffect::Reboot, deadline, at);
+        } else if !down && by.own == Some(id) {
             let changes = was_up;
             if !changes && !incarnation.ties.mounts.is_empty() {
                 // Its volumes come first.
@@ -209,6 +212,9 @@ pub(crate) fn command_failed(
     at: FactPosition,
 ) -> FoldResult {
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
+        if incarnation.is_asked_to_reboot() && fact.not_before.is_none() {
+            incarnation.deadline = None;
+        }
         incarnation.command = match (incarnation.command, fact.not_before) {
             (Some(command), Some(not_before)) => {
                 Some(PendingCommand { effect: command.effect, attempt: fact.attempt + 1, not_before })
@@ -348,7 +354,13 @@ pub(crate) fn ended(fleet: &mut FleetState, fact: &IncarnationEnded, at: FactPos
         fleet.remove::<Incarnation>(id)?;
     }
     fleet.touch::<Replica>(&fact.replica, at, |replica| {
-        if replica.secondary.as_ref().is_some_and(|run| run.incarnation == fact.incarnation) {
+        let is_secondary = replica.secondary.as_ref().is_some_and(|run| run.incarnation == fact.incarnation);
+        let remains = is_secondary && replica.active.as_ref().is_some_and(|active| !active.ending);
+        if fact.end == IncarnationEnd::PoweredOff && !remains && replica.desired == WillWord::Running {
+            replica.desired = WillWord::GuestShutdown;
+            (replica.recovers, replica.down_after_drain) = (false, false);
+        }
+        if is_secondary {
             replica.secondary = None;
         } else {
             replica.active = replica.secondary.take().map(|run| *run);

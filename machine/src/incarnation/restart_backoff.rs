@@ -5,6 +5,7 @@
 //! | failed, on its own or with its node | restart | restart | stays failed |
 //! | was ended because it did not respond or stayed unready | restart | restart | stays failed |
 //! | ended cleanly on its own | restart | stays ended | stays ended |
+//! | its guest powered itself off | stays off | stays off | stays off |
 //! | never ready, started by a client or a deployment | stays failed | stays failed | stays failed |
 //! | never ready, and the deployment that started it was aborted | as before that start | as before | as before |
 //! | never ready, as a replacement | restart | restart | stays failed |
@@ -49,6 +50,9 @@ pub(super) fn again(
     let immediate = plan.immediate();
     if replica.desired != WillWord::Running || plan.deletion_requested_by.is_some() {
         return None;
+    }
+    if *end == IncarnationEnd::PoweredOff {
+        return None; // only a requested start ends a guest's shutdown
     }
     if incarnation.ready_since.is_none() && was_asked_for(fleet, incarnation) {
         return kept(fleet, replica, incarnation, cause, now);

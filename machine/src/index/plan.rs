@@ -216,6 +216,7 @@ impl DeploymentIndex {
             | OperationKind::Update
             | OperationKind::Relocate
             | OperationKind::Restart
+            | OperationKind::Reboot
             | OperationKind::Stop => &mut self.asked_others,
         };
         count(asked, both, |index_key| index_key.waits_until().is_some());
@@ -287,6 +288,7 @@ impl DeploymentIndex {
             OperationKind::Create
             | OperationKind::Relocate
             | OperationKind::Restart
+            | OperationKind::Reboot
             | OperationKind::Start
             | OperationKind::Stop
             | OperationKind::Delete => &mut self.queue.others,

@@ -188,7 +188,8 @@ fn first(
         | OperationKind::Start
         | OperationKind::Update
         | OperationKind::Relocate
-        | OperationKind::Restart => {
+        | OperationKind::Restart
+        | OperationKind::Reboot => {
             match live.iter().find(|incarnation| Some(incarnation.id) == operation.starts_after) {
                 Some(old) => stops(old),
                 None => FirstCommand {

@@ -22,6 +22,25 @@ pub(super) fn holds_place<'a>(fleet: &'a FleetState, operation: &Operation) -> O
 /// Ends an operation and its unused reservation. Deletes a replica that was never approved. Fails the
 /// deployment if the operation failed, expired or was rejected.
 pub(crate) fn end(fleet: &FleetState, operation: &Operation, how: OperationEnd, draft: &mut FactDraft) {
+    let cause_of_end = match how {
+        OperationEnd::Failed { .. } => Some(incarnation::EndCause::End),
+        OperationEnd::Cancelled { .. } => Some(incarnation::EndCause::Abort),
+        OperationEnd::Succeeded
+        | OperationEnd::Rejected { .. }
+        | OperationEnd::Expired
+        | OperationEnd::Superseded { .. } => None,
+    };
+    end_with(fleet, operation, how, cause_of_end, draft);
+}
+
+/// Ends an operation. The cause determines whether the replica is started again; without a cause, it is not.
+fn end_with(
+    fleet: &FleetState,
+    operation: &Operation,
+    how: OperationEnd,
+    cause_of_end: Option<incarnation::EndCause>,
+    draft: &mut FactDraft,
+) {
     let word = end_word(&how);
     let cause = match &how {
         OperationEnd::Failed { reason } => Some(reason.clone()),
@@ -33,14 +52,6 @@ pub(crate) fn end(fleet: &FleetState, operation: &Operation, how: OperationEnd, 
         OperationEnd::Succeeded | OperationEnd::Cancelled { .. } | OperationEnd::Superseded { .. } => None,
     };
     let superseded = matches!(how, OperationEnd::Superseded { .. });
-    let cause_of_end = match how {
-        OperationEnd::Failed { .. } => Some(incarnation::EndCause::End),
-        OperationEnd::Cancelled { .. } => Some(incarnation::EndCause::Abort),
-        OperationEnd::Succeeded
-        | OperationEnd::Rejected { .. }
-        | OperationEnd::Expired
-        | OperationEnd::Superseded { .. } => None,
-    };
     draft.push(OperationEnded { operation: operation.id, replica: operation.replica.clone(), end: how });
     if let Some(held) = holds_place(fleet, operation) {
         let end = IncarnationEnd::Unwound { reason: format!("its operation was {word}") };
@@ -88,6 +99,22 @@ pub(crate) fn abort(
             incarnation::give_up(fleet, new, how, then, ctx, draft);
         }
         Some(_) | None => end(fleet, operation, how, draft),
+    }
+}
+
+/// Cancels the running operation that replaces an incarnation whose guest has powered itself off: the replica is not started
+/// again.
+pub(crate) fn cancel_after_shutdown(
+    fleet: &FleetState,
+    operation: &Operation,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
+) {
+    let reason = "the guest of the replica powered itself off".to_owned();
+    if holds_place(fleet, operation).is_some() {
+        end_with(fleet, operation, OperationEnd::Cancelled { reason }, None, draft);
+    } else {
+        abort(fleet, operation, reason, ctx, draft);
     }
 }
 

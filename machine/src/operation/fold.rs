@@ -31,7 +31,7 @@ pub(crate) fn created(fleet: &mut FleetState, fact: &OperationCreated, at: FactP
         (replica.plan.clone(), fact.version.clone().unwrap_or_else(|| replica.deployment.clone()));
     // An operation without placement concerns the active incarnation.
     let active = replica.active.as_ref().filter(|_| fact.proposal.is_some()).cloned();
-    let in_place = fact.kind == OperationKind::Update;
+    let in_place = matches!(fact.kind, OperationKind::Update | OperationKind::Reboot);
     let key = (plan.clone(), version.clone());
     let of = fleet.plans().get(&plan).zip(fleet.deployments().get(&key));
     // Existing volumes, or volumes that others may create, restrict the placement.
@@ -48,6 +48,7 @@ pub(crate) fn created(fleet: &mut FleetState, fact: &OperationCreated, at: FactP
             OperationKind::Update
             | OperationKind::Relocate
             | OperationKind::Restart
+            | OperationKind::Reboot
             | OperationKind::Stop
             | OperationKind::Delete => false,
         };
@@ -150,7 +151,9 @@ fn wills(replica: &mut Replica, kind: OperationKind) {
     replica.desired = match kind {
         OperationKind::Create | OperationKind::Start => WillWord::Running,
         // The desired state is set already.
-        OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => replica.desired,
+        OperationKind::Update | OperationKind::Relocate | OperationKind::Restart | OperationKind::Reboot => {
+            replica.desired
+        }
         OperationKind::Stop => WillWord::Stopped,
         OperationKind::Delete => WillWord::Deleted,
     };

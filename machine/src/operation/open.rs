@@ -92,23 +92,27 @@ pub(crate) fn open(
     let Some(plan) = fleet.plans().get(&replica.plan) else { return };
     let changed = changed_in_place(fleet, plan, replica, want);
     let down = matches!(want.kind, OperationKind::Stop | OperationKind::Delete);
+    let reboots = (want.kind == OperationKind::Reboot).then(|| replica.active.as_ref()).flatten();
     let hash = match changed {
+        None if let Some(run) = reboots => {
+            let id = run.incarnation.to_string();
+            Digest::of(&[want.kind.word().as_bytes(), replica.name.as_str().as_bytes(), id.as_bytes()])
+        }
         Some((incarnation, to)) => up_hash(want.kind, &replica.name, (&incarnation.node, None, None), to),
         None => Digest::of(&[want.kind.word().as_bytes(), replica.name.as_str().as_bytes()]),
     };
     let proposal = ApprovalProposal { hash, expires: ctx.now + plan.immediate().timeouts().approval() };
-    let proposal = (down || changed.is_some()).then_some(proposal);
-    push_opened(&replica.name, want, proposal, draft);
-    let Some(by) = rule(plan, want.kind, want.requested_by.as_ref()).filter(|_| down || changed.is_some())
-    else {
-        return;
-    };
+    let is_placed = down || changed.is_some() || reboots.is_some();
+    push_opened(&replica.name, want, is_placed.then_some(proposal), draft);
+    let Some(by) = rule(plan, want.kind, want.requested_by.as_ref()).filter(|_| is_placed) else { return };
     let operation = StartingOperation {
         id,
         kind: want.kind,
         replica,
         deployment: want.deployment,
-        incarnation: changed.map(|(incarnation, _)| incarnation.id),
+        incarnation: changed
+            .map(|(incarnation, _)| incarnation.id)
+            .or_else(|| reboots.map(|run| run.incarnation)),
         starts_after: None,
     };
     begin(fleet, &operation, StartTrigger::Approval { approved_by: by, hash }, ctx, draft);

@@ -214,6 +214,7 @@ fn stops_first(
         OperationKind::Create
         | OperationKind::Start
         | OperationKind::Relocate
+        | OperationKind::Reboot
         | OperationKind::Stop
         | OperationKind::Delete => false,
     };

@@ -1,9 +1,10 @@
 //! Predicates and derived values of a single entity, from its own fields alone.
 
-use chancery_events::fact::{DeploymentEnd, IncarnationEnd, Requester};
+use chancery_events::fact::{CommandEffect, DeploymentEnd, IncarnationEnd, Requester};
 use chancery_events::id::OperationId;
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::DeploymentName;
+use chancery_events::observation::ProcessStatus;
 use chancery_events::resources::Resources;
 use chancery_events::spec::{DisruptionState, OperationKind};
 
@@ -44,9 +45,10 @@ impl Replica {
         waits && self.queued_operation.is_none() && self.runs().next().is_none()
     }
 
-    /// Whether the replica can be updated: it has one incarnation, and no operation is open.
+    /// Whether the replica can be updated: it should run, has one incarnation, and no operation is open.
     pub fn is_updatable(&self) -> bool {
-        self.active.is_some() && self.secondary.is_none() && self.operation.is_none() && !self.recovers
+        let has_one = self.active.is_some() && self.secondary.is_none();
+        self.desired == WillWord::Running && has_one && self.operation.is_none() && !self.recovers
     }
 
     /// Incarnation that the replica keeps if everything in progress succeeds: the one not asked to end, or
@@ -138,6 +140,16 @@ impl Incarnation {
             | IncarnationState::Starting
             | IncarnationState::Ended(_) => false,
         }
+    }
+
+    /// Whether a guest of the incarnation was reset, and is not ready again.
+    pub fn is_rebooting(&self) -> bool {
+        self.processes.iter().any(|process| process.status == ProcessStatus::Rebooting)
+    }
+
+    /// Whether a requested reboot of the incarnation has no outcome yet.
+    pub(crate) fn is_asked_to_reboot(&self) -> bool {
+        self.command.is_some_and(|command| command.effect == CommandEffect::Reboot)
     }
 
     /// Resources reserved for the incarnation, without those counted on its predecessor.

@@ -31,6 +31,7 @@ fn state(world: &TestFleet) -> &'static str {
         IncarnationState::Updating(_) => "updating",
         IncarnationState::Stopping(_) => "stopping",
         IncarnationState::Ended(ref end) => match **end {
+            chancery_events::fact::IncarnationEnd::PoweredOff => "powered_off",
             chancery_events::fact::IncarnationEnd::Destroyed => "destroyed",
             chancery_events::fact::IncarnationEnd::Failed { .. } => "failed",
             chancery_events::fact::IncarnationEnd::Unwound { .. } => "unwound",
@@ -55,6 +56,7 @@ fn at(wanted: &str) -> TestFleet {
         "starting" => vec![ensured],
         "running" | "stopping" => vec![ready()],
         "destroyed" => vec![ready(), ended(IncarnationExit::Clean)],
+        "powered_off" => vec![ready(), ended(IncarnationExit::PoweredOff)],
         "failed" => vec![ready(), crashed()],
         "unwound" => vec![ObservedState::Gone],
         other => panic!("{other}"),
@@ -74,17 +76,31 @@ fn at(wanted: &str) -> TestFleet {
 fn every_state_answers_every_report() {
     let not_ready = || ObservedState::NotReady { processes: vec![process(ProcessStatus::Starting)] };
     let ensured = || ObservedState::Started { processes: vec![process(ProcessStatus::Starting)] };
-    // A row per state: the state after ensured, ready, not ready, clean end, failed end, gone, permanent
-    // failure.
+    // A row per state: the state after ensured, ready, not ready, clean end, shutdown of the guest, failed end, gone,
+    // permanent failure.
+    let [up, off] = ["running", "powered_off"];
     let table = [
-        ("reserved", ["reserved"; 7]),
-        ("creating", ["starting", "running", "starting", "destroyed", "failed", "unwound", "stopping"]),
-        ("starting", ["starting", "running", "starting", "destroyed", "failed", "failed", "starting"]),
-        ("running", ["running", "running", "running", "destroyed", "failed", "failed", "running"]),
-        ("stopping", ["stopping", "stopping", "stopping", "destroyed", "destroyed", "destroyed", "stopping"]),
-        ("destroyed", ["destroyed"; 7]),
-        ("failed", ["failed"; 7]),
-        ("unwound", ["unwound"; 7]),
+        ("reserved", ["reserved"; 8]),
+        ("creating", ["starting", up, "starting", "destroyed", off, "failed", "unwound", "stopping"]),
+        ("starting", ["starting", up, "starting", "destroyed", off, "failed", "failed", "starting"]),
+        ("running", [up, up, up, "destroyed", off, "failed", "failed", up]),
+        (
+            "stopping",
+            [
+                "stopping",
+                "stopping",
+                "stopping",
+                "destroyed",
+                "destroyed",
+                "destroyed",
+                "destroyed",
+                "stopping",
+            ],
+        ),
+        ("destroyed", ["destroyed"; 8]),
+        ("powered_off", ["powered_off"; 8]),
+        ("failed", ["failed"; 8]),
+        ("unwound", ["unwound"; 8]),
     ];
     for (from, row) in table {
         let reports = [
@@ -92,6 +108,7 @@ fn every_state_answers_every_report() {
             ready(),
             not_ready(),
             ended(IncarnationExit::Clean),
+            ended(IncarnationExit::PoweredOff),
             crashed(),
             ObservedState::Gone,
             failed(RetryClass::Permanent),

@@ -517,6 +517,7 @@ fn documented(type_name: &str, ending: IntentEnding) -> Option<(&'static str, &'
         (IntentEnding::Operations, "replica.relocate.v1" | "replica.restart.v1") => {
             ("the incarnation, replaced", RULE)
         }
+        (IntentEnding::Operations, "replica.reboot.v1") => ("what the guest has not written to a disk", RULE),
         (IntentEnding::Approves, "operation.approve.v1") => {
             ("what the operations end", "this is the approval, on their hashes")
         }

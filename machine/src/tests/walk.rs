@@ -174,6 +174,7 @@ fn report(world: &mut TestFleet, dice: &mut TestRandom) {
         1 => ended(IncarnationExit::Clean),
         2 if stops => ObservedState::Gone,
         3 => failed(dice.of(&[RetryClass::Retryable, RetryClass::Permanent])),
+        4 => ended(IncarnationExit::PoweredOff),
         _ => ready(),
     };
     let revision = incarnation.revision - u32::from(dice.below(8) == 0 && incarnation.revision > 1);

@@ -96,7 +96,7 @@ fn active<'a>(state: &'a impl StateView, replica: &Replica) -> Option<&'a Incarn
 fn secondary(state: &impl StateView, replica: &Replica) -> Option<SecondaryRow> {
     let run = replica.secondary.as_ref()?;
     let incarnation = state.incarnation(run.incarnation)?;
-    let (node, state) = (run.node.clone(), incarnation_word(&incarnation.state));
+    let (node, state) = (run.node.clone(), incarnation_word(incarnation));
     Some(SecondaryRow { incarnation: run.incarnation, node, state })
 }
 
@@ -164,6 +164,7 @@ fn moves(state: &impl StateView, replica: &Replica) -> Option<String> {
 fn end_message(end: &IncarnationEnd) -> String {
     match end {
         IncarnationEnd::Destroyed => String::new(),
+        IncarnationEnd::PoweredOff => "its guest powered itself off".to_owned(),
         IncarnationEnd::Failed { reason } | IncarnationEnd::Unwound { reason } => reason.clone(),
     }
 }
@@ -205,7 +206,7 @@ pub(crate) fn incarnation(state: &impl StateView, id: IncarnationId) -> Option<I
         deployment: incarnation.deployment.clone(),
         node: incarnation.node.clone(),
         cluster: incarnation.cluster.clone(),
-        state: incarnation_word(&incarnation.state),
+        state: incarnation_word(incarnation),
         ready: incarnation.ready,
         reachability: reachability(incarnation),
         resources: incarnation.resources,
@@ -226,16 +227,18 @@ fn unready_at(incarnation: &Incarnation) -> Option<Time> {
     incarnation.unready.filter(|_| incarnation.state == IncarnationState::Running)
 }
 
-fn incarnation_word(state: &IncarnationState) -> IncarnationStatus {
-    match state {
+fn incarnation_word(incarnation: &Incarnation) -> IncarnationStatus {
+    match &incarnation.state {
         IncarnationState::Reserved => IncarnationStatus::Reserved,
         IncarnationState::Creating => IncarnationStatus::Creating,
         IncarnationState::Starting => IncarnationStatus::Starting,
+        IncarnationState::Running if incarnation.is_rebooting() => IncarnationStatus::Rebooting,
         IncarnationState::Running => IncarnationStatus::Running,
         IncarnationState::Updating(_) => IncarnationStatus::Updating,
         IncarnationState::Stopping(_) => IncarnationStatus::Stopping,
         IncarnationState::Ended(end) => match **end {
             IncarnationEnd::Destroyed => IncarnationStatus::Destroyed,
+            IncarnationEnd::PoweredOff => IncarnationStatus::PoweredOff,
             IncarnationEnd::Failed { .. } => IncarnationStatus::Failed,
             IncarnationEnd::Unwound { .. } => IncarnationStatus::Unwound,
         },
@@ -262,6 +265,7 @@ fn incarnation_message(incarnation: &Incarnation) -> String {
             CommandEffect::Ensure => "start",
             CommandEffect::Stop => "stop",
             CommandEffect::Kill => "kill",
+            CommandEffect::Reboot => "reboot",
         };
         return format!("attempt {} to {what}, not before {}", command.attempt, command.not_before);
     }

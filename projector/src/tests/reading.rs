@@ -165,7 +165,7 @@ fn what_makes_no_sense_is_refused_with_what_would() {
     let word = error(ListQuery::all().by("kind", "destroy")).to_string();
     assert_eq!(
         word,
-        "invalid filter kind for operations: must be one of create, update, relocate, restart, start, stop, delete"
+        "invalid filter kind for operations: must be one of create, update, relocate, restart, start, stop, delete, reboot"
     );
     assert!(matches!(
         error(ListQuery::all().by("plan", "Not A Name")),
@@ -381,7 +381,7 @@ fn what_no_executor_reports_is_shown_so_and_nothing_else_of_it_changes() {
     driver.seal();
     projector.catch_up().expect("caught up");
     let lost = |incarnation: &Value| {
-        let is_over = ["reserved", "destroyed", "failed", "unwound"];
+        let is_over = ["reserved", "destroyed", "powered_off", "failed", "unwound"];
         incarnation["cluster"] == "east" && !is_over.iter().any(|word| incarnation["state"] == *word)
     };
     let mut wanted = incarnations.clone();

@@ -162,7 +162,7 @@ impl TestDriver {
             .collect();
         if !live.is_empty() {
             let id = live[self.pick(live.len())];
-            let choice = self.pick(8);
+            let choice = self.pick(10);
             self.report(id, choice);
         }
     }
@@ -205,6 +205,8 @@ impl TestDriver {
             }
             (3, _) => json!({ "failed": { "message": "no image", "retry": "retryable" } }),
             (4, _) => json!({ "failed": { "message": "no such image", "retry": "permanent" } }),
+            (5, _) => json!({ "not_ready": { "processes": process(json!("rebooting")) } }),
+            (6, _) => json!({ "ended": { "exit": "powered_off", "processes": [] } }),
             (_, Some(CommandEffect::Stop | CommandEffect::Kill)) => json!("gone"),
             _ => json!({ "ready": { "processes": process(json!("ready")) } }),
         };

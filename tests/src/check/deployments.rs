@@ -489,6 +489,7 @@ impl CheckedFleet {
                 | OperationKind::Update
                 | OperationKind::Relocate
                 | OperationKind::Restart
+                | OperationKind::Reboot
                 | OperationKind::Stop => !right && !alongside,
             }
         });

@@ -6,7 +6,7 @@ use std::time::Duration;
 use chancery_events::fact::{IncarnationEnd, IncarnationEnded, Requester};
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::lifecycle::WillWord;
-use chancery_events::observation::ObservedState;
+use chancery_events::observation::{IncarnationExit, ObservedState};
 use chancery_events::spec::{NodeState, OperationKind, RestartPolicy};
 use chancery_events::time::Time;
 
@@ -14,7 +14,7 @@ use super::obligations::RecordObligation;
 use super::operations::{is_up, replaces};
 use super::state::{
     CheckedFleet, EndedIncarnation, FactLocation, Incarnation, IncarnationProgress, OperationProgress,
-    Replica,
+    Replica, UserStop,
 };
 use super::violation::{InvariantViolation, RuleResult, demand};
 
@@ -54,8 +54,20 @@ impl CheckedFleet {
         self.free_volumes(id, &fact.mounts, &fact.end)?;
         let ended = self.incarnation_mut(id)?;
         (ended.progress, ended.command, ended.is_ready) = (over, None, false);
+        let is_other_left =
+            self.replica(&fact.replica)?.active.filter(|active| *active != id).is_some_and(|active| {
+                let stops = |of: &Incarnation| matches!(of.progress, IncarnationProgress::Stopping(_));
+                self.incarnations.get(&active).is_some_and(|active| !stops(active))
+            });
         let replica = self.replica(&fact.replica)?;
         let counted = replica.active == Some(id);
+        let shuts_down = fact.end == IncarnationEnd::PoweredOff && !is_other_left;
+        if shuts_down && replica.desired == WillWord::Running {
+            replica.desired = WillWord::GuestShutdown;
+            (replica.recovers, replica.downed) = (false, false);
+            // As after a stop: only a user's request starts the replica again.
+            replica.stop = Some(UserStop { at: at.position, operation: None });
+        }
         if replica.secondary == Some(id) {
             replica.secondary = None;
         } else {
@@ -87,6 +99,15 @@ impl CheckedFleet {
         if run.progress != IncarnationProgress::Reserved {
             self.settles(id, &run, &replica, counted);
         }
+        if shuts_down {
+            let begun = |id: &&OperationId| {
+                self.operations.get(*id).is_some_and(|operation| {
+                    operation.stage == OperationProgress::Running && replaces(operation.kind)
+                })
+            };
+            let begun: Vec<_> = replica.open.iter().filter(begun).copied().collect();
+            self.obligations.extend(begun.into_iter().map(RecordObligation::Closed));
+        }
         Ok(())
     }
 
@@ -102,7 +123,7 @@ impl CheckedFleet {
                 _ if begun && operation.incarnation == Some(id) => {
                     obligations.push(RecordObligation::Closed(*open));
                 }
-                kind if replaces(kind) && !begun && counted && was_up(run) => {
+                kind if kind.needs_incarnation() && !begun && counted && was_up(run) => {
                     obligations.push(RecordObligation::Closed(*open));
                 }
                 kind if replaces(kind) && begun => {
@@ -174,9 +195,13 @@ impl CheckedFleet {
         at: FactLocation,
     ) -> Result<IncarnationProgress, InvariantViolation> {
         let id = fact.incarnation;
+        let mut powers_off = false;
         let proof = match self.report(id, at)? {
             Some(report) => match report.observed {
-                ObservedState::Ended { .. } => true,
+                ObservedState::Ended { exit, .. } => {
+                    powers_off = exit == IncarnationExit::PoweredOff;
+                    true
+                }
                 ObservedState::Gone => report.revision >= revision,
                 ObservedState::Started { .. }
                 | ObservedState::Ready { .. }
@@ -199,6 +224,13 @@ impl CheckedFleet {
                 5,
                 fact.end == *then,
                 "incarnation {id} ends otherwise than was remembered: {:?}",
+                fact.end
+            );
+        } else {
+            demand!(
+                5,
+                powers_off == (fact.end == IncarnationEnd::PoweredOff),
+                "incarnation {id} ends otherwise than was reported: {:?}",
                 fact.end
             );
         }
@@ -266,14 +298,16 @@ impl CheckedFleet {
         let policy = plan.latest()?;
         let asked = matches!(run.progress, IncarnationProgress::Stopping(_));
         let clean = fact.end == IncarnationEnd::Destroyed && !asked;
+        let is_powered_off = fact.end == IncarnationEnd::PoweredOff;
         let rule = match policy.restart {
+            _ if is_powered_off => false,
             RestartPolicy::Always => true,
             RestartPolicy::OnFailure => !clean,
             RestartPolicy::Never => false,
         };
         let wanted = replica.desired == WillWord::Running && alone && !comes && !plan.is_removing;
-        let starts = (rule || replica.recovers) && wanted && !given_up && was_run;
-        if given_up && was_taken_back {
+        let starts = (rule || replica.recovers) && wanted && !given_up && was_run && !is_powered_off;
+        if given_up && was_taken_back && !is_powered_off {
             let kept = replica.next_restart.filter(|_| wanted && was_run);
             return Ok(kept.map_or((false, 0, now), |kept| (true, kept.consecutive, kept.not_before)));
         }

@@ -13,7 +13,7 @@ use chancery_events::time::Time;
 
 use super::deployments::OperationTrigger;
 use super::obligations::RecordObligation;
-use super::operations::{is_up, replaces};
+use super::operations::is_up;
 use super::state::{
     CheckedFleet, FactLocation, Incarnation, IncarnationProgress, Operation, OperationProgress, Replica,
 };
@@ -24,6 +24,11 @@ impl Incarnation {
     pub(super) fn command(&mut self, effect: CommandEffect) {
         self.revision += 1;
         self.command = Some((effect, 1));
+    }
+
+    /// Whether a requested reset has no outcome yet.
+    pub(super) fn is_asked_to_reboot(&self) -> bool {
+        matches!(self.command, Some((CommandEffect::Reboot, _)))
     }
 
     /// Requests the end as wanted. An incarnation that is already stopping gets no further command.
@@ -78,7 +83,7 @@ impl CheckedFleet {
         }
         self.begins_for(id, &operation, trigger, at)?;
         if is_up(operation.kind) {
-            self.asks_up(id, &operation, asked)?;
+            self.asks_up(id, &operation, asked, at)?;
         } else {
             self.asks_down(id, &replica, asked)?;
         }
@@ -117,6 +122,7 @@ impl CheckedFleet {
         id: OperationId,
         operation: &Operation,
         asked: Option<IncarnationId>,
+        at: FactLocation,
     ) -> RuleResult {
         let Some(own) = operation.incarnation else {
             return Err(InvariantViolation::new(6, format!("operation {id} starts, and has no reservation")));
@@ -137,6 +143,18 @@ impl CheckedFleet {
         }
         if run.progress == IncarnationProgress::Reserved && !run.mounts.is_empty() {
             // The incarnation is started when its volumes are available.
+            return Ok(());
+        }
+        if operation.kind == OperationKind::Reboot {
+            let start = self.plan(&operation.plan)?.latest()?.timeouts.start();
+            let run = self.incarnation_mut(own)?;
+            demand!(
+                5,
+                run.progress == IncarnationProgress::Running,
+                "incarnation {own} is reset, and does not run"
+            );
+            run.command(CommandEffect::Reboot);
+            run.reboot_due = Some(at.time + start);
             return Ok(());
         }
         let version = operation.version.clone();
@@ -180,7 +198,10 @@ impl CheckedFleet {
                 | IncarnationProgress::Updating(_),
                 CommandEffect::Stop,
             ) => self.may_be_stopped(id, &incarnation, &fact.end, at)?,
-            (_, CommandEffect::Ensure | CommandEffect::Stop | CommandEffect::Kill) => false,
+            (
+                _,
+                CommandEffect::Ensure | CommandEffect::Stop | CommandEffect::Kill | CommandEffect::Reboot,
+            ) => false,
         };
         demand!(
             6,
@@ -203,7 +224,8 @@ impl CheckedFleet {
         let replica = self.replica(name)?.clone();
         let waits = |open: &&OperationId| {
             let found = self.operations.get(open);
-            found.is_some_and(|open| replaces(open.kind) && open.stage != OperationProgress::Running)
+            found
+                .is_some_and(|open| open.kind.needs_incarnation() && open.stage != OperationProgress::Running)
         };
         let waiting: Vec<_> = replica.open.iter().filter(waits).copied().collect();
         self.obligations.extend(waiting.into_iter().map(RecordObligation::Closed));
@@ -233,7 +255,8 @@ impl CheckedFleet {
                 let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
                 let due = run.unready.and_then(|(_, due)| due);
                 let stays_unready = due.is_some_and(|(due, of)| due <= at.time && session == Some(of));
-                return Ok(self.now.hung.contains(&id) || stays_unready);
+                let is_late = run.is_asked_to_reboot() && run.reboot_due.is_some_and(|due| due <= at.time);
+                return Ok(self.now.hung.contains(&id) || stays_unready || is_late);
             }
             return Ok(lost && *then == IncarnationEnd::Destroyed);
         }
@@ -324,7 +347,11 @@ impl CheckedFleet {
         );
         let is_tried_again = fact.not_before.is_some();
         let goes_back = matches!(&incarnation.progress, IncarnationProgress::Updating(to) if *to == incarnation.deployment);
-        let may_be_given_up = effect == CommandEffect::Ensure && !goes_back;
+        let reboots = effect == CommandEffect::Reboot;
+        let may_be_given_up = reboots || effect == CommandEffect::Ensure && !goes_back;
+        if reboots && !is_tried_again {
+            incarnation.unready = incarnation.unready.map(|(since, _)| (since, None));
+        }
         demand!(6, is_tried_again || may_be_given_up, "a {effect} of incarnation {id} is given up");
         incarnation.command = is_tried_again.then_some((effect, attempt + 1));
         Ok(())
@@ -380,6 +407,7 @@ impl CheckedFleet {
         match &run.progress {
             IncarnationProgress::Creating | IncarnationProgress::Starting => {}
             IncarnationProgress::Updating(to) => run.deployment = to.clone(),
+            IncarnationProgress::Running if run.is_asked_to_reboot() => {}
             life => {
                 return Err(InvariantViolation::new(
                     5,
@@ -450,14 +478,31 @@ impl CheckedFleet {
         let run = self.incarnation(id)?.clone();
         let session = self.clusters.get(&run.cluster).and_then(|cluster| cluster.session);
         let name = self.replica(&run.replica)?.plan.clone();
-        let unready = self.plan(&name)?.latest()?.unready;
+        if run.is_asked_to_reboot() {
+            demand!(
+                6,
+                deadline == run.reboot_due,
+                "the reboot of incarnation {id} has another deadline: {deadline:?}"
+            );
+            let since = run.unready.map_or(at.time, |(since, _)| since);
+            self.incarnation_mut(id)?.unready = (!run.is_ready).then_some((since, deadline.zip(session)));
+            return Ok(());
+        }
+        let spec = self.plan(&name)?.latest()?;
+        let (unready, start) = (spec.unready, spec.timeouts.start());
         let now = if run.is_ready {
             None
         } else {
             let (since, kept) = run.unready.unwrap_or((at.time, None));
             let kept = kept.filter(|(_, of)| session == Some(*of));
-            let ends = unready.action == UnreadyAction::Restart && processes.iter().any(fails);
-            let due = session.filter(|_| ends).map(|session| (at.time + unready.after(), session));
+            let boots = processes.iter().any(|process| process.status == ProcessStatus::Rebooting);
+            let after = if boots {
+                Some(start)
+            } else {
+                let ends = unready.action == UnreadyAction::Restart && processes.iter().any(fails);
+                ends.then(|| unready.after())
+            };
+            let due = session.zip(after).map(|(session, after)| (at.time + after, session));
             Some((since, kept.or(due)))
         };
         demand!(

@@ -33,7 +33,8 @@ pub(super) const fn is_up(kind: OperationKind) -> bool {
         | OperationKind::Start
         | OperationKind::Update
         | OperationKind::Relocate
-        | OperationKind::Restart => true,
+        | OperationKind::Restart
+        | OperationKind::Reboot => true,
         OperationKind::Stop | OperationKind::Delete => false,
     }
 }
@@ -70,7 +71,7 @@ impl CheckedFleet {
         let changes = kind == OperationKind::Update && self.changes_in_place(&replica, &version)?;
         demand!(
             6,
-            fact.proposal.is_some() == (changes || !is_up(kind)),
+            fact.proposal.is_some() == (changes || !is_up(kind) || kind == OperationKind::Reboot),
             "a {kind} of {name} has a proposal before its placement, or none at all"
         );
         // An operation without placement is about the existing incarnation.
@@ -96,7 +97,7 @@ impl CheckedFleet {
             aborted: false,
             is_past_return: false,
             proposal: fact.proposal,
-            incarnation: about.filter(|_| changes),
+            incarnation: about.filter(|_| changes || kind == OperationKind::Reboot),
             domain,
             approver: None,
             is_quarantined: false,
@@ -141,6 +142,9 @@ impl CheckedFleet {
             OperationKind::Update => active.is_some(),
             OperationKind::Relocate | OperationKind::Restart => {
                 active.is_some_and(|active| active.progress.is_up())
+            }
+            OperationKind::Reboot => {
+                active.is_some_and(|active| active.progress == IncarnationProgress::Running)
             }
             OperationKind::Stop | OperationKind::Delete => replica.desired != WillWord::Proposed,
         };
@@ -319,6 +323,8 @@ impl CheckedFleet {
             | IncarnationProgress::Expunged => true,
             IncarnationProgress::Updating(to) => *to == run.deployment,
             IncarnationProgress::Creating | IncarnationProgress::Starting => false,
+            // A refused reset leaves the guest as it is.
+            IncarnationProgress::Running if operation.kind == OperationKind::Reboot => run.command.is_none(),
             IncarnationProgress::Running => operation.stage != OperationProgress::Running,
         })
     }
@@ -329,7 +335,12 @@ impl CheckedFleet {
         let kind = operation.kind;
         let aborts = self.aborts_since(operation).is_some();
         let may = aborts && matches!(kind, OperationKind::Start | OperationKind::Update)
-            || self.starts_another_version(operation);
+            || self.starts_another_version(operation)
+            || replaces(kind)
+                && self
+                    .replicas
+                    .get(&operation.replica)
+                    .is_some_and(|replica| replica.desired == WillWord::GuestShutdown);
         demand!(6, may, "operation {id}, a {kind}, is cancelled, and runs");
         demand!(
             6,
@@ -436,7 +447,7 @@ impl CheckedFleet {
         let is_gone = replica.active.is_none()
             || self.now.ended.iter().any(|ended| ended.replica == operation.replica && ended.by_itself)
             || self.now.failing.contains(&operation.replica);
-        let about_nothing = replaces(operation.kind) && is_gone;
+        let about_nothing = operation.kind.needs_incarnation() && is_gone;
         // A start that found no placement is superseded by another version, which may find one.
         let unplaced = operation.kind == OperationKind::Start && operation.incarnation.is_none();
         let plan = self.plan(&operation.plan)?;
@@ -539,7 +550,10 @@ impl Replica {
     fn wants(&mut self, kind: OperationKind) {
         self.desired = match kind {
             OperationKind::Create | OperationKind::Start => WillWord::Running,
-            OperationKind::Update | OperationKind::Relocate | OperationKind::Restart => self.desired,
+            OperationKind::Update
+            | OperationKind::Relocate
+            | OperationKind::Restart
+            | OperationKind::Reboot => self.desired,
             OperationKind::Stop => WillWord::Stopped,
             OperationKind::Delete => WillWord::Deleted,
         };

@@ -89,7 +89,10 @@ impl CheckedFleet {
                     plan.may_touch_old(by, &what)?;
                 }
             }
-            OperationKind::Relocate | OperationKind::Restart | OperationKind::Stop => {
+            OperationKind::Relocate
+            | OperationKind::Restart
+            | OperationKind::Reboot
+            | OperationKind::Stop => {
                 return Err(InvariantViolation::new(6, format!("{what} for deployment {by}")));
             }
         }
@@ -240,6 +243,7 @@ fn asks(intent: &Intent, fact: &OperationCreated, replica: &Replica) -> bool {
             (&ask.name, OperationKind::Start, None)
         }
         Intent::ReplicaRestart(ask) => (&ask.name, OperationKind::Restart, None),
+        Intent::ReplicaReboot(ask) => (&ask.name, OperationKind::Reboot, None),
         Intent::ReplicaStart(ask) => (&ask.name, OperationKind::Start, ask.node.as_ref()),
         Intent::ReplicaStop(ask) => (&ask.name, OperationKind::Stop, None),
         Intent::ReplicaDelete(ask) => (&ask.name, OperationKind::Delete, None),

@@ -101,7 +101,7 @@ impl CheckedFleet {
             OperationKind::Restart => true,
             OperationKind::Update => policy.update_order == UpdateOrder::StopFirst,
             OperationKind::Relocate | OperationKind::Create | OperationKind::Start => false,
-            OperationKind::Stop | OperationKind::Delete => {
+            OperationKind::Stop | OperationKind::Delete | OperationKind::Reboot => {
                 return Err(InvariantViolation::new(6, format!("a {kind} takes a place")));
             }
         };
@@ -266,6 +266,7 @@ impl CheckedFleet {
             since: None,
             revision: 0,
             command: None,
+            reboot_due: None,
         })
     }
 

@@ -133,6 +133,8 @@ pub(super) struct Replica {
     pub(super) last: Option<IncarnationEnd>,
     /// Time of the next restart by the plan's rule.
     pub(super) next_restart: Option<Time>,
+    /// Whether the guest powered itself off since that operation was approved.
+    pub(super) is_powered_off: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -230,6 +232,7 @@ pub(super) const fn brings_up(kind: OperationKind) -> bool {
         | OperationKind::Update
         | OperationKind::Relocate
         | OperationKind::Restart
+        | OperationKind::Reboot
         | OperationKind::Start => true,
         OperationKind::Stop | OperationKind::Delete => false,
     }

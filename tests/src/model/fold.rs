@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use chancery_events::fact::{
-    ApprovalActor, ApprovalStart, CommandEffect, DeploymentCreated, DeploymentEnd, Fact, IncarnationEnded,
-    IncarnationReserved, IncarnationRunning, OperationApproved, OperationCreated, OperationEnd,
-    OperationStarted, Requester,
+    ApprovalActor, ApprovalStart, CommandEffect, DeploymentCreated, DeploymentEnd, Fact, IncarnationEnd,
+    IncarnationEnded, IncarnationReserved, IncarnationRunning, OperationApproved, OperationCreated,
+    OperationEnd, OperationStarted, Requester,
 };
 use chancery_events::id::{IncarnationId, OperationId, RequestId, SessionId};
 use chancery_events::name::{ClusterName, DeploymentName, DisruptionName, NodeName, PlanName, ReplicaName};
@@ -340,6 +340,7 @@ impl VisibleEntities {
                     secondary: passive,
                     last,
                     next_restart: again,
+                    is_powered_off: false,
                 };
                 let mut kept = at.stamp(new);
                 kept.stamps.version = 0;
@@ -422,8 +423,9 @@ impl VisibleEntities {
 
     fn operation_created(&mut self, fact: &OperationCreated, at: FactLocation) {
         let Some(replica) = self.replicas.get_mut(&fact.replica) else { return };
-        // An update without placement is about the existing incarnation.
-        let in_place = fact.kind == OperationKind::Update && fact.proposal.is_some();
+        // An update without placement, or a reboot, is about the existing incarnation.
+        let in_place =
+            matches!(fact.kind, OperationKind::Update | OperationKind::Reboot) && fact.proposal.is_some();
         let place = replica.is.active.filter(|_| in_place);
         let operation = Operation {
             replica: fact.replica.clone(),
@@ -479,6 +481,7 @@ impl VisibleEntities {
             && let Some(replica) = self.replicas.get_mut(&fact.replica)
         {
             replica.is.approved = Some(kind);
+            replica.is.is_powered_off = false;
         }
         if fact.start == ApprovalStart::Immediate {
             self.begin(fact.operation, fact.incarnation);
@@ -499,16 +502,19 @@ impl VisibleEntities {
             // A stop or delete counts once it is started.
             if !brings_up(operation.kind) {
                 replica.is.approved = Some(operation.kind);
+                replica.is.is_powered_off = false;
             }
         }
         let comes_up = brings_up(operation.kind) && operation.place == asked;
-        let version = operation.version.clone();
+        let (version, reboots) = (operation.version.clone(), operation.kind == OperationKind::Reboot);
         let Some(incarnation) = asked.and_then(|id| self.incarnations.get_mut(&id)) else { return };
         let incarnation = &mut incarnation.is;
         if comes_up && volumes::waits(incarnation) {
             return;
         }
-        if comes_up {
+        if reboots {
+            incarnation.command(CommandEffect::Reboot);
+        } else if comes_up {
             let new = incarnation.progress == IncarnationProgress::Reserved;
             incarnation.progress =
                 if new { IncarnationProgress::Creating } else { IncarnationProgress::Updating(version) };
@@ -670,7 +676,13 @@ impl VisibleEntities {
                 kept.is.processes.clone_from(&fact.processes);
             }
         }
+        let incarnations = &self.incarnations;
         if let Some(replica) = self.replicas.get_mut(&fact.replica).map(|kept| &mut kept.is) {
+            let other = replica.active.filter(|active| *active != fact.incarnation);
+            let other = other.and_then(|other| incarnations.get(&other));
+            let is_left = other.is_some_and(|other| other.is.progress != IncarnationProgress::Stopping);
+            let wants = replica.approved.is_some_and(brings_up);
+            replica.is_powered_off |= fact.end == IncarnationEnd::PoweredOff && !is_left && wants;
             if replica.secondary == Some(fact.incarnation) {
                 replica.secondary = None;
             } else {

@@ -20,6 +20,7 @@ const fn will(kept: &StampedEntity<Replica>) -> WillWord {
         None => WillWord::Proposed,
         Some(OperationKind::Stop) => WillWord::Stopped,
         Some(OperationKind::Delete) => WillWord::Deleted,
+        Some(_) if kept.is.is_powered_off => WillWord::GuestShutdown,
         // The field has no other kind.
         Some(_) => WillWord::Running,
     }
@@ -29,14 +30,18 @@ const fn will(kept: &StampedEntity<Replica>) -> WillWord {
 pub(super) fn phase(all: &VisibleEntities, name: &ReplicaName, kept: &StampedEntity<Replica>) -> PhaseStatus {
     let open = all.open(name);
     let active = all.active(&kept.is).map(|(_, active)| &active.is.progress);
+    let processes = all.active(&kept.is).into_iter().flat_map(|(_, active)| &active.is.processes);
+    let resets = processes.into_iter().any(|process| process.status == ProcessStatus::Rebooting);
     let does = |kind| open.iter().any(|(_, operation)| operation.has_begun && operation.kind == kind);
     match (will(kept), active) {
         (WillWord::Deleted, _) => PhaseStatus::Deleting,
         // Whatever its incarnations do meanwhile.
         (_, Some(_)) if does(OperationKind::Update) => PhaseStatus::Updating,
         (_, Some(_)) if does(OperationKind::Restart) => PhaseStatus::Restarting,
+        (_, Some(_)) if does(OperationKind::Reboot) => PhaseStatus::Rebooting,
         (_, Some(IncarnationProgress::Reserved)) => PhaseStatus::Pending,
         (_, Some(IncarnationProgress::Creating | IncarnationProgress::Starting)) => PhaseStatus::Starting,
+        (_, Some(IncarnationProgress::Running)) if resets => PhaseStatus::Rebooting,
         (_, Some(IncarnationProgress::Running)) => PhaseStatus::Running,
         (_, Some(IncarnationProgress::Updating(_))) => PhaseStatus::Updating,
         (_, Some(IncarnationProgress::Stopping)) => PhaseStatus::Stopping,
@@ -44,10 +49,14 @@ pub(super) fn phase(all: &VisibleEntities, name: &ReplicaName, kept: &StampedEnt
             PhaseStatus::Pending
         }
         (WillWord::Running, _) => match &kept.is.last {
-            Some(IncarnationEnd::Destroyed) if kept.is.next_restart.is_none() => PhaseStatus::Stopped,
+            Some(IncarnationEnd::Destroyed | IncarnationEnd::PoweredOff)
+                if kept.is.next_restart.is_none() =>
+            {
+                PhaseStatus::Stopped
+            }
             _ => PhaseStatus::Failed,
         },
-        (WillWord::Stopped | WillWord::Proposed, _) => PhaseStatus::Stopped,
+        (WillWord::Stopped | WillWord::GuestShutdown | WillWord::Proposed, _) => PhaseStatus::Stopped,
     }
 }
 
@@ -62,7 +71,7 @@ pub(super) fn replica(
     let secondary = secondary.map(|(id, run)| SecondaryRow {
         incarnation: id,
         node: run.is.fact.node.clone(),
-        state: incarnation_status(&run.is.progress),
+        state: incarnation_status(&run.is),
     });
     row!(ReplicaRow, kept, {
         name: name.clone(),
@@ -104,8 +113,10 @@ fn unready_at(incarnation: &Incarnation) -> Option<Time> {
     incarnation.unready.filter(|_| incarnation.progress == IncarnationProgress::Running)
 }
 
-const fn incarnation_status(progress: &IncarnationProgress) -> IncarnationStatus {
-    match progress {
+fn incarnation_status(incarnation: &Incarnation) -> IncarnationStatus {
+    let resets = incarnation.processes.iter().any(|process| process.status == ProcessStatus::Rebooting);
+    match &incarnation.progress {
+        IncarnationProgress::Running if resets => IncarnationStatus::Rebooting,
         IncarnationProgress::Reserved => IncarnationStatus::Reserved,
         IncarnationProgress::Creating => IncarnationStatus::Creating,
         IncarnationProgress::Starting => IncarnationStatus::Starting,
@@ -113,6 +124,7 @@ const fn incarnation_status(progress: &IncarnationProgress) -> IncarnationStatus
         IncarnationProgress::Updating(_) => IncarnationStatus::Updating,
         IncarnationProgress::Stopping => IncarnationStatus::Stopping,
         IncarnationProgress::Ended(IncarnationEnd::Destroyed) => IncarnationStatus::Destroyed,
+        IncarnationProgress::Ended(IncarnationEnd::PoweredOff) => IncarnationStatus::PoweredOff,
         IncarnationProgress::Ended(IncarnationEnd::Failed { .. }) => IncarnationStatus::Failed,
         IncarnationProgress::Ended(IncarnationEnd::Unwound { .. }) => IncarnationStatus::Unwound,
     }
@@ -131,7 +143,7 @@ pub(super) fn incarnation(
         deployment: kept.is.deployment.clone(),
         node: fact.node.clone(),
         cluster: kept.is.cluster.clone().expect("reservations are on nodes of clusters"),
-        state: incarnation_status(&kept.is.progress),
+        state: incarnation_status(&kept.is),
         ready: all_online(&kept.is),
         reachability: reachability(all, &kept.is),
         resources: fact.resources,

@@ -267,7 +267,7 @@ impl ScriptedWorld {
         let state = self.read()?;
         let all = state.fleet.replicas().sorted();
         let fits = |replica: &&Replica| match verb {
-            "relocate" | "restart" => replica.active.as_ref().is_some_and(|active| active.healthy),
+            "relocate" | "restart" | "reboot" => replica.active.as_ref().is_some_and(|active| active.healthy),
             _ => true,
         };
         let fit: Vec<_> = all.iter().copied().filter(fits).collect();

@@ -332,6 +332,7 @@ fn plan_apply(random: &mut RandomSource, plan: u64, world: &WorldParts) -> Scrip
     let approval = json!({
         "create": approval(), "start": approval(), "stop": approval(), "delete": approval(),
         "update": approval(), "relocate": approval(), "restart": approval(),
+        "reboot": approval(),
     });
     let payload = |name: &str, cpu: u64, processes: u64| json!({"name": name, "resources": {"cpu": cpu, "memory": 256 << 20}, "processes": processes, "run": {"argv": ["app"]}});
     let most = if world.habit.is_some() { 1 } else { 3 };
@@ -421,7 +422,7 @@ fn policy_apply(random: &mut RandomSource) -> ScriptInput {
         0 => vec![pick(random, of)],
         _ => vec![],
     };
-    let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete", "expunge"];
+    let kinds = ["create", "update", "relocate", "restart", "start", "stop", "delete", "reboot", "expunge"];
     let rule = if random.chance(350) {
         json!({"four_eyes": {}})
     } else {
@@ -449,7 +450,7 @@ fn ask(random: &mut RandomSource, world: &WorldParts, number: u64) -> ScriptInpu
     let WorldParts { clusters, plans, .. } = *world;
     let plan = format!("p{}", random.below(plans));
     let node = format!("n{}", random.below(5));
-    match random.below(157) {
+    match random.below(161) {
         0..=29 => deployment_create(random, &plan, number),
         30..=31 => ScriptInput::OfDeployment { verb: "cancel", which: random.below(4) },
         32..=34 => ScriptInput::OfDeployment { verb: "pause", which: random.below(4) },
@@ -467,6 +468,7 @@ fn ask(random: &mut RandomSource, world: &WorldParts, number: u64) -> ScriptInpu
             ScriptInput::OfReplica { verb: "relocate", which: random.below(16), node }
         }
         91..=94 => of_replica(random, "restart"),
+        157..=160 => of_replica(random, "reboot"),
         95..=98 => {
             let to = ["expunged", "evicted", "allocated", "sanitizing", "unallocated"];
             let to = pick(random, &to);

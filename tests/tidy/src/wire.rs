@@ -256,6 +256,7 @@ const VERBS: &[&str] = &[
     "pause",
     "promote",
     "rebalance",
+    "reboot",
     "reject",
     "relocate",
     "restart",

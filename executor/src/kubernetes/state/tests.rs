@@ -15,7 +15,14 @@ fn id() -> IncarnationId {
 }
 
 fn order(revision: u32, aim: TargetGoal) -> ObjectTarget {
-    ObjectTarget { revision, attempt: 1, aim, status: CommandStatus::Pending, grace: Duration::from_secs(5) }
+    ObjectTarget {
+        revision,
+        attempt: 1,
+        aim,
+        is_reboot: false,
+        status: CommandStatus::Pending,
+        grace: Duration::from_secs(5),
+    }
 }
 
 /// Returns the view of an incarnation of `processes` processes, whose start has made this progress.

@@ -13,7 +13,6 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::json;
 
-use super::super::incarnation_dir::{ProcessesFile, StartedProcess};
 use super::qmp::{QmpMessage, QmpReader};
 use super::{GuestRecord, GuestStatus};
 
@@ -29,6 +28,11 @@ const SILENCE: Duration = Duration::from_secs(10);
 const READS: usize = 16;
 /// Time from one press of the power button to the next: a starting guest can miss the first one.
 const PRESS: Duration = Duration::from_secs(2);
+/// Time in which further resets belong to the counted one: firmware resets again while it boots.
+const BOOT: Duration = Duration::from_secs(3);
+/// The longest time from one count of resets to the next. The time doubles: each count is recorded, and a guest may reset without
+/// pause.
+const COUNT_MOST: Duration = Duration::from_mins(5);
 
 /// Command to QEMU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +41,7 @@ enum QmpCommand {
     Name,
     Status,
     PowerDown,
+    Reset,
     Quit,
 }
 
@@ -47,6 +52,7 @@ impl QmpCommand {
             QmpCommand::Name => "query-name",
             QmpCommand::Status => "query-status",
             QmpCommand::PowerDown => "system_powerdown",
+            QmpCommand::Reset => "system_reset",
             QmpCommand::Quit => "quit",
         }
     }
@@ -78,6 +84,62 @@ pub(in super::super) struct GuestLink {
     /// Time of the last step with a connection to the right guest.
     connected_at: Instant,
     request: EndRequest,
+    resets: ResetCount,
+}
+
+/// Resets that are not in the record yet, and a requested one.
+#[derive(Debug)]
+struct ResetCount {
+    /// Whether the guest was reset, and that is not counted yet.
+    is_pending: bool,
+    /// Revision of the requested reset.
+    requested: Option<u32>,
+    /// Whether the request was sent on this connection.
+    is_sent: bool,
+    /// Time of the last count, and the time from it to the next one.
+    last: Option<(Instant, Duration)>,
+}
+
+impl ResetCount {
+    const fn new() -> ResetCount {
+        ResetCount { is_pending: false, requested: None, is_sent: false, last: None }
+    }
+
+    /// Whether a request was not sent yet.
+    const fn is_unsent(&self) -> bool {
+        self.requested.is_some() && !self.is_sent
+    }
+
+    /// Time at which a pending reset is counted.
+    fn due(&self) -> Option<Instant> {
+        self.last.map(|(at, wait)| at + wait).filter(|_| self.is_pending)
+    }
+
+    /// Notes an event about a reset.
+    fn note(&mut self, record: &mut GuestRecord, now: Instant) {
+        if let Some(revision) = self.requested.take_if(|_| self.is_sent) {
+            record.reset_revision = revision;
+            self.count(record, now);
+        } else if self.last.is_none_or(|(at, _)| now >= at + BOOT) {
+            self.is_pending = true;
+            self.count_if_due(record, now);
+        }
+    }
+
+    fn count_if_due(&mut self, record: &mut GuestRecord, now: Instant) {
+        if self.is_pending && self.due().is_none_or(|at| now >= at) {
+            self.count(record, now);
+        }
+    }
+
+    fn count(&mut self, record: &mut GuestRecord, now: Instant) {
+        record.resets = record.resets.saturating_add(1);
+        let wait = match self.last {
+            Some((at, wait)) if now < at + wait * 2 => (wait * 2).min(COUNT_MOST),
+            _ => BOOT,
+        };
+        (self.is_pending, self.last) = (false, Some((now, wait)));
+    }
 }
 
 #[derive(Debug)]
@@ -95,16 +157,6 @@ struct QmpConnection {
 }
 
 impl GuestLink {
-    /// Returns a link to each guest of a record that has not ended.
-    pub(in super::super) fn of(record: &ProcessesFile, directory: &Path) -> Vec<GuestLink> {
-        let living = record.processes.iter().enumerate().filter(|(_, process)| process.end.is_none());
-        let link = |(number, process): (usize, &StartedProcess)| {
-            let name = process.guest.as_ref()?.name.clone();
-            Some(GuestLink::new(number, &directory.join(process.name()), name))
-        };
-        living.filter_map(link).collect()
-    }
-
     /// Creates a link to the guest with this name, whose control socket is `qmp.sock` in the directory.
     pub(in super::super) fn new(number: usize, directory: &Path, name: String) -> GuestLink {
         let now = Instant::now();
@@ -116,6 +168,7 @@ impl GuestLink {
             connect: (now, CONNECT),
             connected_at: now,
             request: EndRequest::None,
+            resets: ResetCount::new(),
         }
     }
 
@@ -131,15 +184,18 @@ impl GuestLink {
 
     /// Time of the next step, if the socket does not become ready.
     pub(in super::super) fn due(&self) -> Instant {
-        let Some(connection) = &self.connection else { return self.connect.0 };
+        let Some(connection) = &self.connection else {
+            return self.resets.due().into_iter().chain([self.connect.0]).min().unwrap_or(self.connect.0);
+        };
         let press = match self.request {
             EndRequest::PowerDown(at) if connection.ask.is_some() => Some(at),
             EndRequest::Quit if connection.ask.is_some() => Some(Instant::now()),
+            _ if connection.ask.is_some() && self.resets.is_unsent() => Some(Instant::now()),
             _ => None,
         };
         let sent = connection.waiting.values().map(|(_, sent)| *sent).min();
         let silent = sent.or(connection.greeting).map(|since| since + SILENCE);
-        let all = [connection.ask, press, silent.filter(|at| *at > Instant::now())];
+        let all = [connection.ask, press, self.resets.due(), silent.filter(|at| *at > Instant::now())];
         all.into_iter().flatten().min().unwrap_or_else(|| Instant::now() + ASK)
     }
 
@@ -147,6 +203,13 @@ impl GuestLink {
     pub(in super::super) fn power_down(&mut self) {
         if self.request == EndRequest::None {
             self.request = EndRequest::PowerDown(Instant::now());
+        }
+    }
+
+    /// Requests a reset of the guest, for a target of this revision.
+    pub(in super::super) fn reset(&mut self, revision: u32) {
+        if self.resets.requested != Some(revision) {
+            (self.resets.requested, self.resets.is_sent) = (Some(revision), false);
         }
     }
 
@@ -171,9 +234,14 @@ impl GuestLink {
             record.status = GuestStatus::Unreachable;
         }
         let had_ended = record.end.is_some();
+        self.resets.count_if_due(record, now);
         let Some(connection) = &mut self.connection else { return };
-        let exchanged = connection.exchange(&self.name, record, now).and_then(|()| {
+        let exchanged = connection.exchange(&self.name, record, &mut self.resets, now).and_then(|()| {
             if connection.ask.is_some() {
+                if self.resets.is_unsent() {
+                    self.resets.is_sent = true;
+                    connection.send(QmpCommand::Reset, now);
+                }
                 match self.request {
                     EndRequest::PowerDown(at) if now >= at => {
                         self.request = EndRequest::PowerDown(now + PRESS);
@@ -188,6 +256,7 @@ impl GuestLink {
             }
             connection.flush()
         });
+        self.resets.count_if_due(record, now);
         record.is_end_requested |= !had_ended && record.end.is_some() && self.request != EndRequest::None;
         if exchanged.is_ok() && connection.ask.is_some() {
             (self.connected_at, self.connect.1) = (now, CONNECT);
@@ -195,6 +264,7 @@ impl GuestLink {
         if exchanged.is_err() {
             // Every command without reply has failed. Whether QEMU has ended is for others to find out.
             self.connection = None;
+            self.resets.is_sent = false;
             self.connect = (now + self.connect.1, (self.connect.1 * 2).min(CONNECT_MOST));
             if self.request == EndRequest::Quitting {
                 self.request = EndRequest::Quit;
@@ -238,14 +308,20 @@ impl QmpConnection {
     }
 
     /// Reads everything that was received, and asks for the state when it is time.
-    fn exchange(&mut self, name: &str, record: &mut GuestRecord, now: Instant) -> io::Result<()> {
+    fn exchange(
+        &mut self,
+        name: &str,
+        record: &mut GuestRecord,
+        resets: &mut ResetCount,
+        now: Instant,
+    ) -> io::Result<()> {
         let mut chunk = [0; 4096];
         for _ in 0..READS {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => {
                     for message in self.reader.read(&chunk[..count])? {
-                        self.take(message, name, record, now)?;
+                        self.take(message, name, record, resets, now)?;
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -273,6 +349,7 @@ impl QmpConnection {
         message: QmpMessage,
         name: &str,
         record: &mut GuestRecord,
+        resets: &mut ResetCount,
         now: Instant,
     ) -> io::Result<()> {
         match message {
@@ -283,6 +360,9 @@ impl QmpConnection {
             }
             QmpMessage::Event(event) => {
                 record.note_event(&event);
+                if event.name == "RESET" {
+                    resets.note(record, now);
+                }
                 if event.name == "STOP" {
                     // For its reason.
                     self.ask = self.ask.map(|_| now);

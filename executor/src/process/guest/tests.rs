@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use chancery_events::spec::{GuestNetwork, MachineModel, PortProtocol, VM_OVERHEAD, VirtualMachineSpec};
 use serde_json::{Value, json};
 
+use super::link::GuestLink;
 use super::qmp::{QmpMessage, QmpReader};
 use super::*;
 
@@ -18,6 +19,7 @@ fn record() -> GuestRecord {
 #[test]
 fn each_report_of_qemu_has_its_meaning() {
     let event = |name: &str, data: Value| QmpEvent { name: name.into(), data };
+    // The link counts resets: see below.
     for (event, end, resets) in [
         (
             event("SHUTDOWN", json!({"guest": true, "reason": "guest-shutdown"})),
@@ -28,7 +30,7 @@ fn each_report_of_qemu_has_its_meaning() {
         (event("SHUTDOWN", json!({"guest": false, "reason": "host-signal"})), None, 0),
         (event("SHUTDOWN", Value::Null), None, 0),
         (event("GUEST_PANICKED", json!({"action": "pause"})), Some(GuestEnd::Panicked), 0),
-        (event("RESET", json!({"guest": true, "reason": "guest-reset"})), None, 1),
+        (event("RESET", json!({"guest": true, "reason": "guest-reset"})), None, 0),
         (event("POWERDOWN", Value::Null), None, 0),
         (event("OF_A_LATER_VERSION", json!({"guest": true})), None, 0),
     ] {
@@ -106,6 +108,13 @@ impl FakeSession {
         let _ = self.stream.write_all(format!("{message}\r\n").as_bytes());
     }
 
+    /// Replies to one command, which must be this one.
+    fn serve_one(&mut self, command: &str) {
+        let (heard, id) = self.hear().expect("a command");
+        assert_eq!(heard, command);
+        self.say(&json!({"return": {}, "id": id}));
+    }
+
     /// Returns the next command, and its id.
     fn hear(&mut self) -> Option<(String, u64)> {
         let mut line = String::new();
@@ -134,7 +143,7 @@ impl FakeSession {
     }
 }
 
-fn advance_until(link: &mut GuestLink, guest: &mut GuestRecord, done: impl Fn(&GuestRecord) -> bool) {
+fn advance_until(link: &mut GuestLink, guest: &mut GuestRecord, mut done: impl FnMut(&GuestRecord) -> bool) {
     let began = Instant::now();
     while !done(guest) {
         assert!(began.elapsed() < Duration::from_mins(1), "{guest:?}");
@@ -176,6 +185,42 @@ fn a_connection_that_ends_within_a_command_is_made_again_and_nothing_is_lost() {
     }
     server.join().expect("every step");
     assert_eq!(guest.status, GuestStatus::Running);
+}
+
+#[test]
+fn a_requested_reset_is_sent_until_it_is_seen_and_resets_in_quick_succession_count_as_one() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (listener, mut link) = fake(directory.path());
+    let (go, wait) = std::sync::mpsc::channel();
+    let server = std::thread::spawn(move || {
+        let reset = json!({"event": "RESET", "data": {"guest": true, "reason": "guest-reset"}});
+        let mut first = FakeSession::accept(&listener);
+        first.serve("i/app", "running", "query-status");
+        // The request gets a reply, and the connection ends before the reset.
+        first.serve_one("system_reset");
+        drop(first);
+        let mut second = FakeSession::accept(&listener);
+        second.serve("i/app", "running", "system_reset");
+        second.say(&reset);
+        // As firmware does while it boots, and then without pause.
+        let mut sent = 0;
+        while wait.try_recv().is_err() {
+            second.say(&reset);
+            sent += 1;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        sent
+    });
+    let mut guest = record();
+    advance_until(&mut link, &mut guest, |guest| guest.status == GuestStatus::Running);
+    link.reset(7);
+    advance_until(&mut link, &mut guest, |guest| guest.reset_revision == 7);
+    assert_eq!(guest.resets, 1, "a requested reset is counted with its revision");
+    advance_until(&mut link, &mut guest, |guest| guest.resets == 2);
+    go.send(()).expect("it waits");
+    let sent = server.join().expect("every step");
+    assert!(sent > 50, "{sent} resets in quick succession count as one");
+    assert_eq!(guest.reset_revision, 7);
 }
 
 #[test]

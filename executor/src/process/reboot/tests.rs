@@ -29,7 +29,14 @@ fn wanted(aim: TargetGoal, restart: RestartPolicy) -> SpecFile {
     };
     SpecFile {
         incarnation: IncarnationId::issue(Lineage::from_random(42), Position::FIRST),
-        order: ObjectTarget { revision: 3, attempt: 1, aim, status: CommandStatus::Pending, grace },
+        order: ObjectTarget {
+            revision: 3,
+            attempt: 1,
+            aim,
+            is_reboot: false,
+            status: CommandStatus::Pending,
+            grace,
+        },
         spec: Some(spec),
         program: SupervisorProgram { program: "x".into(), supervisor_args: vec![], trampoline_args: vec![] },
         output: OutputLimits::default(),

@@ -184,6 +184,7 @@ impl IncarnationReconciler {
             revision: 0,
             attempt: 0,
             aim: TargetGoal::Up,
+            is_reboot: false,
             status: CommandStatus::Fulfilled,
             grace: Duration::ZERO,
         };
@@ -202,7 +203,7 @@ impl IncarnationReconciler {
         // Last: this file makes the directory ours.
         self.incarnation_directory.write(&wanted)?;
         if self.before == ReadyHistory::Ready {
-            self.incarnation_directory.note_ready();
+            self.incarnation_directory.note_ready(self.ready_resets);
         }
         (self.lost, self.starting, self.hold) = (None, false, LockHolder::Executor(lock));
         Ok(())

@@ -61,9 +61,15 @@ impl IncarnationReconciler {
         match (step, &mut self.hold) {
             (ReconcileStep::Stop(grace), LockHolder::Supervisor(socket)) => socket.stop(*grace),
             (ReconcileStep::Stop(grace), LockHolder::Unsupervised(unsupervised)) => unsupervised.end(*grace),
+            (ReconcileStep::Reboot, LockHolder::Supervisor(socket)) => socket.reset(order.revision),
+            (ReconcileStep::Reboot, LockHolder::Unsupervised(unsupervised)) => {
+                if let Some(record) = &self.record {
+                    unsupervised.reset(record, order.revision);
+                }
+            }
             // A pending restart is cancelled by `conclude_again`.
             (
-                ReconcileStep::Stop(_),
+                ReconcileStep::Stop(_) | ReconcileStep::Reboot,
                 LockHolder::None
                 | LockHolder::Unknown
                 | LockHolder::Executor(_)
@@ -204,7 +210,7 @@ impl IncarnationReconciler {
         self.incarnation_directory.write(&record)?;
         // The new processes were not ready yet.
         self.incarnation_directory.forget_ready()?;
-        self.before = ReadyHistory::NeverReady;
+        (self.before, self.ready_resets) = (ReadyHistory::NeverReady, 0);
         tracing::info!(incarnation = %self.incarnation, "incarnation restarting after reboot");
         (self.wanted, self.record) = (Some(wanted), Some(record));
         self.spawn(permit)

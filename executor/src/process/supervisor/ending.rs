@@ -132,16 +132,7 @@ impl Supervisor {
             self.ending = Some(ShutdownState { kill_at, pause: SweepDelay::default() });
             self.sweep(Signal::TERM);
         }
-        self.end_guests();
-    }
-
-    /// Ends the QEMU of each guest whose end is recorded, and presses the power button of the others.
-    pub(super) fn end_guests(&mut self) {
-        for link in &mut self.guests {
-            let guest = self.record.processes.get(link.number()).and_then(|process| process.guest.as_ref());
-            let has_ended = guest.is_some_and(|guest| guest.end.is_some());
-            if has_ended && !self.is_guest_unwritten { link.quit() } else { link.power_down() }
-        }
+        self.guests.end(&self.record);
     }
 
     /// Signals all living processes: groups of unreaped processes, whose numbers cannot be reused yet, and

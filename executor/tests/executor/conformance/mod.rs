@@ -11,6 +11,7 @@ use chancery_events::observation::{IncarnationExit, ObservedState, ProcessStatus
 use chancery_events::protocol::{Command, CommandStatus, IncarnationSpec, ObjectSpec};
 
 mod failing;
+mod guests;
 mod logs;
 mod reader;
 mod volumes;
@@ -31,6 +32,10 @@ pub(crate) enum TestBehaviour {
     CannotStart,
     /// First process is ready, and soon stops answering its liveness probe.
     StopsAnswering,
+    /// Guest of the first process powers itself off, soon after its start.
+    PowersOff,
+    /// Guest of the first process resets, soon after its start.
+    Resets,
     /// Runs until asked to end. With logs, writes `oh` to standard error and `one` to standard output, and
     /// `two` a moment later, each with a line feed.
     Writes,
@@ -44,6 +49,15 @@ pub(crate) enum OutputAccess {
     /// Both are one output, which exists until the end. There is no `oh`.
     UntilEnd,
     /// Processes write nothing.
+    None,
+}
+
+/// Whether the processes are guests of virtual machines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum GuestSupport {
+    /// They are, and can power themselves off and be reset.
+    Guests,
+    /// They are not.
     None,
 }
 
@@ -78,6 +92,9 @@ pub(crate) trait OrchestratorUnderTest: Sync {
 
     /// Access to the output of processes.
     fn output(&self) -> OutputAccess;
+
+    /// Whether the processes are guests.
+    fn guests(&self) -> GuestSupport;
 
     /// Records a command for a missing object and starts nothing, as a crashing executor does. No
     /// orchestrator is open.
@@ -124,6 +141,7 @@ pub(crate) async fn check<S: OrchestratorUnderTest>(subject: &S) {
     failing::a_failed_list_reports_nothing_about_running_incarnations(subject, [next(), next(), next()])
         .await;
     logs::what_is_written_is_read(subject, next(), next()).await;
+    guests::check(subject, [next(), next(), next(), next()]).await;
     check_volumes(subject, at.plus(1)).await;
     subject.check_foreign_things();
 }

@@ -63,7 +63,7 @@ macro_rules! each_kind {
             }
             Incarnation "incarnation" "incarnations" ["inc"] 9 "Executions of replicas on one node" {
                 key(id: IncarnationId) entity(incarnations: Incarnation) row(Incarnations = 7: IncarnationRow)
-                ends["destroyed", "failed", "unwound"]
+                ends["destroyed", "powered_off", "failed", "unwound"]
             }
             Operation "operation" "operations" ["op"] 10 "Changes of replicas, subject to approval" {
                 key(id: OperationId) entity(operations: Operation) row(Operations = 8: OperationRow)

@@ -9,11 +9,13 @@
 //! | starting, up | adopt: only the revision rises, and the restart rule is taken over; with another spec: change, or refuse (permanent) where the runtime cannot | stop | stop, then gone |
 //! | changing | adopt: the change continues; with yet another spec, or the old one: change | stop | stop, then gone |
 //! | up, and could not be changed | adopt; with another spec: change; same target again: report | stop | stop, then gone |
-//! | up (reboot) | reset the guests; starting or changing: refuse (retryable) | – | – |
 //! | starting, up or changing, and being stopped | refuse (retryable) | stop, perhaps sooner | stop, then gone |
 //! | ended | adopt: reported at the new revision; same target again: report | adopt | tombstone |
 //! | failed to start | start; same target again: report | tombstone | tombstone |
 //! | gone | start; same target again: report | tombstone at the new revision | tombstone |
+//!
+//! A target of a reboot is as *up*, except that it starts and changes nothing: a running object is reset, a starting or changing one
+//! is refused (retryable), a missing one gets a tombstone.
 //!
 //! A target whose command already had its outcome starts and changes nothing: for it, *start* is *tombstone*
 //! and *change* is *adopt*. `Gone` may be reported only after the tombstone is recorded. A target is recorded

@@ -84,6 +84,11 @@ pub(crate) fn report(fleet: &FleetState, report: &IncarnationReport, ctx: &Decis
         (IncarnationState::Reserved | IncarnationState::Ended(_), _) => {}
         (_, ObservedState::Ended { exit, processes }) => {
             let end = match (&incarnation.state, exit) {
+                (IncarnationState::Stopping(then), IncarnationExit::PoweredOff)
+                    if shuts_down(fleet, incarnation, then) =>
+                {
+                    IncarnationEnd::PoweredOff
+                }
                 (IncarnationState::Stopping(then), _) => (**then).clone(),
                 (_, IncarnationExit::Clean) => IncarnationEnd::Destroyed,
                 (_, IncarnationExit::PoweredOff) => IncarnationEnd::PoweredOff,
@@ -161,6 +166,22 @@ pub(crate) fn report(fleet: &FleetState, report: &IncarnationReport, ctx: &Decis
     draft.done()
 }
 
+/// Whether a shutdown by the guest before the requested stop counts. It does not if a caller requested the stop, or a start after
+/// it; if another incarnation has replaced this one; or if the start of this one was given up.
+fn shuts_down(fleet: &FleetState, incarnation: &Incarnation, then: &IncarnationEnd) -> bool {
+    let Some(replica) = fleet.replicas().get(&incarnation.replica) else { return false };
+    let is_active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
+    let is_requested = running_operation(fleet, incarnation).is_some_and(|operation| match operation.kind {
+        OperationKind::Stop | OperationKind::Delete | OperationKind::Restart => true,
+        OperationKind::Create
+        | OperationKind::Start
+        | OperationKind::Update
+        | OperationKind::Relocate
+        | OperationKind::Reboot => false,
+    });
+    is_active && !is_requested && !matches!(then, IncarnationEnd::Unwound { .. })
+}
+
 fn was_ensured(
     incarnation: &Incarnation,
     processes: &[ProcessInfo],
@@ -198,9 +219,11 @@ fn unready_deadline(
         matches!(process.status, ProcessStatus::Unready { .. } | ProcessStatus::Unresponsive { .. })
     };
     let kept = incarnation.deadline.filter(|_| is_watched(fleet, incarnation));
-    kept.or_else(|| {
+    let boots = processes.iter().any(|process| process.status == ProcessStatus::Rebooting);
+    let begins = boots && !incarnation.is_rebooting();
+    kept.filter(|_| !begins).or_else(|| {
         let plan = fleet.plans().get(&incarnation.plan)?;
-        if processes.iter().any(|process| process.status == ProcessStatus::Rebooting) {
+        if boots {
             return Some(now + plan.immediate().timeouts().start());
         }
         if !processes.iter().any(fails) {
@@ -216,6 +239,11 @@ fn unready_deadline(
 fn is_watched(fleet: &FleetState, incarnation: &Incarnation) -> bool {
     let session = fleet.clusters().get(&incarnation.cluster).and_then(|cluster| cluster.session);
     incarnation.unready_session.is_some() && incarnation.unready_session == session
+}
+
+/// Whether the cluster of the incarnation has an open session.
+fn has_session(fleet: &FleetState, incarnation: &Incarnation) -> bool {
+    fleet.clusters().get(&incarnation.cluster).is_some_and(|cluster| cluster.session.is_some())
 }
 
 /// Ends an incarnation that was ready and no longer responds. Before readiness, the start deadline applies.
@@ -313,11 +341,8 @@ fn failed(
         let then = IncarnationEnd::Unwound { reason: error.into() };
         let how = OperationEnd::Failed { reason: error.into() };
         if command.effect == CommandEffect::Reboot {
-            // The guest runs on.
-            if let Some(operation) = brings_up(fleet, incarnation) {
-                operation::end(fleet, operation, how, draft);
-            }
-            return;
+            // The guest runs on. A command that the executor has already met makes its reports count again.
+            return revert(fleet, incarnation, how, draft);
         }
         give_up(fleet, incarnation, how, then, ctx, draft);
     }
@@ -399,6 +424,11 @@ pub(crate) fn overdue(fleet: &FleetState, id: IncarnationId, ctx: &DecisionConte
                 let reason = volume::late(fleet, incarnation);
                 operation::end(fleet, operation, OperationEnd::Failed { reason }, &mut draft);
             }
+        }
+        IncarnationState::Running if incarnation.is_asked_to_reboot() && !has_session(fleet, incarnation) => {
+            // No executor can have received the command, or report its outcome.
+            let deadline = start_deadline(fleet, &incarnation.plan, ctx.now);
+            draft.push(was_seen(incarnation, &incarnation.processes, deadline));
         }
         IncarnationState::Running if incarnation.is_asked_to_reboot() => {
             let reason = "it was not ready in time after its reboot".to_owned();

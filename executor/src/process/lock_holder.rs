@@ -173,7 +173,6 @@ impl SupervisorSocket {
     /// Requests the reset of the guests for a target of this revision, now or once connected.
     pub(super) fn reset(&mut self, revision: u32) {
         self.reset = Some((revision, false));
-        self.ask_status();
     }
 
     /// Requests a status, by which a supervisor that hangs is noticed.

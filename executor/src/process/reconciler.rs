@@ -293,6 +293,8 @@ impl IncarnationReconciler {
         let probed = |number| match self.probes.as_ref().map(|probes| probes.status(number)) {
             Some(ProcessStatus::Ready) if self.pending_reset().is_none() => ProcessStatus::Ready,
             _ if self.is_rebooting() && is_guest(number) => ProcessStatus::Rebooting,
+            // It is about to be reset.
+            Some(ProcessStatus::Ready) => ProcessStatus::Starting,
             Some(status) => status,
             None => ProcessStatus::Starting,
         };

@@ -68,6 +68,7 @@ pub(super) fn by_proof(
         OperationKind::Reboot => {
             let reason = "its incarnation ended".to_owned();
             operation::end(fleet, operation, OperationEnd::Failed { reason }, draft);
+            by_itself(fleet, replica, incarnation, draft);
         }
         OperationKind::Stop | OperationKind::Delete => {
             if other.is_none() {
@@ -159,7 +160,7 @@ fn replaced(
     }
 }
 
-/// Handles an end that no running operation requested.
+/// Handles an end that no running operation requested, as that of a guest that is being rebooted.
 fn by_itself(fleet: &FleetState, replica: &Replica, incarnation: &Incarnation, draft: &mut FactDraft) {
     let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
     if !active || !incarnation.was_up() {

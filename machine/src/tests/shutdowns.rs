@@ -155,6 +155,29 @@ fn a_requested_stop_ends_as_requested_whatever_the_guest_does() {
 }
 
 #[test]
+fn a_shutdown_before_a_stop_that_no_caller_requested_is_final() {
+    // An update stops the old incarnation first.
+    let mut world = world(1, "automatic", &json!({"restart": "always", "update_order": "stop_first"}));
+    let old = active(&world);
+    update(&mut world, "d2");
+    assert_eq!(world.fleet.incarnations().get(&old).expect("it").last_effect, Some(CommandEffect::Stop));
+    power_off(&mut world, old);
+    assert!(matches!(last_outcome(&world), OperationEnd::Cancelled { .. }));
+    stays_off(&mut world, "the guest was earlier than the update");
+    // A guest that shuts down answers no probe.
+    let mut world = world_of_one();
+    let id = active(&world);
+    let hung = ProcessStatus::Unresponsive { error: ProbeError::Timeout };
+    world.report(id, ObservedState::NotReady { processes: vec![process(hung)] });
+    power_off(&mut world, id);
+    stays_off(&mut world, "the guest was earlier than the stop");
+}
+
+fn world_of_one() -> TestFleet {
+    world(1, "automatic", &json!({"restart": "always"}))
+}
+
+#[test]
 fn a_shutdown_while_the_replacement_starts_cancels_the_replacement() {
     for verb in ["relocate", "restart"] {
         for started in [false, true] {
@@ -366,10 +389,49 @@ fn a_refused_reboot_leaves_the_guest_running() {
     ask(&mut world, "reboot");
     world.report(id, failed(RetryClass::Permanent));
     assert!(matches!(last_outcome(&world), OperationEnd::Failed { .. }));
+    // A command of a higher revision makes its reports count again.
+    world.obey();
     let run = world.fleet.incarnations().get(&id).expect("it");
     assert_eq!((run.state.clone(), run.command, run.deadline), (IncarnationState::Running, None, None));
     world.wait(24 * 3600);
     assert_eq!((world.phases(), active(&world)), (vec!["running"], id));
+    let hung = ProcessStatus::Unresponsive { error: ProbeError::Timeout };
+    world.report(id, ObservedState::NotReady { processes: vec![process(hung)] });
+    assert_eq!(world.phases(), ["stopping"]);
+}
+
+#[test]
+fn a_reboot_waits_for_an_executor_and_ends_no_guest_without_one() {
+    let mut world = guests("automatic", &json!({"restart": "never", "timeouts": {"start": 60_000}}));
+    let id = active(&world);
+    let session = world.fleet.clusters().get("local").and_then(|c| c.session).expect("a session");
+    let end = chancery_events::observation::SessionEnd::Expired;
+    world.see(&chancery_events::observation::SessionEnded { session, end }.into());
+    ask(&mut world, "reboot");
+    world.wait(3600);
+    assert_eq!((world.phases(), world.kinds()), (vec!["rebooting"], vec![OperationKind::Reboot]));
+    world.see(&SessionRequested { runtime: ClusterRuntime::Simulated, ..hello("local", "ex-1", 1) }.into());
+    world.report(id, rebooting(1));
+    world.report(id, ready_after(1));
+    assert_eq!(last_outcome(&world), OperationEnd::Succeeded);
+    // One that has a session and no outcome fails.
+    ask(&mut world, "reboot");
+    world.wait(61);
+    assert!(matches!(last_outcome(&world), OperationEnd::Failed { .. }));
+}
+
+#[test]
+fn a_reset_of_an_unready_guest_begins_the_time_of_a_start() {
+    let unready = json!({"action": "restart", "after": 30_000});
+    let plan = json!({"restart": "always", "timeouts": {"start": 300_000}, "unready": unready});
+    let mut world = world(1, "automatic", &plan);
+    let id = active(&world);
+    let refused = ProcessStatus::Unready { error: ProbeError::Refused };
+    world.report(id, ObservedState::NotReady { processes: vec![process(refused)] });
+    world.wait(20);
+    world.report(id, rebooting(1));
+    world.wait(60);
+    assert_eq!(world.phases(), ["rebooting"]);
 }
 
 #[test]

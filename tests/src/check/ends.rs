@@ -6,6 +6,7 @@ use std::time::Duration;
 use chancery_events::fact::{IncarnationEnd, IncarnationEnded, Requester};
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::lifecycle::WillWord;
+use chancery_events::name::ReplicaName;
 use chancery_events::observation::{IncarnationExit, ObservedState};
 use chancery_events::spec::{NodeState, OperationKind, RestartPolicy};
 use chancery_events::time::Time;
@@ -220,9 +221,10 @@ impl CheckedFleet {
             return Ok(IncarnationProgress::Expunged);
         }
         if let IncarnationProgress::Stopping(then) = progress {
+            let shuts_down = powers_off && self.shuts_down(id, &fact.replica, then);
             demand!(
                 5,
-                fact.end == *then,
+                fact.end == if shuts_down { IncarnationEnd::PoweredOff } else { then.clone() },
                 "incarnation {id} ends otherwise than was remembered: {:?}",
                 fact.end
             );
@@ -235,6 +237,18 @@ impl CheckedFleet {
             );
         }
         Ok(IncarnationProgress::Ended)
+    }
+
+    /// Whether a shutdown by the guest counts although its stop was requested. It does not if a user requested the stop or a
+    /// restart, if the incarnation was replaced, or if its start was given up.
+    fn shuts_down(&self, id: IncarnationId, replica: &ReplicaName, then: &IncarnationEnd) -> bool {
+        let Some(replica) = self.replicas.get(replica) else { return false };
+        let mut open = replica.open.iter().filter_map(|open| self.operations.get(open));
+        let is_requested = open.any(|open| {
+            let kinds = [OperationKind::Stop, OperationKind::Delete, OperationKind::Restart];
+            open.stage == OperationProgress::Running && kinds.contains(&open.kind)
+        });
+        replica.active == Some(id) && !is_requested && !matches!(then, IncarnationEnd::Unwound { .. })
     }
 
     /// Checks whether and when the replica restarts by its plan's rule.

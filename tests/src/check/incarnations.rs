@@ -307,6 +307,12 @@ impl CheckedFleet {
                 self.obligations.extend(by.map(RecordObligation::Closed));
                 IncarnationProgress::Updating(run.deployment.clone())
             }
+            // A reset was refused: the same version is requested again.
+            IncarnationProgress::Running if run.command.is_none() && run.reboot_due.is_some() => {
+                demand!(6, fact.deadline.is_none(), "the version of incarnation {id} has a deadline");
+                self.obligations.extend(by.map(RecordObligation::Closed));
+                IncarnationProgress::Updating(run.deployment.clone())
+            }
             life => {
                 let what = format!("the start of incarnation {id} is requested, and it was {}", life.word());
                 return Err(InvariantViolation::new(6, what));
@@ -314,6 +320,7 @@ impl CheckedFleet {
         };
         let run = self.incarnation_mut(id)?;
         run.progress = life;
+        run.reboot_due = None;
         run.command(CommandEffect::Ensure);
         Ok(())
     }
@@ -418,7 +425,7 @@ impl CheckedFleet {
         (run.progress, run.command, run.is_ready) =
             (IncarnationProgress::Running, None, all_online(&fact.processes));
         run.since = run.since.or(Some(at.time));
-        run.unready = None;
+        (run.unready, run.is_rebooting) = (None, false);
         let (name, deployment) = (run.replica.clone(), run.deployment.clone());
         demand!(5, name == fact.replica, "incarnation {id} is of replica {name}");
         self.fill_volumes(id);
@@ -494,8 +501,9 @@ impl CheckedFleet {
             None
         } else {
             let (since, kept) = run.unready.unwrap_or((at.time, None));
-            let kept = kept.filter(|(_, of)| session == Some(*of));
-            let boots = processes.iter().any(|process| process.status == ProcessStatus::Rebooting);
+            let boots = is_rebooting(processes);
+            let begins = boots && !run.is_rebooting;
+            let kept = kept.filter(|(_, of)| session == Some(*of) && !begins);
             let after = if boots {
                 Some(start)
             } else {
@@ -529,7 +537,7 @@ impl CheckedFleet {
         at: FactLocation,
     ) -> RuleResult {
         let (id, processes) = (fact.incarnation, &fact.processes);
-        if self.is_unwatched(id, fact, at)? {
+        if self.waits_for_session(id, fact, at)? || self.is_unwatched(id, fact, at)? {
             return Ok(());
         }
         let current = self.incarnation(id)?.revision;
@@ -551,7 +559,36 @@ impl CheckedFleet {
         if incarnation.progress == IncarnationProgress::Running {
             self.unready(id, processes, fact.deadline, at)?;
         }
+        self.incarnation_mut(id)?.is_rebooting = is_rebooting(processes);
         self.owes_stop(id, processes)
+    }
+
+    /// Whether the fact gives a requested reset more time because no executor is connected.
+    fn waits_for_session(
+        &mut self,
+        id: IncarnationId,
+        fact: &IncarnationProcessesChanged,
+        at: FactLocation,
+    ) -> Result<bool, InvariantViolation> {
+        let run = self.incarnation(id)?.clone();
+        let has_session = self.clusters.get(&run.cluster).is_some_and(|cluster| cluster.session.is_some());
+        let is_due = run.is_asked_to_reboot() && run.reboot_due.is_some_and(|due| due <= at.time);
+        if !is_due || has_session || self.report(id, at)?.is_some() {
+            return Ok(false);
+        }
+        let name = self.replica(&run.replica)?.plan.clone();
+        let due = Some(at.time + self.plan(&name)?.latest()?.timeouts.start());
+        demand!(
+            6,
+            fact.deadline == due,
+            "the reboot of incarnation {id} is due at {:?}, not {due:?}",
+            fact.deadline
+        );
+        let run = self.incarnation_mut(id)?;
+        run.reboot_due = due;
+        let since = run.unready.map_or(at.time, |(since, _)| since);
+        run.unready = (!run.is_ready).then_some((since, None));
+        Ok(true)
     }
 
     /// Whether the fact states that a deadline has passed and the session that set the deadline has ended.
@@ -577,6 +614,10 @@ impl CheckedFleet {
 
 fn fails(process: &ProcessInfo) -> bool {
     matches!(process.status, ProcessStatus::Unready { .. } | ProcessStatus::Unresponsive { .. })
+}
+
+fn is_rebooting(processes: &[ProcessInfo]) -> bool {
+    processes.iter().any(|process| process.status == ProcessStatus::Rebooting)
 }
 
 fn is_hung(processes: &[ProcessInfo]) -> bool {

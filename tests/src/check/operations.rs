@@ -323,8 +323,6 @@ impl CheckedFleet {
             | IncarnationProgress::Expunged => true,
             IncarnationProgress::Updating(to) => *to == run.deployment,
             IncarnationProgress::Creating | IncarnationProgress::Starting => false,
-            // A refused reset leaves the guest as it is.
-            IncarnationProgress::Running if operation.kind == OperationKind::Reboot => run.command.is_none(),
             IncarnationProgress::Running => operation.stage != OperationProgress::Running,
         })
     }

@@ -266,6 +266,7 @@ impl CheckedFleet {
             since: None,
             revision: 0,
             command: None,
+            is_rebooting: false,
             reboot_due: None,
         })
     }

@@ -319,6 +319,8 @@ pub(super) struct Incarnation {
     pub(super) revision: u32,
     /// Command without an outcome, with its attempt.
     pub(super) command: Option<(CommandEffect, u32)>,
+    /// Whether a guest was reset and was not ready again when last observed.
+    pub(super) is_rebooting: bool,
     /// Time by which the incarnation must be ready after its last requested reset.
     pub(super) reboot_due: Option<Time>,
 }

@@ -1,4 +1,4 @@
-//! Link to the QEMU of one guest: asks for its state, presses its power button, ends it.
+//! Link to the QEMU of one guest: asks for its state, presses its power button, resets it, ends it.
 //!
 //! A link never waits: its holder calls [`GuestLink::advance`] whenever the socket is ready or a time has come.
 
@@ -135,7 +135,7 @@ impl ResetCount {
     fn count(&mut self, record: &mut GuestRecord, now: Instant) {
         record.resets = record.resets.saturating_add(1);
         let wait = match self.last {
-            Some((at, wait)) if now < at + wait * 2 => (wait * 2).min(COUNT_MOST),
+            Some((at, wait)) if now < at + COUNT_MOST => (wait * 2).min(COUNT_MOST),
             _ => BOOT,
         };
         (self.is_pending, self.last) = (false, Some((now, wait)));

@@ -189,8 +189,9 @@ impl IncarnationReconciler {
 
     fn try_start_again(&mut self, permit: OwnedSemaphorePermit) -> io::Result<()> {
         let (Some(wanted), Some(record)) = (&self.wanted, &self.record) else { return Ok(()) };
-        // The program may have changed or moved.
-        let wanted = self.as_configured(wanted.order, wanted.spec.clone());
+        // The program may have changed or moved. A guest that is booted again needs no reset.
+        let order = ObjectTarget { is_reboot: false, ..wanted.order };
+        let wanted = self.as_configured(order, wanted.spec.clone());
         if self.wanted.as_ref() != Some(&wanted) {
             self.incarnation_directory.write(&wanted)?;
         }

@@ -2,7 +2,7 @@
 
 use chancery_events::fact::CommandEffect;
 use chancery_events::id::IncarnationId;
-use chancery_events::observation::{IncarnationExit, ObservedState, ProcessStatus, RetryClass};
+use chancery_events::observation::{IncarnationExit, ObservedState, RetryClass};
 
 use super::{GuestSupport, OrchestratorClient, OrchestratorUnderTest, TestBehaviour, is_ready};
 
@@ -111,8 +111,9 @@ async fn a_reboot_is_refused_and_ends_nothing<S: OrchestratorUnderTest>(subject:
         matches!(observed, ObservedState::Failed { retry: RetryClass::Permanent, .. })
     };
     reader.until(id, 2, "the reboot is refused permanently", is_refused).await;
-    assert_eq!(reader.list().await.get(&id.into()), Some(&ready), "it runs on");
-    let ObservedState::Ready { processes } = ready.observed else { panic!("it was ready") };
-    assert!(processes.iter().all(|process| process.status == ProcessStatus::Ready));
-    reader.end(id, 3, &spec).await;
+    assert_eq!(subject.running(id), 1, "it runs on");
+    reader.order(id, 3, CommandEffect::Ensure, &spec).await;
+    let adopted = reader.until(id, 3, "what runs is adopted", is_ready).await;
+    assert_eq!(adopted.observed, ready.observed, "unchanged");
+    reader.end(id, 4, &spec).await;
 }

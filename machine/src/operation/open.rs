@@ -92,7 +92,7 @@ pub(crate) fn open(
     let Some(plan) = fleet.plans().get(&replica.plan) else { return };
     let changed = changed_in_place(fleet, plan, replica, want);
     let down = matches!(want.kind, OperationKind::Stop | OperationKind::Delete);
-    let reboots = (want.kind == OperationKind::Reboot).then(|| replica.active.as_ref()).flatten();
+    let reboots = replica.active.as_ref().filter(|_| want.kind == OperationKind::Reboot);
     let hash = match changed {
         None if let Some(run) = reboots => {
             let id = run.incarnation.to_string();

@@ -266,6 +266,9 @@ pub enum ReconcileStep {
     Refuse(&'static str, RetryClass),
 }
 
+/// Reason why a runtime without guests refuses a reboot.
+pub const NO_VIRTUAL_MACHINE: &str = "cannot reboot incarnation: it is no virtual machine";
+
 /// Returns the reason why no runtime can carry out a command; `None` if a runtime can.
 pub fn misfit(command: &Command) -> Option<&'static str> {
     match (command.object, &command.spec, command.effect) {

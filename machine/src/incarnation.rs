@@ -7,7 +7,7 @@
 //! | starting | status | → running | status | failed, destroyed, powered off | failed | – | stopping | stopping | failed |
 //! | running | status | status | status; stopping if its liveness probe fails | failed, destroyed, powered off | failed | – | stopping | stopping if it stayed unready | failed |
 //! | updating | status; → running if reverted | → running | status; stopping if its liveness probe fails | failed, destroyed, powered off | failed | retried, or reverting | stopping | reverting | failed |
-//! | stopping | – | – | – | as recorded | as recorded | retried | destroyed is recorded | kill | failed |
+//! | stopping | – | – | – | as recorded; powered off if the guest was earlier than a stop that no caller requested | as recorded | retried | destroyed is recorded | kill | failed |
 //! | ended | final | | | | | | | | |
 //!
 //! An incarnation whose guest powers itself off without a request ends as *powered off*. If no other incarnation of the replica
@@ -321,10 +321,10 @@ fn failed(
         {
             BACKOFF.wait(command.attempt, salt).or(Some(BACKOFF.max))
         }
-        (RetryClass::Permanent, CommandEffect::Ensure) => None,
-        (RetryClass::Retryable, CommandEffect::Ensure) => BACKOFF.wait(command.attempt, salt),
-        (RetryClass::Permanent, CommandEffect::Reboot) => None,
-        (RetryClass::Retryable, CommandEffect::Reboot) => BACKOFF.wait(command.attempt, salt),
+        (RetryClass::Permanent, CommandEffect::Ensure | CommandEffect::Reboot) => None,
+        (RetryClass::Retryable, CommandEffect::Ensure | CommandEffect::Reboot) => {
+            BACKOFF.wait(command.attempt, salt)
+        }
         // A stop is retried until it succeeds.
         (_, CommandEffect::Stop | CommandEffect::Kill) => {
             BACKOFF.wait(command.attempt, salt).or(Some(BACKOFF.max))

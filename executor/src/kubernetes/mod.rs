@@ -53,7 +53,8 @@ use crate::executor_store::AcceptedCommand;
 use crate::logs::LogSource;
 use crate::orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
 use crate::reconcile::{
-    KnownObject, ObjectTarget, ReconcileStep, StatusUpdate, UpdateSupport, accepted, report, step,
+    KnownObject, NO_VIRTUAL_MACHINE, ObjectTarget, ReconcileStep, StatusUpdate, UpdateSupport, accepted,
+    report, step,
 };
 use crate::session::{ExecutorStop, HighestHead};
 use crate::status_cache::StatusCache;
@@ -490,7 +491,7 @@ impl KubernetesWorld {
             }
             ReconcileStep::ReportAgain => {}
             ReconcileStep::Reboot => {
-                let message = "cannot reboot incarnation: it is no virtual machine".to_owned();
+                let message = NO_VIRTUAL_MACHINE.to_owned();
                 self.board.refuse(object, order.revision, message, RetryClass::Permanent);
                 return Ok(Some(WorkProgress::Begun));
             }

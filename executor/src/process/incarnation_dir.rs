@@ -18,7 +18,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
@@ -397,10 +397,13 @@ impl IncarnationDirectory {
 
     /// Returns whether the incarnation was ready, and the number of resets of its guests then.
     pub(super) fn was_ready(&self) -> (ReadyHistory, u32) {
-        match std::fs::read_to_string(self.file("ready")) {
-            Ok(resets) => (ReadyHistory::Ready, resets.trim().parse().unwrap_or_default()),
-            Err(_) => (ReadyHistory::NeverReady, 0),
-        }
+        let Ok(file) = state_file::open_plain(File::options().read(true), &self.file("ready")) else {
+            return (ReadyHistory::NeverReady, 0);
+        };
+        let mut text = String::new();
+        // A crash may have left the file empty: then the guests are rebooting until they are ready.
+        let resets = file.take(16).read_to_string(&mut text).ok().and_then(|_| text.parse().ok());
+        (ReadyHistory::Ready, resets.unwrap_or_default())
     }
 
     /// Removes the note that the incarnation was ready.

@@ -293,7 +293,7 @@ impl IncarnationReconciler {
         let probed = |number| match self.probes.as_ref().map(|probes| probes.status(number)) {
             Some(ProcessStatus::Ready) if self.pending_reset().is_none() => ProcessStatus::Ready,
             _ if self.is_rebooting() && is_guest(number) => ProcessStatus::Rebooting,
-            // It is about to be reset.
+            // The guest is about to be reset.
             Some(ProcessStatus::Ready) => ProcessStatus::Starting,
             Some(status) => status,
             None => ProcessStatus::Starting,
@@ -475,8 +475,8 @@ impl IncarnationReconciler {
                     .as_ref()
                     .is_none_or(|record| record.is_reset_for(order.revision).is_none()) =>
             {
-                let message = "cannot reboot incarnation: it is no virtual machine";
-                self.refuse(order.revision, message.to_owned(), RetryClass::Permanent);
+                let message = reconcile::NO_VIRTUAL_MACHINE.to_owned();
+                self.refuse(order.revision, message, RetryClass::Permanent);
             }
             step => match self.take(&step, order, spec).await {
                 Ok(progress) => return progress,

@@ -256,7 +256,6 @@ impl GuestLink {
             }
             connection.flush()
         });
-        self.resets.count_if_due(record, now);
         record.is_end_requested |= !had_ended && record.end.is_some() && self.request != EndRequest::None;
         if exchanged.is_ok() && connection.ask.is_some() {
             (self.connected_at, self.connect.1) = (now, CONNECT);

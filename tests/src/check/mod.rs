@@ -32,6 +32,7 @@ mod nodes;
 mod obligations;
 mod operations;
 mod plans;
+mod readiness;
 mod reads;
 mod requesters;
 mod requests;

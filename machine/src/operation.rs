@@ -23,7 +23,8 @@
 //! | start | one remains | the stop is cancelled | create, start: one remains; else no-op | refused | refused | no-op |
 //! | update (of a deployment) | one remains | later | later | later | never | later |
 //! | relocate, restart | one remains | refused | supersedes; create, start: refused | refused | refused | refused |
-//! | relocate (of a disruption) | one remains | later | supersedes an update, restart or relocate to any node | later | later | later |
+//! | reboot | one remains | refused | refused | refused | refused | refused |
+//! | relocate (of a disruption) | one remains | later | supersedes an update, restart, reboot or relocate to any node | later | later | later |
 //! | stop | one remains | – | supersedes | – | refused | waits behind it, supersedes it when approved |
 //! | delete | one remains | supersedes | supersedes | waits behind it | – | waits behind it, supersedes it when approved |
 //!

@@ -164,6 +164,8 @@ fn a_reboot_resets_the_guest_once_in_its_incarnation() {
             running(&server.client(), "web");
         }
         let process = qemu(&server, &incarnation).expect("it runs");
+        // A reset of a guest that is still in its firmware leaves no trace in the output.
+        until("the guest has started", || output(&server, &replica).contains("READY").then_some(()));
         assert_eq!(server.cli(&["reboot", &replica]), format!("replica/{replica} reboot requested\n"));
         let client = server.client();
         until("the reboot has succeeded", || {

@@ -224,6 +224,14 @@ impl ProcessesFile {
 
     /// Returns the exit that follows from all ends: the first unrequested failure, else an unrequested shutdown of a guest.
     pub(super) fn exit(&self) -> IncarnationExit {
+        self.exit_with(|_| None)
+    }
+
+    /// Returns the same, with the last words of a process whose guest never ran.
+    pub(super) fn exit_with(
+        &self,
+        last_words: impl Fn(&StartedProcess) -> Option<String>,
+    ) -> IncarnationExit {
         let mut exit = IncarnationExit::Clean;
         for process in &self.processes {
             if let Some(guest) = process.guest.as_ref()
@@ -247,7 +255,10 @@ impl ProcessesFile {
                 let how = match status {
                     // As after a signal to QEMU.
                     ProcessStatus::Exited { code } if process.guest.is_some() => {
-                        format!("was ended with its virtual machine, status {code}")
+                        let never_ran = process.guest.as_ref().is_some_and(GuestRecord::is_starting);
+                        let words = never_ran.then(|| last_words(process)).flatten();
+                        let words = words.map_or_else(String::new, |words| format!(": {words}"));
+                        format!("was ended with its virtual machine, status {code}{words}")
                     }
                     ProcessStatus::Exited { code: 0 } => continue,
                     ProcessStatus::Exited { code } => format!("ended with status {code}"),

@@ -21,6 +21,9 @@ use crate::state_file;
 const KEPT: usize = 100;
 /// Number of bytes that are copied at a time.
 const CHUNK: usize = 64 << 10;
+/// Maximum number of bytes that are read of a last line, and of characters that are returned of it.
+const LINE_BYTES: usize = 4096;
+const LINE_CHARACTERS: usize = 256;
 
 /// Output of a process, wherever its files are.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -125,6 +128,15 @@ pub(super) fn keep(root: &Path, incarnation: IncarnationId, directory: &Path) ->
         return fs::remove_dir(&kept);
     }
     fs::rename(&kept, &whole)
+}
+
+/// Returns the last line of an output for a message, without characters that a terminal might interpret.
+pub(super) fn last_line(base: &Path) -> Option<String> {
+    let bytes = OutputReader::last(base, 1).ok()?.read(LINE_BYTES).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    let is_plain = |c: &char| c.is_ascii_graphic() || c.is_alphanumeric() || *c == ' ';
+    let line: String = text.trim().chars().filter(is_plain).take(LINE_CHARACTERS).collect();
+    (!line.is_empty()).then_some(line)
 }
 
 fn copy_end(base: &Path, path: &Path) -> io::Result<()> {
@@ -244,6 +256,23 @@ mod tests {
         keep(root.path(), id, directory.path()).unwrap();
         assert_eq!(text(&log_files(root.path(), id).unwrap()), "one two");
         assert!(!begun.exists());
+    }
+
+    #[test]
+    fn a_last_line_is_bounded_and_has_no_control_characters() {
+        let directory = tempfile::tempdir().unwrap();
+        let base = directory.path().join("app-0.err");
+        assert_eq!(last_line(&base), None);
+        for (text, wanted) in [
+            ("", None),
+            ("\n", None),
+            ("first\nqemu: no file 'x'\n", Some("qemu: no file 'x'".to_owned())),
+            ("\u{1b}[31mred\u{7} \u{202e}line\r\n", Some("[31mred line".to_owned())),
+            (&"x".repeat(10_000), Some("x".repeat(256))),
+        ] {
+            fs::write(directory.path().join("app-0.err.1"), text).unwrap();
+            assert_eq!(last_line(&base), wanted, "{text:?}");
+        }
     }
 
     #[test]

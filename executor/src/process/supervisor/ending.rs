@@ -10,11 +10,11 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process
 
 use super::super::cgroup::{self, GroupPopulation, IncarnationCgroup, LimitHits};
 use super::super::identity::{ProcStat, ProcessHandle, descendants};
-use super::super::incarnation_dir::{ProcessEnd, ProcessEndCause, StartPhase, remove_groups};
+use super::super::incarnation_dir::{ProcessEnd, ProcessEndCause, StartPhase, StartedProcess, remove_groups};
 use super::super::log::log;
 use super::super::sweeps::SweepDelay;
 use super::super::trampoline::ExecFailure;
-use super::super::{reboot, supervisor_protocol};
+use super::super::{output, reboot, supervisor_protocol};
 use super::{StartReason, Supervisor};
 
 /// Time for which an unreadable control group is retried.
@@ -198,12 +198,20 @@ impl Supervisor {
             (None, _, Some(loss)) => {
                 StartPhase::Ended { exit: IncarnationExit::Failed { reason: loss.to_string() } }
             }
-            (None, _, None) => StartPhase::Ended { exit: self.record.exit() },
+            (None, _, None) => {
+                StartPhase::Ended { exit: self.record.exit_with(|process| self.last_words(process)) }
+            }
         };
         self.record_end();
         let _ = self.serve();
         self.send_record();
         let _ = std::fs::remove_file("supervisor.sock");
+    }
+
+    /// Returns the last line that a process wrote to its standard error.
+    fn last_words(&self, process: &StartedProcess) -> Option<String> {
+        let [_, errors] = process.outputs();
+        output::last_line(&self.directory.file(&errors))
     }
 
     fn is_going_down(&self) -> bool {

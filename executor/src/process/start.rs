@@ -166,6 +166,7 @@ pub(super) fn prepare(
                     .iter()
                     .filter_map(|port| Some((port.protocol, *ports.get(&port.name)?, port.port)))
                     .collect(),
+                disks: disks_of(wanted, payload)?,
             };
             command_line(settings, &process)
                 .map_err(|error| never(format!("cannot start payload {name}: {error}")))?
@@ -217,6 +218,13 @@ fn volumes_of(
         |mount: &VolumeMount| Ok((mount.path.clone(), volumes::place(&wanted.volumes, mount.volume)?));
     let retry = |message| ExecFailure { message, retry: RetryClass::Retryable };
     payload.mounts.iter().map(place).collect::<Result<_, String>>().map_err(retry)
+}
+
+/// Disks of a payload's guest, with their mounts, in the order of the plan. The incarnation is recorded as the only user of
+/// each volume by now.
+fn disks_of(wanted: &SpecFile, payload: &IncarnationPayload) -> Result<Vec<(String, PathBuf)>, ExecFailure> {
+    let disk = |mount: &VolumeMount| Ok((mount.path.clone(), volumes::disk(&wanted.volumes, mount.volume)?));
+    payload.mounts.iter().map(disk).collect()
 }
 
 fn work_directory(directory: &Path, payload: &PayloadName, index: u16) -> std::path::PathBuf {

@@ -4,8 +4,8 @@
 //! | file | holds |
 //! |---|---|
 //! | `volume.json`, `volume.copy` | highest target, spec and phase (`state_file`); makes the directory ours |
-//! | `data` | the content |
-//! | `data.new` | the same while it is being made, empty |
+//! | `data` | the content; on an executor of virtual machines with a disk (`disk`) |
+//! | `data.new` | the same while it is being made, never used |
 //! | `doomed` | the same while it is being destroyed |
 //! | `used` | the usage; a hint, not synced |
 //!
@@ -17,7 +17,8 @@
 //! |---|---|---|
 //! | making the directory | an empty directory | no volume until the command is repeated |
 //! | recording the target | a record, no `data` | the repeated command makes `data` |
-//! | making or renaming `data.new` | the same, or an empty `data` | the repeated command uses `data` |
+//! | making `data.new`, or a part of its disk | the same, and `data.new` | the repeated command makes `data` |
+//! | renaming `data.new` | the same, and unused `data` | the repeated command uses `data` |
 //! | recording that the volume was made | that record, and `data` | the volume exists |
 //! | recording that it will be destroyed | that record, and `data` | the next executor continues |
 //! | moving `data` away, removing some of it | that record, and `doomed` | the next executor continues |
@@ -40,10 +41,12 @@ use tokio::time::Instant;
 
 mod destroying;
 mod directory;
+mod disk;
 mod mark;
 mod usage;
 mod users;
 
+pub(super) use disk::disk;
 pub use usage::VolumeUsage;
 pub(super) use users::{check, mounts_any, place};
 
@@ -54,9 +57,9 @@ use crate::executor_store::{DirectoryStore, ExecutorStore as _, VolumeLookup};
 use crate::or_never;
 use crate::orchestrator::{Orchestrator as _, WorkProgress};
 use crate::reconcile::{self, ObjectTarget, ReconcileStep, StatusUpdate, TargetGoal};
-use crate::state_file::if_found;
 use destroying::VolumeRemoval;
 use directory::{VolumeDirectory, VolumeFile, VolumePhase};
+use disk::ContentForm;
 
 /// Interval of checks that a volume's content exists.
 const LOOK: Duration = Duration::from_secs(2);
@@ -180,6 +183,12 @@ impl VolumeReconciler {
         }
     }
 
+    /// Returns the form of the content: that of the record, or the one in which this executor makes content.
+    fn form(&self) -> ContentForm {
+        let configured = if self.shared.qemu.is_some() { ContentForm::Disk } else { ContentForm::Directory };
+        self.kept().map_or(configured, |kept| kept.form)
+    }
+
     /// Determines the state; continues a destruction from an earlier executor epoch.
     fn look(&mut self) {
         // The disk matters only if something is missing.
@@ -232,20 +241,28 @@ impl VolumeReconciler {
         self.kept().is_some_and(VolumeFile::is_up)
             && self.is.is_some()
             && self.directory.identity().is_ok_and(|now| now == self.is)
-            && self.directory.has_data().is_ok_and(|has| has)
+            && self.directory.missing(self.form()).is_ok_and(|missing| missing.is_none())
     }
 
-    /// Records that the volume is lost, if it is. An error is not a loss.
+    /// Records that the volume is lost, or that a lost disk exists again. An error is not a loss.
     fn find_lost(&mut self) {
-        let Some(kept) = self.kept().filter(|kept| kept.is_up()) else { return };
-        if self.directory.has_data().unwrap_or(true) {
-            return;
-        }
-        let reason =
-            format!("volume content is missing: {} is not a directory", self.directory.data().display());
-        tracing::error!(reason, volume = %self.volume, "volume lost");
-        if let Err(error) = self.keep(VolumeFile { phase: VolumePhase::Lost { reason }, ..kept.clone() }) {
-            tracing::error!(%error, volume = %self.volume, "cannot record loss of volume");
+        let Some(kept) = self.kept().filter(|kept| kept.order.aim == TargetGoal::Up) else { return };
+        let phase = match (&kept.phase, self.directory.missing(kept.form)) {
+            (VolumePhase::Made, Ok(Some(missing))) => {
+                let reason = format!("volume content is missing: {missing}");
+                tracing::error!(reason, volume = %self.volume, "volume lost");
+                VolumePhase::Lost { reason }
+            }
+            // No guest can create its disk. A directory might be an empty one, created by a process that uses its path.
+            (VolumePhase::Lost { .. }, Ok(None)) if kept.has_whole_disk(&self.directory) => {
+                tracing::info!(volume = %self.volume, "disk of lost volume found again");
+                VolumePhase::Made
+            }
+            // An error shows nothing, and other phases stay.
+            _ => return,
+        };
+        if let Err(error) = self.keep(VolumeFile { phase, ..kept.clone() }) {
+            tracing::error!(%error, volume = %self.volume, "cannot record state of volume");
         }
     }
 
@@ -318,11 +335,17 @@ impl VolumeReconciler {
 
     fn make(&mut self, order: ObjectTarget, spec: Option<VolumeSpec>) -> io::Result<()> {
         let capacity = spec.as_ref().map_or(0, |spec| spec.capacity);
-        let kept = VolumeFile { volume: self.volume, order, spec, phase: VolumePhase::Accepted };
+        let form = self.form();
+        let kept = VolumeFile { volume: self.volume, order, spec, form, phase: VolumePhase::Accepted };
         self.shared.check_open()?;
         mark::make(&self.shared.root)?;
         self.shown = None;
         self.keep(kept.clone())?;
+        if let Some(reason) = disk::unfit(capacity).filter(|_| form == ContentForm::Disk) {
+            let message = format!("cannot create disk: {reason}");
+            let phase = VolumePhase::Failed { message, retry_class: RetryClass::Permanent };
+            return self.keep(VolumeFile { phase, ..kept });
+        }
         let free = usage::free(self.directory.path())?;
         if free < capacity {
             let message = format!("cannot create volume: {capacity} bytes requested, {free} free");
@@ -332,7 +355,7 @@ impl VolumeReconciler {
             });
         }
         self.shared.check_open()?;
-        self.directory.make_data()?;
+        self.directory.make_data(form, capacity)?;
         self.keep(VolumeFile { phase: VolumePhase::Made, ..kept })
     }
 
@@ -341,7 +364,7 @@ impl VolumeReconciler {
     fn take_as_it_is(&mut self, order: ObjectTarget, spec: Option<VolumeSpec>) -> io::Result<()> {
         let phase = if self.directory.has_data()? { VolumePhase::Made } else { VolumePhase::Gone };
         self.shown = None;
-        self.keep(VolumeFile { volume: self.volume, order, spec, phase })
+        self.keep(VolumeFile { volume: self.volume, order, spec, form: self.form(), phase })
     }
 
     fn adopt(&mut self, order: ObjectTarget, spec: Option<VolumeSpec>) -> io::Result<()> {
@@ -381,7 +404,7 @@ impl VolumeReconciler {
         }
         // Fails if the directory is not empty.
         for name in ["data", "data.new"] {
-            if_found(std::fs::remove_dir(self.directory.file(name)))?;
+            directory::remove_unused(&self.directory.file(name), kept.form)?;
         }
         self.directory.drop_record()
     }
@@ -416,10 +439,12 @@ impl VolumeReconciler {
         if let Err(error) = used.note(&self.directory) {
             tracing::warn!(%error, volume = %self.volume, "cannot record usage of volume");
         }
-        if bytes > capacity && !self.is_over {
+        // A disk cannot grow; a full one has its capacity, and its directory.
+        let is_over = bytes > capacity && kept.form == ContentForm::Directory;
+        if is_over && !self.is_over {
             tracing::warn!(volume = %self.volume, bytes, capacity, "volume usage exceeds its capacity");
         }
-        self.is_over = bytes > capacity;
+        self.is_over = is_over;
     }
 }
 

@@ -11,6 +11,7 @@
 mod bench;
 mod conformance;
 mod copies;
+mod disks;
 mod drift;
 mod large;
 mod lives;
@@ -134,6 +135,10 @@ fn run_tests() -> ExitCode {
         proofs::a_stopped_supervisor_blocks_neither_stop_nor_kill,
         proofs::a_supervisor_that_never_answers_the_next_executor_is_replaced,
         proofs::a_supervisor_that_cannot_read_its_control_group_leaves_the_end_to_the_executor,
+        disks::killing_the_executor_while_it_makes_disks_leaves_whole_ones_or_none,
+        disks::a_disk_that_is_removed_is_a_loss_and_is_not_made_again,
+        disks::a_start_without_a_fitting_disk_fails_and_changes_nothing,
+        disks::a_disk_without_whole_sectors_is_not_made,
         volumes::killing_the_executor_while_it_makes_them_neither_loses_nor_doubles,
         volumes::killing_the_executor_while_it_destroys_them_ends_in_none_and_takes_no_other,
         volumes::what_has_started_to_be_destroyed_continues_without_a_command,

@@ -15,6 +15,7 @@ use chancery_events::spec::RestartPolicy;
 use chancery_executor::Orchestrator;
 use chancery_executor::process::{BootId, ProcessConfig, ProcessOrchestrator, VolumeUsage};
 
+use crate::disks::machines;
 use crate::reboots::power_cut;
 use crate::world::{
     PATIENCE, TestRoot, block_on, command, config, id, is_ended, is_ready, payload, spec, until, wait_until,
@@ -25,7 +26,7 @@ pub(crate) fn volume(position: u64) -> VolumeId {
     VolumeId::issue(Lineage::from_random(42), Position::new(position))
 }
 
-fn of(capacity: u64) -> ObjectSpec {
+pub(crate) fn of(capacity: u64) -> ObjectSpec {
     let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
     ObjectSpec::Volume(VolumeSpec { name, namespace: "ns".parse().unwrap(), node, class, capacity })
 }
@@ -72,9 +73,10 @@ pub(crate) async fn make(processes: &ProcessOrchestrator, position: u64) {
 /// Runs an executor that creates or destroys `count` volumes, and then waits to be killed.
 pub(crate) fn victim(root: &Path, what: &str, count: u64) -> ExitCode {
     let (revision, effect) =
-        if what == "make" { (1, CommandEffect::Ensure) } else { (2, CommandEffect::Kill) };
+        if what == "destroy" { (2, CommandEffect::Kill) } else { (1, CommandEffect::Ensure) };
+    let config = if what == "make-disks" { machines(root) } else { config(root) };
     block_on(async {
-        let processes = ProcessOrchestrator::open(config(root)).await.expect("the root can be opened");
+        let processes = ProcessOrchestrator::open(config).await.expect("the root can be opened");
         for position in 1..=count {
             processes.carry_out(order(position, revision, effect)).await;
         }
@@ -83,7 +85,7 @@ pub(crate) fn victim(root: &Path, what: &str, count: u64) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn start_victim(root: &TestRoot, what: &str, count: u64) -> Child {
+pub(crate) fn start_victim(root: &TestRoot, what: &str, count: u64) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["as-maker", root.path().to_str().unwrap(), what, &count.to_string()])
         .stdin(Stdio::null())

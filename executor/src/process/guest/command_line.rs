@@ -2,10 +2,12 @@
 //! quoted.
 
 use std::fmt::Write as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use chancery_events::spec::{GuestNetwork, PortProtocol, VM_OVERHEAD, VirtualMachineSpec};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use uuid::Uuid;
 
 /// Settings of an executor of virtual machines.
@@ -30,14 +32,18 @@ pub(in super::super) struct GuestProcess<'a> {
     pub(in super::super) cmdline: Option<String>,
     /// Protocol, number on the host and number in the guest of each port.
     pub(in super::super) ports: Vec<(PortProtocol, u16, u16)>,
+    /// Mount and file of each disk.
+    pub(in super::super) disks: Vec<(String, PathBuf)>,
 }
 
-/// Returns the arguments of QEMU, with the program first, or the error of a plan or of a missing file.
+/// Longest serial number of a disk of virtio, in bytes.
+const SERIAL: usize = 20;
+
+/// Returns the arguments of QEMU, with the program first, or the error of a plan or of a file.
 pub(in super::super) fn command_line(
     settings: &QemuSettings,
     guest: &GuestProcess<'_>,
 ) -> Result<Vec<String>, String> {
-    let machine = guest.machine;
     let memory = guest.memory.saturating_sub(VM_OVERHEAD) >> 20;
     if memory == 0 {
         return Err(format!(
@@ -45,62 +51,121 @@ pub(in super::super) fn command_line(
             VM_OVERHEAD >> 20
         ));
     }
-    let mut argv: Vec<String> = vec![settings.program.display().to_string()];
-    let mut add = |option: &str, value: String| argv.extend([format!("-{option}"), value]);
-    add("name", format!("guest={}", quoted(guest.name)));
-    add("uuid", guest.uuid.to_string());
-    add("machine", machine.machine.word().to_owned());
+    let mut arguments = QemuArguments(vec![settings.program.display().to_string()]);
+    arguments.add("name", format!("guest={}", quoted(guest.name)));
+    arguments.add("uuid", guest.uuid.to_string());
+    arguments.add("machine", guest.machine.machine.word().to_owned());
     // A `/dev/kvm` that opens does not show that guests run on it.
-    add("accel", "tcg,tb-size=32".to_owned());
-    add("m", format!("{memory}M"));
-    add("smp", machine.cpus.to_string());
-    add("display", "none".to_owned());
-    add("sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned());
+    arguments.add("accel", "tcg,tb-size=32".to_owned());
+    arguments.add("m", format!("{memory}M"));
+    arguments.add("smp", guest.machine.cpus.to_string());
+    arguments.add("display", "none".to_owned());
+    arguments
+        .add("sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned());
     // A guest that ends is paused until its end is recorded.
-    add("action", "shutdown=pause,panic=pause,reboot=reset".to_owned());
-    add("device", "pvpanic".to_owned());
-    add("qmp", "unix:../qmp.sock,server=on,wait=off".to_owned());
+    arguments.add("action", "shutdown=pause,panic=pause,reboot=reset".to_owned());
+    arguments.add("device", "pvpanic".to_owned());
+    arguments.add("qmp", "unix:../qmp.sock,server=on,wait=off".to_owned());
     // The first serial port is the output of the process. The second one is for tools in the guest.
-    add("chardev", "stdio,id=console,signal=off".to_owned());
-    add("serial", "chardev:console".to_owned());
-    add("chardev", "socket,id=second,path=../serial.sock,server=on,wait=off".to_owned());
-    add("serial", "chardev:second".to_owned());
-    let file = |name: &str| find(&settings.images, name).map(|path| path.display().to_string());
-    if let Some(firmware) = &machine.firmware {
-        add("bios", file(firmware)?);
+    arguments.add("chardev", "stdio,id=console,signal=off".to_owned());
+    arguments.add("serial", "chardev:console".to_owned());
+    arguments.add("chardev", "socket,id=second,path=../serial.sock,server=on,wait=off".to_owned());
+    arguments.add("serial", "chardev:second".to_owned());
+    arguments.add_files(settings, guest)?;
+    arguments.add_network(guest);
+    // Last: the addresses of the other devices do not depend on the number of disks.
+    for (number, (mount, file)) in guest.disks.iter().enumerate() {
+        arguments.add_disk(number, mount, file)?;
     }
-    if let Some(kernel) = &machine.kernel {
-        add("kernel", file(kernel)?);
+    arguments.0.extend(["-nodefaults".to_owned(), "-no-user-config".to_owned()]);
+    Ok(arguments.0)
+}
+
+/// Arguments of QEMU.
+struct QemuArguments(Vec<String>);
+
+impl QemuArguments {
+    fn add(&mut self, option: &str, value: String) {
+        self.0.extend([format!("-{option}"), value]);
     }
-    if let Some(initrd) = &machine.initrd {
-        add("initrd", file(initrd)?);
+
+    /// Adds the files of the image directories.
+    fn add_files(&mut self, settings: &QemuSettings, guest: &GuestProcess<'_>) -> Result<(), String> {
+        let machine = guest.machine;
+        let file = |name: &str| find(&settings.images, name).map(|path| path.display().to_string());
+        if let Some(firmware) = &machine.firmware {
+            self.add("bios", file(firmware)?);
+        }
+        if let Some(kernel) = &machine.kernel {
+            self.add("kernel", file(kernel)?);
+        }
+        if let Some(initrd) = &machine.initrd {
+            self.add("initrd", file(initrd)?);
+        }
+        if let Some(cmdline) = &guest.cmdline {
+            self.add("append", cmdline.clone());
+        }
+        if let Some(image) = &machine.image {
+            // The format is never probed: a guest that writes a header could otherwise name files of the host.
+            let is_qcow2 = Path::new(image).extension().is_some_and(|extension| extension == "qcow2");
+            let format = if is_qcow2 { "qcow2" } else { "raw" };
+            let path = quoted(&file(image)?);
+            // QEMU opens the image for reading only. Changes are in a file without a name, in the directory `TMPDIR`.
+            self.add(
+                "drive",
+                format!(
+                    "if=none,id=image,format={format},snapshot=on,werror=report,rerror=report,file={path}"
+                ),
+            );
+            // Before the disks, which may be bootable too.
+            self.add("device", "virtio-blk-pci,drive=image,bootindex=0".to_owned());
+        }
+        Ok(())
     }
-    if let Some(cmdline) = &guest.cmdline {
-        add("append", cmdline.clone());
-    }
-    if let Some(image) = &machine.image {
-        // The format is never probed: a guest that writes a header could otherwise name files of the host.
-        let is_qcow2 = Path::new(image).extension().is_some_and(|extension| extension == "qcow2");
-        let format = if is_qcow2 { "qcow2" } else { "raw" };
-        let path = quoted(&file(image)?);
-        add(
-            "drive",
-            format!("if=none,id=image,format={format},snapshot=on,werror=report,rerror=report,file={path}"),
-        );
-        add("device", "virtio-blk-pci,drive=image".to_owned());
-    }
-    if machine.network == GuestNetwork::Forwarded {
+
+    fn add_network(&mut self, guest: &GuestProcess<'_>) {
+        if guest.machine.network == GuestNetwork::None {
+            return;
+        }
         // Restricted: a guest reaches nothing of the host, whose loopback has the server.
         let mut network = "user,id=network,restrict=on".to_owned();
         for (protocol, host, inside) in &guest.ports {
             let protocol = protocol.word().to_ascii_lowercase();
             let _ = write!(network, ",hostfwd={protocol}:127.0.0.1:{host}-:{inside}");
         }
-        add("netdev", network);
-        add("device", "virtio-net-pci,netdev=network,romfile=".to_owned());
+        self.add("netdev", network);
+        self.add("device", "virtio-net-pci,netdev=network,romfile=".to_owned());
     }
-    argv.extend(["-nodefaults".to_owned(), "-no-user-config".to_owned()]);
-    Ok(argv)
+
+    /// Adds the disk of a volume. Its mount is `/` and its serial number.
+    fn add_disk(&mut self, number: usize, mount: &str, file: &Path) -> Result<(), String> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+        let serial = mount.strip_prefix('/').unwrap_or_default();
+        if !(1..=SERIAL).contains(&serial.len()) || !serial.bytes().all(plain) {
+            return Err(format!(
+                "invalid mount {mount:?}: must be / and a name of at most {SERIAL} characters"
+            ));
+        }
+        let path = file.to_str().ok_or_else(|| format!("cannot use disk {}: not UTF-8", file.display()))?;
+        // Writes reach the host when they are flushed. The lock keeps other programs with such locks from writing.
+        let cache = json!({"direct": false, "no-flush": false});
+        let node = json!({
+            "driver": "raw", "node-name": format!("volume{number}"), "read-only": false, "discard": "unmap",
+            "cache": cache,
+            "file": {
+                "driver": "file", "filename": path, "locking": "on", "discard": "unmap", "cache": cache,
+            },
+        });
+        self.add("blockdev", node.to_string());
+        // An error, as of a full disk of the host, is one of the guest: QEMU would otherwise pause it.
+        self.add(
+            "device",
+            format!(
+                "virtio-blk-pci,drive=volume{number},serial={serial},write-cache=on,werror=report,rerror=report"
+            ),
+        );
+        Ok(())
+    }
 }
 
 /// Returns a value of an option in which QEMU would otherwise see the next option.
@@ -110,13 +175,41 @@ fn quoted(text: &str) -> String {
 
 /// Finds a file by its name below one of the directories.
 fn find(directories: &[PathBuf], name: &str) -> Result<PathBuf, String> {
+    let mut unusable = None;
     for directory in directories {
-        let Ok(directory) = directory.canonicalize() else { continue };
-        let Ok(path) = directory.join(Path::new(name)).canonicalize() else { continue };
-        if path.starts_with(&directory) && path.is_file() {
-            return Ok(path);
+        match find_in(directory, name) {
+            Ok(path) => return Ok(path),
+            Err(Some(reason)) => unusable = unusable.or(Some(reason)),
+            Err(None) => {}
         }
+    }
+    if let Some(reason) = unusable {
+        return Err(format!("cannot use file {name:?}: {reason}"));
     }
     let directories: Vec<_> = directories.iter().map(|directory| directory.display().to_string()).collect();
     Err(format!("cannot find file {name:?} in the image directories: {}", directories.join(", ")))
+}
+
+/// Finds a file by its name below a directory. The error is why a file with this name cannot be used, if there is one.
+fn find_in(directory: &Path, name: &str) -> Result<PathBuf, Option<String>> {
+    let named = directory.join(Path::new(name));
+    let shown = named.display();
+    let found = directory.canonicalize().and_then(|directory| Ok((directory, named.canonicalize()?)));
+    let (directory, path) = match found {
+        Ok(found) => found,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            let is_link = std::fs::symlink_metadata(&named).is_ok_and(|found| found.is_symlink());
+            return Err(is_link.then(|| format!("{shown} is a link to a missing file")));
+        }
+        Err(error) => return Err(Some(format!("{shown}: {error}"))),
+    };
+    if !path.starts_with(&directory) {
+        return Err(Some(format!("{shown} leads out of the image directory")));
+    }
+    match path.metadata() {
+        Ok(found) if found.is_file() => Ok(path),
+        Ok(found) if found.is_dir() => Err(Some(format!("{shown} is a directory"))),
+        Ok(_) => Err(Some(format!("{shown} is not a regular file"))),
+        Err(error) => Err(Some(format!("{shown}: {error}"))),
+    }
 }

@@ -1,8 +1,10 @@
 //! Guests over a fake QEMU, for what the real one does not do when asked.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use chancery_events::spec::{GuestNetwork, MachineModel, PortProtocol, VM_OVERHEAD, VirtualMachineSpec};
@@ -246,19 +248,34 @@ fn another_guest_behind_the_socket_is_neither_asked_nor_ended() {
     assert_eq!(guest, record());
 }
 
-#[test]
-fn text_of_a_plan_stays_one_value_of_an_option() {
-    let images = tempfile::tempdir().expect("a directory");
-    let directory = images.path().join("a,b");
-    std::fs::create_dir(&directory).expect("a directory");
-    for file in ["kernel", "disk.qcow2", "disk"] {
-        std::fs::write(directory.join(file), "").expect("a file");
-    }
-    std::fs::write(images.path().join("outside"), "").expect("a file");
-    std::os::unix::fs::symlink("../outside", directory.join("link")).expect("a link");
-    let settings =
-        QemuSettings { program: "qemu".into(), images: vec!["/nowhere".into(), directory.clone()] };
-    let spec = |kernel: Option<&str>, image: Option<&str>| VirtualMachineSpec {
+/// Returns the arguments of a guest with these files and disks.
+fn arguments(
+    images: Vec<PathBuf>,
+    machine: &VirtualMachineSpec,
+    memory: u64,
+    disks: Vec<(String, PathBuf)>,
+) -> Result<Vec<String>, String> {
+    let settings = QemuSettings { program: "qemu".into(), images };
+    let guest = GuestProcess {
+        name: "i,x/app",
+        uuid: uuid::Uuid::nil(),
+        machine,
+        memory,
+        cmdline: machine.kernel.is_some().then(|| "a=1,b -daemonize".to_owned()),
+        ports: vec![(PortProtocol::Tcp, 40_000, 80), (PortProtocol::Udp, 40_001, 53)],
+        disks,
+    };
+    command_line(&settings, &guest)
+}
+
+/// Returns the values of an option.
+fn values(argv: &[String], option: &str) -> Vec<String> {
+    let all = argv.iter().zip(&argv[1..]).filter(|(name, _)| name.as_str() == option);
+    all.map(|(_, value)| value.clone()).collect()
+}
+
+fn spec(kernel: Option<&str>, image: Option<&str>) -> VirtualMachineSpec {
+    VirtualMachineSpec {
         kernel: kernel.map(str::to_owned),
         initrd: None,
         cmdline: None,
@@ -267,47 +284,108 @@ fn text_of_a_plan_stays_one_value_of_an_option() {
         cpus: 2,
         machine: MachineModel::Pc,
         network: GuestNetwork::Forwarded,
+    }
+}
+
+#[test]
+fn text_of_a_plan_stays_one_value_of_an_option() {
+    let images = tempfile::tempdir().expect("a directory");
+    let directory = images.path().join("a,b");
+    std::fs::create_dir(&directory).expect("a directory");
+    for file in ["kernel", "disk.qcow2", "disk"] {
+        std::fs::write(directory.join(file), "").expect("a file");
+    }
+    let argv = |machine: &VirtualMachineSpec| {
+        let images = vec!["/nowhere".into(), directory.clone()];
+        arguments(images, machine, VM_OVERHEAD + (16 << 20), Vec::new()).expect("arguments")
     };
-    let argv = |machine: &VirtualMachineSpec, memory: u64| {
-        let guest = GuestProcess {
-            name: "i,x/app",
-            uuid: uuid::Uuid::nil(),
-            machine,
-            memory,
-            cmdline: machine.kernel.is_some().then(|| "a=1,b -daemonize".to_owned()),
-            ports: vec![(PortProtocol::Tcp, 40_000, 80), (PortProtocol::Udp, 40_001, 53)],
-        };
-        command_line(&settings, &guest)
-    };
-    let value = |argv: &[String], option: &str| {
-        let all = argv.iter().zip(&argv[1..]).filter(|(name, _)| name.as_str() == option);
-        all.map(|(_, value)| value.clone()).collect::<Vec<_>>()
-    };
-    let with_kernel = argv(&spec(Some("kernel"), None), VM_OVERHEAD + (16 << 20)).expect("arguments");
-    assert_eq!(value(&with_kernel, "-name"), ["guest=i,,x/app"]);
-    assert_eq!(value(&with_kernel, "-append"), ["a=1,b -daemonize"]);
-    assert_eq!(value(&with_kernel, "-m"), ["16M"]);
+    let with_kernel = argv(&spec(Some("kernel"), None));
+    assert_eq!(values(&with_kernel, "-name"), ["guest=i,,x/app"]);
+    assert_eq!(values(&with_kernel, "-append"), ["a=1,b -daemonize"]);
+    assert_eq!(values(&with_kernel, "-m"), ["16M"]);
     let ports = "user,id=network,restrict=on,hostfwd=tcp:127.0.0.1:40000-:80,hostfwd=udp:127.0.0.1:40001-:53";
-    assert_eq!(value(&with_kernel, "-netdev"), [ports]);
+    assert_eq!(values(&with_kernel, "-netdev"), [ports]);
     let place = directory.canonicalize().expect("a path").display().to_string().replace(',', ",,");
     for (image, format) in [("disk.qcow2", "qcow2"), ("disk", "raw")] {
-        let argv = argv(&spec(None, Some(image)), VM_OVERHEAD + (16 << 20)).expect("arguments");
         let wanted = format!(
             "if=none,id=image,format={format},snapshot=on,werror=report,rerror=report,file={place}/{image}"
         );
-        assert_eq!(value(&argv, "-drive"), [wanted]);
+        assert_eq!(values(&argv(&spec(None, Some(image))), "-drive"), [wanted]);
     }
-    for (machine, memory, error) in [
-        (
-            spec(Some("absent"), None),
-            VM_OVERHEAD << 1,
-            "cannot find file \"absent\" in the image directories: /nowhere, ",
-        ),
-        (spec(Some("link"), None), VM_OVERHEAD << 1, "cannot find file \"link\""),
-        (spec(Some("../outside"), None), VM_OVERHEAD << 1, "cannot find file \"../outside\""),
-        (spec(Some("kernel"), None), VM_OVERHEAD, "invalid memory"),
+}
+
+#[test]
+fn a_disk_is_two_arguments_whatever_its_path_contains() {
+    let images = tempfile::tempdir().expect("a directory");
+    std::fs::write(images.path().join("image"), "").expect("a file");
+    let file = PathBuf::from("/a,b=\"c\"\n/disk");
+    let argv = |disks: &[(&str, &Path)]| {
+        let disks = disks.iter().map(|(mount, file)| ((*mount).to_owned(), (*file).to_owned())).collect();
+        let machine = spec(None, Some("image"));
+        arguments(vec![images.path().to_owned()], &machine, VM_OVERHEAD + (16 << 20), disks)
+    };
+    let with_disks = argv(&[("/data", &file), ("/a.B_c-4567890123456", &file)]).expect("arguments");
+    let nodes = values(&with_disks, "-blockdev");
+    assert_eq!(nodes.len(), 2);
+    for (number, node) in nodes.iter().enumerate() {
+        let cache = json!({"direct": false, "no-flush": false});
+        let wanted = json!({
+            "driver": "raw", "node-name": format!("volume{number}"), "read-only": false, "discard": "unmap",
+            "cache": cache,
+            "file": {
+                "driver": "file", "filename": "/a,b=\"c\"\n/disk", "locking": "on", "discard": "unmap",
+                "cache": cache,
+            },
+        });
+        assert_eq!(serde_json::from_str::<Value>(node).expect("JSON"), wanted);
+    }
+    let policy = "write-cache=on,werror=report,rerror=report";
+    let wanted = [
+        "pvpanic".to_owned(),
+        "virtio-blk-pci,drive=image,bootindex=0".to_owned(),
+        "virtio-net-pci,netdev=network,romfile=".to_owned(),
+        format!("virtio-blk-pci,drive=volume0,serial=data,{policy}"),
+        format!("virtio-blk-pci,drive=volume1,serial=a.B_c-4567890123456,{policy}"),
+    ];
+    assert_eq!(values(&with_disks, "-device"), wanted);
+    for mount in ["data", "/", "/a/b", "/a,id=b", "/a=b", "/a12345678901234567890", "/\u{e9}"] {
+        let error = argv(&[(mount, &file)]).expect_err(mount);
+        assert!(error.starts_with(&format!("invalid mount {mount:?}: ")), "{error}");
+    }
+    let bytes = std::ffi::OsStr::from_bytes(b"/\xff/disk");
+    let error = argv(&[("/data", Path::new(bytes))]).expect_err("an error");
+    assert!(error.starts_with("cannot use disk "), "{error}");
+}
+
+#[test]
+fn a_file_that_cannot_be_used_is_named_with_its_reason() {
+    let root = tempfile::tempdir().expect("a directory");
+    let directory = root.path().join("images");
+    let at = |name: &str| directory.join(name);
+    std::fs::create_dir_all(at("linux")).expect("a directory");
+    std::fs::write(at("kernel"), "").expect("a file");
+    std::fs::write(root.path().join("outside"), "").expect("a file");
+    symlink("../outside", at("link")).expect("a link");
+    symlink("nowhere", at("broken")).expect("a link");
+    symlink("kernel", at("good")).expect("a link");
+    rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), rustix::fs::Mode::RUSR).expect("a pipe");
+    let argv = |kernel: &str, memory: u64| {
+        let images = vec!["/nowhere".into(), directory.clone()];
+        arguments(images, &spec(Some(kernel), None), memory, Vec::new())
+    };
+    let shown = directory.display();
+    for (kernel, error) in [
+        ("absent", format!("cannot find file \"absent\" in the image directories: /nowhere, {shown}")),
+        ("kernel/x", format!("cannot find file \"kernel/x\" in the image directories: /nowhere, {shown}")),
+        ("link", format!("cannot use file \"link\": {shown}/link leads out of the image directory")),
+        ("../outside", format!("cannot use file \"../outside\": {shown}/../outside leads out of")),
+        ("broken", format!("cannot use file \"broken\": {shown}/broken is a link to a missing file")),
+        ("linux", format!("cannot use file \"linux\": {shown}/linux is a directory")),
+        ("pipe", format!("cannot use file \"pipe\": {shown}/pipe is not a regular file")),
     ] {
-        let found = argv(&machine, memory).expect_err("an error");
-        assert!(found.starts_with(error), "{found}");
+        let found = argv(kernel, VM_OVERHEAD << 1).expect_err(kernel);
+        assert!(found.starts_with(&error), "{found}");
     }
+    assert!(argv("good", VM_OVERHEAD << 1).is_ok());
+    assert!(argv("kernel", VM_OVERHEAD).expect_err("an error").starts_with("invalid memory"));
 }

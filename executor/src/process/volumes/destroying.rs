@@ -35,7 +35,13 @@ impl VolumeReconciler {
         let _using = shared.using.lock().await;
         let kept = match self.kept() {
             Some(kept) => VolumeFile { order, spec, ..kept.clone() },
-            None => VolumeFile { volume: self.volume, order, spec, phase: VolumePhase::Accepted },
+            None => VolumeFile {
+                volume: self.volume,
+                order,
+                spec,
+                form: self.form(),
+                phase: VolumePhase::Accepted,
+            },
         };
         if !self.kept().is_some_and(|kept| kept.order.aim == TargetGoal::Removed) {
             if let Some((_, user)) =

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::entries;
 use super::super::integrity::FileId;
+use super::disk::{self, ContentForm};
 use crate::executor_store::{
     CommandRecord, DirectoryStore, ExecutorStore as _, ObjectDirectory, ObjectStore, StoreRecord,
     VolumeLookup,
@@ -26,6 +27,9 @@ pub(super) struct VolumeFile {
     pub(super) order: ObjectTarget,
     /// Spec; absent if the volume was removed before its spec was known.
     pub(super) spec: Option<VolumeSpec>,
+    /// Form in which the content is made, or was made.
+    #[serde(default)]
+    pub(super) form: ContentForm,
     pub(super) phase: VolumePhase,
 }
 
@@ -64,6 +68,12 @@ impl VolumeFile {
     /// Whether incarnations may use the volume, if its content exists.
     pub(super) fn is_up(&self) -> bool {
         self.order.aim == TargetGoal::Up && self.phase == VolumePhase::Made
+    }
+
+    /// Whether the content is a disk of the capacity.
+    pub(super) fn has_whole_disk(&self, directory: &VolumeDirectory) -> bool {
+        self.form == ContentForm::Disk
+            && self.spec.as_ref().is_some_and(|spec| disk::is_whole(&directory.data(), spec.capacity))
     }
 
     pub(super) fn is_being_destroyed(&self) -> bool {
@@ -184,24 +194,39 @@ impl VolumeDirectory {
         self.purge::<VolumeFile>()
     }
 
-    /// Makes the directory of the content, empty and private; the rest of an interrupted call is used as it
-    /// is.
-    pub(super) fn make_data(&self) -> io::Result<()> {
+    /// Makes the directory of the content, private, and empty except for a disk of this capacity. What is left of an
+    /// interrupted call is used as it is, if it has the form.
+    pub(super) fn make_data(&self, form: ContentForm, capacity: u64) -> io::Result<()> {
         if self.has_data()? {
-            return Ok(());
+            return self.missing(form)?.map_or(Ok(()), |missing| Err(io::Error::other(missing)));
         }
         let new = self.file("data.new");
         // From an earlier attempt; nothing was ever put in it.
-        state_file::if_found(std::fs::remove_dir(&new))?;
+        remove_unused(&new, ContentForm::Disk)?;
         std::fs::DirBuilder::new().mode(0o700).create(&new)?;
         // Independent of the umask.
         std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o700))?;
+        if form == ContentForm::Disk {
+            disk::create(&new, capacity)?;
+        }
         std::fs::File::open(&new)?.sync_all()?;
         std::fs::rename(&new, self.data())?;
         state_file::sync_directory(&self.data())
     }
 
-    /// Whether the content exists.
+    /// Returns why content of this form does not exist, if that is the case. Whether a disk can be used is checked when a
+    /// guest starts.
+    pub(super) fn missing(&self, form: ContentForm) -> io::Result<Option<String>> {
+        if !self.has_data()? {
+            return Ok(Some(format!("{} is not a directory", self.data().display())));
+        }
+        let disk = disk::path(&self.data());
+        let lacks_disk =
+            form == ContentForm::Disk && state_file::if_found(std::fs::symlink_metadata(&disk))?.is_none();
+        Ok(lacks_disk.then(|| format!("{} does not exist", disk.display())))
+    }
+
+    /// Whether the directory of the content exists.
     pub(super) fn has_data(&self) -> io::Result<bool> {
         match std::fs::symlink_metadata(self.data()) {
             Ok(metadata) => Ok(metadata.is_dir()),
@@ -211,4 +236,13 @@ impl VolumeDirectory {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Removes a directory of content that was never used, if it exists. Fails if anything is in it, except an unused disk.
+pub(super) fn remove_unused(directory: &Path, form: ContentForm) -> io::Result<()> {
+    let found = state_file::if_found(std::fs::symlink_metadata(directory))?;
+    if form == ContentForm::Disk && found.is_some_and(|found| found.is_dir()) {
+        disk::remove_unused(directory)?;
+    }
+    state_file::if_found(std::fs::remove_dir(directory)).map(drop)
 }

@@ -18,7 +18,7 @@ use super::super::incarnation_dir::{IncarnationDirectory, ProcessesFile, SpecFil
 use super::super::integrity::FileId;
 use super::super::proof;
 use super::super::{ProcessShared, entries, lost};
-use super::directory::VolumeDirectory;
+use super::directory::{VolumeDirectory, VolumeFile};
 use crate::executor_store::{
     DirectoryStore, ExecutorStore as _, ObjectStore as _, TombstoneFile, VolumeLookup,
 };
@@ -26,16 +26,23 @@ use crate::state_file::FileAccess;
 
 /// Returns the path of a volume's content if the volume may be used, else the reason.
 pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBuf, String> {
+    usable(volumes, volume).map(|(directory, _)| directory.data())
+}
+
+/// Returns a volume's directory and record if the volume may be used, else the reason.
+pub(super) fn usable(volumes: &Path, volume: VolumeId) -> Result<(VolumeDirectory, VolumeFile), String> {
     let directory = VolumeDirectory::of(volumes, volume);
-    let is_here = match directory.look() {
-        Ok(VolumeLookup::Ours(kept)) if kept.is_up() => directory.has_data(),
-        Ok(VolumeLookup::Ours(_) | VolumeLookup::Nothing) => Ok(false),
+    let found = match directory.look() {
+        Ok(VolumeLookup::Ours(kept)) if kept.is_up() => {
+            directory.missing(kept.form).map(|missing| missing.is_none().then_some(kept))
+        }
+        Ok(VolumeLookup::Ours(_) | VolumeLookup::Nothing) => Ok(None),
         Ok(VolumeLookup::Foreign(why)) => return Err(format!("cannot use volume {volume}: {why}")),
         Err(error) => Err(error),
     };
-    match is_here {
-        Ok(true) => Ok(directory.data()),
-        Ok(false) => Err(format!("cannot use volume {volume}: not found")),
+    match found {
+        Ok(Some(kept)) => Ok((directory, kept)),
+        Ok(None) => Err(format!("cannot use volume {volume}: not found")),
         Err(error) => Err(format!("cannot read volume {volume}: {error}")),
     }
 }

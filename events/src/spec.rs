@@ -294,8 +294,7 @@ impl ClusterRuntime {
         match self {
             ClusterRuntime::Process => payload.run.is_none().then_some("`run`"),
             ClusterRuntime::Simulated => None,
-            ClusterRuntime::Qemu if payload.vm.is_none() => Some("`vm`"),
-            ClusterRuntime::Qemu => (!payload.volumes.is_empty()).then_some("empty `volumes`"),
+            ClusterRuntime::Qemu => payload.vm.is_none().then_some("`vm`"),
             ClusterRuntime::Kubernetes if payload.name.as_str().contains('.') => Some("name without dots"),
             ClusterRuntime::Kubernetes => match (&payload.container, &payload.run) {
                 (Some(_), _) => None,

@@ -221,10 +221,39 @@ fn check_vm(faults: &mut BodyErrors, at: &str, payload: &Payload, vm: &VirtualMa
         "must not contain ports or volumes: they are of the host",
     );
     faults.check(payload.processes == 1, format!("{at}/processes"), "must be 1 for a virtual machine");
-    let least = VM_OVERHEAD + (1 << 20);
-    let rule = format!("must be at least {} MiB for a virtual machine", least >> 20);
+    let least = VM_OVERHEAD + GUEST_MEMORY;
+    let rule = format!(
+        "must be at least {} MiB for a virtual machine: {} MiB for QEMU and {} MiB for the guest",
+        least >> 20,
+        VM_OVERHEAD >> 20,
+        GUEST_MEMORY >> 20,
+    );
     faults.check(payload.resources.memory >= least, format!("{at}/resources/memory"), rule);
+    let few = payload.volumes.len() <= DISKS;
+    faults.check(few, format!("{at}/volumes"), format!("must be at most {DISKS} for a virtual machine"));
+    for (i, volume) in payload.volumes.iter().enumerate() {
+        let at = format!("{at}/volumes/{i}");
+        let serial = volume.mount.strip_prefix('/').unwrap_or_default();
+        let fits = (1..=SERIAL).contains(&serial.len()) && !serial.contains('/');
+        faults.check(fits, format!("{at}/mount"), DISK_MOUNT);
+        let whole = volume.capacity.is_multiple_of(SECTOR);
+        let rule = format!("must be a multiple of {SECTOR} bytes for a virtual machine");
+        faults.check(whole, format!("{at}/capacity"), rule);
+    }
 }
+
+/// Least memory of a guest, in bytes. The firmware loads a kernel at 1 MiB: with that memory, a guest hangs before its first
+/// instruction. 16 MiB suffice for a kernel without an operating system; Linux is loaded at 16 MiB, and needs more.
+const GUEST_MEMORY: u64 = 16 << 20;
+/// Maximum number of disks of a guest: each is a device on the bus of the board, which has 28 free places besides those of an
+/// image and a network.
+const DISKS: usize = 16;
+/// Longest serial number of a disk of virtio, in bytes.
+const SERIAL: usize = 20;
+/// Size of a sector of a disk, in bytes.
+const SECTOR: u64 = 512;
+/// Rule for the mount of a disk, as errors state it.
+const DISK_MOUNT: &str = "must be / and a name of at most 20 characters for a virtual machine: the name is the serial number of the disk";
 
 /// Rule for a file of an image directory, as errors state it.
 const IMAGE_FILE: &str =

@@ -221,9 +221,9 @@ pub(super) struct VolumeForm {
     /// Storage class of the volume.
     #[serde(alias = "storageClass")]
     class: StorageClass,
-    /// Capacity of the volume; a bare number counts in GB.
+    /// Capacity of the volume; a bare number counts in GB. For a `vm`: size of the disk, a multiple of 512 bytes.
     capacity: DiskAmount,
-    /// Path at which the payload sees the volume.
+    /// Path at which the payload sees the volume. For a `vm`: `/` and the serial number of the disk, at most 20 characters.
     #[serde(alias = "mountPath")]
     mount: String,
 }

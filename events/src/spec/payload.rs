@@ -51,9 +51,10 @@ pub struct VolumeClaim {
     pub on_delete: VolumeDeletion,
     /// Storage class of the volume.
     pub class: StorageClass,
-    /// Capacity of the volume, in bytes.
+    /// Capacity of the volume, in bytes. For a virtual machine a multiple of 512, and the size of the disk.
     pub capacity: u64,
-    /// Path at which the payload sees the volume.
+    /// Path at which the payload sees the volume. For a virtual machine `/` and a name of at most 20 characters, which is the
+    /// serial number of the disk: Linux has the disk `/data` as `/dev/disk/by-id/virtio-data`.
     pub mount: String,
 }
 
@@ -176,24 +177,24 @@ words! {
 /// guest and this.
 pub const VM_OVERHEAD: u64 = 96 << 20;
 
-/// Virtual machine that a runtime of virtual machines boots, from a kernel or from a disk image.
+/// Virtual machine that a runtime of virtual machines boots. Exactly one of `kernel` and `image` is given.
 ///
 /// Files are named relative to the image directories of the executor. `cmdline` may contain the placeholders of
-/// [`ExecSpec`], without those of ports and volumes.
+/// [`ExecSpec`], without those of ports and volumes. The volumes of the payload are disks of the machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VirtualMachineSpec {
-    /// Kernel that is booted, if no image is.
+    /// Kernel that is booted. Exactly one of `kernel` and `image` is given.
     #[serde(default)]
     pub kernel: Option<String>,
-    /// Initial RAM disk of the kernel, if any.
+    /// Initial RAM disk of the kernel, if any. Only with `kernel`.
     #[serde(default)]
     pub initrd: Option<String>,
-    /// Command line of the kernel, if any.
+    /// Command line of the kernel, if any. Only with `kernel`.
     #[serde(default)]
     pub cmdline: Option<String>,
-    /// Disk image that is booted if there is no kernel, raw unless its name ends with `.qcow2`. Changes of the guest are
-    /// discarded with the incarnation.
+    /// Disk image that is booted, raw unless its name ends with `.qcow2`. Exactly one of `kernel` and `image` is given.
+    /// Changes of the guest are discarded with the incarnation.
     #[serde(default)]
     pub image: Option<String>,
     /// Firmware; that of QEMU if absent.

@@ -203,6 +203,13 @@ fn a_virtual_machine_that_cannot_start_is_refused_at_its_field() {
         json!({"namespace": "ns", "service": "web", "payloads": [payload]})
     };
     let ports = json!({"ports": [{"name": "http", "protocol": "TCP", "port": 80}]});
+    let disks = |all: &[(&str, u64)]| {
+        let disk =
+            |(mount, capacity): &(&str, u64)| json!({"class": "ssd", "capacity": capacity, "mount": mount});
+        json!({"volumes": all.iter().map(disk).collect::<Vec<_>>()})
+    };
+    let names: Vec<_> = (0..17).map(|number| format!("/disk-{number}")).collect();
+    let many: Vec<_> = names.iter().map(|name| (name.as_str(), 512)).collect();
     let cases = [
         (json!({}), json!({}), "vm"),
         (json!({"kernel": "k", "image": "i"}), json!({}), "vm"),
@@ -218,6 +225,20 @@ fn a_virtual_machine_that_cannot_start_is_refused_at_its_field() {
         (json!({"kernel": "k", "network": "none"}), ports.clone(), "ports"),
         (json!({"kernel": "k"}), json!({"processes": 2}), "processes"),
         (json!({"kernel": "k"}), json!({"resources": {"cpu": 1, "memory": 96 << 20}}), "resources/memory"),
+        (
+            json!({"kernel": "k"}),
+            json!({"resources": {"cpu": 1, "memory": (112 << 20) - 1}}),
+            "resources/memory",
+        ),
+        (json!({"kernel": "k"}), disks(&[("/var/data", 512)]), "volumes/0/mount"),
+        (json!({"kernel": "k"}), disks(&[("/", 512)]), "volumes/0/mount"),
+        (json!({"kernel": "k"}), disks(&[("data", 512)]), "volumes/0/mount"),
+        (json!({"kernel": "k"}), disks(&[("/a,b", 512)]), "volumes/0/mount"),
+        (json!({"kernel": "k"}), disks(&[("/a12345678901234567890", 512)]), "volumes/0/mount"),
+        (json!({"kernel": "k"}), disks(&[("/a", 512), ("/a", 512)]), "volumes/1/mount"),
+        (json!({"kernel": "k"}), disks(&[("/a", 512), ("/b", 1000)]), "volumes/1/capacity"),
+        (json!({"kernel": "k"}), disks(&[("/a", 0)]), "volumes/0/capacity"),
+        (json!({"kernel": "k"}), disks(&many), "volumes"),
     ];
     let mut world = TestFleet::new();
     for (vm, other, field) in cases {
@@ -227,5 +248,8 @@ fn a_virtual_machine_that_cannot_start_is_refused_at_its_field() {
         assert!(refusal.errors.contains_key(pointer.as_str()), "{vm}: {pointer} in {:?}", refusal.errors);
     }
     let right = json!({"kernel": "linux/vmlinuz", "initrd": "linux/initrd", "cmdline": "replica=${replica}"});
-    world.must("plan.apply", &json!({"name": "web", "spec": spec(right, ports)}));
+    world.must("plan.apply", &json!({"name": "web", "spec": spec(right.clone(), ports)}));
+    let longest = disks(&[("/a1234567890123456789", 1 << 30), ("/b", 512)]);
+    world.must("plan.apply", &json!({"name": "db", "spec": spec(right.clone(), longest)}));
+    world.must("plan.apply", &json!({"name": "most", "spec": spec(right, disks(&many[..16]))}));
 }

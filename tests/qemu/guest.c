@@ -7,6 +7,13 @@
 //   o  power off         r  reset            p  panic
 //   h  hang              i  ignore the power button
 //   ?  answers `alive` on the second port
+//
+// Commands for disks are lines on the second port: a character, the serial number of a disk, and numbers. Each answer is a line:
+// `ok`, `other` if a sector has another content than the pattern, `error N` for status N of the device, `absent` without the disk.
+//
+//   w NAME FIRST COUNT SEED  writes the pattern of the seed to COUNT sectors   v NAME FIRST COUNT SEED  compares them with it
+//   f NAME                   flushes                                          d NAME FIRST COUNT       discards sectors
+//   s NAME                   answers the number of sectors
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -19,6 +26,8 @@ __attribute__((section(".boot"), used)) static const u32 multiboot[] = {0x1badb0
 
 static inline void out8(u16 port, u8 value) { __asm__ volatile("outb %0, %1" ::"a"(value), "Nd"(port)); }
 static inline void out16(u16 port, u16 value) { __asm__ volatile("outw %0, %1" ::"a"(value), "Nd"(port)); }
+static inline void out32(u16 port, u32 value) { __asm__ volatile("outl %0, %1" ::"a"(value), "Nd"(port)); }
+static inline u32 in32(u16 port) { u32 value; __asm__ volatile("inl %1, %0" : "=a"(value) : "Nd"(port)); return value; }
 static inline u8 in8(u16 port) { u8 value; __asm__ volatile("inb %1, %0" : "=a"(value) : "Nd"(port)); return value; }
 static inline u16 in16(u16 port) { u16 value; __asm__ volatile("inw %1, %0" : "=a"(value) : "Nd"(port)); return value; }
 
@@ -80,6 +89,117 @@ static u32 number(const char *text) {
   return value;
 }
 
+// Disks: legacy devices of virtio on the first bus of PCI, one request at a time, without interrupts.
+enum { DISKS = 16, SECTOR = 128 /* words */, MOST = 64 /* sectors of a request */ };
+enum { READ = 0, WRITE = 1, FLUSH = 4, IDENTIFY = 8, DISCARD = 11 };
+enum { CAN_DISCARD = 1 << 13, CAN_FLUSH = 1 << 9, NEXT = 1, BY_DEVICE = 2 };
+struct descriptor { u64 address; u32 length; u16 flags, next; };
+struct used { volatile u16 flags, index; struct { u32 id, length; } ring[]; };
+static struct disk {
+  u16 port, size, sent, can_discard;
+  struct descriptor *descriptors;
+  volatile u16 *available;
+  struct used *used;
+  char serial[21];
+} disks[DISKS];
+static u32 disk_count;
+static u8 queues[DISKS][3 * 4096] __attribute__((aligned(4096)));
+static u32 buffer[MOST * SECTOR];
+
+static u32 pci(u32 slot, u32 offset) { out32(0xcf8, 1u << 31 | slot << 11 | offset); return in32(0xcfc); }
+
+// Returns the status of the device: 0 if the request was carried out.
+static u8 request(struct disk *disk, u32 type, u64 first, void *data, u32 bytes) {
+  static struct { u32 type, priority; u64 first; } header;
+  static volatile u8 status;
+  header.type = type, header.priority = 0, header.first = first, status = 255;
+  u32 flags = type == READ || type == IDENTIFY ? NEXT | BY_DEVICE : NEXT;
+  disk->descriptors[0] = (struct descriptor){(u32)&header, sizeof header, NEXT, bytes ? 1 : 2};
+  disk->descriptors[1] = (struct descriptor){(u32)data, bytes, flags, 2};
+  disk->descriptors[2] = (struct descriptor){(u32)&status, 1, BY_DEVICE, 0};
+  disk->available[2 + disk->sent % disk->size] = 0;
+  __asm__ volatile("" ::: "memory");
+  disk->available[1] = ++disk->sent;
+  out16(disk->port + 16, 0);
+  while (disk->used->index != disk->sent) __asm__ volatile("pause" ::: "memory");
+  return status;
+}
+
+static void start_disks(void) {
+  disk_count = 0;
+  for (u32 slot = 0; slot < 32 && disk_count < DISKS; slot++) {
+    if (pci(slot, 0) != 0x10011af4) continue;
+    struct disk *disk = &disks[disk_count];
+    u8 *queue = queues[disk_count++];
+    u32 command = pci(slot, 4);
+    out32(0xcfc, command | 5); // ports, and access to memory
+    disk->port = pci(slot, 16) & ~3, disk->sent = 0;
+    out8(disk->port + 18, 0), out8(disk->port + 18, 3);
+    u32 features = in32(disk->port) & (CAN_FLUSH | CAN_DISCARD);
+    disk->can_discard = !!(features & CAN_DISCARD);
+    out32(disk->port + 4, features), out16(disk->port + 14, 0);
+    disk->size = in16(disk->port + 12);
+    if (disk->size > 256) { put(FIRST, "queue too large\r\n"), disk_count--; continue; }
+    for (u32 i = 0; i < sizeof queues[0]; i++) queue[i] = 0;
+    disk->descriptors = (void *)queue;
+    disk->available = (void *)(queue + 16 * disk->size);
+    disk->used = (void *)(((u32)disk->available + 6 + 2 * disk->size + 4095) & ~4095u);
+    out32(disk->port + 8, (u32)queue >> 12), out8(disk->port + 18, 7);
+    for (u32 i = 0; i < sizeof disk->serial; i++) disk->serial[i] = 0;
+    request(disk, IDENTIFY, 0, disk->serial, 20);
+    put(FIRST, "disk "), put(FIRST, disk->serial), put(FIRST, " sectors "), put_number(FIRST, in32(disk->port + 20)), put(FIRST, "\r\n");
+  }
+}
+
+static u32 pattern(u32 sector, u32 seed, u32 word) { return (sector * 16777619u ^ seed) + word; }
+
+static char line[80];
+static const char *next_word(const char *at) {
+  while (*at && *at != ' ') at++;
+  return *at ? at + 1 : at;
+}
+static int is_word(const char *text, const char *word) {
+  while (*word && *text == *word) text++, word++;
+  return !*word && (!*text || *text == ' ');
+}
+static void answer(const char *text, u32 number) {
+  put(SECOND, text);
+  if (number) put(SECOND, " "), put_number(SECOND, number);
+  put(SECOND, "\n");
+}
+static u32 number(const char *text);
+static void use_disk(char command) {
+  u32 length = 0;
+  for (char c = 0; c != '\n';) {
+    while (!(in8(SECOND + 5) & 1)) {}
+    c = in8(SECOND);
+    if (c != '\n' && length < sizeof line - 1) line[length++] = c;
+  }
+  line[length] = 0;
+  const char *name = next_word(line), *first_word = next_word(name), *count_word = next_word(first_word);
+  u32 first = number(first_word), count = number(count_word), seed = number(next_word(count_word));
+  struct disk *disk = disks;
+  while (disk < disks + disk_count && !is_word(name, disk->serial)) disk++;
+  u8 status = 0;
+  if (disk == disks + disk_count) { answer("absent", 0); return; }
+  if (command == 's') { answer("ok", in32(disk->port + 20)); return; }
+  if (command == 'f') status = request(disk, FLUSH, 0, 0, 0);
+  if (command == 'd') {
+    struct { u64 first; u32 count, flags; } range = {first, count, 0};
+    status = disk->can_discard ? request(disk, DISCARD, 0, &range, sizeof range) : 9;
+  }
+  for (u32 at = first, part; (command == 'w' || command == 'v') && at < first + count && !status; at += part) {
+    part = first + count - at < MOST ? first + count - at : MOST;
+    u32 words = part * SECTOR;
+    if (command == 'w')
+      for (u32 i = 0; i < words; i++) buffer[i] = pattern(at + i / SECTOR, seed, i % SECTOR);
+    status = request(disk, command == 'w' ? WRITE : READ, at, buffer, words * 4);
+    for (u32 i = 0; command == 'v' && !status && i < words; i++)
+      if (buffer[i] != pattern(at + i / SECTOR, seed, i % SECTOR)) { answer("other", 0); return; }
+  }
+  if (status) answer("error", status); else answer("ok", 0);
+}
+
 static int ignores_button;
 static void stop_forever(void) { for (;;) __asm__ volatile("cli; hlt"); }
 static void carry_out(char command) {
@@ -90,6 +210,7 @@ static void carry_out(char command) {
   case 'h': put(FIRST, "hang\r\n"), stop_forever(); break;
   case 'i': ignores_button = 1; break;
   case '?': put(SECOND, "alive\n"); break;
+  case 'w': case 'v': case 'f': case 'd': case 's': use_disk(command); break;
   }
 }
 
@@ -116,6 +237,7 @@ void run(const u32 *info) {
   for (u32 page = 0; page < PAGES; page++) write_page(page, 0);
   start_timer();
   out16(PM_ENABLE, POWER_BUTTON);
+  start_disks();
   put(FIRST, "READY "), put(FIRST, line), put(FIRST, "\r\n");
   for (u32 beat = 1;; beat++) {
     for (u32 until = ticks + 10; (int)(until - ticks) > 0;) {

@@ -2,15 +2,19 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::preload;
+
 /// Builds the guest of `tests/qemu` as the file `guest` in the directory.
 pub fn build_guest(directory: &Path) {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("qemu");
+    let sources = sources();
     let flags = "-m32 -O2 -ffreestanding -nostdlib -static -fno-pic -no-pie -fno-stack-protector \
                  -fno-asynchronous-unwind-tables -Wl,--build-id=none,--no-warn-rwx-segments";
     let built = Command::new("cc")
@@ -22,6 +26,70 @@ pub fn build_guest(directory: &Path) {
         .output()
         .expect("a C compiler");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+}
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("qemu")
+}
+
+/// Builds a bootable disk image of 1 MiB as the file `image` in the directory. The first byte of its second sector is `A`; its
+/// guest prints it, and replaces it by `B`.
+pub fn build_image(directory: &Path) {
+    let image = directory.join("image");
+    let flags = "-m32 -nostdlib -static -no-pie \
+                 -Wl,-Ttext=0x7c00,--oformat=binary,--build-id=none,--no-warn-rwx-segments";
+    let built = Command::new("cc")
+        .args(flags.split_whitespace())
+        .arg("-o")
+        .arg(&image)
+        .arg(sources().join("boot.S"))
+        .output()
+        .expect("a C compiler");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let mut bytes = std::fs::read(&image).expect("a boot sector");
+    assert_eq!(bytes.len(), 512, "a boot sector");
+    bytes.resize(1 << 20, 0);
+    bytes[512] = b'A';
+    std::fs::write(image, bytes).expect("an image");
+}
+
+/// Builds a QEMU in the directory for which the file system of disks is full while the file `full` is in the directory. Returns
+/// the program.
+pub fn build_qemu_without_space(directory: &Path) -> PathBuf {
+    let library = preload::build("qemu/full.c", directory);
+    let program = directory.join("qemu-without-space");
+    let (library, full) = (library.display(), directory.join("full"));
+    let script = format!(
+        "#!/bin/sh\nDISK_FULL={} LD_PRELOAD={library} exec qemu-system-x86_64 \"$@\"\n",
+        full.display()
+    );
+    std::fs::write(&program, script).expect("a script");
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+    program
+}
+
+/// Second serial port of the guest of `tests/qemu`.
+#[derive(Debug)]
+pub struct GuestPort(BufReader<UnixStream>);
+
+impl GuestPort {
+    /// Connects to the port of the guest with this directory. The guest must have printed `READY`: a starting one loses what it
+    /// receives.
+    pub fn open(directory: &Path) -> std::io::Result<GuestPort> {
+        // The path of a socket is limited to about 100 bytes.
+        let directory = std::fs::File::open(directory)?;
+        let stream = UnixStream::connect(format!("/proc/self/fd/{}/serial.sock", directory.as_raw_fd()))?;
+        stream.set_read_timeout(Some(Duration::from_mins(1)))?;
+        Ok(GuestPort(BufReader::new(stream)))
+    }
+
+    /// Sends a command, and returns the answer.
+    pub fn ask(&mut self, command: &str) -> std::io::Result<String> {
+        self.0.get_mut().write_all(format!("{command}\n").as_bytes())?;
+        let mut answer = String::new();
+        self.0.read_line(&mut answer)?;
+        Ok(answer.trim_end().to_owned())
+    }
 }
 
 /// Returns the state that QEMU reports of the guest with this directory, such as `running`.

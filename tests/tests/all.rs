@@ -29,6 +29,7 @@ mod kafka_tls;
 mod kills;
 mod liveness;
 mod loss;
+mod machine_disks;
 mod memory;
 mod mutations;
 mod new_kind;

@@ -171,6 +171,9 @@ fn failure(client: &TestClient, replica: &str, kind: &str) -> String {
     row["message"].as_str().unwrap_or_default().to_owned()
 }
 
+/// What happens to a guest, and the guest that runs then.
+type DiskStep = fn(&mut ServerProcess, RunningGuest) -> RunningGuest;
+
 #[test]
 fn content_of_a_disk_outlives_each_end_of_its_guest() {
     let _permit = TestPermit::take();
@@ -183,7 +186,6 @@ fn content_of_a_disk_outlives_each_end_of_its_guest() {
     }
     let found = disk(&server, 4 << 20).metadata().expect("a disk");
     assert_eq!((found.len(), found.mode() & 0o777, found.blocks()), (4 << 20, 0o600, 0), "it is sparse");
-    type DiskStep = fn(&mut ServerProcess, RunningGuest) -> RunningGuest;
     let steps: [(&str, DiskStep); 7] = [
         ("a stop and a start", |server, guest| {
             server.client().must("replica.stop", &json!({"name": guest.replica}));

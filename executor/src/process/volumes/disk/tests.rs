@@ -35,11 +35,14 @@ fn record(directory: &VolumeDirectory, volume: VolumeId, form: ContentForm) {
     directory.keep(None, &kept, identity).unwrap();
 }
 
+/// Name of a state after a crash, and what makes it in the directory of a volume.
+type CrashState<'a> = (&'static str, &'a dyn Fn(&Path));
+
 #[test]
 fn whatever_a_crash_left_the_disk_is_made_whole() {
     let content = |at: &Path| std::fs::DirBuilder::new().mode(0o700).create(at).unwrap();
     let complete = |at: &Path| create(at, CAPACITY).unwrap();
-    let states: [(&str, &dyn Fn(&Path)); 5] = [
+    let states: [CrashState<'_>; 5] = [
         ("nothing", &|_| {}),
         ("a directory", &|volume| content(&volume.join("data.new"))),
         ("a disk without its size", &|volume| {

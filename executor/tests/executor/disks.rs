@@ -60,7 +60,7 @@ pub(crate) async fn killing_the_executor_while_it_makes_disks_leaves_whole_ones_
     let count = lives.div_ceil(4);
     for epoch in 0..lives {
         let mut victim = start_victim(&root, "make-disks", epoch / 4 + 1);
-        std::thread::sleep(Duration::from_micros(epoch * 7919 % 25_000));
+        std::thread::sleep(Duration::from_micros(epoch * 7919 % 50_000));
         victim.kill().unwrap();
         victim.wait().unwrap();
         for position in 1..=count {

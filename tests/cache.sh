@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Cache of files that the tests fetch, in ~/.cache/chancery. The entry PART-HASH is a directory, and HASH is the hash of
 # everything that determines its files. An entry is created under another name and renamed when it is complete. Its
-# checksums are compared before each use; an incomplete or altered entry is created again.
+# checksums are compared before each use, or once for each run of all tests; an incomplete or altered entry is created again.
 
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/chancery"
 

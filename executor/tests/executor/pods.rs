@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Program, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::protocol::{Command, IncarnationSpec};
@@ -13,11 +14,13 @@ use chancery_events::spec::{ContainerSpec, ProbeTiming, ReadinessProbe};
 use chancery_executor::kubernetes::{KubernetesConfig, KubernetesOrchestrator};
 use chancery_executor::reconcile::ObjectTarget;
 use serde_json::{Value, json};
+use tokio::runtime::Handle;
+use tokio::task::block_in_place;
 
 use crate::conformance::{self, ApiAccess, GuestSupport, OrchestratorUnderTest, OutputAccess, TestBehaviour};
-use crate::world::{payload, spec};
+use crate::world::{PATIENCE, payload, spec};
 
-/// Connection between the executor and the API, which can be cut: kubectl uses another one.
+/// Connection between the executor and the API, which can be cut: the administrator uses another one.
 struct ApiConnection {
     port: u16,
     is_cut: Arc<AtomicBool>,
@@ -64,7 +67,8 @@ impl ApiConnection {
 
 /// Real API, and objects of other owners in it.
 struct RealCluster {
-    dir: PathBuf,
+    /// Client of the administrator. A start of kubectl takes much more processor time than a request.
+    admin: kube::Client,
     holder: Child,
     connection: ApiConnection,
     temporary: tempfile::TempDir,
@@ -78,15 +82,8 @@ fn script(name: &str) -> Program {
     program
 }
 
-fn run(mut program: Program) -> String {
-    let output = program.output().expect("the script can be run");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program:?}: {errors}");
-    String::from_utf8(output.stdout).expect("text")
-}
-
 impl RealCluster {
-    fn start() -> RealCluster {
+    async fn start() -> RealCluster {
         let temporary = tempfile::tempdir().expect("a directory");
         let dir = temporary.path().join("kubernetes");
         // The script lives as long as its input, and removes everything at its end.
@@ -111,20 +108,45 @@ impl RealCluster {
         // Every container has this output.
         let lines = "2026-11-21T09:00:00.5Z stdout F one\n2026-11-21T09:00:00.75Z stderr F two\n";
         std::fs::write(dir.join("output.log"), lines).expect("written");
-        let cluster = RealCluster { dir, holder, connection, temporary, foreign: Mutex::default() };
-        let mut node = script("node");
-        node.arg(&cluster.dir).arg("n1");
-        run(node);
+        let admin = config(dir.join("kubeconfig")).client().await.expect("credentials");
+        let cluster = RealCluster { admin, holder, connection, temporary, foreign: Mutex::default() };
+        cluster.create_node("n1");
         for namespace in ["ns", "control"] {
-            cluster.kubectl(&["create", "namespace", namespace]);
+            let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+            cluster.create("api/v1/namespaces", &object);
         }
-        cluster.apply(&json!({
-            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "disk"},
-            "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer",
-        }));
-        // Nothing provisions volumes here: the controller binds claims to these.
+        cluster.provide_storage();
+        cluster.apply_policy(&dir).await;
+        cluster
+    }
+
+    /// Creates a node as `tests/kubernetes/node` does, and waits until it is ready.
+    fn create_node(&self, name: &str) {
+        let amounts = json!({"cpu": "8", "memory": "32Gi", "pods": "110"});
+        let node = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+            "status": {"capacity": amounts, "allocatable": amounts},
+        });
+        self.create("api/v1/nodes", &node);
+        until("the node is ready", || {
+            let node = self.get(&format!("api/v1/nodes/{name}"));
+            let conditions = node["status"]["conditions"].as_array();
+            conditions.is_some_and(|all| all.iter().any(|of| of["type"] == "Ready" && of["status"] == "True"))
+        });
+    }
+
+    /// Creates volumes that the controller binds to claims: nothing provisions volumes here.
+    fn provide_storage(&self) {
+        self.create(
+            "apis/storage.k8s.io/v1/storageclasses",
+            &json!({
+                "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "disk"},
+                "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer",
+            }),
+        );
         for i in 0..12 {
-            cluster.apply(&json!({
+            self.create("api/v1/persistentvolumes", &json!({
                 "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": format!("volume-{i}")},
                 "spec": {
                     "capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "disk",
@@ -132,34 +154,86 @@ impl RealCluster {
                 },
             }));
         }
-        cluster
     }
 
-    fn kubectl(&self, args: &[&str]) -> String {
-        let mut program = script("kubectl");
-        program.arg(&self.dir).args(args);
-        run(program)
+    /// Applies the documented admission policy, and waits until it has an effect. Without the policy, each restart of an executor
+    /// waits for half a second.
+    async fn apply_policy(&self, dir: &Path) {
+        // The policy refuses everything while there is no store.
+        let config = self.config();
+        let client = config.client().await.expect("credentials");
+        config.open_store(client).await.expect("the store opens");
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/epoch-policy.yaml");
+        let mut text = std::fs::read_to_string(file).expect("a file");
+        for (shown, own) in [
+            ("namespace: chancery-system", "namespace: control"),
+            ("name: chancery-default-pods", "name: chancery-main-pods"),
+            ("chancery.dev/fleet: default", "chancery.dev/fleet: main"),
+        ] {
+            assert!(text.contains(shown), "{shown}");
+            text = text.replace(shown, own);
+        }
+        let file = self.temporary.path().join("policy.yaml");
+        std::fs::write(&file, text).expect("written");
+        let mut kubectl = script("kubectl");
+        let output =
+            kubectl.arg(dir).args(["apply", "-f"]).arg(file).output().expect("the script can be run");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let fenced = async {
+            while config.check_access().await.expect("the API responds").fence != Ok(true) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, fenced).await.expect("the API refuses requests of earlier epochs");
     }
 
-    fn get(&self, args: &[&str]) -> Value {
-        let text = self.kubectl(&[&["get", "-o", "json"], args].concat());
-        serde_json::from_str(&text).expect("kubectl prints JSON")
+    /// Makes a request of the administrator: `api/v1/nodes/n1`. Returns the body of the answer.
+    fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Value {
+        let request = hyper::Request::builder().method(method).uri(format!("/{path}"));
+        let request = request.header("content-type", "application/json");
+        let request = request.body(body.map(Value::to_string).unwrap_or_default().into_bytes());
+        let answer = self.admin.request(request.expect("a request"));
+        let answer = block_in_place(|| Handle::current().block_on(answer));
+        answer.unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
 
-    fn apply(&self, object: &Value) {
-        let file = self.temporary.path().join("object.json");
-        std::fs::write(&file, object.to_string()).expect("written");
-        self.kubectl(&["apply", "-f", file.to_str().expect("text")]);
+    fn get(&self, path: &str) -> Value {
+        self.request("GET", path, None)
+    }
+
+    fn create(&self, path: &str, object: &Value) {
+        self.request("POST", path, Some(object));
+    }
+
+    /// Returns the objects with this label.
+    fn list(&self, path: &str, label: &str) -> Vec<Value> {
+        self.get(&format!("{path}?labelSelector={label}"))["items"].as_array().expect("items").clone()
+    }
+
+    fn claims(&self, volume: VolumeId) -> Vec<Value> {
+        self.list("api/v1/persistentvolumeclaims", &format!("chancery.dev/volume={volume}"))
     }
 
     fn config(&self) -> KubernetesConfig {
-        KubernetesConfig {
-            kubeconfig: Some(self.temporary.path().join("kubeconfig")),
-            context: None,
-            namespace: "control".parse().expect("a name"),
-            fleet: "main".parse().expect("a name"),
-            cluster: "pods".parse().expect("a name"),
-        }
+        config(self.temporary.path().join("kubeconfig"))
+    }
+}
+
+fn config(kubeconfig: PathBuf) -> KubernetesConfig {
+    KubernetesConfig {
+        kubeconfig: Some(kubeconfig),
+        context: None,
+        namespace: "control".parse().expect("a name"),
+        fleet: "main".parse().expect("a name"),
+        cluster: "pods".parse().expect("a name"),
+    }
+}
+
+fn until(what: &str, is: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is() {
+        assert!(began.elapsed() < PATIENCE, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -219,19 +293,19 @@ impl OrchestratorUnderTest for RealCluster {
     }
 
     fn running(&self, incarnation: IncarnationId) -> usize {
-        let label = format!("chancery.dev/incarnation={incarnation}");
-        let pods = self.get(&["pods", "-A", "-l", &label]);
-        pods["items"].as_array().expect("items").len()
+        self.list("api/v1/pods", &format!("chancery.dev/incarnation={incarnation}")).len()
     }
 
     fn holds(&self, volume: VolumeId) -> bool {
-        let label = format!("chancery.dev/volume={volume}");
-        !self.get(&["pvc", "-A", "-l", &label])["items"].as_array().expect("items").is_empty()
+        !self.claims(volume).is_empty()
     }
 
     fn lose(&self, volume: VolumeId) {
-        let label = format!("chancery.dev/volume={volume}");
-        self.kubectl(&["delete", "pvc", "-n", "ns", "-l", &label]);
+        for claim in self.claims(volume) {
+            let name = claim["metadata"]["name"].as_str().expect("a name");
+            self.request("DELETE", &format!("api/v1/namespaces/ns/persistentvolumeclaims/{name}"), None);
+        }
+        until("the claim is deleted", || self.claims(volume).is_empty());
     }
 
     fn output(&self) -> OutputAccess {
@@ -252,10 +326,11 @@ impl OrchestratorUnderTest for RealCluster {
             "command": {"object": object, "order": ObjectTarget::of(command), "spec": command.spec},
             "start": "accepted", "end": null, "failure": null, "tombstone": null,
         });
-        self.apply(&json!({
+        let store = self.get("api/v1/namespaces/control/configmaps/chancery-main-pods");
+        self.create("api/v1/namespaces/control/configmaps", &json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {"name": name, "namespace": "control", "labels": {
-                "chancery.dev/fleet": "main", "chancery.dev/cluster": "pods", "chancery.dev/epoch": "1",
+                "chancery.dev/fleet": "main", "chancery.dev/cluster": "pods", "chancery.dev/epoch": store["data"]["epoch"],
                 "chancery.dev/lineage": object.lineage().to_string(), kind: object.to_string(),
             }},
             "data": {"record": record.to_string()},
@@ -275,12 +350,12 @@ impl OrchestratorUnderTest for RealCluster {
                 "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "registry.test/other:1"}]},
             })
         };
-        self.apply(&pod("unlabeled", json!({})));
+        self.create("api/v1/namespaces/ns/pods", &pod("unlabeled", json!({})));
         let other_fleet = json!({
             "chancery.dev/fleet": "other", "chancery.dev/cluster": "pods", "chancery.dev/epoch": "7",
             "chancery.dev/incarnation": crate::world::id(1_000_000).to_string(),
         });
-        self.apply(&pod("of-another-fleet", other_fleet));
+        self.create("api/v1/namespaces/ns/pods", &pod("of-another-fleet", other_fleet));
         let mut foreign = self.foreign.lock().expect("a lock");
         *foreign = ["unlabeled", "of-another-fleet"].map(|name| self.identity(name)).to_vec();
     }
@@ -294,12 +369,12 @@ impl OrchestratorUnderTest for RealCluster {
 impl RealCluster {
     /// Parts of a pod that only its owner changes.
     fn identity(&self, pod: &str) -> Value {
-        let pod = self.get(&["pod", "-n", "ns", pod]);
+        let pod = self.get(&format!("api/v1/namespaces/ns/pods/{pod}"));
         let metadata = &pod["metadata"];
         json!([metadata["uid"], metadata["labels"], metadata["deletionTimestamp"], pod["spec"]["containers"]])
     }
 }
 
 pub(crate) async fn pods_of_kubernetes_conform() {
-    conformance::check(&RealCluster::start()).await;
+    conformance::check(&RealCluster::start().await).await;
 }

@@ -3,15 +3,17 @@
 //! Its components belong to a script, `tests/kubernetes/hold`, which lives as long as a pipe from here. When the pipe
 //! is closed, by `Drop` or any end of this process, the script kills every component and removes the directory.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use chancery_executor::kubernetes::KubernetesConfig;
 use hyper::Request;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
+
+use crate::until;
 
 /// Separate Kubernetes API, which ends when this value is dropped.
 pub struct KubernetesApi {
@@ -31,6 +33,19 @@ pub fn shared() -> &'static KubernetesApi {
     SHARED.get_or_init(|| KubernetesApi::start(&[]))
 }
 
+/// Returns an API without nodes, which this binary's tests use one after another. They may harm it, and know all of its nodes.
+/// A start of an API of their own would take as much processor time as they do.
+pub fn exclusive() -> MutexGuard<'static, KubernetesApi> {
+    static EXCLUSIVE: OnceLock<Mutex<KubernetesApi>> = OnceLock::new();
+    let api = EXCLUSIVE.get_or_init(|| Mutex::new(KubernetesApi::start(&[])));
+    let api = api.lock().unwrap_or_else(PoisonError::into_inner);
+    for node in api.list("nodes", "") {
+        api.delete(&format!("nodes/{}", node["metadata"]["name"].as_str().expect("a name")));
+    }
+    until("no node is left", || api.list("nodes", "").is_empty().then_some(()));
+    api
+}
+
 fn script(name: &str) -> Command {
     Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("kubernetes").join(name))
 }
@@ -46,7 +61,8 @@ impl KubernetesApi {
     /// Starts an API with these nodes, and waits until all are ready.
     pub fn start(nodes: &[&str]) -> KubernetesApi {
         let directory = tempfile::tempdir().expect("a directory");
-        let dir = directory.path().join("kubernetes");
+        // The script removes the directory too: that of an API in a static variable is not dropped.
+        let dir = directory.path().to_owned();
         let mut holder = script("hold")
             .arg(&dir)
             .stdin(Stdio::piped())
@@ -71,15 +87,32 @@ impl KubernetesApi {
         let client = runtime.block_on(config.client()).expect("credentials");
         let api = KubernetesApi { dir, kubeconfig, client, runtime, holder, directory };
         for node in nodes {
-            api.node(&[node]);
+            api.node(node);
         }
         api
     }
 
-    /// Creates a node with this name and these options of `tests/kubernetes/node`, and waits until it is ready.
-    pub fn node(&self, name_and_options: &[&str]) {
+    /// Creates a node as `tests/kubernetes/node` does without options, and waits until it is ready.
+    pub fn node(&self, name: &str) {
+        let amounts = json!({"cpu": "8", "memory": "32Gi", "pods": "110"});
+        self.create(&json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": name, "labels": {
+                "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+            }},
+            "status": {"capacity": amounts, "allocatable": amounts},
+        }));
+        until("the node is ready", || {
+            let node = self.get(&format!("nodes/{name}"));
+            let conditions = node["status"]["conditions"].as_array()?;
+            conditions.iter().any(|of| of["type"] == "Ready" && of["status"] == "True").then_some(())
+        });
+    }
+
+    /// Creates a node with these options of `tests/kubernetes/node`, and waits until it is ready.
+    pub fn node_with(&self, name: &str, options: &[&str]) {
         let mut command = script("node");
-        command.arg(&self.dir).args(name_and_options);
+        command.arg(&self.dir).arg(name).args(options);
         run(command);
     }
 
@@ -126,25 +159,38 @@ impl KubernetesApi {
         run(command);
     }
 
-    /// Makes a request of the core API: `pods`, or `namespaces/demo/pods/web`. Returns the body of the answer.
-    fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Value {
+    /// Makes a request: `/api/v1/pods`, or `/apis/apps/v1/namespaces/demo/deployments/web`. Returns the body of the answer.
+    fn try_request(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, kube::Error> {
         let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
-        let request =
-            Request::builder().method(method).uri(format!("/api/v1/{path}")).header("content-type", kind);
+        let request = Request::builder().method(method).uri(path).header("content-type", kind);
         let body = body.map(Value::to_string).unwrap_or_default();
         let request = request.body(body.into_bytes()).expect("a request");
-        let answer = self.runtime.block_on(self.client.request(request));
+        self.runtime.block_on(self.client.request(request))
+    }
+
+    fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Value {
+        let answer = self.try_request(method, path, body);
         answer.unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+    }
+
+    /// Makes a request that changes an object of the core API; false if it does not exist, or is being deleted and therefore
+    /// cannot get what is requested.
+    fn change(&self, method: &str, path: &str, body: Option<&Value>) -> bool {
+        match self.try_request(method, &format!("/api/v1/{path}"), body) {
+            Ok(_) => true,
+            Err(kube::Error::Api(status)) if [404, 422].contains(&status.code) => false,
+            Err(error) => panic!("{method} {path}: {error}"),
+        }
     }
 
     /// Returns an object: `nodes/node-1`, or `namespaces/demo/configmaps/web`.
     pub fn get(&self, path: &str) -> Value {
-        self.request("GET", path, None)
+        self.request("GET", &format!("/api/v1/{path}"), None)
     }
 
     /// Returns the objects with these labels: `pods` of every namespace, or `namespaces/demo/pods`.
     pub fn list(&self, path: &str, labels: &str) -> Vec<Value> {
-        let mut list = self.request("GET", &format!("{path}?labelSelector={labels}"), None);
+        let mut list = self.request("GET", &format!("/api/v1/{path}?labelSelector={labels}"), None);
         let kind = list["kind"].as_str().expect("a kind").trim_end_matches("List").to_owned();
         let mut items = list["items"].take().as_array().cloned().expect("items");
         for item in &mut items {
@@ -162,22 +208,35 @@ impl KubernetesApi {
 
     /// Creates a namespace.
     pub fn namespace(&self, name: &str) {
-        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-        self.request("POST", "namespaces", Some(&namespace));
+        self.create(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}));
     }
 
     /// Sets labels of a pod, or removes those that are null.
     pub fn label(&self, pod: &Value, labels: &Value) {
         let text = |field: &str| pod["metadata"][field].as_str().expect("text").to_owned();
         let path = format!("namespaces/{}/pods/{}", text("namespace"), text("name"));
-        self.request("PATCH", &path, Some(&json!({"metadata": {"labels": labels}})));
+        assert!(self.patch(&path, &json!({"metadata": {"labels": labels}})), "the pod exists");
     }
 
-    /// Creates or changes an object.
-    pub fn apply(&self, object: &Value) {
-        let mut file = tempfile::NamedTempFile::new_in(self.directory.path()).expect("a file");
-        file.write_all(object.to_string().as_bytes()).expect("written");
-        self.kubectl(&["apply", "-f", file.path().to_str().expect("text")]);
+    /// Merges a patch into an object of the core API; false if it is missing, or is being deleted and cannot get that.
+    pub fn patch(&self, path: &str, patch: &Value) -> bool {
+        self.change("PATCH", path, Some(patch))
+    }
+
+    /// Deletes an object of the core API; false if there is none.
+    pub fn delete(&self, path: &str) -> bool {
+        self.change("DELETE", path, None)
+    }
+
+    /// Creates an object.
+    pub fn create(&self, object: &Value) {
+        let text = |value: &Value| value.as_str().expect("text").to_owned();
+        let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]).to_lowercase());
+        let root = if version.contains('/') { "apis" } else { "api" };
+        let namespace = object["metadata"].get("namespace");
+        let namespace = namespace.map(|name| format!("namespaces/{}/", text(name))).unwrap_or_default();
+        let ending = if kind.ends_with('s') { "es" } else { "s" };
+        self.request("POST", &format!("/{root}/{version}/{namespace}{kind}{ending}"), Some(object));
     }
 
     /// Returns the log of a component since its last start.

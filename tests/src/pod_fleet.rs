@@ -40,7 +40,7 @@ impl PodFleet<'_> {
 
     /// Creates what a fleet of that name needs in the API: a node and a namespace.
     pub fn prepare(api: &KubernetesApi, name: &str) {
-        api.node(&[name]);
+        api.node(name);
         api.namespace(name);
     }
 
@@ -89,11 +89,11 @@ impl PodFleet<'_> {
 
     /// Creates a storage class, and a volume that the controller binds to the first claim: nothing provisions volumes here.
     pub fn provide_storage(&self) {
-        self.api.apply(&json!({
+        self.api.create(&json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": self.name},
             "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer",
         }));
-        self.api.apply(&json!({
+        self.api.create(&json!({
             "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": self.name},
             "spec": {
                 "capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": self.name,

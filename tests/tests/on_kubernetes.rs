@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use chancery_tests::fault_campaigns::CampaignKind;
-use chancery_tests::kubernetes::{KubernetesApi, shared};
+use chancery_tests::kubernetes::{KubernetesApi, exclusive, shared};
 use chancery_tests::{JournalBackend, PodFleet, ServerProcess, TestClient, uids, until};
 use serde_json::{Value, json};
 
@@ -53,7 +53,7 @@ fn pods(fleet: &PodFleet<'_>, plan: &str) -> Vec<Value> {
 #[test]
 fn a_plan_runs_as_pods_of_kubernetes_from_deployment_to_deletion() {
     let fleet = fleet(shared(), "lifecycle");
-    fleet.api.node(&["lifecycle-2"]);
+    fleet.api.node("lifecycle-2");
     fleet.apply_node("lifecycle-2");
     let client = fleet.client();
     plan(&fleet, &json!({}));
@@ -118,7 +118,7 @@ fn a_plan_runs_as_pods_of_kubernetes_from_deployment_to_deletion() {
 
 #[test]
 fn pods_outlive_the_server_and_the_api_of_kubernetes() {
-    let api = KubernetesApi::start(&[]);
+    let api = exclusive();
     let mut fleet = fleet(&api, "outlives");
     plan(&fleet, &json!({}));
     deploy(&fleet.client(), "d1", "1", 2);
@@ -239,27 +239,19 @@ fn the_documented_role_suffices_and_doctor_names_what_is_missing() {
 #[test]
 fn discovered_nodes_can_be_applied_as_they_are_printed() {
     // Nodes of other tests would be discovered too.
-    let api = KubernetesApi::start(&["node-a"]);
+    let api = exclusive();
+    api.node("node-a");
     for namespace in ["pods", &demo("pods")] {
         api.namespace(namespace);
     }
-    api.node(&[
-        "node-b",
-        "--cpu",
-        "3920m",
-        "--memory",
-        "16393244Ki",
-        "--zone",
-        "east",
-        "--label",
-        "disk=fast",
-    ]);
+    let options = ["--cpu", "3920m", "--memory", "16393244Ki", "--zone", "east", "--label", "disk=fast"];
+    api.node_with("node-b", &options);
     api.kubectl(&["cordon", "node-b"]);
     let name = "n".repeat(64);
-    api.apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}));
+    api.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}));
     for (name, node, cpu) in [("one", "node-b", "250m"), ("two", "node-b", "1"), ("three", "node-a", "500m")]
     {
-        api.apply(&json!({
+        api.create(&json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": demo("pods")},
             "spec": {"nodeName": node, "containers": [{
                 "name": "c", "image": "registry.test/other:1", "resources": {"requests": {"cpu": cpu, "memory": "1Mi"}},

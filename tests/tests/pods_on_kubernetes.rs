@@ -97,7 +97,7 @@ fn what_an_earlier_executor_left_is_found_and_removed() {
             metadata.remove(key);
         }
         object.as_object_mut().expect("an object").remove("status");
-        fleet.api.apply(&object);
+        fleet.api.create(&object);
     }
     assert_eq!(fleet.pods().len(), 1);
     fleet.server.start_again();
@@ -221,14 +221,13 @@ fn an_executor_store_that_was_restored_does_not_fall_behind_the_records() {
         fleet.completed(deployment);
         assert_eq!(executor.stop(), Some(0));
     }
-    let store = ["configmap", "-n", "restored", "chancery-default-restored"];
-    let patch =
-        json!({"data": {"epoch": "0"}, "metadata": {"labels": {"chancery.dev/epoch": "0"}}}).to_string();
-    fleet.api.kubectl(&[&["patch"], &store[..], &["--type=merge", "--patch", &patch]].concat());
+    let store = "namespaces/restored/configmaps/chancery-default-restored";
+    let patch = json!({"data": {"epoch": "0"}, "metadata": {"labels": {"chancery.dev/epoch": "0"}}});
+    assert!(fleet.api.patch(store, &patch), "there is a store");
     let mut third = start();
     fleet.deploy("d3", 3);
     fleet.completed("d3");
-    let now = fleet.api.get("namespaces/restored/configmaps/chancery-default-restored");
+    let now = fleet.api.get(store);
     assert_eq!(now["data"]["epoch"], "3", "the records are of epoch 2: {}", third.log());
     assert_eq!(third.stop(), Some(0));
 }
@@ -249,7 +248,7 @@ fn a_pod_that_appears_after_its_record_was_purged_is_removed() {
         late["metadata"].as_object_mut().expect("an object").remove(field);
     }
     late.as_object_mut().expect("an object").remove("status");
-    fleet.api.apply(&late);
+    fleet.api.create(&late);
     until("the late pod is gone", || fleet.pods().is_empty().then_some(()));
     until("its record is purged", || {
         (fleet.count("configmaps", "chancery.dev/incarnation") == 0).then_some(())

@@ -213,7 +213,7 @@ fn the_walk_through_on_kubernetes_prints_what_the_readme_shows() {
     let readme = std::fs::read_to_string(&path).expect("the README");
     let api = shared();
     for node in ["node-1", "node-2"] {
-        api.node(&[node]);
+        api.node(node);
     }
     let kubeconfig = api.kubeconfig().to_str().expect("text");
     let server = ServerProcess::start_with(&[("KUBECONFIG", kubeconfig)]);

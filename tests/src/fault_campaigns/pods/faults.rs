@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::{CONTROL, PODS, PodCampaign, add_node, last_lines};
+use super::{CONTROL, PODS, PodCampaign, add_node, last_lines, path_of};
 use crate::{ExecutorProcess, until};
 
 macro_rules! faults {
@@ -78,7 +78,7 @@ impl PodFault {
             PodFault::PodDeleted => {
                 let pod = campaign.running_pod()?;
                 // Another request may have deleted it meanwhile.
-                campaign.api.kubectl(&["delete", "pod", "-n", PODS, name(&pod), "--ignore-not-found"]);
+                campaign.api.delete(&path_of(&pod));
                 Ok(())
             }
             PodFault::DeletionHangs => deletion_hangs(campaign),
@@ -100,11 +100,8 @@ impl PodFault {
             PodFault::ExecutorReplaced => executor_replaced(campaign),
             PodFault::OutOfMemory => {
                 let pod = campaign.running_pod()?;
-                try_patch(
-                    campaign,
-                    &pod,
-                    &json!({"metadata": {"labels": {"chancery.tests/failure": "oom"}}}),
-                );
+                let label = json!({"metadata": {"labels": {"chancery.tests/failure": "oom"}}});
+                campaign.api.patch(&path_of(&pod), &label);
                 Ok(())
             }
             PodFault::RecordsEdited => {
@@ -160,17 +157,8 @@ fn pause(campaign: &mut PodCampaign, most: u64) {
     std::thread::sleep(Duration::from_millis(campaign.random.below(most)));
 }
 
-/// Patches a pod, which may have been deleted meanwhile.
-fn try_patch(campaign: &PodCampaign, pod: &Value, patch: &Value) -> bool {
-    let patch = patch.to_string();
-    campaign
-        .api
-        .try_kubectl(&["patch", "pod", "-n", PODS, name(pod), "--type=merge", "--patch", &patch])
-        .is_ok()
-}
-
 /// Edits several objects, some of which may be deleted meanwhile.
-pub(super) fn edit_all(campaign: &PodCampaign, args: &[&str]) -> Result<()> {
+fn edit_all(campaign: &PodCampaign, args: &[&str]) -> Result<()> {
     match campaign.api.try_kubectl(args) {
         Err(error) if !error.lines().all(|line| line.is_empty() || line.contains("not found")) => {
             bail!("kubectl {args:?}: {error}")
@@ -188,7 +176,8 @@ fn component_killed(campaign: &mut PodCampaign, component: &str) {
 
 fn deletion_hangs(campaign: &mut PodCampaign) -> Result<()> {
     let pod = campaign.running_pod()?;
-    if !try_patch(campaign, &pod, &json!({"metadata": {"finalizers": ["tests.chancery.dev/hold"]}})) {
+    let finalizer = json!({"metadata": {"finalizers": ["tests.chancery.dev/hold"]}});
+    if !campaign.api.patch(&path_of(&pod), &finalizer) {
         return Ok(());
     }
     let labels = &pod["metadata"]["labels"];
@@ -212,10 +201,8 @@ fn deletion_hangs(campaign: &mut PodCampaign) -> Result<()> {
         !["destroyed", "unwound"].contains(&state),
         "an incarnation is ended though its pod exists: {row}"
     );
-    ensure!(
-        try_patch(campaign, &pod, &json!({"metadata": {"finalizers": null}})),
-        "the finalizer cannot be removed"
-    );
+    let none = json!({"metadata": {"finalizers": null}});
+    ensure!(campaign.api.patch(&path_of(&pod), &none), "the finalizer cannot be removed");
     Ok(())
 }
 
@@ -277,7 +264,7 @@ fn node_silent(campaign: &mut PodCampaign) -> Result<()> {
 
 fn node_lost(campaign: &mut PodCampaign) -> Result<()> {
     let node = format!("lost-{}", campaign.deployments);
-    campaign.api.node(&[&node]);
+    campaign.api.node(&node);
     add_node(&campaign.client(), &node);
     let created = campaign.client().decided(
         &format!("create-{node}"),

@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use chancery_events::id::IncarnationId;
 use serde_json::{Value, json};
 
-use self::faults::{PodFault, edit_all};
+use self::faults::PodFault;
 use super::evidence::{ServerEvidence, judge};
 use super::fleet::deploy;
 use super::load::ProducerLoad;
@@ -206,7 +206,7 @@ impl PodCampaign {
             }
             if synced.elapsed() > SYNC {
                 synced = Instant::now();
-                self.sync_pods(began.elapsed())?;
+                self.sync_pods(began.elapsed());
             }
             std::thread::sleep(INTERVAL);
         };
@@ -218,9 +218,12 @@ impl PodCampaign {
 
     /// Lets the simulated kubelets read all pods again, as a kubelet does automatically: kwok does not repeat a request that
     /// had no answer.
-    fn sync_pods(&self, elapsed: Duration) -> Result<()> {
-        let note = format!("tests/synced={}", elapsed.as_secs());
-        edit_all(self, &["annotate", "pods", "-n", PODS, "--all", "--overwrite", &note])
+    fn sync_pods(&self, elapsed: Duration) {
+        let note = json!({"metadata": {"annotations": {"tests/synced": elapsed.as_secs().to_string()}}});
+        for pod in self.api.list(&format!("namespaces/{PODS}/pods"), "") {
+            // It may be deleted meanwhile.
+            self.api.patch(&path_of(&pod), &note);
+        }
     }
 
     /// Returns what distinguishes the present state from one at rest.
@@ -354,6 +357,11 @@ fn payload() -> Value {
     })
 }
 
+/// Path of a pod of the cluster in the API.
+fn path_of(pod: &Value) -> String {
+    format!("namespaces/{PODS}/pods/{}", pod["metadata"]["name"].as_str().expect("a name"))
+}
+
 /// Adds a node of Kubernetes to the cluster of the fleet.
 fn add_node(client: &TestClient, name: &str) {
     let total = json!({"cpu": 8000, "memory": 16u64 << 30, "disk": 0});
@@ -374,9 +382,9 @@ fn plant_foreign(api: &KubernetesApi) {
         "tests/foreign": "yes", "chancery.dev/fleet": "other", "chancery.dev/cluster": CONTROL,
         "chancery.dev/epoch": "7", "chancery.dev/incarnation": id,
     });
-    api.apply(&pod("of-another-fleet", other));
-    api.apply(&pod(&format!("web-{id}-0"), json!({"tests/foreign": "yes", "app": "web"})));
-    api.apply(&json!({
+    api.create(&pod("of-another-fleet", other));
+    api.create(&pod(&format!("web-{id}-0"), json!({"tests/foreign": "yes", "app": "web"})));
+    api.create(&json!({
         "apiVersion": "v1", "kind": "ConfigMap", "data": {"record": "{}"},
         "metadata": {
             "name": format!("chancery-incarnation-{id}"), "namespace": CONTROL, "labels": {"tests/foreign": "yes"},

@@ -53,12 +53,11 @@ await_beside() {
   return "$result"
 }
 
-# THREADS ARGUMENT...: runs `cargo test` with that many tests at a time and the niceness $niceness, and notes when each line was
-# printed.
+# THREADS ARGUMENT...: runs `cargo test` with that many tests at a time, and notes when each line was printed.
 notes_of_tests="$notes/tests"
 run_tests() {
   printf '0\tthreads %s\n' "$1" >>"$notes_of_tests"
-  RUST_TEST_THREADS="$1" nice -n "${niceness:-0}" cargo test "${@:2}" | while IFS= read -r line; do
+  RUST_TEST_THREADS="$1" cargo test "${@:2}" | while IFS= read -r line; do
     printf '%s\n' "$line"
     printf '%s\t%s\n' "$EPOCHREALTIME" "$line" >&3
   done 3>>"$notes_of_tests"

@@ -15,12 +15,12 @@ use super::context::OutputFormat;
 use super::error::CliError;
 use super::flags::{
     DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs,
-    UndrainArgs, WaitArgs, of_deployments, of_disruptions,
+    SnapshotArgs, UndrainArgs, WaitArgs, of_deployments, of_disruptions, of_volumes,
 };
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::{
     act, apply, delete, describe, disruption, drain, events, explain, get, logs, replica, request, rollout,
-    wait,
+    snapshot, wait,
 };
 
 /// Help heading of the flags of every command.
@@ -179,6 +179,9 @@ pub enum ServerCommand {
         /// Name of the replica
         replica: String,
     },
+    /// Create a volume with the content that a volume has at one moment: snapshot volume NAME --as NEW
+    #[command(mut_args(of_volumes))]
+    Snapshot(SnapshotArgs),
     /// Drain a node: move its replicas away within the budgets of their plans, then evict it from its cluster
     Drain(DrainArgs),
     /// Put a draining or drained node back into use
@@ -354,6 +357,7 @@ impl ServerCommand {
             ServerCommand::Reboot { replica } => {
                 replica::ask("reboot", replica, None, "reboot requested", io)
             }
+            ServerCommand::Snapshot(what) => snapshot::run(what, io),
             ServerCommand::Drain(what) => drain::drain(what, io),
             ServerCommand::Undrain(what) => drain::undrain(what, io),
             ServerCommand::Schedule(what) => disruption::schedule(what, io),

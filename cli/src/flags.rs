@@ -29,6 +29,11 @@ pub(super) fn of_disruptions(arg: Arg) -> Arg {
     of_kind(arg, "`disruption`, or disruption/NODE/NAME", "NODE/NAME of the disruption, unless given before")
 }
 
+/// Describes [`EntityArgs`] of a command that takes only volumes.
+pub(super) fn of_volumes(arg: Arg) -> Arg {
+    of_kind(arg, "`volume`, or volume/NAME", "Name of the volume, unless given before")
+}
+
 fn of_kind(arg: Arg, what: &'static str, name: &'static str) -> Arg {
     match arg.get_id().as_str() {
         "what" => arg.help(what),
@@ -49,6 +54,23 @@ pub struct DrainArgs {
     #[arg(long)]
     pub wait: bool,
     /// Maximum time to wait for an empty node
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_span, requires = "wait")]
+    pub timeout: Duration,
+}
+
+/// Volume to copy.
+#[derive(Args, Debug)]
+pub struct SnapshotArgs {
+    /// Volume to copy
+    #[command(flatten)]
+    pub which: EntityArgs,
+    /// Name of the new volume
+    #[arg(long = "as", value_name = "NAME")]
+    pub new: String,
+    /// Wait until the new volume is ready
+    #[arg(long)]
+    pub wait: bool,
+    /// Maximum time to wait for the new volume
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_span, requires = "wait")]
     pub timeout: Duration,
 }

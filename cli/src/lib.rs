@@ -35,6 +35,7 @@ mod replica;
 mod request;
 mod rollout;
 mod screen;
+mod snapshot;
 mod table;
 #[cfg(test)]
 mod tests;

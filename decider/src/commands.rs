@@ -127,6 +127,7 @@ fn of_volume(fleet: &FleetState, volume: &Volume) -> Option<Command> {
             node: volume.node.clone(),
             class: volume.class.clone(),
             capacity: volume.capacity,
+            source: volume.source.as_ref().map(|(_, id)| *id),
         }),
     })
 }

@@ -519,6 +519,14 @@ intents! {
         /// Name of the replica.
         name: ReplicaName,
     }
+    /// Creates a volume with the content that another volume has at one moment.
+    VolumeSnapshot = "volume.snapshot.v1" + ". The new volume has the node, class and capacity of its source, and no owner.", [Volume(name)]
+        => POST "/volumes/{name}/snapshot" Required "Creates a volume with the content that another volume has at one moment.", Later, ends Nothing {
+        /// Name of the volume that is copied.
+        name: VolumeName,
+        /// Name of the new volume.
+        snapshot: VolumeName,
+    }
     /// Deletes a volume and destroys its data, once nothing can use it.
     VolumeDelete = "volume.delete.v1", [Volume(name)]
         => DELETE "/volumes/{name}" Optional "Deletes a volume and destroys its data, once nothing uses it.", Later, ends Request(Delete) {

@@ -353,6 +353,9 @@ pub struct VolumeSpec {
     pub class: StorageClass,
     /// Capacity of the volume, in bytes.
     pub capacity: u64,
+    /// Volume whose content is copied when this volume is created; absent if it is created empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<VolumeId>,
 }
 
 /// Mount of a volume in a payload.

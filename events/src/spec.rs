@@ -285,6 +285,14 @@ impl ClusterRuntime {
         }
     }
 
+    /// Whether volumes can be created with the content of others.
+    pub const fn snapshots(self) -> bool {
+        match self {
+            ClusterRuntime::Kubernetes => false,
+            ClusterRuntime::Process | ClusterRuntime::Qemu | ClusterRuntime::Simulated => true,
+        }
+    }
+
     /// Returns what the payload lacks to run on a cluster of this runtime with these coordinates, if anything.
     pub fn lacks(
         self,

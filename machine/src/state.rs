@@ -46,7 +46,7 @@ mod predicates;
 pub use extras::{BoxedExtras, IncarnationExtras};
 
 /// Format of fleet snapshots; changes with the shape or kinds of entities. Other snapshots are not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-18";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-19";
 
 /// Set of nodes behind one orchestrator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -492,8 +492,10 @@ pub struct Volume {
     pub deletion_requested_by: Option<Requester>,
     /// Incarnation that uses the volume.
     pub used_by: Option<IncarnationId>,
-    /// Whether the volume may contain data: an incarnation that uses it was started.
+    /// Whether the volume may contain data: it is a snapshot, or an incarnation that uses it was started.
     pub may_hold_data: bool,
+    /// Name and id of the volume whose content the volume was created with, if it is a snapshot.
+    pub source: Option<(VolumeName, VolumeId)>,
     /// Number of commands issued.
     pub revision: u32,
     /// Last command, while it has no outcome.

@@ -100,8 +100,15 @@ impl TestFleet {
     /// World of a process cluster `local` with a session and `count` nodes, alternating between domains `d1`
     /// and `d2`.
     pub(crate) fn with_nodes(count: usize) -> TestFleet {
+        TestFleet::of_runtime("process", count)
+    }
+
+    /// World as [`TestFleet::with_nodes`] makes it, of another runtime.
+    pub(crate) fn of_runtime(runtime: &str, count: usize) -> TestFleet {
         let mut world = TestFleet::new();
-        world.must("cluster.apply", &serde_json::json!({"name": "local", "spec": {"runtime": "process"}}));
+        let kubernetes = (runtime == "kubernetes").then(|| serde_json::json!({}));
+        let spec = serde_json::json!({"runtime": runtime, "kubernetes": kubernetes});
+        world.must("cluster.apply", &serde_json::json!({"name": "local", "spec": spec}));
         for i in 1..=count {
             world.add_node(&format!("node-{i}"), &format!("d{}", 2 - i % 2));
         }

@@ -24,6 +24,7 @@ mod rollbacks;
 mod savepoints;
 mod setting;
 mod shutdowns;
+mod snapshots;
 mod spread;
 mod strategies;
 mod undo;

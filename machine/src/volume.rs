@@ -22,23 +22,25 @@ use std::collections::BTreeMap;
 use chancery_events::fact::{
     CommandEffect, Fact, IncarnationStartRequested, OperationEnd, Requester, VolumeCommandFailed,
     VolumeCreated, VolumeDeletionStarted, VolumeDestroyRequested, VolumeDestroyed, VolumeLost, VolumeReady,
+    VolumeSnapshotStarted,
 };
 use chancery_events::id::{IncarnationId, VolumeId};
-use chancery_events::intent::VolumeDelete;
+use chancery_events::intent::{VolumeDelete, VolumeSnapshot};
 use chancery_events::name::{NodeName, ReplicaName, StorageClass, VolumeName};
 use chancery_events::observation::{IncarnationExit, ObjectReport, ObservedState, RetryClass};
-use chancery_events::spec::{PlanVersion, VolumeClaim};
+use chancery_events::refusal::{Refusal, RefusalCode};
+use chancery_events::spec::{ClusterRuntime, PlanVersion, VolumeClaim};
 
 use crate::context::{BACKOFF, DecisionContext, FactDraft};
 use crate::fleet::FleetState;
-use crate::refuse::DecidedFacts;
+use crate::refuse::{DecidedFacts, invalid_transition};
 use crate::scheduler::ExistingVolume;
 use crate::state::{Incarnation, Operation, Volume, VolumeState};
 use crate::{incarnation, operation};
 
 pub(crate) use fold::{
     created, deletion_started, destroy_requested, destroyed, failed as command_failed, fill, free, leave,
-    lost as was_lost, ready, take,
+    lost as was_lost, ready, snapshot_started, take,
 };
 
 /// Maximum number of operations that one failed volume ends in one commit.
@@ -146,6 +148,65 @@ pub(crate) fn delete(fleet: &FleetState, ask: &VolumeDelete, ctx: &DecisionConte
         .filter(|_| volume.deletion_requested_by.is_none())
         .map(|by| VolumeDeletionStarted { name, requested_by: by }.into());
     Ok(removing.into_iter().collect())
+}
+
+/// Starts a snapshot: a new volume with the content of the source. Executors refuse what the fleet cannot know: a process
+/// outside its records that uses the source.
+pub(crate) fn snapshot(fleet: &FleetState, ask: &VolumeSnapshot) -> DecidedFacts {
+    let source = fleet.find::<Volume>(&ask.name)?;
+    let what = format!("volume {}", ask.name);
+    let runtime = fleet.clusters().get(&source.cluster).map(|cluster| cluster.spec.runtime);
+    if !runtime.is_some_and(ClusterRuntime::snapshots) {
+        let runtime = runtime.map_or("unknown", ClusterRuntime::word);
+        let detail =
+            format!("{what} is on cluster {} of runtime {runtime}, which has no snapshots", source.cluster);
+        return Err(Refusal::new(RefusalCode::Unsupported, detail));
+    }
+    if let Some(there) = fleet.volumes().get(&ask.snapshot) {
+        let is_same = there.source.as_ref().is_some_and(|(_, id)| *id == source.id);
+        if is_same && there.state == VolumeState::Creating && there.deletion_requested_by.is_none() {
+            return Ok(Vec::new());
+        }
+        let detail = format!("volume {} exists already", ask.snapshot);
+        return Err(Refusal::new(RefusalCode::AlreadyExists, detail));
+    }
+    if source.deletion_requested_by.is_some() {
+        return Err(invalid_transition(&what, "being deleted", "the source of a snapshot"));
+    }
+    if source.state != VolumeState::Ready {
+        return Err(invalid_transition(&what, state_word(&source.state), "the source of a snapshot"));
+    }
+    if let Some(user) = source.used_by.filter(|_| runtime == Some(ClusterRuntime::Process)) {
+        let user = fleet.incarnations().get(&user).map_or(String::new(), |user| format!(" {}", user.replica));
+        let detail =
+            format!("{what} is used by replica{user}: a volume of processes is copied while nothing uses it");
+        return Err(Refusal::new(RefusalCode::InUse, detail));
+    }
+    let needed = BTreeMap::from([(source.class.clone(), source.capacity)]);
+    if let Some(class) = fleet.index().places.lacks_storage(&source.node, &needed) {
+        let detail = format!("node {} has too little storage of class {class} for a snapshot", source.node);
+        return Err(Refusal::new(RefusalCode::InUse, detail));
+    }
+    Ok(vec![
+        VolumeSnapshotStarted {
+            name: ask.snapshot.clone(),
+            source: source.name.clone(),
+            source_id: source.id,
+            node: source.node.clone(),
+            class: source.class.clone(),
+            capacity: source.capacity,
+        }
+        .into(),
+    ])
+}
+
+const fn state_word(state: &VolumeState) -> &'static str {
+    match state {
+        VolumeState::Creating => "creating",
+        VolumeState::Ready => "ready",
+        VolumeState::Lost(_) => "lost",
+        VolumeState::Destroying => "destroying",
+    }
 }
 
 /// Returns the facts of a report.

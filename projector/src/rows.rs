@@ -445,6 +445,8 @@ rows! {
         replica: Option<ReplicaName>,
         /// Incarnation that uses the volume.
         incarnation: Option<IncarnationId>,
+        /// Volume of which the volume is a snapshot.
+        source: Option<VolumeName>,
         /// Requester of the deletion of the volume, if it was requested.
         deletion_requested_by: Option<Requester>,
         /// Reason for the state of the volume.

@@ -14,6 +14,8 @@
 //   w NAME FIRST COUNT SEED  writes the pattern of the seed to COUNT sectors   v NAME FIRST COUNT SEED  compares them with it
 //   f NAME                   flushes                                          d NAME FIRST COUNT       discards sectors
 //   s NAME                   answers the number of sectors
+//   q NAME COUNT             writes COUNT sectors 100 times a second from now on, one after the other: write N has the number N in each
+//                            word, and goes to the first sector of the part N modulo 64 of the disk
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -183,6 +185,7 @@ static void use_disk(char command) {
   u8 status = 0;
   if (disk == disks + disk_count) { answer("absent", 0); return; }
   if (command == 's') { answer("ok", in32(disk->port + 20)); return; }
+  if (command == 'q') sequence = disk, sequence_rate = first;
   if (command == 'f') status = request(disk, FLUSH, 0, 0, 0);
   if (command == 'd') {
     struct { u64 first; u32 count, flags; } range = {first, count, 0};
@@ -200,6 +203,16 @@ static void use_disk(char command) {
   if (status) answer("error", status); else answer("ok", 0);
 }
 
+static struct disk *sequence;
+static u32 sequence_rate, sequence_last;
+static void write_sequence(void) {
+  for (u32 i = 0; sequence && i < sequence_rate; i++) {
+    u32 number = ++sequence_last, part = in32(sequence->port + 20) / 64;
+    for (u32 word = 0; word < SECTOR; word++) buffer[word] = number;
+    if (request(sequence, WRITE, number % 64 * part, buffer, SECTOR * 4)) put(FIRST, "write failed\r\n");
+  }
+}
+
 static int ignores_button;
 static void stop_forever(void) { for (;;) __asm__ volatile("cli; hlt"); }
 static void carry_out(char command) {
@@ -210,7 +223,7 @@ static void carry_out(char command) {
   case 'h': put(FIRST, "hang\r\n"), stop_forever(); break;
   case 'i': ignores_button = 1; break;
   case '?': put(SECOND, "alive\n"); break;
-  case 'w': case 'v': case 'f': case 'd': case 's': use_disk(command); break;
+  case 'w': case 'v': case 'f': case 'd': case 's': case 'q': use_disk(command); break;
   }
 }
 
@@ -242,6 +255,7 @@ void run(const u32 *info) {
   for (u32 beat = 1;; beat++) {
     for (u32 until = ticks + 10; (int)(until - ticks) > 0;) {
       __asm__ volatile("hlt");
+      write_sequence();
       if (in16(PM_STATUS) & POWER_BUTTON) {
         out16(PM_STATUS, POWER_BUTTON);
         put(FIRST, "power button\r\n");

@@ -24,10 +24,10 @@ use serde_json::{Value, json};
 static FREE: (Mutex<u32>, Condvar) = (Mutex::new(2), Condvar::new());
 
 /// Permit of a test to run.
-struct TestPermit;
+pub(super) struct TestPermit;
 
 impl TestPermit {
-    fn take() -> TestPermit {
+    pub(super) fn take() -> TestPermit {
         let free = FREE.0.lock().unwrap_or_else(PoisonError::into_inner);
         *FREE.1.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner) -= 1;
         TestPermit
@@ -42,7 +42,7 @@ impl Drop for TestPermit {
 }
 
 /// Returns a server whose cluster `machines` runs virtual machines on two nodes.
-fn machines(set: impl FnOnce(&mut ServerProcess)) -> ServerProcess {
+pub(super) fn machines(set: impl FnOnce(&mut ServerProcess)) -> ServerProcess {
     let mut server = ServerProcess::new();
     let images = images(&server);
     std::fs::create_dir(&images).expect("a directory");
@@ -67,7 +67,7 @@ fn images(server: &ServerProcess) -> PathBuf {
 }
 
 /// Returns the payload of a machine of 16 MiB with these disks: name and capacity.
-fn machine(disks: &[(&str, u64)]) -> Value {
+pub(super) fn machine(disks: &[(&str, u64)]) -> Value {
     let disk = |(name, capacity): &(&str, u64)| json!({"class": "ssd", "capacity": capacity, "mount": format!("/{name}")});
     let disks: Vec<_> = disks.iter().map(disk).collect();
     json!({
@@ -76,7 +76,7 @@ fn machine(disks: &[(&str, u64)]) -> Value {
 }
 
 /// Deploys one replica of a plan with this payload.
-fn deploy(client: &TestClient, plan: &str, deployment: &str, payload: &Value) {
+pub(super) fn deploy(client: &TestClient, plan: &str, deployment: &str, payload: &Value) {
     let automatic = json!({
         "create": "automatic", "update": "automatic", "relocate": "automatic", "restart": "automatic",
         "start": "automatic", "stop": "automatic", "delete": "automatic",
@@ -90,16 +90,16 @@ fn deploy(client: &TestClient, plan: &str, deployment: &str, payload: &Value) {
 }
 
 /// Guest of a plan's only replica, which runs.
-struct RunningGuest {
+pub(super) struct RunningGuest {
     plan: String,
-    replica: String,
+    pub(super) replica: String,
     incarnation: String,
     port: GuestPort,
 }
 
 impl RunningGuest {
     /// Waits until the plan's replica runs in an incarnation that meets a condition, and its guest reads commands.
-    fn wait(server: &ServerProcess, plan: &str, is_right: impl Fn(&str) -> bool) -> RunningGuest {
+    pub(super) fn wait(server: &ServerProcess, plan: &str, is_right: impl Fn(&str) -> bool) -> RunningGuest {
         let (replica, incarnation) = until(&format!("a guest of {plan} runs"), || {
             let row = server.client().items(&format!("replicas?plan={plan}&phase=running")).pop()?;
             let text = |field: &str| row[field].as_str().map(str::to_owned);
@@ -118,7 +118,7 @@ impl RunningGuest {
     }
 
     /// Waits for the guest of the next incarnation.
-    fn next(self, server: &ServerProcess) -> RunningGuest {
+    pub(super) fn next(self, server: &ServerProcess) -> RunningGuest {
         RunningGuest::wait(server, &self.plan, |incarnation| incarnation != self.incarnation)
     }
 
@@ -129,23 +129,23 @@ impl RunningGuest {
         RunningGuest::wait(server, &plan, |now| now == incarnation)
     }
 
-    fn must(&mut self, command: &str, answer: &str) {
+    pub(super) fn must(&mut self, command: &str, answer: &str) {
         assert_eq!(self.port.ask(command).expect("an answer"), answer, "{} of {}", command, self.incarnation);
     }
 
-    fn qemu(&self, server: &ServerProcess) -> Option<Pid> {
+    pub(super) fn qemu(&self, server: &ServerProcess) -> Option<Pid> {
         let all = payloads(server.data());
         let process = all.into_iter().find(|process| process.incarnation == self.incarnation)?;
         Pid::from_raw(i32::try_from(process.pid).ok()?)
     }
 
     /// Kills QEMU, or its supervisor.
-    fn kill(&self, server: &ServerProcess, whose: fn(Pid) -> Pid) {
+    pub(super) fn kill(&self, server: &ServerProcess, whose: fn(Pid) -> Pid) {
         kill_process(whose(self.qemu(server).expect("it runs")), Signal::KILL).expect("a signal");
     }
 }
 
-fn executor(server: &ServerProcess) -> PathBuf {
+pub(super) fn executor(server: &ServerProcess) -> PathBuf {
     server.data().join("executors/default/machines")
 }
 
@@ -156,14 +156,14 @@ fn disk(server: &ServerProcess, capacity: u64) -> PathBuf {
     executor(server).join("volumes").join(volume["id"].as_str().expect("an id")).join("data/disk")
 }
 
-fn parent_of(process: Pid) -> Pid {
+pub(super) fn parent_of(process: Pid) -> Pid {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).expect("it runs");
     let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
     parent.and_then(|parent| Pid::from_raw(parent.parse().ok()?)).expect("a parent")
 }
 
 /// Starts a replica that has stopped, once nothing of its last incarnation is left.
-fn start(client: &TestClient, replica: &str) {
+pub(super) fn start(client: &TestClient, replica: &str) {
     until(&format!("{replica} can be started"), || {
         let key = uuid::Uuid::new_v4().to_string();
         let answer = client.decided(&key, "replica.start", &json!({"name": replica}));

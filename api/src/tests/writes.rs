@@ -190,6 +190,13 @@ fn table() -> Vec<WriteCase> {
         (Method::POST, "/replicas/nginx-0001/start".into(), String::new(), "replica.start.v1", 202),
         (Method::POST, "/replicas/nginx-0001/stop".into(), String::new(), "replica.stop.v1", 202),
         (Method::DELETE, "/replicas/nginx-0001".into(), String::new(), "replica.delete.v1", 202),
+        (
+            Method::POST,
+            "/volumes/data/snapshot".into(),
+            r#"{"snapshot":"copy"}"#.into(),
+            "volume.snapshot.v1",
+            202,
+        ),
         (Method::DELETE, "/volumes/data".into(), String::new(), "volume.delete.v1", 202),
         (Method::POST, "/inbox/skip".into(), r#"{"offset":3}"#.into(), "inbox.skip.v1", 200),
         (

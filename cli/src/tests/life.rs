@@ -50,6 +50,26 @@ fn a_request_for_a_replica_shows_what_its_operation_waits_for() {
 }
 
 #[test]
+fn a_snapshot_is_requested_and_awaited_and_fails_if_its_volume_goes() {
+    let volume = |state: &str, message: &str| {
+        ok(&json!({ "name": "copy", "kind": "volume", "state": state, "message": message }))
+    };
+    let line = "chancery snapshot volume/db --as copy --wait --timeout 1s";
+    let (result, asked) = run_line(line, vec![verdict(), volume("creating", ""), volume("ready", "")]);
+    assert_eq!(result.expect(line), "volume/db as volume/copy requested\nvolume/copy ready\n");
+    let event: Value = serde_json::from_str(&asked[0].body).expect("an event");
+    assert_eq!(event["type"], "chancery.volume.snapshot.v1");
+    assert_eq!(event["data"], json!({ "name": "db", "snapshot": "copy" }));
+    let gone = problem(404, "not_found", false);
+    let script = vec![verdict(), volume("creating", "cannot create snapshot: no space"), gone];
+    let (result, _) = run_line(line, script);
+    let error = result.expect_err("it was deleted").to_string();
+    assert!(error.contains("cannot create volume/copy: cannot create snapshot: no space"), "{error}");
+    let (result, _) = run_line("chancery snapshot replica/db --as copy", Vec::new());
+    assert!(result.expect_err("no volume").to_string().contains("only volumes have snapshots"));
+}
+
+#[test]
 fn a_replica_that_is_created_is_reported_by_its_name() {
     let page = |items: Value| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
     let [old, new] = [6, 9].map(|at| OperationId::issue(Lineage::from_random(1), Position::new(at)));

@@ -20,7 +20,7 @@ use super::{
 use crate::digest::Digest;
 use crate::event::bodies;
 use crate::id::{
-    ExecutorStoreId, IncarnationId, Lineage, ObjectId, OperationId, Position, RequestId, SessionId,
+    ExecutorStoreId, IncarnationId, Lineage, ObjectId, OperationId, Position, RequestId, SessionId, VolumeId,
 };
 use crate::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, ExecutorName, GroupName, NodeName,
@@ -728,6 +728,22 @@ facts! {
         /// Action on the volume when its owner is deleted.
         #[serde(default, skip_serializing_if = "crate::is_default")]
         on_delete: VolumeDeletion,
+    }
+    /// Volume created as a snapshot, and its creation requested from the executor; its id derives from the position of this
+    /// fact. Its content will be that of the source at one moment after this fact.
+    VolumeSnapshotStarted = "volume.snapshot_started.v1", [Volume(name), Volume(source), Node(node)] {
+        /// Name of the new volume.
+        name: VolumeName,
+        /// Name of the volume that is copied.
+        source: VolumeName,
+        /// Id of the volume that is copied: another volume may have the same name later.
+        source_id: VolumeId,
+        /// Node whose storage the new volume uses: the node of its source.
+        node: NodeName,
+        /// Storage class of the new volume: the class of its source.
+        class: StorageClass,
+        /// Capacity in bytes, which the new volume reserves of the storage class: the capacity of its source.
+        capacity: u64,
     }
     /// Volume ready: it exists, and can be used.
     VolumeReady = "volume.ready.v1", [Volume(name)] {

@@ -202,6 +202,10 @@ impl KubernetesWorld {
         let (ObjectId::Volume(id), Some(ObjectSpec::Volume(spec))) = (object, &record.command.spec) else {
             return Ok(());
         };
+        if spec.source.is_some() {
+            let message = "cannot create snapshot: this runtime has none".to_owned();
+            return self.fail(record, message, RetryClass::Permanent).await;
+        }
         let classes: Api<ClassObject> = Api::all(self.client.clone());
         let binding = match self.request(classes.get_opt(spec.class.as_str())).await {
             Ok(Some(class)) if class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer") => {

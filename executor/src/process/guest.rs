@@ -16,11 +16,13 @@
 
 use serde::{Deserialize, Serialize};
 
+mod backup;
 mod command_line;
 mod link;
 mod qmp;
 mod watch;
 
+pub(super) use backup::{BackupResult, back_up};
 pub use command_line::QemuSettings;
 pub(super) use command_line::{GuestProcess, command_line};
 use qmp::QmpEvent;

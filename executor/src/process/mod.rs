@@ -286,6 +286,10 @@ struct ProcessShared {
     volume_threads: Handle,
     /// Permit to measure a volume, one at a time.
     measures: Arc<Semaphore>,
+    /// Permit to make a snapshot, one at a time.
+    snapshots: Arc<Semaphore>,
+    /// Volume that is copied for a snapshot while nothing uses it, and the flag that interrupts the copy.
+    copied: Mutex<Option<(VolumeId, Arc<AtomicBool>)>>,
     removals: RemovalTasks,
     /// Whether the executor was closed. Another executor may use the root from then on, so a call that is
     /// still running must change nothing.
@@ -360,6 +364,8 @@ impl ProcessOrchestrator {
             using: Arc::default(),
             volume_threads: volumes.handle().clone(),
             measures: Arc::new(Semaphore::new(1)),
+            snapshots: Arc::new(Semaphore::new(1)),
+            copied: Mutex::default(),
             removals: RemovalTasks::default(),
             is_closed: AtomicBool::new(false),
         });
@@ -476,6 +482,14 @@ impl ProcessShared {
     /// Returns the permits that limit concurrent starts: incarnations that mount volumes have their own.
     fn starts_of(&self, spec: Option<&IncarnationSpec>) -> Arc<Semaphore> {
         if spec.is_some_and(volumes::mounts_any) { self.volume_starts.clone() } else { self.starts.clone() }
+    }
+
+    /// Interrupts the copy of a volume that something uses from now on. The lock of users is held.
+    fn interrupt_copy(&self, volume: VolumeId) {
+        let copied = self.copied.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, stop)) = copied.as_ref().filter(|(source, _)| *source == volume) {
+            stop.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Fails if the executor was closed.

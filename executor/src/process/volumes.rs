@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `volume.json`, `volume.copy` | highest target, spec and phase (`state_file`); makes the directory ours |
 //! | `data` | the content; on an executor of virtual machines with a disk (`disk`) |
-//! | `data.new` | the same while it is being made, never used |
+//! | `data.new` | the same while it is being made or copied, never used |
 //! | `doomed` | the same while it is being destroyed |
 //! | `used` | the usage; a hint, not synced |
 //!
@@ -30,6 +30,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chancery_events::id::{ObjectId, VolumeId};
@@ -43,6 +44,7 @@ mod destroying;
 mod directory;
 mod disk;
 mod mark;
+mod snapshot;
 mod usage;
 mod users;
 
@@ -57,7 +59,7 @@ use crate::executor_store::{DirectoryStore, ExecutorStore as _, VolumeLookup};
 use crate::or_never;
 use crate::orchestrator::{Orchestrator as _, WorkProgress};
 use crate::reconcile::{self, ObjectTarget, ReconcileStep, StatusUpdate, TargetGoal};
-use destroying::VolumeRemoval;
+use destroying::VolumeJob;
 use directory::{VolumeDirectory, VolumeFile, VolumePhase};
 use disk::ContentForm;
 
@@ -99,7 +101,8 @@ pub(super) struct VolumeReconciler {
     /// Reason that the state cannot be determined.
     unknown: Option<String>,
     shown: Option<StatusUpdate>,
-    removal: Option<VolumeRemoval>,
+    removal: Option<VolumeJob>,
+    snapshot: Option<VolumeJob>,
     measuring: Option<JoinHandle<io::Result<(VolumeUsage, Duration)>>>,
     measured_at: Instant,
     /// Whether the usage exceeds the capacity, which was logged.
@@ -117,6 +120,7 @@ impl VolumeReconciler {
             unknown: None,
             shown: None,
             removal: None,
+            snapshot: None,
             measuring: None,
             measured_at: Instant::now(),
             is_over: false,
@@ -160,6 +164,11 @@ impl VolumeReconciler {
                 removed = over(self.removal.as_mut().map(|removal| &mut removal.job)) => {
                     self.removal = None;
                     self.removed(removed);
+                    self.settle();
+                }
+                copied = over(self.snapshot.as_mut().map(|snapshot| &mut snapshot.job)) => {
+                    self.snapshot = None;
+                    self.copied(copied);
                     self.settle();
                 }
                 measured = over(self.measuring.as_mut()) => {
@@ -336,11 +345,15 @@ impl VolumeReconciler {
     fn make(&mut self, order: ObjectTarget, spec: Option<VolumeSpec>) -> io::Result<()> {
         let capacity = spec.as_ref().map_or(0, |spec| spec.capacity);
         let form = self.form();
+        let source = spec.as_ref().and_then(|spec| spec.source);
         let kept = VolumeFile { volume: self.volume, order, spec, form, phase: VolumePhase::Accepted };
         self.shared.check_open()?;
         mark::make(&self.shared.root)?;
         self.shown = None;
         self.keep(kept.clone())?;
+        if self.snapshot.is_some() {
+            return Ok(());
+        }
         if let Some(reason) = disk::unfit(capacity).filter(|_| form == ContentForm::Disk) {
             let message = format!("cannot create disk: {reason}");
             let phase = VolumePhase::Failed { message, retry_class: RetryClass::Permanent };
@@ -355,6 +368,10 @@ impl VolumeReconciler {
             });
         }
         self.shared.check_open()?;
+        if let Some(source) = source {
+            self.begin_snapshot(source, capacity);
+            return Ok(());
+        }
         self.directory.make_data(form, capacity)?;
         self.keep(VolumeFile { phase: VolumePhase::Made, ..kept })
     }
@@ -396,11 +413,18 @@ impl VolumeReconciler {
             return Ok(());
         };
         let was_never_reported = matches!(kept.phase, VolumePhase::Accepted | VolumePhase::Failed { .. });
+        if let Some(snapshot) = &self.snapshot {
+            snapshot.stop.store(true, Ordering::Relaxed);
+            return Err(io::Error::other("a snapshot is being made"));
+        }
         if kept.is_being_destroyed()
             || kept.phase == VolumePhase::Made
             || (!was_never_reported && self.directory.has_data()?)
         {
             return Err(io::Error::other("volume still exists"));
+        }
+        if kept.spec.as_ref().is_some_and(|spec| spec.source.is_some()) {
+            snapshot::discard(&self.directory)?;
         }
         // Fails if the directory is not empty.
         for name in ["data", "data.new"] {

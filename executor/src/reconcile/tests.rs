@@ -464,6 +464,7 @@ fn volume(capacity: u64) -> ObjectSpec {
         node,
         class,
         capacity,
+        source: None,
     })
 }
 

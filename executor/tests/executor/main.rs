@@ -26,6 +26,7 @@ mod proofs;
 mod reboots;
 mod records;
 mod replaced;
+mod snapshots;
 mod volumes;
 mod world;
 
@@ -139,6 +140,10 @@ fn run_tests() -> ExitCode {
         disks::a_disk_that_is_removed_is_a_loss_and_is_not_made_again,
         disks::a_start_without_a_fitting_disk_fails_and_changes_nothing,
         disks::a_disk_without_whole_sectors_is_not_made,
+        snapshots::a_snapshot_has_the_content_of_its_source_and_is_independent_of_it,
+        snapshots::a_volume_that_processes_use_is_copied_once_they_have_ended,
+        snapshots::a_copy_is_discarded_if_its_source_is_used_before_it_is_complete,
+        snapshots::killing_the_executor_while_it_copies_leaves_whole_snapshots_or_none,
         volumes::killing_the_executor_while_it_makes_them_neither_loses_nor_doubles,
         volumes::killing_the_executor_while_it_destroys_them_ends_in_none_and_takes_no_other,
         volumes::what_has_started_to_be_destroyed_continues_without_a_command,

@@ -17,6 +17,7 @@ use chancery_executor::process::{BootId, ProcessConfig, ProcessOrchestrator, Vol
 
 use crate::disks::machines;
 use crate::reboots::power_cut;
+use crate::snapshots::snapshot;
 use crate::world::{
     PATIENCE, TestRoot, block_on, command, config, id, is_ended, is_ready, payload, spec, until, wait_until,
     write_state,
@@ -28,7 +29,14 @@ pub(crate) fn volume(position: u64) -> VolumeId {
 
 pub(crate) fn of(capacity: u64) -> ObjectSpec {
     let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
-    ObjectSpec::Volume(VolumeSpec { name, namespace: "ns".parse().unwrap(), node, class, capacity })
+    ObjectSpec::Volume(VolumeSpec {
+        name,
+        namespace: "ns".parse().unwrap(),
+        node,
+        class,
+        capacity,
+        source: None,
+    })
 }
 
 pub(crate) fn order(position: u64, revision: u32, effect: CommandEffect) -> ObjectCommand {
@@ -78,7 +86,10 @@ pub(crate) fn victim(root: &Path, what: &str, count: u64) -> ExitCode {
     block_on(async {
         let processes = ProcessOrchestrator::open(config).await.expect("the root can be opened");
         for position in 1..=count {
-            processes.carry_out(order(position, revision, effect)).await;
+            let order = order(position, revision, effect);
+            let order =
+                if what == "snapshot" && position > 1 { snapshot(position, 1, effect) } else { order };
+            processes.carry_out(order).await;
         }
         std::future::pending::<()>().await;
     });

@@ -10,7 +10,12 @@ pub(super) const GB: u64 = 1 << 30;
 
 /// Creates a world of `nodes` nodes with `storage` bytes of storage each.
 pub(super) fn world(nodes: usize, storage: u64) -> TestFleet {
-    let mut world = TestFleet::with_nodes(0);
+    world_of("process", nodes, storage)
+}
+
+/// Creates such a world of another runtime.
+pub(super) fn world_of(runtime: &str, nodes: usize, storage: u64) -> TestFleet {
+    let mut world = TestFleet::of_runtime(runtime, 0);
     for number in 1..=nodes {
         node(&mut world, number, storage);
     }

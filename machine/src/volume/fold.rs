@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use chancery_events::fact::{
     CommandEffect, IncarnationEnd, Requester, VolumeCommandFailed, VolumeCreated, VolumeDeletionStarted,
-    VolumeDestroyRequested, VolumeDestroyed, VolumeLost, VolumeReady,
+    VolumeDestroyRequested, VolumeDestroyed, VolumeLost, VolumeReady, VolumeSnapshotStarted,
 };
 use chancery_events::id::{IncarnationId, VolumeId};
-use chancery_events::name::VolumeName;
+use chancery_events::name::{ClusterName, NodeName, VolumeName};
 use chancery_events::spec::VolumeDeletion;
 use chancery_events::subject::Subject;
 
@@ -17,10 +17,7 @@ use crate::meta::{EntityMeta, FactPosition};
 use crate::state::{Incarnation, Node, PendingCommand, Volume, VolumeState};
 
 pub(crate) fn created(fleet: &mut FleetState, fact: &VolumeCreated, at: FactPosition) -> FoldResult {
-    let cluster = fleet.require::<Node>(&fact.node)?.cluster.clone().ok_or_else(|| StateContradiction {
-        subject: Subject::Volume(fact.name.clone()),
-        problem: format!("the volume is created on node {}, which is in no cluster", fact.node),
-    })?;
+    let cluster = cluster_of(fleet, &fact.node, &fact.name)?;
     // The volume now counts the storage that was reserved for it.
     fleet.touch::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.ties.change(|ties| {
@@ -43,6 +40,46 @@ pub(crate) fn created(fleet: &mut FleetState, fact: &VolumeCreated, at: FactPosi
         deletion_requested_by: None,
         used_by: None,
         may_hold_data: false,
+        source: None,
+        revision: 1,
+        command: Some(PendingCommand { effect: CommandEffect::Ensure, attempt: 1, not_before: at.time }),
+        error: None,
+        meta: EntityMeta::new(at),
+    });
+    Ok(())
+}
+
+fn cluster_of(
+    fleet: &FleetState,
+    node: &NodeName,
+    volume: &VolumeName,
+) -> Result<ClusterName, StateContradiction> {
+    fleet.require::<Node>(node)?.cluster.clone().ok_or_else(|| StateContradiction {
+        subject: Subject::Volume(volume.clone()),
+        problem: format!("the volume is created on node {node}, which is in no cluster"),
+    })
+}
+
+pub(crate) fn snapshot_started(
+    fleet: &mut FleetState,
+    fact: &VolumeSnapshotStarted,
+    at: FactPosition,
+) -> FoldResult {
+    let cluster = cluster_of(fleet, &fact.node, &fact.name)?;
+    fleet.put(Volume {
+        id: VolumeId::issue(at.lineage, at.position),
+        name: fact.name.clone(),
+        cluster,
+        node: fact.node.clone(),
+        class: fact.class.clone(),
+        capacity: fact.capacity,
+        owner: None,
+        on_delete: VolumeDeletion::Keep,
+        state: VolumeState::Creating,
+        deletion_requested_by: None,
+        used_by: None,
+        may_hold_data: true,
+        source: Some((fact.source.clone(), fact.source_id)),
         revision: 1,
         command: Some(PendingCommand { effect: CommandEffect::Ensure, attempt: 1, not_before: at.time }),
         error: None,

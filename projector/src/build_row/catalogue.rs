@@ -240,6 +240,7 @@ impl ReadModelRow for VolumeRow {
         by_name!("node", NodeName, |row, node| row.node == *node),
         by_name!("owner", ReplicaName, |row, owner| row.owner.as_ref() == Some(owner)),
         by_name!("replica", ReplicaName, |row, replica| row.replica.as_ref() == Some(replica)),
+        by_name!("source", VolumeName, |row, source| row.source.as_ref() == Some(source)),
         by_word!("state", VolumeStatus::ALL, |row| row.state),
     ];
 
@@ -263,6 +264,7 @@ impl ReadModelRow for VolumeRow {
             on_delete: volume.on_delete,
             replica: user.map(|user| user.replica.clone()),
             incarnation: volume.used_by,
+            source: volume.source.as_ref().map(|(name, _)| name.clone()),
             deletion_requested_by: volume.deletion_requested_by.clone(),
             message: volume_message(volume),
         }))

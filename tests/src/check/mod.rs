@@ -256,6 +256,7 @@ impl JournalChecker {
             Fact::IncarnationProcessesChanged(x) => world.processes_changed(x, at),
             Fact::IncarnationEnded(x) => world.ended(x, at),
             Fact::VolumeCreated(x) => world.volume_created(x, at),
+            Fact::VolumeSnapshotStarted(x) => world.snapshot_started(x, at),
             Fact::VolumeReady(x) => world.volume_ready(x, at),
             Fact::VolumeCommandFailed(x) => world.volume_failed(x, at),
             Fact::VolumeLost(x) => world.volume_lost(x, at),

@@ -62,9 +62,10 @@ enum SubjectEffect {
 
 fn effect(fact: &Fact) -> SubjectEffect {
     match fact {
-        Fact::DeploymentCreated(_) | Fact::ReplicaCreated(_) | Fact::VolumeCreated(_) => {
-            SubjectEffect::Begins
-        }
+        Fact::DeploymentCreated(_)
+        | Fact::ReplicaCreated(_)
+        | Fact::VolumeCreated(_)
+        | Fact::VolumeSnapshotStarted(_) => SubjectEffect::Begins,
         Fact::ClusterApplied(_)
         | Fact::CapabilityApplied(_)
         | Fact::NodeApplied(_)

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use chancery_events::fact::{
     CommandEffect, IncarnationEnd, IncarnationReserved, Requester, VolumeCommandFailed, VolumeCreated,
     VolumeDeletionStarted, VolumeDestroyRequested, VolumeDestroyed, VolumeLost, VolumeReady,
+    VolumeSnapshotStarted,
 };
 use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::intent::Intent;
@@ -159,6 +160,46 @@ impl CheckedFleet {
             used: false,
             revision: 1,
             command: Some((CommandEffect::Ensure, 1)),
+        };
+        self.volumes.insert(name.clone(), volume);
+        Ok(())
+    }
+
+    pub(super) fn snapshot_started(&mut self, fact: &VolumeSnapshotStarted, at: FactLocation) -> RuleResult {
+        let name = &fact.name;
+        demand!(5, !self.volumes.contains_key(name), "volume {name} is made a second time");
+        let input = self.input_of(at);
+        let asked = matches!(
+            input.as_deref().and_then(LastInput::intent),
+            Some(Intent::VolumeSnapshot(ask)) if ask.name == fact.source && ask.snapshot == *name
+        );
+        demand!(8, asked, "a snapshot {name} of volume {} is made without a request", fact.source);
+        let source = self.volume(&fact.source)?.clone();
+        demand!(5, source.id == fact.source_id, "the source of {name} is another volume");
+        demand!(
+            6,
+            source.is == VolumeProgress::Ready,
+            "volume {} is copied, and does not exist",
+            fact.source
+        );
+        demand!(8, !source.goes, "volume {} is copied, and being deleted", fact.source);
+        let same = (&source.node, &source.class, source.capacity);
+        let is_same = same == (&fact.node, &fact.class, fact.capacity);
+        demand!(4, is_same, "snapshot {name} is unlike its source {}", fact.source);
+        let node = self.storage_of(&fact.node)?;
+        node.store(&fact.class, fact.capacity);
+        node.has_capacity(&fact.node)?;
+        let volume = Volume {
+            id: VolumeId::issue(at.lineage, at.position),
+            owner: None,
+            on_delete: VolumeDeletion::Keep,
+            is: VolumeProgress::Ensuring,
+            goes: false,
+            user: None,
+            used: true,
+            revision: 1,
+            command: Some((CommandEffect::Ensure, 1)),
+            ..source
         };
         self.volumes.insert(name.clone(), volume);
         Ok(())

@@ -102,6 +102,7 @@ impl VisibleEntities {
             | Fact::EntityQuarantined(_)
             | Fact::OrphanResolved(_)
             | Fact::VolumeCreated(_)
+            | Fact::VolumeSnapshotStarted(_)
             | Fact::VolumeReady(_)
             | Fact::VolumeCommandFailed(_)
             | Fact::VolumeLost(_)

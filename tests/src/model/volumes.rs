@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::fact::{
-    Fact, IncarnationEnd, IncarnationRunning, IncarnationStarted, Requester, VolumeCreated,
-};
+use chancery_events::fact::{Fact, IncarnationEnd, IncarnationRunning, IncarnationStarted, Requester};
 use chancery_events::id::{IncarnationId, VolumeId};
-use chancery_events::name::{ClusterName, NodeName, StorageClass, VolumeName};
+use chancery_events::name::{ClusterName, NodeName, ReplicaName, StorageClass, VolumeName};
 use chancery_events::spec::VolumeDeletion;
 use chancery_projector::rows::{VolumeRow, VolumeStatus};
 
@@ -14,12 +12,14 @@ use super::entities::{FactLocation, Incarnation, IncarnationProgress, StampedEnt
 
 #[derive(Clone, Debug)]
 pub(super) struct Volume {
-    fact: VolumeCreated,
     id: VolumeId,
+    class: StorageClass,
+    capacity: u64,
+    owner: Option<ReplicaName>,
+    source: Option<VolumeName>,
     cluster: Option<ClusterName>,
     node: NodeName,
     word: VolumeStatus,
-    has_owner: bool,
     on_delete: VolumeDeletion,
     user: Option<IncarnationId>,
     used: bool,
@@ -31,27 +31,18 @@ impl VisibleEntities {
     pub(super) fn stored(&mut self, fact: &Fact, at: FactLocation) {
         match fact {
             Fact::VolumeCreated(x) => {
-                let cluster = self.nodes.get(&x.node).and_then(|node| node.is.cluster.clone());
-                let volume = Volume {
-                    fact: x.clone(),
-                    id: VolumeId::issue(at.lineage, at.position),
-                    cluster,
-                    node: x.node.clone(),
-                    word: VolumeStatus::Creating,
-                    has_owner: x.owner.is_some(),
-                    on_delete: x.on_delete,
-                    user: None,
-                    used: false,
-                    goes: None,
-                };
-                let mut kept = at.stamp(volume);
-                kept.stamps.version = 0;
-                self.volumes.insert(x.name.clone(), kept);
+                let volume = self.new_volume(&x.node, (&x.class, x.capacity), at);
+                let volume = Volume { owner: x.owner.clone(), on_delete: x.on_delete, ..volume };
+                self.add_volume(&x.name, volume, at);
                 if let Some(run) = self.incarnations.get_mut(&x.incarnation) {
                     let held = run.is.stores.entry(x.class.clone()).or_default();
                     *held = held.saturating_sub(x.capacity);
                     run.is.stores.retain(|_, held| *held > 0);
                 }
+            }
+            Fact::VolumeSnapshotStarted(x) => {
+                let volume = self.new_volume(&x.node, (&x.class, x.capacity), at);
+                self.add_volume(&x.name, Volume { source: Some(x.source.clone()), used: true, ..volume }, at);
             }
             Fact::VolumeReady(x) => self.volume(&x.name, |is| is.word = VolumeStatus::Ready),
             Fact::VolumeLost(x) => self.volume(&x.name, |is| is.word = VolumeStatus::Lost),
@@ -97,7 +88,7 @@ impl VisibleEntities {
                 for name in &x.volumes {
                     let rule = |word| Requester::Rule(format!("replica/{}/{word}", x.name));
                     self.volume(name, |is| {
-                        is.has_owner = false;
+                        is.owner = None;
                         let why = match is.on_delete {
                             VolumeDeletion::Destroy => "on_delete",
                             VolumeDeletion::Keep if !is.used => "unused",
@@ -112,6 +103,29 @@ impl VisibleEntities {
         }
     }
 
+    fn new_volume(&self, node: &NodeName, size: (&StorageClass, u64), at: FactLocation) -> Volume {
+        Volume {
+            id: VolumeId::issue(at.lineage, at.position),
+            class: size.0.clone(),
+            capacity: size.1,
+            owner: None,
+            source: None,
+            cluster: self.nodes.get(node).and_then(|node| node.is.cluster.clone()),
+            node: node.clone(),
+            word: VolumeStatus::Creating,
+            on_delete: VolumeDeletion::Keep,
+            user: None,
+            used: false,
+            goes: None,
+        }
+    }
+
+    fn add_volume(&mut self, name: &VolumeName, volume: Volume, at: FactLocation) {
+        let mut kept = at.stamp(volume);
+        kept.stamps.version = 0;
+        self.volumes.insert(name.clone(), kept);
+    }
+
     fn volume(&mut self, name: &VolumeName, how: impl FnOnce(&mut Volume)) {
         if let Some(volume) = self.volumes.get_mut(name) {
             how(&mut volume.is);
@@ -122,7 +136,7 @@ impl VisibleEntities {
     pub(super) fn storage(&self, node: &NodeName) -> BTreeMap<StorageClass, u64> {
         let mut sums = BTreeMap::<StorageClass, u64>::new();
         let volumes = self.volumes.values().filter(|kept| kept.is.node == *node);
-        for volume in volumes.map(|kept| &kept.is.fact) {
+        for volume in volumes.map(|kept| &kept.is) {
             *sums.entry(volume.class.clone()).or_default() += volume.capacity;
         }
         let runs = self.incarnations.values().map(|kept| &kept.is);
@@ -144,12 +158,13 @@ pub(super) fn row(all: &VisibleEntities, name: &VolumeName, kept: &StampedEntity
         state: is.word,
         cluster: is.cluster.clone().expect("volumes are made on nodes of clusters"),
         node: is.node.clone(),
-        class: is.fact.class.clone(),
-        capacity: is.fact.capacity,
-        owner: is.fact.owner.clone().filter(|_| is.has_owner),
+        class: is.class.clone(),
+        capacity: is.capacity,
+        owner: is.owner.clone(),
         on_delete: is.on_delete,
         replica: user.map(|user| user.is.fact.replica.clone()),
         incarnation: is.user,
+        source: is.source.clone(),
         deletion_requested_by: is.goes.clone(),
         message: String::new(),
     })

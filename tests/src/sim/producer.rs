@@ -345,10 +345,16 @@ impl ScriptedWorld {
                 }
                 ("plan.rollback".into(), data, None)
             }
-            ScriptInput::OfVolume { which } => {
+            ScriptInput::OfVolume { which, snapshot } => {
                 let names: Vec<_> =
                     self.read()?.fleet.volumes().sorted().iter().map(|it| it.name.clone()).collect();
-                ("volume.delete".into(), json!({"name": one(&names, *which)?}), None)
+                let name = one(&names, *which)?;
+                match snapshot {
+                    Some(snapshot) => {
+                        ("volume.snapshot".into(), json!({"name": name, "snapshot": snapshot}), None)
+                    }
+                    None => ("volume.delete".into(), json!({"name": name}), None),
+                }
             }
             ScriptInput::Approve { which } => {
                 let mut pending = self.pending();

@@ -505,7 +505,10 @@ fn ask(random: &mut RandomSource, world: &WorldParts, number: u64) -> ScriptInpu
         126 => ScriptInput::OfDisruption { verb: "delete", which: random.below(8) },
         127..=129 => policy_apply(random),
         130 => input("policy.delete", json!({"name": format!("y{}", random.below(2))})),
-        131..=134 => ScriptInput::OfVolume { which: random.below(8) },
+        131..=133 => ScriptInput::OfVolume { which: random.below(8), snapshot: None },
+        134 => {
+            ScriptInput::OfVolume { which: random.below(8), snapshot: Some(format!("s{}", random.below(3))) }
+        }
         143..=146 => {
             let plan = random.below(plans);
             rollback(random, plan, number)

@@ -49,10 +49,12 @@ pub enum ScriptInput {
         /// Index among ended deployments, modulo the count; the last completed one, if absent.
         which: Option<u64>,
     },
-    /// Deletion of an existing volume.
+    /// Deletion or snapshot of an existing volume.
     OfVolume {
         /// Volume's index, modulo the count.
         which: u64,
+        /// Name of the snapshot; absent to delete the volume.
+        snapshot: Option<String>,
     },
     /// Request for a known disruption: `approve`, `complete`, `delete`.
     OfDisruption {

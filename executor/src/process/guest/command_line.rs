@@ -66,6 +66,8 @@ pub(in super::super) fn command_line(
     arguments.add("action", "shutdown=pause,panic=pause,reboot=reset".to_owned());
     arguments.add("device", "pvpanic".to_owned());
     arguments.add("qmp", "unix:../qmp.sock,server=on,wait=off".to_owned());
+    // For backups of disks: the first socket serves one client, which watches the guest.
+    arguments.add("qmp", "unix:../backup.sock,server=on,wait=off".to_owned());
     // The first serial port is the output of the process. The second one is for tools in the guest.
     arguments.add("chardev", "stdio,id=console,signal=off".to_owned());
     arguments.add("serial", "chardev:console".to_owned());

@@ -23,7 +23,7 @@ const CONNECT: Duration = Duration::from_millis(20);
 /// The longest of these times, which double.
 const CONNECT_MOST: Duration = Duration::from_secs(1);
 /// Time after which QEMU does not answer: a greeting, or a reply.
-const SILENCE: Duration = Duration::from_secs(10);
+pub(super) const SILENCE: Duration = Duration::from_secs(10);
 /// Maximum number of reads in one step: a guest that resets without pause must not delay others.
 const READS: usize = 16;
 /// Time from one press of the power button to the next: a starting guest can miss the first one.
@@ -224,7 +224,7 @@ impl GuestLink {
     pub(in super::super) fn advance(&mut self, record: &mut GuestRecord) {
         let now = Instant::now();
         if self.connection.is_none() && now >= self.connect.0 {
-            match connect(&self.directory) {
+            match connect(&self.directory, "qmp.sock") {
                 Ok(stream) => self.connection = Some(QmpConnection::new(stream, now)),
                 // QEMU makes the socket when it starts.
                 Err(_) => self.connect = (now + self.connect.1, (self.connect.1 * 2).min(CONNECT_MOST)),
@@ -387,12 +387,12 @@ impl QmpConnection {
     }
 }
 
-/// Connects to the control socket of a directory. The path of a socket is limited to about 100 bytes, so the directory is named
+/// Connects to a control socket of a directory. The path of a socket is limited to about 100 bytes, so the directory is named
 /// by its descriptor.
-fn connect(directory: &Path) -> io::Result<UnixStream> {
+pub(super) fn connect(directory: &Path, socket: &str) -> io::Result<UnixStream> {
     let directory =
         rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let path = format!("/proc/self/fd/{}/qmp.sock", directory.as_raw_fd());
+    let path = format!("/proc/self/fd/{}/{socket}", directory.as_raw_fd());
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // Without waiting: a stopped QEMU accepts no connection.

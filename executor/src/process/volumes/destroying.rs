@@ -16,13 +16,22 @@ use crate::executor_store::VolumeLookup;
 use crate::reconcile::{ObjectTarget, TargetGoal};
 use crate::state_file;
 
-/// Removal in progress, which stops when this is dropped.
-pub(super) struct VolumeRemoval {
-    stop: Arc<AtomicBool>,
+/// Removal or snapshot in progress, which stops when this is dropped.
+pub(super) struct VolumeJob {
+    pub(super) stop: Arc<AtomicBool>,
     pub(super) job: JoinHandle<io::Result<()>>,
 }
 
-impl Drop for VolumeRemoval {
+impl VolumeJob {
+    /// Stops the job, and waits for its end.
+    async fn end(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // What the job did so far counts for nothing.
+        let _ = (&mut self.job).await;
+    }
+}
+
+impl Drop for VolumeJob {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -56,6 +65,7 @@ impl VolumeReconciler {
                 return Ok(());
             }
         }
+        shared.interrupt_copy(self.volume);
         // The disk may have been removed meanwhile.
         self.look();
         if self.is != was || !matches!(self.found, Some(VolumeLookup::Nothing | VolumeLookup::Ours(_))) {
@@ -76,7 +86,8 @@ impl VolumeReconciler {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let (directory, ours, stops) = (self.directory.clone(), self.is, stop.clone());
-        let job = tokio::task::spawn_blocking(move || {
+        let before = self.snapshot.take();
+        let remove = move || {
             if directory.identity()? != ours {
                 return Err(io::Error::other(format!(
                     "another directory is at {}",
@@ -84,8 +95,14 @@ impl VolumeReconciler {
                 )));
             }
             empty(&directory, &stops)
+        };
+        let job = tokio::spawn(async move {
+            if let Some(before) = before {
+                before.end().await;
+            }
+            tokio::task::spawn_blocking(remove).await.map_err(io::Error::other)?
         });
-        self.removal = Some(VolumeRemoval { stop, job });
+        self.removal = Some(VolumeJob { stop, job });
     }
 
     pub(super) fn removed(&mut self, removed: io::Result<()>) {

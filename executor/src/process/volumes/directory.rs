@@ -203,12 +203,25 @@ impl VolumeDirectory {
         let new = self.file("data.new");
         // From an earlier attempt; nothing was ever put in it.
         remove_unused(&new, ContentForm::Disk)?;
-        std::fs::DirBuilder::new().mode(0o700).create(&new)?;
-        // Independent of the umask.
-        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o700))?;
+        self.begin_data()?;
         if form == ContentForm::Disk {
             disk::create(&new, capacity)?;
         }
+        self.publish_data()
+    }
+
+    /// Makes the directory of new content, private and empty. Returns its path.
+    pub(super) fn begin_data(&self) -> io::Result<PathBuf> {
+        let new = self.file("data.new");
+        std::fs::DirBuilder::new().mode(0o700).create(&new)?;
+        // Independent of the umask.
+        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o700))?;
+        Ok(new)
+    }
+
+    /// Writes the new content to disk, and gives it the name of the content.
+    pub(super) fn publish_data(&self) -> io::Result<()> {
+        let new = self.file("data.new");
         std::fs::File::open(&new)?.sync_all()?;
         std::fs::rename(&new, self.data())?;
         state_file::sync_directory(&self.data())

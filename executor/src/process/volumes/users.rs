@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
 use chancery_events::protocol::IncarnationSpec;
@@ -53,7 +53,7 @@ pub(in super::super) fn mounts_any(spec: &IncarnationSpec) -> bool {
 }
 
 /// Checks that an incarnation may use each volume that it mounts: the volume exists, and has no other user.
-/// An orphan unknown to the decider may be one. Fails with `TimedOut` if a process cannot be read.
+/// An orphan unknown to the decider may be one. A copy of one of the volumes is interrupted. Fails with `TimedOut` if a process cannot be read.
 pub(in super::super) fn check(
     shared: &ProcessShared,
     spec: &IncarnationSpec,
@@ -67,12 +67,35 @@ pub(in super::super) fn check(
         place(&volumes, *volume).map_err(io::Error::other)?;
     }
     match user(shared, &mounted, Some(of)) {
-        Ok(None) => Ok(()),
+        Ok(None) => {
+            mounted.keys().for_each(|volume| shared.interrupt_copy(*volume));
+            Ok(())
+        }
         Ok(Some((volume, user))) => {
             Err(io::Error::other(format!("cannot use volume {volume}: in use by {user}")))
         }
         Err(error) => {
             Err(io::Error::new(error.kind(), format!("cannot determine users of volumes: {error}")))
+        }
+    }
+}
+
+/// User or possible user of a volume.
+pub(super) enum VolumeUser {
+    /// Incarnation that has not ended, with its directory.
+    Incarnation(IncarnationId, IncarnationDirectory),
+    /// Incarnation whose records are lost.
+    Lost(IncarnationId),
+    /// Process that was given the volume.
+    Process(u32),
+}
+
+impl fmt::Display for VolumeUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            VolumeUser::Incarnation(id, _) => write!(f, "{id}"),
+            VolumeUser::Lost(id) => write!(f, "{id}, whose records are lost"),
+            VolumeUser::Process(pid) => write!(f, "process {pid}"),
         }
     }
 }
@@ -83,7 +106,7 @@ pub(super) fn user(
     shared: &ProcessShared,
     directories: &BTreeMap<VolumeId, VolumeDirectory>,
     besides: Option<IncarnationId>,
-) -> io::Result<Option<(VolumeId, String)>> {
+) -> io::Result<Option<(VolumeId, VolumeUser)>> {
     let nodes = shared.root.join("nodes");
     // Incarnations that are recorded meanwhile mount no volumes.
     let listed = lost::listed(shared.cgroup.as_ref())?;
@@ -101,14 +124,14 @@ pub(super) fn user(
         } else if besides != Some(id)
             && let Some(volume) = directories.keys().find(|volume| uses(&directory, &wanted, **volume))
         {
-            return Ok(Some((*volume, id.to_string())));
+            return Ok(Some((*volume, VolumeUser::Incarnation(id, directory))));
         }
     }
     // The volumes of such an incarnation are unknown by now.
     if let (Some(id), Some(volume)) =
         (lost::user(shared.cgroup.as_ref(), listed, &kept)?, directories.keys().next())
     {
-        return Ok(Some((*volume, format!("{id}, whose records are lost"))));
+        return Ok(Some((*volume, VolumeUser::Lost(id))));
     }
     // Processes of an incarnation whose directory was lost, or whose records are unreadable.
     let mut data = Vec::new();
@@ -129,7 +152,7 @@ pub(super) fn user(
         };
         if let Some((volume, ..)) = data.iter().find(|(_, data, place)| is_given(&environment, data, *place))
         {
-            return Ok(Some((*volume, format!("process {}", stat.pid))));
+            return Ok(Some((*volume, VolumeUser::Process(stat.pid))));
         }
     }
     if unread.is_empty() {

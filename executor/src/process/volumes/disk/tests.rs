@@ -28,8 +28,9 @@ fn record(directory: &VolumeDirectory, volume: VolumeId, form: ContentForm) {
         node: "n1".parse().unwrap(),
         class: "ssd".parse().unwrap(),
         capacity: CAPACITY,
+        source: None,
     };
-    let order = ObjectTarget { revision: 1, attempt: 1, aim, status, grace };
+    let order = ObjectTarget { revision: 1, attempt: 1, aim, status, grace, is_reboot: false };
     let kept = VolumeFile { volume, order, spec: Some(spec), form, phase: VolumePhase::Made };
     let identity = directory.identity().unwrap();
     directory.keep(None, &kept, identity).unwrap();

@@ -1,0 +1,227 @@
+//! Snapshots: volumes that are created with the content of another volume, as of one moment.
+//!
+//! | use of the source | content |
+//! |---|---|
+//! | by the guest of a running QEMU | a backup by QEMU: what a power cut at that moment would have left on the disk |
+//! | by nothing | a copy, which is discarded if anything uses the source before it is complete |
+//! | by anything else | none: the attempt fails |
+//!
+//! The content is made in `data.new`, and gets its name once it is complete and on disk. So an interruption at any point leaves no
+//! volume or a complete one.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use chancery_events::id::VolumeId;
+use chancery_events::observation::RetryClass;
+use tokio::sync::OwnedMutexGuard;
+
+use super::super::guest::{self, BackupResult};
+use super::super::incarnation_dir::{IncarnationDirectory, ProcessesFile};
+use super::super::{ProcessShared, removal};
+use super::VolumeReconciler;
+use super::destroying::VolumeJob;
+use super::directory::{VolumeDirectory, VolumeFile, VolumePhase};
+use super::disk::{self, ContentForm};
+use super::users::{self, VolumeUser};
+use crate::executor_store::ObjectStore as _;
+use crate::reconcile::TargetGoal;
+use crate::state_file::FileAccess;
+
+/// Time from one look at a copying program to the next.
+const LOOK: Duration = Duration::from_millis(20);
+/// Maximum size of an error of a copying program, in bytes.
+const ERROR: usize = 1024;
+
+/// New content of a volume.
+struct NewContent {
+    volume: VolumeDirectory,
+    source: VolumeId,
+    form: ContentForm,
+    /// Capacity of the volume, in bytes.
+    capacity: u64,
+    shared: Arc<ProcessShared>,
+    stop: Arc<AtomicBool>,
+}
+
+impl VolumeReconciler {
+    /// Starts to make the content from that of the source.
+    pub(super) fn begin_snapshot(&mut self, source: VolumeId, capacity: u64) {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (volume, shared) = (self.directory.clone(), self.shared.clone());
+        let content = NewContent { volume, source, form: self.form(), capacity, shared, stop: stop.clone() };
+        let job = tokio::spawn(async move {
+            let _turn = content.shared.snapshots.clone().acquire_owned().await.map_err(io::Error::other)?;
+            let using = content.shared.using.clone().lock_owned().await;
+            let threads = content.shared.volume_threads.clone();
+            threads.spawn_blocking(move || content.make(using)).await.map_err(io::Error::other)?
+        });
+        self.snapshot = Some(VolumeJob { stop, job });
+    }
+
+    /// Records the result of a snapshot.
+    pub(super) fn copied(&mut self, copied: io::Result<()>) {
+        let Some(kept) = self.kept().filter(|kept| kept.order.aim == TargetGoal::Up).cloned() else { return };
+        let phase = match copied {
+            Ok(()) => VolumePhase::Made,
+            Err(error) => {
+                tracing::warn!(%error, volume = %self.volume, "cannot create snapshot");
+                let is_permanent = error.kind() == io::ErrorKind::InvalidInput;
+                VolumePhase::Failed {
+                    message: format!("cannot create snapshot: {error}"),
+                    retry_class: if is_permanent { RetryClass::Permanent } else { RetryClass::Retryable },
+                }
+            }
+        };
+        self.shown = None;
+        if let Err(error) = self.keep(VolumeFile { phase, ..kept }) {
+            tracing::error!(%error, volume = %self.volume, "cannot record result of snapshot");
+        }
+    }
+}
+
+impl NewContent {
+    /// Makes the content. The lock of users is held at first.
+    fn make(&self, using: OwnedMutexGuard<()>) -> io::Result<()> {
+        if self.volume.has_data()? {
+            // Complete, but not recorded.
+            return self.volume.missing(self.form)?.map_or(Ok(()), |missing| Err(io::Error::other(missing)));
+        }
+        discard(&self.volume)?;
+        let made = self.copy(using);
+        if made.is_err() {
+            discard(&self.volume)?;
+        }
+        made
+    }
+
+    fn copy(&self, using: OwnedMutexGuard<()>) -> io::Result<()> {
+        let (source, kept) = users::usable(&self.shared.volumes(), self.source).map_err(io::Error::other)?;
+        if kept.form != self.form {
+            let forms = |form| if form == ContentForm::Disk { "a disk" } else { "a directory" };
+            let message = format!("volume {} is {}, not {}", self.source, forms(kept.form), forms(self.form));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        match users::user(&self.shared, &BTreeMap::from([(self.source, source.clone())]), None)? {
+            None => self.copy_unused(&source, using),
+            Some((_, VolumeUser::Incarnation(_, user))) if self.form == ContentForm::Disk => {
+                drop(using);
+                self.back_up(&source, &user)?;
+                self.check()?;
+                self.volume.publish_data()
+            }
+            Some((_, user)) => Err(io::Error::other(format!("volume {} is in use by {user}", self.source))),
+        }
+    }
+
+    /// Copies the content while nothing uses it.
+    fn copy_unused(&self, source: &VolumeDirectory, using: OwnedMutexGuard<()>) -> io::Result<()> {
+        removal::refuse_mounts(source.path())?;
+        self.set_copied(Some(self.source));
+        drop(using);
+        let copied = self.run_copy(&source.data()).and_then(|()| self.check());
+        let _using = self.shared.using.blocking_lock();
+        let is_interrupted = self.stop.load(Ordering::Relaxed);
+        self.set_copied(None);
+        copied?;
+        if is_interrupted {
+            return Err(io::Error::other(format!("volume {} is in use since the copy began", self.source)));
+        }
+        self.volume.publish_data()
+    }
+
+    fn set_copied(&self, source: Option<VolumeId>) {
+        let mut copied = self.shared.copied.lock().unwrap_or_else(PoisonError::into_inner);
+        *copied = source.map(|source| (source, self.stop.clone()));
+    }
+
+    /// Copies a tree with its modes, owners, links, holes and attributes.
+    fn run_copy(&self, from: &Path) -> io::Result<()> {
+        let new = self.volume.begin_data()?;
+        // The target is the working directory. A program that outlives this one finds it removed, and writes nothing to the directory
+        // that a later attempt has made.
+        let mut command = Command::new("cp");
+        command.args(["-a", "--"]).arg(from.join(".")).arg(".").current_dir(&new).env("LC_ALL", "C");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child =
+            command.spawn().map_err(|error| io::Error::other(format!("cannot start cp: {error}")))?;
+        let finished = self.await_copy(&mut child);
+        if finished.is_err() {
+            child.kill()?;
+            child.wait()?;
+        }
+        finished?;
+        rustix::fs::syncfs(std::fs::File::open(&new)?)?;
+        Ok(())
+    }
+
+    fn await_copy(&self, child: &mut Child) -> io::Result<()> {
+        let mut errors = child.stderr.take().ok_or_else(|| io::Error::other("no errors of cp"))?;
+        rustix::io::ioctl_fionbio(&errors, true)?;
+        let (mut text, mut chunk) = (Vec::new(), [0; ERROR]);
+        loop {
+            let ended = child.try_wait()?;
+            loop {
+                match errors.read(&mut chunk) {
+                    Ok(0) => break,
+                    // The first errors: what is not read would stop the program.
+                    Ok(count) => text.extend_from_slice(&chunk[..count.min(ERROR - text.len())]),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            match ended {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => {
+                    let text = String::from_utf8_lossy(&text);
+                    let first = text.lines().next().unwrap_or_default();
+                    return Err(io::Error::other(format!("cp failed with {status}: {first}")));
+                }
+                None if self.stop.load(Ordering::Relaxed) => {
+                    return Err(io::Error::other(format!(
+                        "volume {} is in use since the copy began",
+                        self.source
+                    )));
+                }
+                None => std::thread::sleep(LOOK),
+            }
+        }
+    }
+
+    /// Copies the disk of a running guest.
+    fn back_up(&self, source: &VolumeDirectory, user: &IncarnationDirectory) -> io::Result<()> {
+        let new = self.volume.begin_data()?;
+        disk::create(&new, self.capacity)?;
+        let (from, to) = (disk::path(&source.data()), disk::path(&new));
+        let record = user.read::<ProcessesFile>(FileAccess::Observer)?;
+        let processes = record.iter().flat_map(|record| &record.processes);
+        for process in processes.filter(|process| process.end.is_none()) {
+            let Some(guest) = &process.guest else { continue };
+            let directory = user.path().join(process.name());
+            match guest::back_up(&directory, &guest.name, &from, &to, &self.stop)? {
+                BackupResult::Done => return Ok(()),
+                BackupResult::OtherDisk => {}
+            }
+        }
+        Err(io::Error::other(format!("no guest of the user of volume {} has its disk", self.source)))
+    }
+
+    /// Fails unless the new content has its form.
+    fn check(&self) -> io::Result<()> {
+        let new = self.volume.file("data.new");
+        if self.form == ContentForm::Disk && !disk::is_whole(&new, self.capacity) {
+            return Err(io::Error::other(format!("the copy is no disk of {} bytes", self.capacity)));
+        }
+        Ok(())
+    }
+}
+
+/// Removes content that is not complete.
+pub(super) fn discard(volume: &VolumeDirectory) -> io::Result<()> {
+    removal::remove(&volume.file("data.new"), &AtomicBool::new(false))
+}

@@ -169,6 +169,8 @@ static void answer(const char *text, u32 number) {
   if (number) put(SECOND, " "), put_number(SECOND, number);
   put(SECOND, "\n");
 }
+static struct disk *sequence;
+static u32 sequence_rate, sequence_last;
 static u32 number(const char *text);
 static void use_disk(char command) {
   u32 length = 0;
@@ -203,8 +205,6 @@ static void use_disk(char command) {
   if (status) answer("error", status); else answer("ok", 0);
 }
 
-static struct disk *sequence;
-static u32 sequence_rate, sequence_last;
 static void write_sequence(void) {
   for (u32 i = 0; sequence && i < sequence_rate; i++) {
     u32 number = ++sequence_last, part = in32(sequence->port + 20) / 64;

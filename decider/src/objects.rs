@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use chancery_events::fact::{Fact, OrphanResolved, VolumeCreated, VolumeDestroyRequested};
+use chancery_events::fact::{
+    Fact, OrphanResolved, VolumeCreated, VolumeDestroyRequested, VolumeSnapshotStarted,
+};
 use chancery_events::id::{ObjectId, SessionId};
 use chancery_events::name::{ClusterName, VolumeName};
 use chancery_events::observation::{
@@ -131,6 +133,7 @@ impl DeciderCore {
             Fact::IncarnationStartRequested(fact) => self.command_again(Some(fact.incarnation.into())),
             Fact::IncarnationStopRequested(fact) => self.command_again(Some(fact.incarnation.into())),
             Fact::VolumeCreated(VolumeCreated { name, .. })
+            | Fact::VolumeSnapshotStarted(VolumeSnapshotStarted { name, .. })
             | Fact::VolumeDestroyRequested(VolumeDestroyRequested { name }) => {
                 self.command_again(self.id_of(name));
             }

@@ -127,7 +127,7 @@ pub(crate) async fn killing_the_executor_while_it_copies_leaves_whole_snapshots_
     let lives: u64 = std::env::var("LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
     for epoch in 0..lives {
         let mut victim = start_victim(&root, "snapshot", epoch / 2 + 2);
-        std::thread::sleep(Duration::from_micros(epoch * 7919 % 120_000));
+        std::thread::sleep(Duration::from_micros(epoch * 79_190 % 500_000));
         victim.kill().unwrap();
         victim.wait().unwrap();
     }

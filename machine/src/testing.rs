@@ -106,8 +106,10 @@ impl TestFleet {
     /// World as [`TestFleet::with_nodes`] makes it, of another runtime.
     pub(crate) fn of_runtime(runtime: &str, count: usize) -> TestFleet {
         let mut world = TestFleet::new();
-        let kubernetes = (runtime == "kubernetes").then(|| serde_json::json!({}));
-        let spec = serde_json::json!({"runtime": runtime, "kubernetes": kubernetes});
+        let mut spec = serde_json::json!({"runtime": runtime});
+        if runtime == "kubernetes" {
+            spec["kubernetes"] = serde_json::json!({"namespace": "control"});
+        }
         world.must("cluster.apply", &serde_json::json!({"name": "local", "spec": spec}));
         for i in 1..=count {
             world.add_node(&format!("node-{i}"), &format!("d{}", 2 - i % 2));
@@ -123,7 +125,8 @@ impl TestFleet {
     }
 
     pub(crate) fn open_session(&mut self) -> SessionId {
-        self.see(&hello("local", "ex-1", 1).into());
+        let runtime = self.fleet.clusters().get("local").expect("a cluster").spec.runtime;
+        self.see(&SessionRequested { runtime, ..hello("local", "ex-1", 1) }.into());
         self.fleet.clusters().get("local").and_then(|cluster| cluster.session).expect("a session")
     }
 

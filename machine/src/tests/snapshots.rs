@@ -43,7 +43,7 @@ fn a_snapshot_is_a_volume_like_its_source_and_is_used_once_it_is_ready() {
     assert_eq!((copy.state, copy.owner, copy.may_hold_data), (VolumeState::Creating, None, true));
     assert_eq!(held(&world), 2 * GB);
     // A user waits for it.
-    running_or_waiting(&mut world, "copy");
+    waiting(&mut world, "copy");
     assert_eq!(live(&world), ["reserved"]);
     world.report_volume("copy", made());
     assert_eq!(live(&world), ["starting"]);
@@ -56,7 +56,7 @@ fn a_snapshot_is_a_volume_like_its_source_and_is_used_once_it_is_ready() {
     assert_eq!((names(&world), live(&world)), (vec!["copy".to_owned()], vec!["running"]));
 }
 
-fn running_or_waiting(world: &mut TestFleet, volume: &str) {
+fn waiting(world: &mut TestFleet, volume: &str) {
     super::setting::apply(world, "other", &named(volume), &json!({}));
     put(world, "other", "d1", 1);
 }
@@ -140,7 +140,11 @@ fn what_cannot_be_copied_is_refused() {
             "a runtime without snapshots",
             || {
                 let mut world = world_of("kubernetes", 1, 3 * GB);
-                running(&mut world, "web", 1, &named("db"), &json!({"restart": "never"}));
+                let container = json!([{
+                    "name": "app", "resources": {"cpu": 100, "memory": 1 << 20},
+                    "container": {"image": "registry/app:1"}, "volumes": named("db"),
+                }]);
+                running(&mut world, "web", 1, &json!([]), &json!({"payloads": container}));
                 world
             },
             "db",
@@ -195,9 +199,7 @@ fn a_snapshot_that_fails_is_deleted_and_its_storage_is_free_again() {
         assert_eq!(held(&world), 2 * GB, "until nothing of it is left");
         world.report_volume("copy", ObservedState::Gone);
         assert_eq!((names(&world), held(&world)), (vec!["db".to_owned()], GB));
-        let mut again = world.must("volume.snapshot", &request("db", "copy"));
-        assert_eq!(again.len(), 1);
-        again.clear();
+        assert_eq!(world.must("volume.snapshot", &request("db", "copy")).len(), 1, "the name is free again");
     }
 }
 

@@ -62,6 +62,21 @@ impl ExecutorProcess {
         ExecutorProcess::start_at(Rc::new(dir), &server.url(), cluster, name, &runtime)
     }
 
+    /// Starts an executor of virtual machines for a cluster of a server, with settings as environment variables, in the
+    /// server's directory.
+    pub fn start_machines(
+        server: &ServerProcess,
+        name: &str,
+        cluster: &str,
+        settings: &[(&str, String)],
+    ) -> ExecutorProcess {
+        let dir =
+            tempfile::Builder::new().prefix("executor-").tempdir_in(server.directory()).expect("a directory");
+        let env = settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        let launch = StartConditions { env, ..StartConditions::default() };
+        ExecutorProcess::start_as(launch, Rc::new(dir), &server.url(), cluster, name, &["--qemu"])
+    }
+
     fn start_in(dir: Rc<TempDir>, server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
         ExecutorProcess::start_at(dir, &server.url(), "local", name, &[runtime])
     }
@@ -73,11 +88,21 @@ impl ExecutorProcess {
         name: &str,
         runtime: &[&str],
     ) -> ExecutorProcess {
+        ExecutorProcess::start_as(StartConditions::default(), dir, servers, cluster, name, runtime)
+    }
+
+    fn start_as(
+        launch: StartConditions,
+        dir: Rc<TempDir>,
+        servers: &str,
+        cluster: &str,
+        name: &str,
+        runtime: &[&str],
+    ) -> ExecutorProcess {
         let words =
             [&["executor", "--server", servers, "--cluster", cluster, "--name", name], runtime].concat();
         let (args, data) = (words.into_iter().map(str::to_owned).collect(), dir.path().join("root"));
-        let mut executor =
-            ExecutorProcess { dir, child: None, args, data, launch: StartConditions::default() };
+        let mut executor = ExecutorProcess { dir, child: None, args, data, launch };
         executor.start_again();
         executor
     }

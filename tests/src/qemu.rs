@@ -14,17 +14,7 @@ use crate::preload;
 
 /// Builds the guest of `tests/qemu` as the file `guest` in the directory.
 pub fn build_guest(directory: &Path) {
-    let sources = sources();
-    let flags = "-m32 -O2 -ffreestanding -nostdlib -static -fno-pic -no-pie -fno-stack-protector \
-                 -fno-asynchronous-unwind-tables -Wl,--build-id=none,--no-warn-rwx-segments";
-    let built = Command::new("cc")
-        .args(flags.split_whitespace())
-        .arg(format!("-Wl,-T,{}", sources.join("guest.ld").display()))
-        .arg("-o")
-        .arg(directory.join("guest"))
-        .arg(sources.join("guest.c"))
-        .output()
-        .expect("a C compiler");
+    let built = Command::new(sources().join("build")).arg(directory).output().expect("a C compiler");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
 }
 
@@ -83,9 +73,19 @@ impl GuestPort {
         Ok(GuestPort(BufReader::new(stream)))
     }
 
+    /// Sets the maximum time for an answer.
+    pub fn set_patience(&self, patience: Duration) -> std::io::Result<()> {
+        self.0.get_ref().set_read_timeout(Some(patience))
+    }
+
+    /// Sends a command.
+    pub fn send(&mut self, command: &str) -> std::io::Result<()> {
+        self.0.get_mut().write_all(format!("{command}\n").as_bytes())
+    }
+
     /// Sends a command, and returns the answer.
     pub fn ask(&mut self, command: &str) -> std::io::Result<String> {
-        self.0.get_mut().write_all(format!("{command}\n").as_bytes())?;
+        self.send(command)?;
         let mut answer = String::new();
         self.0.read_line(&mut answer)?;
         Ok(answer.trim_end().to_owned())

@@ -30,6 +30,7 @@ mod kills;
 mod liveness;
 mod loss;
 mod machine_disks;
+mod machine_faults;
 mod machine_snapshots;
 mod memory;
 mod mutations;

@@ -17,6 +17,7 @@ mod large;
 mod lives;
 mod logs;
 mod loop_;
+mod machines;
 mod memory;
 mod mounts;
 mod outputs;
@@ -66,6 +67,7 @@ fn run_tests() -> ExitCode {
     }
     let mut trials = trials![
         pods::pods_of_kubernetes_conform,
+        machines::virtual_machines_conform,
         world::processes_conform,
         world::simulated_nodes_conform,
         bench::a_hundred_thousand_ensures_are_all_reported_ready,

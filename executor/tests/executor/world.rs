@@ -18,7 +18,7 @@ use chancery_events::spec::{
 };
 use chancery_executor::Orchestrator;
 use chancery_executor::process::{
-    CgroupSetting, CgroupSupport, EndProof, OutputLimits, ProcessConfig, ProcessOrchestrator,
+    CgroupSetting, CgroupSupport, EndProof, OutputLimits, ProcessConfig, ProcessOrchestrator, QemuSettings,
     SupervisorProgram,
 };
 use chancery_executor::reconcile::ObjectTarget;
@@ -317,7 +317,35 @@ pub(crate) fn probed(processes: u16, script: &str) -> IncarnationSpec {
     spec(vec![payload])
 }
 
-struct RealProcesses(TestRoot);
+impl TestRoot {
+    /// Writes the files of an executor's directory for a command, by their names.
+    pub(crate) fn record(&self, command: &Command, qemu: Option<&QemuSettings>) {
+        let order = ObjectTarget::of(command);
+        let program = config(self.path()).program;
+        let (directory, name, record) = match (command.object, &command.spec) {
+            (ObjectId::Incarnation(id), ObjectSpec::Incarnation(spec)) => {
+                let output = OutputLimits::default();
+                let volumes = self.path().join("volumes");
+                let record = json!({
+                    "incarnation": id, "order": order, "spec": spec, "program": program, "output": output, "volumes": volumes,
+                    "qemu": qemu,
+                });
+                (self.incarnation_directory(id), "spec.json", record)
+            }
+            (ObjectId::Volume(id), ObjectSpec::Volume(spec)) => {
+                let form = if qemu.is_some() { "disk" } else { "directory" };
+                let record =
+                    json!({"volume": id, "order": order, "spec": spec, "form": form, "phase": "accepted"});
+                (self.volume(id), "volume.json", record)
+            }
+            (object, spec) => panic!("{object} does not match {spec:?}"),
+        };
+        std::fs::create_dir_all(&directory).unwrap();
+        write_state(&directory.join(name), &record);
+    }
+}
+
+pub(crate) struct RealProcesses(pub(crate) TestRoot);
 
 impl OrchestratorUnderTest for RealProcesses {
     type Orchestrator = ProcessOrchestrator;
@@ -364,27 +392,8 @@ impl OrchestratorUnderTest for RealProcesses {
         GuestSupport::None
     }
 
-    /// Writes the files of an executor's directory, by their names.
     fn crash_after_record(&self, command: &Command) {
-        let order = ObjectTarget::of(command);
-        let program = config(self.0.path()).program;
-        let (directory, name, record) = match (command.object, &command.spec) {
-            (ObjectId::Incarnation(id), ObjectSpec::Incarnation(spec)) => {
-                let output = OutputLimits::default();
-                let volumes = self.0.path().join("volumes");
-                let record = json!({
-                    "incarnation": id, "order": order, "spec": spec, "program": program, "output": output, "volumes": volumes
-                });
-                (self.0.incarnation_directory(id), "spec.json", record)
-            }
-            (ObjectId::Volume(id), ObjectSpec::Volume(spec)) => {
-                let record = json!({"volume": id, "order": order, "spec": spec, "phase": "accepted"});
-                (self.0.volume(id), "volume.json", record)
-            }
-            (object, spec) => panic!("{object} does not match {spec:?}"),
-        };
-        std::fs::create_dir_all(&directory).unwrap();
-        write_state(&directory.join(name), &record);
+        self.0.record(command, None);
     }
 
     fn set_api(&self, _api: ApiAccess) -> bool {

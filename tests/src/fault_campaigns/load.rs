@@ -23,6 +23,26 @@ const TRIES: usize = 4;
 /// Number of verdicts per read of the same server.
 const READS: u64 = 4;
 
+/// Kind and pace of the intents of producers.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadShape {
+    /// Requests for replicas of the plan `web`.
+    pub verbs: &'static [&'static str],
+    /// Maximum number of replicas of the plan `hand`.
+    pub by_hand: u64,
+    /// Time between two intents of a producer.
+    pub interval: Duration,
+}
+
+impl LoadShape {
+    /// Load for processes and pods: as many intents as the server decides.
+    pub const FAST: LoadShape = LoadShape {
+        verbs: &["replica.stop", "replica.start", "replica.start", "replica.relocate", "replica.restart"],
+        by_hand: 2,
+        interval: Duration::ZERO,
+    };
+}
+
 /// Running producers.
 pub struct ProducerLoad {
     shared: Arc<LoadShared>,
@@ -30,6 +50,7 @@ pub struct ProducerLoad {
 }
 
 struct LoadShared {
+    shape: LoadShape,
     stop: AtomicBool,
     /// Whether producers send nothing new.
     pause: AtomicBool,
@@ -42,8 +63,21 @@ struct LoadShared {
 impl ProducerLoad {
     /// Starts `count` producers. Their history is also written to `file`.
     pub fn begin(url: &str, count: u64, seed: u64, patience: Duration, file: &Path) -> Result<ProducerLoad> {
+        ProducerLoad::begin_with(LoadShape::FAST, url, count, seed, patience, file)
+    }
+
+    /// Starts producers like [`ProducerLoad::begin`], with load of this shape.
+    pub fn begin_with(
+        shape: LoadShape,
+        url: &str,
+        count: u64,
+        seed: u64,
+        patience: Duration,
+        file: &Path,
+    ) -> Result<ProducerLoad> {
         let file = File::create(file).with_context(|| format!("make {}", file.display()))?;
         let shared = Arc::new(LoadShared {
+            shape,
             stop: AtomicBool::new(false),
             pause: AtomicBool::new(false),
             url: Mutex::new(url.to_owned()),
@@ -104,6 +138,7 @@ impl LoadShared {
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
+            std::thread::sleep(self.shape.interval);
             let key = format!("producer-{number}-{i}");
             let (type_name, data) = self.draw(number, i, &mut random);
             for _ in 0..TRIES {
@@ -145,9 +180,7 @@ impl LoadShared {
         };
         match random.below(20) {
             0 => self.one_of("replicas?plan=web&limit=100", random).map_or_else(small, |replica| {
-                let verbs =
-                    ["replica.stop", "replica.start", "replica.start", "replica.relocate", "replica.restart"];
-                let verb = random.pick(&verbs).copied().unwrap_or("replica.start");
+                let verb = random.pick(self.shape.verbs).copied().unwrap_or("replica.start");
                 (verb, json!({"name": replica["name"]}))
             }),
             1 => self.one_of("operations?state=pending_approval&limit=100", random).map_or_else(
@@ -169,7 +202,7 @@ impl LoadShared {
                 let name = format!("by-{number}-{i}");
                 (
                     "deployment.create",
-                    json!({"plan": "hand", "name": name, "spec": {"count": random.below(3)}}),
+                    json!({"plan": "hand", "name": name, "spec": {"count": random.below(self.shape.by_hand + 1)}}),
                 )
             }
             _ => small(),

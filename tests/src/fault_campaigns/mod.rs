@@ -12,6 +12,7 @@
 //! | `rollouts` | versions that crash, hang or are slow, and kills of the server | a deployment and operator actions on it; processes are sampled continuously |
 //! | `takeovers` | faults of a real Kafka with three brokers: see the module | the next fault of the module's list |
 //! | `kubernetes` | faults of a real Kubernetes API, its nodes and pods, and of the executor: see the module | the next fault of the module's list; then every pod has its incarnation and every incarnation its pod |
+//! | `machines` | kills of server, executor, supervisors and QEMU, ends of guests, disks without space: see the module | a drawn fault; then every machine has its incarnation and every incarnation its machine |
 //! | `damage` | a torn tail, or flipped bits in the journal's files, while the server is down | the damage is found and named before anything is served |
 //!
 //! The first four run with the journal in the server's directory, or on a real Kafka ([`JournalBackend`]).
@@ -29,6 +30,7 @@ pub mod fleet;
 mod frames;
 mod kills;
 pub mod load;
+mod machines;
 mod pauses;
 mod pods;
 mod relocates;
@@ -70,6 +72,8 @@ pub enum CampaignKind {
     Takeovers,
     /// Faults of a Kubernetes API, its nodes and pods, and of the executor.
     Kubernetes,
+    /// Faults of virtual machines of QEMU, and of what runs them.
+    Machines,
 }
 
 impl CampaignKind {
@@ -85,6 +89,7 @@ impl CampaignKind {
         CampaignKind::Damage,
         CampaignKind::Takeovers,
         CampaignKind::Kubernetes,
+        CampaignKind::Machines,
     ];
 
     /// Campaign name.
@@ -100,6 +105,7 @@ impl CampaignKind {
             CampaignKind::Damage => "damage",
             CampaignKind::Takeovers => "takeovers",
             CampaignKind::Kubernetes => "kubernetes",
+            CampaignKind::Machines => "machines",
         }
     }
 
@@ -110,7 +116,10 @@ impl CampaignKind {
             CampaignKind::Relocates => 100,
             CampaignKind::Pauses | CampaignKind::DiskFull => 5,
             CampaignKind::Clock | CampaignKind::Damage => 20,
-            CampaignKind::Takeovers | CampaignKind::Rollouts | CampaignKind::Kubernetes => 25,
+            CampaignKind::Takeovers
+            | CampaignKind::Rollouts
+            | CampaignKind::Kubernetes
+            | CampaignKind::Machines => 25,
         }
     }
 
@@ -125,8 +134,10 @@ impl CampaignKind {
             CampaignKind::Clock => &[JournalBackend::Embedded],
             // Faults of the journal's own files; on Kafka, the local files are a copy.
             CampaignKind::DiskFull | CampaignKind::Damage => &[JournalBackend::Embedded],
-            // Only processes or pods are observed: the journal's location makes no difference.
-            CampaignKind::Rollouts | CampaignKind::Kubernetes => &[JournalBackend::Embedded],
+            // Only processes, pods or machines are observed: the journal's location makes no difference.
+            CampaignKind::Rollouts | CampaignKind::Kubernetes | CampaignKind::Machines => {
+                &[JournalBackend::Embedded]
+            }
             CampaignKind::Takeovers => &[JournalBackend::ThreeBrokers],
         }
     }
@@ -165,6 +176,7 @@ impl CampaignKind {
                 CampaignKind::Damage => damage::run(now, seed, &mut tally),
                 CampaignKind::Takeovers => takeovers::run(now, seed, &mut tally),
                 CampaignKind::Kubernetes => pods::run(now, seed, &mut tally),
+                CampaignKind::Machines => machines::run(now, seed, &mut tally),
             };
             // A condition not fulfilled within a minute panics: a finding like any other.
             let ran = catch_unwind(AssertUnwindSafe(&mut run))

@@ -24,6 +24,7 @@ pub(super) async fn what_is_written_is_read<S: OrchestratorUnderTest>(
     assert!(outputs(&*logs, never).is_empty(), "an incarnation that never ran has no output");
     match subject.output() {
         OutputAccess::None => assert!(outputs(&*logs, id).is_empty(), "there is no output"),
+        OutputAccess::Console => a_console_is_followed(&*logs, id).await,
         access @ (OutputAccess::Kept | OutputAccess::UntilEnd) => {
             let all = LogStart::default();
             let mut followed = until_open(&*logs, id, LogStream::Out, all).await;
@@ -59,7 +60,33 @@ pub(super) async fn what_is_written_is_read<S: OrchestratorUnderTest>(
             let mut kept = until_open(&*logs, id, LogStream::Out, LogStart::default()).await;
             read_until(&mut *kept, "one\ntwo\n").await;
         }
+        OutputAccess::Console => {
+            let mut kept = until_open(&*logs, id, LogStream::Out, LogStart::default()).await;
+            let text = rest(&mut *kept);
+            assert!(text.starts_with("READY"), "the output was kept: {text}");
+        }
     }
+}
+
+/// A console is read while the guest writes.
+async fn a_console_is_followed(logs: &dyn LogSource, id: IncarnationId) {
+    let mut followed = until_open(logs, id, LogStream::Out, LogStart::default()).await;
+    let mut text = String::new();
+    let followed = async {
+        // A whole line after the first one.
+        while text.matches('\n').count() < 2 {
+            text += &rest(&mut *followed);
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let in_time = tokio::time::timeout(PATIENCE, followed).await;
+    assert!(text.starts_with("READY"), "{text:?}, {in_time:?}");
+    let last = LogStart { tail: Some(1), since: None };
+    let last = rest(&mut *until_open(logs, id, LogStream::Out, last).await);
+    assert!(!last.starts_with("READY"), "the last line alone: {last:?}");
+    let future = SystemTime::now() + Duration::from_hours(1);
+    let future = LogStart { tail: None, since: Some(future) };
+    assert_eq!(rest(&mut *until_open(logs, id, LogStream::Out, future).await), "");
 }
 
 fn outputs(logs: &dyn LogSource, id: IncarnationId) -> Vec<Box<dyn LogOutput>> {

@@ -48,6 +48,9 @@ pub(crate) enum OutputAccess {
     Kept,
     /// Both are one output, which exists until the end. There is no `oh`.
     UntilEnd,
+    /// Standard output is the console of a guest, which writes `READY` and then more lines until its end, instead of `one` and
+    /// `two`. It can be read, also after the end.
+    Console,
     /// Processes write nothing.
     None,
 }
@@ -58,6 +61,24 @@ pub(crate) enum GuestSupport {
     /// They are, and can power themselves off and be reset.
     Guests,
     /// They are not.
+    None,
+}
+
+/// What the end of a process shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ExitAccess {
+    /// Its exit status.
+    Status,
+    /// Whether it failed: the guest of a virtual machine panics, and has no status.
+    Failure,
+}
+
+/// Whether processes can be probed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ProbeSupport {
+    /// They can, and stop answering.
+    Probes,
+    /// They cannot: they have no network.
     None,
 }
 
@@ -78,7 +99,7 @@ pub(crate) trait OrchestratorUnderTest: Sync {
     /// Opens an orchestrator on the current world. Another call after the last one was dropped is a restart.
     fn open(&self) -> impl Future<Output = Self::Orchestrator> + Send;
 
-    /// Returns a spec of one payload with `processes` processes.
+    /// Returns a spec with `processes` processes: of one payload, or one each of several payloads.
     fn spec(&self, behaves: TestBehaviour, processes: u16) -> IncarnationSpec;
 
     /// Returns the number of existing processes of the incarnation, counted without the orchestrator.
@@ -95,6 +116,21 @@ pub(crate) trait OrchestratorUnderTest: Sync {
 
     /// Whether the processes are guests.
     fn guests(&self) -> GuestSupport;
+
+    /// What the end of a process shows.
+    fn exits(&self) -> ExitAccess {
+        ExitAccess::Status
+    }
+
+    /// Whether processes can be probed.
+    fn probes(&self) -> ProbeSupport {
+        ProbeSupport::Probes
+    }
+
+    /// Number of processes that this host can have at a time, at least three.
+    fn most_processes(&self) -> usize {
+        usize::MAX
+    }
 
     /// Records a command for a missing object and starts nothing, as a crashing executor does. No
     /// orchestrator is open.
@@ -179,6 +215,9 @@ async fn what_stops_answering_is_reported_and_ended_only_when_asked<S: Orchestra
     subject: &S,
     id: IncarnationId,
 ) {
+    if subject.probes() == ProbeSupport::None {
+        return;
+    }
     let is_hung = |observed: &ObservedState| match observed {
         ObservedState::NotReady { processes } => {
             matches!(processes[0].status, ProcessStatus::Unresponsive { .. })
@@ -375,12 +414,17 @@ async fn an_exit_is_reported_with_its_code<S: OrchestratorUnderTest>(
     let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes } = &ended.observed else {
         panic!("status 3 is a failure: {ended:?}")
     };
-    assert!(reason.contains("status 3"), "the reason names the status: {reason}");
     assert_eq!(processes.len(), 3, "every process is reported");
-    assert!(
-        processes.iter().any(|p| p.status == ProcessStatus::Exited { code: 3 }),
-        "the report has its exit code: {ended:?}"
-    );
+    match subject.exits() {
+        ExitAccess::Status => {
+            assert!(reason.contains("status 3"), "the reason names the status: {reason}");
+            assert!(
+                processes.iter().any(|p| p.status == ProcessStatus::Exited { code: 3 }),
+                "the report has its exit code: {ended:?}"
+            );
+        }
+        ExitAccess::Failure => assert!(reason.contains("panicked"), "the reason names the panic: {reason}"),
+    }
     assert_eq!(subject.running(failing), 0, "a process that exits ends its siblings");
     reader.order(failing, 2, CommandEffect::Stop, &spec).await;
     let stopped = reader
@@ -389,11 +433,13 @@ async fn an_exit_is_reported_with_its_code<S: OrchestratorUnderTest>(
         })
         .await;
     assert_eq!(stopped.observed, ended.observed, "a stop does not change the recorded end");
-    let spec = subject.spec(TestBehaviour::EndsWith(0), 1);
-    reader.order(clean, 1, CommandEffect::Ensure, &spec).await;
-    reader.until(clean, 1, "status 0 is a clean end", is_clean).await;
     reader.forget(failing).await;
-    reader.forget(clean).await;
+    if subject.exits() == ExitAccess::Status {
+        let spec = subject.spec(TestBehaviour::EndsWith(0), 1);
+        reader.order(clean, 1, CommandEffect::Ensure, &spec).await;
+        reader.until(clean, 1, "status 0 is a clean end", is_clean).await;
+        reader.forget(clean).await;
+    }
 }
 
 async fn what_cannot_start_fails_permanently_and_is_gone_when_stopped<S: OrchestratorUnderTest>(
@@ -457,11 +503,12 @@ async fn a_slow_reader_gets_the_last_state_of_each<S: OrchestratorUnderTest>(
 ) {
     let mut reader = OrchestratorClient::open(subject).await;
     let spec = subject.spec(TestBehaviour::Stays, 1);
-    for id in ids {
+    let ids = &ids[..ids.len().min(subject.most_processes())];
+    for id in ids.iter().copied() {
         reader.order(id, 1, CommandEffect::Ensure, &spec).await;
         reader.order(id, 2, CommandEffect::Stop, &spec).await;
     }
-    for id in ids {
+    for id in ids.iter().copied() {
         let over =
             |observed: &ObservedState| matches!(observed, ObservedState::Ended { .. } | ObservedState::Gone);
         reader.until(id, 2, "a late reader receives the end", over).await;

@@ -47,7 +47,7 @@ pub(super) async fn a_volume_is_created_once_and_destroyed_permanently<S: Orches
     id: VolumeId,
 ) {
     let mut reader = OrchestratorClient::open(subject).await;
-    let (spec, other) = (volume(1000), volume(2000));
+    let (spec, other) = (volume(1024), volume(2048));
     reader.order(id, 1, CommandEffect::Ensure, &spec).await;
     let first = reader.until(id, 1, "it is ready", is_ready).await;
     assert_eq!(first.observed, ObservedState::Ready { processes: vec![] }, "it has no processes");
@@ -92,7 +92,7 @@ pub(super) async fn a_destroyed_volume_is_not_created_again<S: OrchestratorUnder
     unknown: VolumeId,
 ) {
     let mut reader = OrchestratorClient::open(subject).await;
-    let spec = volume(1000);
+    let spec = volume(1024);
     reader.order(lost, 1, CommandEffect::Ensure, &spec).await;
     reader.until(lost, 1, "it is ready", is_ready).await;
     subject.lose(lost);
@@ -118,7 +118,7 @@ pub(super) async fn an_incarnation_waits_for_its_volume_and_keeps_it<S: Orchestr
     run: IncarnationId,
 ) {
     let mut reader = OrchestratorClient::open(subject).await;
-    let (spec, runs) = (volume(1000), mounting(subject, id));
+    let (spec, runs) = (volume(1024), mounting(subject, id));
     reader.order(run, 1, CommandEffect::Ensure, &runs).await;
     reader.until(run, 1, "its volume does not exist", waits).await;
     assert_eq!(subject.running(run), 0, "nothing runs without its volume");
@@ -155,7 +155,7 @@ pub(super) async fn a_resolved_orphan_volume_is_removed<S: OrchestratorUnderTest
     unknown: VolumeId,
 ) {
     let mut reader = OrchestratorClient::open(subject).await;
-    reader.order(id, 1, CommandEffect::Ensure, &volume(1000)).await;
+    reader.order(id, 1, CommandEffect::Ensure, &volume(1024)).await;
     reader.until(id, 1, "it is ready", is_ready).await;
     for id in [id, unknown] {
         reader.orchestrator.remove(id.into(), 4).await;
@@ -171,7 +171,7 @@ pub(super) async fn a_recorded_volume_that_was_not_created_is_created_when_repea
     subject: &S,
     id: VolumeId,
 ) {
-    let spec = volume(1000);
+    let spec = volume(1024);
     subject.crash_after_record(&command(id, 2, CommandEffect::Ensure, &spec));
     let mut reader = OrchestratorClient::open(subject).await;
     let listed = reader.known.get(&id.into()).map(|report| (report.revision, report.observed.clone()));

@@ -150,17 +150,17 @@ impl FromStr for InjectedFault {
 }
 
 /// Deck that draws each fault once before any repeats.
-pub(super) struct FaultDeck<'a> {
-    faults: &'a [InjectedFault],
-    left: Vec<InjectedFault>,
+pub(super) struct FaultDeck<'a, F> {
+    faults: &'a [F],
+    left: Vec<F>,
 }
 
-impl FaultDeck<'_> {
-    pub(super) fn new(faults: &[InjectedFault]) -> FaultDeck<'_> {
+impl<F: Copy> FaultDeck<'_, F> {
+    pub(super) fn new(faults: &[F]) -> FaultDeck<'_, F> {
         FaultDeck { faults, left: Vec::new() }
     }
 
-    pub(super) fn draw(&mut self, random: &mut RandomSource) -> InjectedFault {
+    pub(super) fn draw(&mut self, random: &mut RandomSource) -> F {
         if self.left.is_empty() {
             self.left.extend(self.faults);
         }

@@ -30,8 +30,8 @@ struct RealMachines {
 impl RealMachines {
     fn new() -> RealMachines {
         let images = tempfile::tempdir().unwrap();
-        let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/qemu/build");
-        let built = Program::new(build).arg(images.path()).output().expect("the script runs");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/qemu/build");
+        let built = Program::new(script).arg(images.path()).output().expect("the script runs");
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let settings =
             QemuSettings { program: "qemu-system-x86_64".into(), images: vec![images.path().to_owned()] };

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use chancery_events::event::Event;
-use chancery_events::fact::{Fact, IncarnationEnd};
+use chancery_events::fact::{Fact, IncarnationEnd, OperationApproved, OperationStarted};
 use chancery_events::record::Record;
 use chancery_events::time::Time;
 
@@ -19,6 +19,9 @@ pub(super) enum MachineEnd {
     /// Guest or QEMU fail.
     Failed,
 }
+
+/// Ends that faults have caused, by incarnation.
+pub(super) type CausedEnds = BTreeMap<String, BTreeSet<MachineEnd>>;
 
 /// What the journal states about an incarnation.
 #[derive(Default, Debug)]
@@ -35,14 +38,24 @@ struct IncarnationHistory {
 pub(super) fn judge_ends(
     records: &[Arc<Record>],
     sightings: &MachineSightings,
-    caused: &BTreeMap<String, BTreeSet<MachineEnd>>,
+    caused: &CausedEnds,
 ) -> Result<()> {
-    let histories = histories(records)?;
+    let found = violations(&histories(records)?, sightings, caused);
+    ensure!(found.is_empty(), "by the journal:\n  {}", found.join("\n  "));
+    ensure!(!sightings.seen.is_empty() && sightings.beats > 0, "no guest was seen");
+    Ok(())
+}
+
+fn violations(
+    histories: &BTreeMap<String, IncarnationHistory>,
+    sightings: &MachineSightings,
+    caused: &CausedEnds,
+) -> Vec<String> {
     let mut found = Vec::new();
     let mut uuids: BTreeMap<&str, &str> = BTreeMap::new();
     for (id, seen) in &sightings.seen {
-        let Some((history, (time, end))) = histories.get(id).and_then(|one| Some((one, one.end.as_ref()?)))
-        else {
+        let history = histories.get(id).and_then(|history| Some((history, history.end.as_ref()?)));
+        let Some((history, (time, end))) = history else {
             found.push(format!("machine {id} was seen, and its end is not in the journal"));
             continue;
         };
@@ -57,10 +70,9 @@ pub(super) fn judge_ends(
             found.push(format!("replica {} has had the guests {uuid} and {}", history.replica, seen.uuid));
         }
     }
-    for (id, history) in &histories {
-        let Some((_, end)) = history.end.as_ref().filter(|_| history.is_started && !history.is_asked) else {
-            continue;
-        };
+    for (id, history) in histories {
+        let end = history.end.as_ref().filter(|_| history.is_started && !history.is_asked);
+        let Some((_, end)) = end else { continue };
         let caused = caused.get(id).cloned().unwrap_or_default();
         let is_caused = match end {
             IncarnationEnd::PoweredOff => caused.contains(&MachineEnd::PoweredOff),
@@ -75,11 +87,7 @@ pub(super) fn judge_ends(
     if guests.len() != uuids.len() {
         found.push(format!("replicas share a guest: {uuids:?}"));
     }
-    ensure!(found.is_empty(), "by the journal:\n  {}", found.join("\n  "));
-    if sightings.seen.is_empty() || sightings.beats == 0 {
-        bail!("no guest was seen");
-    }
-    Ok(())
+    found
 }
 
 fn histories(records: &[Arc<Record>]) -> Result<BTreeMap<String, IncarnationHistory>> {
@@ -106,14 +114,8 @@ fn histories(records: &[Arc<Record>]) -> Result<BTreeMap<String, IncarnationHist
                     found.entry(fact.incarnation.to_string()).or_default().is_asked = true;
                 }
                 // Before its start, an incarnation is named by the operation that starts it.
-                Fact::OperationApproved(chancery_events::fact::OperationApproved {
-                    incarnation: Some(id),
-                    ..
-                })
-                | Fact::OperationStarted(chancery_events::fact::OperationStarted {
-                    incarnation: Some(id),
-                    ..
-                }) => {
+                Fact::OperationApproved(OperationApproved { incarnation: Some(id), .. })
+                | Fact::OperationStarted(OperationStarted { incarnation: Some(id), .. }) => {
                     let history = found.entry(id.to_string()).or_default();
                     history.is_asked |= history.is_started;
                 }
@@ -127,4 +129,71 @@ fn histories(records: &[Arc<Record>]) -> Result<BTreeMap<String, IncarnationHist
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault_campaigns::machines::host::SeenMachine;
+
+    fn seen(uuid: &str, last: i64) -> SeenMachine {
+        SeenMachine { uuid: uuid.into(), last: Time::from_micros(last), processes: BTreeSet::new() }
+    }
+
+    fn ended(replica: &str, time: i64, end: IncarnationEnd) -> IncarnationHistory {
+        let end = Some((Time::from_micros(time), end));
+        IncarnationHistory { is_started: true, is_asked: false, end, replica: replica.into() }
+    }
+
+    /// Judges one incarnation `i`, which was last seen at 5.
+    fn judged(history: IncarnationHistory, caused: &[MachineEnd]) -> String {
+        let sightings = MachineSightings {
+            seen: BTreeMap::from([("i".to_owned(), seen("u", 5))]),
+            ..MachineSightings::default()
+        };
+        let caused = BTreeMap::from([("i".to_owned(), caused.iter().copied().collect())]);
+        violations(&BTreeMap::from([("i".to_owned(), history)]), &sightings, &caused).join("\n")
+    }
+
+    #[test]
+    fn each_machine_has_one_end_which_a_request_or_a_fault_has_caused() {
+        let failed = || IncarnationEnd::Failed { reason: "r".into() };
+        let asked = |time, end| IncarnationHistory { is_asked: true, ..ended("web-1", time, end) };
+        for (history, caused, wanted) in [
+            (asked(6, IncarnationEnd::Destroyed), vec![], ""),
+            (ended("web-1", 6, failed()), vec![MachineEnd::Failed], ""),
+            (ended("web-1", 6, IncarnationEnd::PoweredOff), vec![MachineEnd::PoweredOff], ""),
+            (IncarnationHistory::default(), vec![], "its end is not in the journal"),
+            (asked(4, IncarnationEnd::Destroyed), vec![], "and had ended"),
+            (ended("web-1", 6, IncarnationEnd::Destroyed), vec![MachineEnd::PoweredOff], "without a cause"),
+            (ended("web-1", 6, IncarnationEnd::PoweredOff), vec![MachineEnd::Failed], "without a cause"),
+            (ended("web-1", 6, failed()), vec![MachineEnd::PoweredOff], "without a cause"),
+            (ended("web-1", 6, failed()), vec![], "without a cause"),
+        ] {
+            let case = format!("{history:?}");
+            let found = judged(history, &caused);
+            assert!(found.is_empty() == wanted.is_empty() && found.contains(wanted), "{case}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_replica_has_one_guest_and_shares_it_with_no_other() {
+        for (replicas, uuids, wanted) in [
+            (["web-1", "web-1"], ["u", "u"], ""),
+            (["web-1", "web-2"], ["u", "v"], ""),
+            (["web-1", "web-1"], ["u", "v"], "has had the guests u and v"),
+            (["web-1", "web-2"], ["u", "u"], "replicas share a guest"),
+        ] {
+            let asked = |replica: &str| IncarnationHistory {
+                is_asked: true,
+                ..ended(replica, 6, IncarnationEnd::Destroyed)
+            };
+            let histories =
+                replicas.iter().enumerate().map(|(id, replica)| (id.to_string(), asked(replica))).collect();
+            let seen = uuids.iter().enumerate().map(|(id, uuid)| (id.to_string(), seen(uuid, 5))).collect();
+            let sightings = MachineSightings { seen, ..MachineSightings::default() };
+            let found = violations(&histories, &sightings, &BTreeMap::new()).join("\n");
+            assert!(found.is_empty() == wanted.is_empty() && found.contains(wanted), "{found}");
+        }
+    }
 }

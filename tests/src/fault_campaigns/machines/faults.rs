@@ -154,10 +154,7 @@ fn supervisors_killed(campaign: &mut MachineCampaign) {
 
 /// The guest gets errors while there is no space, and runs on.
 fn no_space(campaign: &mut MachineCampaign) -> Result<()> {
-    let machine = campaign.within("a guest with a disk runs", |campaign| {
-        let guests = campaign.running_guests().ok()?;
-        guests.into_iter().find(|guest| !guest.disks.is_empty())
-    })?;
+    let machine = campaign.running_guest_with("a guest with a disk runs", |guest| !guest.disks.is_empty())?;
     let file = campaign.images().join("full");
     std::fs::write(&file, "").context("cannot fill the disk")?;
     let write = format!("w data {} 16 1", disks::SECTORS - 16);

@@ -96,7 +96,7 @@ pub(super) struct SeenMachine {
     /// Time of the last list that has it.
     pub(super) last: Time,
     /// Pid and start time.
-    processes: BTreeSet<(u32, u64)>,
+    pub(super) processes: BTreeSet<(u32, u64)>,
 }
 
 /// All that the observer has seen.
@@ -105,11 +105,11 @@ pub(super) struct MachineSightings {
     pub(super) seen: BTreeMap<String, SeenMachine>,
     /// Number of beats that guests have counted.
     pub(super) beats: u64,
-    started_twice: BTreeSet<String>,
-    two_users: BTreeSet<String>,
-    others: BTreeSet<String>,
+    pub(super) started_twice: BTreeSet<String>,
+    pub(super) two_users: BTreeSet<String>,
+    pub(super) others: BTreeSet<String>,
     /// Bytes read of each output file.
-    read: BTreeMap<PathBuf, u64>,
+    pub(super) read: BTreeMap<PathBuf, u64>,
 }
 
 impl MachineSightings {
@@ -259,5 +259,62 @@ impl Drop for MachineObserver {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(number: u32, incarnation: &str, disk: &str) -> MachineProcess {
+        let mut process = HostProcess::of(std::process::id()).expect("this process");
+        process.pid = number;
+        let (uuid, disks) = (format!("uuid of {incarnation}"), vec![disk.into()]);
+        MachineProcess { process, incarnation: incarnation.into(), uuid, disks, directory: PathBuf::new() }
+    }
+
+    #[test]
+    fn machines_that_must_not_exist_are_found_in_one_list_or_in_two() {
+        let [one, two, other] = [machine(1, "a", "x"), machine(2, "a", "y"), machine(3, "b", "x")];
+        let many: Vec<_> =
+            (0..5).map(|number| machine(number, &number.to_string(), &number.to_string())).collect();
+        let changed = MachineProcess { uuid: "another".into(), ..one.clone() };
+        for (lists, wanted) in [
+            (vec![vec![one.clone()], vec![one.clone(), machine(4, "b", "y")]], ""),
+            (vec![vec![one.clone()], vec![other.clone()]], ""),
+            (vec![vec![one.clone(), two.clone()]], "started twice incarnation a"),
+            (vec![vec![one.clone()], vec![two]], "started twice incarnation a"),
+            (vec![vec![one.clone(), other]], "disk with two users x"),
+            (vec![many], "more machines"),
+            (vec![vec![one], vec![changed]], "incarnation a had uuid of a"),
+        ] {
+            let mut sightings = MachineSightings::default();
+            for list in &lists {
+                sightings.note(Time::from_micros(1), list);
+            }
+            let found = sightings.judge(&mut CountMap::default());
+            let text = found.as_ref().map_or_else(ToString::to_string, |()| String::new());
+            assert!(found.is_ok() == wanted.is_empty() && text.contains(wanted), "{lists:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn whole_lines_of_an_output_show_whether_memory_is_broken() {
+        let executor = tempfile::tempdir().expect("a directory");
+        let incarnation = executor.path().join("nodes/node-1/i");
+        std::fs::create_dir_all(&incarnation).expect("a directory");
+        let file = incarnation.join("app-0.out.1");
+        let mut sightings = MachineSightings::default();
+        let mut read = |text: &str| {
+            std::fs::write(&file, text).expect("an output");
+            sightings.read_outputs(executor.path());
+            (sightings.beats, sightings.others.len())
+        };
+        let mut text = "READY \r\nbeat 1 broken 0\r\nbeat 2 bro".to_owned();
+        assert_eq!(read(&text), (1, 0));
+        text += "ken 0\r\nbeat 3 broREADY \r\nbeat 1 broken 0\r\n";
+        assert_eq!(read(&text), (3, 0));
+        text += "beat 2 broken 7\r\n";
+        assert_eq!(read(&text), (3, 1));
     }
 }

@@ -28,7 +28,7 @@ use chancery_events::id::IncarnationId;
 use serde_json::{Value, json};
 
 use self::disks::DiskContents;
-use self::evidence::{MachineEnd, judge_ends};
+use self::evidence::{CausedEnds, MachineEnd, judge_ends};
 use self::faults::MachineFault;
 use self::host::{MachineObserver, MachineProcess, machines};
 use super::evidence::{ServerEvidence, judge, records};
@@ -102,8 +102,7 @@ struct MachineCampaign {
     server: ServerProcess,
     random: RandomSource,
     contents: DiskContents,
-    /// Ends that faults have caused, by incarnation.
-    caused: BTreeMap<String, BTreeSet<MachineEnd>>,
+    caused: CausedEnds,
     /// Number of deployments, which name them.
     deployments: u64,
     /// Version of the plan `web`.
@@ -163,7 +162,7 @@ impl MachineCampaign {
 
     /// Plays a round: changes, a fault, and the check at rest.
     fn play(&mut self, fault: MachineFault) -> Result<()> {
-        self.start_stopped();
+        self.replace_missing();
         if self.random.chance(300) {
             self.version += 1;
         }
@@ -242,14 +241,33 @@ impl MachineCampaign {
 
     /// Waits until a guest has started, and returns one of those.
     fn running_guest(&mut self) -> Result<MachineProcess> {
-        let running = self.within("a guest runs", |campaign| {
-            let guests = campaign.running_guests().ok()?;
+        self.running_guest_with("a guest runs", |_| true)
+    }
+
+    /// Waits until a guest that fulfils a condition has started, and returns one of those.
+    fn running_guest_with(
+        &mut self,
+        what: &str,
+        is_right: fn(&MachineProcess) -> bool,
+    ) -> Result<MachineProcess> {
+        let running = self.within(what, |campaign| {
+            let mut guests = campaign.running_guests().ok()?;
+            guests.retain(is_right);
             if guests.is_empty() {
-                campaign.start_stopped();
+                campaign.replace_missing();
             }
             (!guests.is_empty()).then_some(guests)
         })?;
         Ok(self.random.pick(&running).expect("one runs").clone())
+    }
+
+    /// Starts replicas that are off, and creates one of `web` if all were deleted.
+    fn replace_missing(&self) {
+        let client = self.client();
+        if client.items("replicas?plan=web&limit=1").is_empty() {
+            client.decided(&uuid::Uuid::new_v4().to_string(), "replica.create", &json!({"plan": "web"}));
+        }
+        self.start_stopped();
     }
 
     /// Lets guests compare and write their disks.

@@ -28,6 +28,8 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use chancery_decider::{
     ChannelNumbers, DeciderHandle, DeciderStopped, ExecutorOutbox, InputSender, OutboxReceiver, outbox,
 };
+use chancery_events::console::{ConsoleReply, ConsoleRequest};
+use chancery_events::name::ClusterName;
 use chancery_events::protocol::ExecutorMessage;
 use chancery_events::text::counted;
 use serde::Deserialize;
@@ -36,6 +38,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until};
 use uuid::Uuid;
 
+use super::consoles::{AttachmentTable, REQUESTS};
 use super::headers::one;
 use super::middleware::{self, RoutedRequest};
 use super::problem::{
@@ -61,6 +64,8 @@ pub struct ExecutorChannels {
     silence: Duration,
     most: usize,
     open: Mutex<BTreeMap<Uuid, Arc<OpenChannel>>>,
+    /// Clients of consoles.
+    pub(super) consoles: AttachmentTable,
 }
 
 /// Channel that is open.
@@ -75,6 +80,12 @@ struct OpenChannel {
     over: watch::Sender<bool>,
     /// Set when the decider has accepted the executor's hello.
     welcomed: AtomicBool,
+    /// Cluster of the executor's hello.
+    cluster: Mutex<Option<ClusterName>>,
+    /// Way to the consoles that the executor offers.
+    consoles: Mutex<Option<mpsc::Sender<ConsoleRequest>>>,
+    /// Number of replies about these consoles.
+    replied: Mutex<u64>,
 }
 
 impl fmt::Debug for ExecutorChannels {
@@ -86,7 +97,13 @@ impl fmt::Debug for ExecutorChannels {
 impl ExecutorChannels {
     /// Returns a set of at most `most` channels, each closed after `silence` without data or a welcome.
     pub fn new(connections: ChannelNumbers, silence: Duration, most: usize) -> ExecutorChannels {
-        ExecutorChannels { connections, silence, most, open: Mutex::default() }
+        ExecutorChannels {
+            connections,
+            silence,
+            most,
+            open: Mutex::default(),
+            consoles: AttachmentTable::default(),
+        }
     }
 
     /// Returns the number of open channels.
@@ -96,6 +113,17 @@ impl ExecutorChannels {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Uuid, Arc<OpenChannel>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the newest channel on which an executor of the cluster offers consoles, and the way there.
+    pub(super) fn executor_of(&self, cluster: &ClusterName) -> Option<(Uuid, mpsc::Sender<ConsoleRequest>)> {
+        let all = self.lock();
+        let offers = all.iter().filter_map(|(id, open)| {
+            let is_of = open.welcomed.load(Ordering::Relaxed) && held(&open.cluster).as_ref() == Some(cluster);
+            let way = held(&open.consoles).clone().filter(|way| is_of && !way.is_closed())?;
+            Some((open.opened, *id, way))
+        });
+        offers.max_by_key(|(opened, ..)| *opened).map(|(_, id, way)| (id, way))
     }
 
     /// Creates a channel if the maximum is not reached.
@@ -113,6 +141,9 @@ impl ExecutorChannels {
             last_data: watch::channel(Instant::now()).0,
             over: watch::channel(false).0,
             welcomed: AtomicBool::new(false),
+            cluster: Mutex::default(),
+            consoles: Mutex::default(),
+            replied: Mutex::default(),
         });
         all.insert(id, open.clone());
         Some((id, open))
@@ -200,6 +231,7 @@ impl ChannelPump {
             tracing::info!(channel = %self.id, why, "channel closed");
         }
         self.app.channels.lock().remove(&self.id);
+        self.app.channels.consoles.end_channel(self.id);
         // A stopped decider needs no notification.
         let _ = self.open.way.disconnected().await;
     }
@@ -269,6 +301,54 @@ fn lines(batch: &[Vec<u8>]) -> Bytes {
     all.into()
 }
 
+fn held<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Consoles that the executor of a channel offers.
+pub(super) struct OfferedConsoles {
+    app: Arc<FleetApi>,
+    id: Uuid,
+    open: Arc<OpenChannel>,
+}
+
+/// Finds the channel of a request about consoles.
+pub(super) fn offered(app: &Arc<FleetApi>, call: &RoutedRequest) -> Result<OfferedConsoles, ProblemDetails> {
+    speaks_lines(call)?;
+    let (id, open) = found(app, call)?;
+    Ok(OfferedConsoles { app: Arc::clone(app), id, open })
+}
+
+impl OfferedConsoles {
+    /// Whether the channel is open.
+    pub(super) fn is_open(&self) -> bool {
+        self.app.channels.lock().contains_key(&self.id)
+    }
+
+    /// Starts with new consoles: attachments to earlier ones end.
+    pub(super) fn begin(&self) -> mpsc::Receiver<ConsoleRequest> {
+        let (way, requests) = mpsc::channel(REQUESTS);
+        *held(&self.open.consoles) = Some(way);
+        *held(&self.open.replied) = 0;
+        self.app.channels.consoles.end_channel(self.id);
+        requests
+    }
+
+    /// Passes replies to their clients. `after` is the number of earlier replies: a repeated request passes none twice.
+    pub(super) fn take(&self, after: u64, replies: Vec<ConsoleReply>) -> Result<(), ProblemDetails> {
+        let mut replied = held(&self.open.replied);
+        let Some(known) = replied.checked_sub(after) else {
+            let detail = format!("cannot accept replies after {after}: only {replied} received");
+            return Err(ProblemDetails::new(OUT_OF_ORDER, detail));
+        };
+        for reply in replies.into_iter().skip(usize::try_from(known).unwrap_or(usize::MAX)) {
+            self.app.channels.consoles.reply(Some(self.id), reply);
+            *replied += 1;
+        }
+        Ok(())
+    }
+}
+
 /// Upload of messages by an executor, before any message is read.
 pub(super) struct ChannelUpload {
     open: Arc<OpenChannel>,
@@ -285,6 +365,19 @@ pub(super) fn find(
     let after = params.number("after")?;
     params.end(&["after"])?;
     speaks_lines(call)?;
+    let after = after.ok_or_else(|| {
+        ProblemDetails::parameter(
+            RequestPart::Query,
+            "after",
+            "must be the number of earlier messages on the channel",
+        )
+    })?;
+    let (_, open) = found(app, call)?;
+    Ok(ChannelUpload { open, after })
+}
+
+/// Finds the channel in the path of a request.
+fn found(app: &FleetApi, call: &RoutedRequest) -> Result<(Uuid, Arc<OpenChannel>), ProblemDetails> {
     let wrong = || {
         ProblemDetails::parameter(
             RequestPart::Path,
@@ -293,13 +386,6 @@ pub(super) fn find(
         )
     };
     let id: Uuid = call.found.param("channel").unwrap_or_default().parse().map_err(|_| wrong())?;
-    let after = after.ok_or_else(|| {
-        ProblemDetails::parameter(
-            RequestPart::Query,
-            "after",
-            "must be the number of earlier messages on the channel",
-        )
-    })?;
     let open = app.channels.lock().get(&id).cloned();
     let open = open.ok_or_else(|| {
         ProblemDetails::new(
@@ -307,7 +393,7 @@ pub(super) fn find(
             format!("cannot send messages on channel {id}: closed\nhint: open another channel"),
         )
     })?;
-    Ok(ChannelUpload { open, after })
+    Ok((id, open))
 }
 
 impl ChannelUpload {
@@ -364,6 +450,11 @@ async fn deliver(
                 GONE,
                 "cannot send messages on channel: closed meanwhile\nhint: open another channel",
             ));
+        }
+        if held(&open.cluster).is_none()
+            && let Ok(ExecutorMessage::Hello { cluster, .. }) = serde_json::from_slice(message)
+        {
+            *held(&open.cluster) = Some(cluster);
         }
         let result = open.way.send(message.to_vec()).await;
         result.map_err(|DeciderStopped| {

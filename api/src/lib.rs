@@ -14,6 +14,7 @@ mod budget;
 mod catalogue;
 pub mod channels;
 mod connection;
+mod consoles;
 mod event_filter;
 mod follower;
 mod forward;

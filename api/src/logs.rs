@@ -15,6 +15,7 @@ use chancery_events::name::{ClusterName, PayloadName};
 use chancery_events::spec::ClusterRuntime;
 use chancery_events::text::counted;
 use chancery_events::time::{Time, parse_span};
+use chancery_executor::console::ConsoleSource;
 use chancery_executor::logs::{
     LogOutput, LogReader, LogSource, LogStart, LogStream, NoLogSource, OutputName,
 };
@@ -37,8 +38,8 @@ const LINE: usize = 16 << 10;
 /// Interval at which outputs are checked.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Source of the output of incarnations' processes.
-pub trait ClusterLogSource: LogSource {
+/// Source of the output of incarnations' processes, and of their consoles.
+pub trait ClusterLogSource: LogSource + ConsoleSource {
     /// Whether the output of the cluster's processes is stored here.
     fn keeps(&self, cluster: &ClusterName) -> bool;
 }

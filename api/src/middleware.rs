@@ -29,7 +29,7 @@ use super::query::QueryParams;
 use super::rate::RequestPrincipal;
 use super::routes::{self, HttpRoute, RouteMatch, RouteResult, RouteTarget};
 use super::{
-    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, channels, forward, intents, logs, metrics, openapi,
+    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, channels, consoles, forward, intents, logs, metrics, openapi,
     read, schemas, stream, write,
 };
 
@@ -210,7 +210,7 @@ fn fleet<'a>(api: &'a ApiState, call: &RoutedRequest) -> Result<&'a Arc<FleetApi
 }
 
 /// Returns the time that another server has to answer; it leaves time to report an unknown outcome.
-fn patience(app: &FleetApi) -> Duration {
+pub(super) fn patience(app: &FleetApi) -> Duration {
     app.common.limits.request_timeout.mul_f32(0.8)
 }
 
@@ -246,6 +246,10 @@ async fn dispatch(
         RouteTarget::Intents
         | RouteTarget::Intent(..)
         | RouteTarget::OpenChannel
+        | RouteTarget::OfferConsoles
+        | RouteTarget::SendReplies
+        | RouteTarget::AttachConsole
+        | RouteTarget::SendInput
         | RouteTarget::SendMessages => {
             let app = fleet(api, &call);
             match sent {
@@ -281,6 +285,13 @@ async fn write_to(
     params: QueryParams,
     body: Result<Bytes, ProblemDetails>,
 ) -> Result<Response<Body>, ProblemDetails> {
+    if let RouteTarget::OfferConsoles
+    | RouteTarget::SendReplies
+    | RouteTarget::AttachConsole
+    | RouteTarget::SendInput = call.found.route.does
+    {
+        return consoles::answer(app, call, params, body).await;
+    }
     let query_members = write::in_query(call.found.route.does, params)?;
     let decider = match app.router.find() {
         LeaderLocation::Local(decider) => decider,

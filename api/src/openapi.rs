@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 
 use axum::http::StatusCode;
 use chancery_events::cloudevent::TYPE_PREFIX;
+use chancery_events::console::MAX_INPUT;
 use chancery_events::intent::Intent;
 use chancery_projector::RowKind;
 use chancery_projector::history::HistoryEntry;
@@ -16,6 +17,9 @@ use super::problem;
 use super::routes::{BodyShape, HttpRoute, ROUTES, RouteTarget};
 use super::schemas::pretty;
 use super::write::{AcceptedResponse, ApproveOne, RejectOne, needs_body, statuses};
+
+/// Media type of lines of JSON.
+const LINES: &str = "application/x-ndjson";
 
 static TEXT: LazyLock<String> = LazyLock::new(|| pretty(&openapi()));
 
@@ -148,6 +152,14 @@ fn operation(
             json!({"description": "One line per message of the decider; empty lines keep the channel open. Chancery-Channel is the id of the channel.", "content": {"application/x-ndjson": {"schema": text()}}})
         }
         RouteTarget::SendMessages => json!({"description": "Messages accepted."}),
+        RouteTarget::OfferConsoles => {
+            json!({"description": "One line per request about a console; empty lines keep the response open.", "content": {LINES: {"schema": text()}}})
+        }
+        RouteTarget::SendReplies => json!({"description": "Replies accepted."}),
+        RouteTarget::AttachConsole => {
+            json!({"description": "Lines of JSON: `{\"attached\": ID}` first, `{\"output\": BYTES}` in base64, `{\"ended\": REASON}` last; empty lines keep the response open.", "content": {LINES: {"schema": text()}}})
+        }
+        RouteTarget::SendInput => json!({"description": "The guest's port has taken the input."}),
         RouteTarget::Logs | RouteTarget::Live | RouteTarget::Ready => plain("text/plain", text()),
         RouteTarget::Metrics => plain("application/openmetrics-text", text()),
         RouteTarget::ErrorEntry => plain("text/markdown", text()),
@@ -158,7 +170,9 @@ fn operation(
         RouteTarget::Intent(entry, _) => statuses(entry),
         RouteTarget::Intents => Intent::REGISTER.iter().flat_map(statuses).collect(),
         RouteTarget::OpenChannel => [StatusCode::CREATED].into(),
-        RouteTarget::SendMessages => [StatusCode::NO_CONTENT].into(),
+        RouteTarget::SendMessages | RouteTarget::SendReplies | RouteTarget::SendInput => {
+            [StatusCode::NO_CONTENT].into()
+        }
         _ => [StatusCode::OK].into(),
     };
     let mut responses = json!({"default": {"$ref": "#/components/responses/Problem"}});
@@ -194,6 +208,10 @@ fn operation_id(route: &HttpRoute) -> String {
         RouteTarget::Intents => "intents".into(),
         RouteTarget::OpenChannel => "open_channel".into(),
         RouteTarget::SendMessages => "send_messages".into(),
+        RouteTarget::OfferConsoles => "offer_consoles".into(),
+        RouteTarget::SendReplies => "send_console_replies".into(),
+        RouteTarget::AttachConsole => "attach_console".into(),
+        RouteTarget::SendInput => "send_console_input".into(),
         RouteTarget::Events => "events".into(),
         RouteTarget::Logs => "logs".into(),
         RouteTarget::Live => "live".into(),
@@ -284,7 +302,13 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
         }
         RouteTarget::Intents => intent_parameters(),
         RouteTarget::SendMessages => message_parameters(),
+        RouteTarget::SendReplies | RouteTarget::SendInput => {
+            let about = "Number of replies, or of bytes of input, that were sent before: a repeat has no effect twice.";
+            query(&["after"], json!({"type": "integer", "minimum": 0}), about)
+        }
         RouteTarget::OpenChannel
+        | RouteTarget::OfferConsoles
+        | RouteTarget::AttachConsole
         | RouteTarget::Live
         | RouteTarget::Ready
         | RouteTarget::Metrics
@@ -350,6 +374,12 @@ fn request_body(
         RouteTarget::SendMessages => Some(
             json!({"required": true, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}),
         ),
+        RouteTarget::SendReplies => {
+            Some(json!({"required": true, "content": {LINES: {"schema": {"type": "string"}}}}))
+        }
+        RouteTarget::SendInput => Some(json!({"required": true, "content": {
+            "application/octet-stream": {"schema": {"type": "string", "maxLength": MAX_INPUT}},
+        }})),
         _ => None,
     }
 }

@@ -81,9 +81,21 @@ impl RateLimiter {
     fn budget(&self, does: Option<RouteTarget>) -> Option<&TokenBuckets> {
         match does {
             Some(RouteTarget::Intents | RouteTarget::Intent(..)) => Some(&self.writes),
-            Some(RouteTarget::Events | RouteTarget::Logs | RouteTarget::OpenChannel) => Some(&self.streams),
             Some(
-                RouteTarget::Live | RouteTarget::Ready | RouteTarget::Metrics | RouteTarget::SendMessages,
+                RouteTarget::Events
+                | RouteTarget::Logs
+                | RouteTarget::OpenChannel
+                | RouteTarget::OfferConsoles
+                | RouteTarget::AttachConsole,
+            ) => Some(&self.streams),
+            // Input is one request at a time for each attachment.
+            Some(
+                RouteTarget::Live
+                | RouteTarget::Ready
+                | RouteTarget::Metrics
+                | RouteTarget::SendMessages
+                | RouteTarget::SendReplies
+                | RouteTarget::SendInput,
             ) => None,
             Some(
                 RouteTarget::List(_)

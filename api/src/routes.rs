@@ -47,6 +47,14 @@ pub(super) enum RouteTarget {
     OpenChannel,
     /// Accepts messages of such an executor.
     SendMessages,
+    /// Offers the consoles of such an executor.
+    OfferConsoles,
+    /// Accepts replies of such an executor about consoles.
+    SendReplies,
+    /// Attaches a client to a console.
+    AttachConsole,
+    /// Accepts input of an attached client.
+    SendInput,
     Events,
     Logs,
     Live,
@@ -123,6 +131,15 @@ pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
     add(Method::POST, format!("{FLEET}/channels"), RouteTarget::OpenChannel, channel);
     let messages = "Accepts an executor's messages on its channel, in order.";
     add(Method::POST, format!("{FLEET}/channels/{{channel}}/messages"), RouteTarget::SendMessages, messages);
+    let offer = "Offers an executor's consoles: the response continues with requests about them.";
+    add(Method::POST, format!("{FLEET}/channels/{{channel}}/consoles"), RouteTarget::OfferConsoles, offer);
+    let replies = "Accepts an executor's replies about consoles, in order.";
+    let path = format!("{FLEET}/channels/{{channel}}/consoles/replies");
+    add(Method::POST, path, RouteTarget::SendReplies, replies);
+    let attach = "Attaches to a console that an intent of the actor has opened: the response continues with its output.";
+    add(Method::POST, format!("{FLEET}/consoles/{{position}}/attach"), RouteTarget::AttachConsole, attach);
+    let typed = "Gives input to the guest of an attachment.";
+    add(Method::POST, format!("{FLEET}/attachments/{{attachment}}/input"), RouteTarget::SendInput, typed);
     add(Method::GET, "/livez".into(), RouteTarget::Live, "Reports that the process is live.");
     add(
         Method::GET,

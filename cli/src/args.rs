@@ -14,13 +14,13 @@ use super::client::CommandIo;
 use super::context::OutputFormat;
 use super::error::CliError;
 use super::flags::{
-    DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs,
-    SnapshotArgs, UndrainArgs, WaitArgs, of_deployments, of_disruptions, of_volumes,
+    ConsoleArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
+    ScheduleArgs, SnapshotArgs, UndrainArgs, WaitArgs, of_deployments, of_disruptions, of_volumes,
 };
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::{
-    act, apply, delete, describe, disruption, drain, events, explain, get, logs, replica, request, rollout,
-    snapshot, wait,
+    act, apply, console, delete, describe, disruption, drain, events, explain, get, logs, replica, request,
+    rollout, snapshot, wait,
 };
 
 /// Help heading of the flags of every command.
@@ -182,6 +182,11 @@ pub enum ServerCommand {
     /// Create a volume with the content that a volume has at one moment: snapshot volume NAME --as NEW
     #[command(mut_args(of_volumes))]
     Snapshot(SnapshotArgs),
+    /// Attach a terminal to the console of a virtual machine: the first serial port of its guest
+    ///
+    /// What is typed reaches the guest, and its output is shown. Ctrl-] detaches. One client at a time writes. Everyone who
+    /// attaches is recorded in the journal, without what is typed or shown. `chancery logs` shows earlier output.
+    Console(ConsoleArgs),
     /// Drain a node: move its replicas away within the budgets of their plans, then evict it from its cluster
     Drain(DrainArgs),
     /// Put a draining or drained node back into use
@@ -358,6 +363,7 @@ impl ServerCommand {
                 replica::ask("reboot", replica, None, "reboot requested", io)
             }
             ServerCommand::Snapshot(what) => snapshot::run(what, io),
+            ServerCommand::Console(which) => console::run(which, io),
             ServerCommand::Drain(what) => drain::drain(what, io),
             ServerCommand::Undrain(what) => drain::undrain(what, io),
             ServerCommand::Schedule(what) => disruption::schedule(what, io),

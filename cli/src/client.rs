@@ -269,6 +269,24 @@ impl<'a> ApiClient<'a> {
         Ok(body.into_reader())
     }
 
+    /// Attaches to the console that a verdict has opened; the stream ends when either end closes it.
+    pub(super) fn attach(&self, doing: &str, verdict: u64) -> Result<impl Read + use<>, CliError> {
+        let request = self.streams.post(self.url(&format!("/consoles/{verdict}/attach")));
+        let sent = request.header("chancery-actor", self.context.actor.as_str()).send_empty();
+        let response = sent.map_err(|error| self.unread(doing, &lost(error)))?;
+        let status = response.status().as_u16();
+        let mut body = response.into_body();
+        if status != 200 {
+            return Err(problem(doing, status, &body.read_to_string().unwrap_or_default()));
+        }
+        Ok(body.into_reader())
+    }
+
+    /// Returns the sender of input to an attachment.
+    pub(super) fn input_sender(&self, attachment: uuid::Uuid) -> InputSender {
+        InputSender { agent: self.agent.clone(), url: self.url(&format!("/attachments/{attachment}/input")) }
+    }
+
     /// Converts the intent to a CloudEvent with a new key and the current time.
     pub(super) fn envelope(&self, intent: &Intent) -> IntentEnvelope {
         let key = uuid::Uuid::new_v4().to_string();
@@ -462,6 +480,34 @@ impl<'a> ApiClient<'a> {
                     self.server()
                 ),
             ),
+        }
+    }
+}
+
+/// Sender of input to an attachment.
+pub(super) struct InputSender {
+    agent: ureq::Agent,
+    url: String,
+}
+
+impl InputSender {
+    /// Sends the bytes that follow `after` others. Returns whether the guest has taken all of them; otherwise they are sent again,
+    /// and none of them counts twice.
+    pub(super) fn send(&self, doing: &str, after: u64, bytes: &[u8]) -> Result<bool, CliError> {
+        let mut tried = 0;
+        loop {
+            tried += 1;
+            let request = self.agent.post(&self.url).query("after", after.to_string());
+            match answer(request.header("content-type", "application/octet-stream").send(bytes)) {
+                Ok(HttpReply { status: 204, .. }) => return Ok(true),
+                Ok(HttpReply { status: 503, body, .. }) if code(&body) == "busy" => return Ok(false),
+                Ok(HttpReply { status, body, .. }) => return Err(problem(doing, status, &body)),
+                Err(_) if tried < TRIES => {}
+                Err(AttemptError::NotSent(why) | AttemptError::MaybeSent(why)) => {
+                    let message = format!("{doing}: connection lost: {why}\nhint: attach again");
+                    return Err(CliError::new(CliExit::Unreachable, message));
+                }
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ use chancery_events::lineage::NamedPosition;
 use chancery_events::time::{Time, parse_span};
 use clap::{Arg, Args};
 
+use super::console::EscapeKey;
 use super::error::CliError;
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser, FieldPath, FieldPathParser};
 
@@ -213,6 +214,22 @@ pub struct LogsArgs {
     /// Show output since a duration ago, 5m, or a time, 2026-11-21T09:00:00Z; up to 10s more are shown
     #[arg(long, value_name = "DURATION|TIME")]
     pub since: Option<String>,
+}
+
+/// Console to attach to.
+#[derive(Args, Debug)]
+pub struct ConsoleArgs {
+    /// Name of the replica
+    pub replica: String,
+    /// Payload whose guest has the console (default: the only payload)
+    #[arg(long, value_name = "NAME")]
+    pub payload: Option<String>,
+    /// Show the output alone: the guest receives nothing, and another client can write
+    #[arg(long)]
+    pub read_only: bool,
+    /// Key that detaches, as in ^] for Ctrl-], or none
+    #[arg(long, value_name = "KEY", default_value = "^]")]
+    pub escape: EscapeKey,
 }
 
 /// Condition to wait for.

@@ -11,6 +11,7 @@ mod args;
 mod bulk;
 mod client;
 mod columns;
+mod console;
 mod context;
 mod delete;
 mod describe;
@@ -45,10 +46,11 @@ mod watch;
 use std::io::Write;
 
 pub use args::{GlobalArgs, InboxCommand, ServerCommand as ClientCommand};
+pub use console::{EscapeKey, InvalidEscapeKey};
 pub use context::{CliContext, OutputFormat};
 pub use error::{CliError, CliExit, exit_of};
 pub use flags::{
-    DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs,
+    ConsoleArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs,
     UndrainArgs, WaitArgs,
 };
 pub use get::json_text;

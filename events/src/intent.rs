@@ -12,11 +12,11 @@ use crate::digest::Digest;
 use crate::event::bodies;
 use crate::id::{OperationId, RequestId};
 use crate::name::{
-    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, IntentId, NodeName, PlanName,
-    PolicyName, ReplicaName, SourceName, VolumeName,
+    Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, IntentId, NodeName, PayloadName,
+    PlanName, PolicyName, ReplicaName, SourceName, VolumeName,
 };
 use crate::spec::{
-    CapabilitySpec, ClusterActivity, ClusterSpec, DeploymentSpec, DisruptionSpec, NodeSpec, NodeState,
+    CapabilitySpec, ClusterActivity, ClusterSpec, ConsoleAccess, DeploymentSpec, DisruptionSpec, NodeSpec, NodeState,
     PlanSpec, PolicyKind, PolicySpec, words,
 };
 use crate::subject::Subject;
@@ -497,6 +497,18 @@ intents! {
         => POST "/replicas/{name}/reboot" Optional "Reboots a virtual machine: resets its guest, in the same incarnation.", Later, ends Operations {
         /// Name of the replica.
         name: ReplicaName,
+    }
+    /// Opens the console of a replica that is a virtual machine, for one attachment.
+    ConsoleOpen = "console.open.v1" + ". The attachment follows with the position of the verdict.", [Replica(name)]
+        => POST "/replicas/{name}/console" Optional "Opens the console of a virtual machine, for one attachment of the actor.", Now, ends Nothing {
+        /// Name of the replica.
+        name: ReplicaName,
+        /// Payload whose guest has the console; default: the only payload.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        payload: Option<PayloadName>,
+        /// Access to the console; default: `read_write`.
+        #[serde(default, skip_serializing_if = "crate::is_default")]
+        access: ConsoleAccess,
     }
     /// Starts a replica again.
     ReplicaStart = "replica.start.v1", [Replica(name)]

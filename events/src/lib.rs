@@ -5,6 +5,7 @@
 //! them, and the inbox messages that request them.
 
 pub mod cloudevent;
+pub mod console;
 pub mod digest;
 pub mod event;
 pub mod fact;

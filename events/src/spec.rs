@@ -67,6 +67,15 @@ words! {
         /// A pod is bound by the Kubernetes scheduler to a node that has all labels of the fleet's node.
         Labels = "labels",
     }
+    /// Access to the console of a guest.
+    #[derive(Default)]
+    ConsoleAccess {
+        /// The guest receives what is typed. One user at a time has this access.
+        #[default]
+        ReadWrite = "read_write",
+        /// Output alone.
+        ReadOnly = "read_only",
+    }
     /// Activity of an entity.
     ClusterActivity {
         /// The entity is in use.
@@ -290,6 +299,14 @@ impl ClusterRuntime {
         match self {
             ClusterRuntime::Kubernetes => false,
             ClusterRuntime::Process | ClusterRuntime::Qemu | ClusterRuntime::Simulated => true,
+        }
+    }
+
+    /// Whether the processes of an incarnation have a console. That of a simulated process has no output.
+    pub const fn has_console(self) -> bool {
+        match self {
+            ClusterRuntime::Process | ClusterRuntime::Kubernetes => false,
+            ClusterRuntime::Qemu | ClusterRuntime::Simulated => true,
         }
     }
 

@@ -13,6 +13,7 @@
 //! it is durably recorded that nothing at or below the revision will be carried out. One failing command
 //! delays no other.
 
+pub mod console;
 pub mod directory;
 mod executor_store;
 #[cfg(feature = "kubernetes")]

@@ -25,8 +25,11 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use crate::console::ConsoleHub;
+use crate::or_never;
 use crate::run::DeciderChannel;
 
+mod consoles;
 mod line_splitter;
 
 use line_splitter::LineSplitter;
@@ -54,6 +57,8 @@ pub struct DeciderEndpoints {
     all: Vec<DeciderEndpoint>,
     /// Index of the server of the last channel.
     at: Arc<AtomicUsize>,
+    /// Consoles of the executor's guests, if it has any.
+    consoles: Option<Arc<ConsoleHub>>,
 }
 
 impl DeciderEndpoints {
@@ -63,7 +68,14 @@ impl DeciderEndpoints {
             .split(',')
             .map(|one| DeciderEndpoint::new(one.trim(), fleet))
             .collect::<Result<_, _>>()?;
-        Ok(DeciderEndpoints { all, at: Arc::default() })
+        Ok(DeciderEndpoints { all, at: Arc::default(), consoles: None })
+    }
+
+    /// Serves consoles over each channel too.
+    #[must_use]
+    pub fn with_consoles(mut self, consoles: Arc<ConsoleHub>) -> DeciderEndpoints {
+        self.consoles = Some(consoles);
+        self
     }
 
     /// Opens a channel, preferably to the server of the last one.
@@ -72,7 +84,7 @@ impl DeciderEndpoints {
         let mut failed = None;
         for tried in 0..self.all.len() {
             let at = (first + tried) % self.all.len();
-            match self.all[at].connect().await {
+            match self.all[at].connect_with(self.consoles.clone()).await {
                 Ok(channel) => {
                     self.at.store(at, Ordering::Relaxed);
                     return Ok(channel);
@@ -133,16 +145,23 @@ impl DeciderEndpoint {
         })
     }
 
-    /// Opens a channel.
+    /// Opens a channel without consoles.
     pub async fn connect(&self) -> io::Result<DeciderChannel> {
+        self.connect_with(None).await
+    }
+
+    /// Opens a channel, and serves the consoles alongside it if there are any.
+    async fn connect_with(&self, consoles: Option<Arc<ConsoleHub>>) -> io::Result<DeciderChannel> {
         let (id, body) = late(timeout(PATIENCE, self.open()).await)?;
         let (to_decider, outgoing) = mpsc::channel(WAITING);
         let (incoming, from_decider) = mpsc::channel(WAITING);
         let remote = self.clone();
         tokio::spawn(async move {
+            let consoles = consoles.map(|hub| consoles::serve(&remote, &id, hub));
             let ended = tokio::select! {
                 ended = forward_messages(body, incoming) => ended,
                 ended = remote.send_messages(&id, outgoing) => ended,
+                never = or_never(consoles) => match never {},
             };
             if let Err(error) = ended {
                 tracing::info!(%error, "channel to decider lost");

@@ -9,18 +9,20 @@
 //! | stop | a start is superseded; refused if nothing was ever approved | stop waits behind it | superseded | stop waits behind it | no-op | refused | stop | stop; no-op if stopped |
 //! | delete | superseded by delete | delete waits behind it | superseded | delete waits behind it | superseded, or waits behind it | no-op | delete | delete |
 //!
+//! The console of a replica can be opened while an incarnation of it runs, whatever operation is open.
+//!
 //! A replica whose create was never approved is deleted with it: there is nothing to stop or delete.
 //!
 //! Clients see the *phase* of a replica, computed only by [`phase`]. The phases `stopped` and `failed` appear
 //! only when a start would be accepted.
 
 use chancery_events::fact::{
-    DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaCreated, ReplicaDeleted,
+    ConsoleOpened, DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaCreated, ReplicaDeleted,
     ReplicaDeploymentChanged, Requester, RestartBackoff,
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::{
-    ReplicaCreate, ReplicaDelete, ReplicaReboot, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
+    ConsoleOpen, ReplicaCreate, ReplicaDelete, ReplicaReboot, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
 };
 use chancery_events::lifecycle::{PhaseStatus, WillWord};
 use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
@@ -261,6 +263,39 @@ pub(crate) fn reboot(fleet: &FleetState, ask: &ReplicaReboot, ctx: &DecisionCont
         return Err(Refusal::new(RefusalCode::InvalidTransition, detail));
     }
     Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Reboot, asker(ctx)), ctx))
+}
+
+/// Opens the console of the newest incarnation that runs, also before it is ready and while it is stopped.
+pub(crate) fn open_console(fleet: &FleetState, ask: &ConsoleOpen, ctx: &DecisionContext) -> DecidedFacts {
+    let replica = fleet.find::<Replica>(&ask.name)?;
+    let what = format!("replica {}", ask.name);
+    let was_requested = |incarnation: &&Incarnation| {
+        !matches!(incarnation.state, IncarnationState::Reserved | IncarnationState::Ended(_))
+    };
+    let runs = replica.runs().filter_map(|run| fleet.incarnations().get(&run.incarnation));
+    let Some(incarnation) = runs.filter(was_requested).max_by_key(|incarnation| incarnation.id) else {
+        let detail = format!("{what} has no incarnation that runs");
+        return Err(Refusal::new(RefusalCode::InvalidTransition, detail));
+    };
+    let runtime = fleet.clusters().get(&incarnation.cluster).map(|cluster| cluster.spec.runtime);
+    if !runtime.is_some_and(ClusterRuntime::has_console) {
+        let detail = format!("{what} is no virtual machine: it has no console");
+        return Err(Refusal::new(RefusalCode::InvalidTransition, detail));
+    }
+    let opened = ConsoleOpened {
+        replica: ask.name.clone(),
+        incarnation: incarnation.id,
+        payload: ask.payload.clone(),
+        access: ask.access,
+        opened_by: ctx.actor.clone(),
+    };
+    Ok(vec![opened.into()])
+}
+
+/// Notes that a console was opened. Attachments are no part of the state: no restart of a server leaves one behind.
+pub(crate) fn console_opened(fleet: &mut FleetState, fact: &ConsoleOpened, at: FactPosition) -> FoldResult {
+    fleet.touch::<Incarnation>(&fact.incarnation, at, |_| {})?;
+    fleet.bump::<Replica>(&fact.replica, at, |_| {})
 }
 
 pub(crate) fn create(fleet: &FleetState, ask: &ReplicaCreate, ctx: &DecisionContext) -> DecidedFacts {

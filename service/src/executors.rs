@@ -12,11 +12,13 @@ use std::time::Duration;
 use chancery_api::ClusterLogSource;
 use chancery_decider::leader_router::LeaderRouter;
 use chancery_decider::{ChannelNumbers, outbox};
+use chancery_events::console::AttachRefusal;
 use chancery_events::id::{IncarnationId, Position};
-use chancery_events::name::{ClusterName, ExecutorName, FleetName, Namespace};
+use chancery_events::name::{ClusterName, ExecutorName, FleetName, Namespace, PayloadName};
 use chancery_events::spec::ClusterRuntime;
 #[cfg(feature = "kubernetes")]
 use chancery_executor::Orchestrator as _;
+use chancery_executor::console::{AttachError, ConsoleFiles, ConsoleSource};
 use chancery_executor::directory::CopyPolicy;
 #[cfg(feature = "kubernetes")]
 use chancery_executor::kubernetes::{KubernetesConfig, KubernetesOrchestrator};
@@ -525,6 +527,32 @@ impl LogSource for EmbeddedLogs {
             }
         }
         Ok(found)
+    }
+}
+
+impl ConsoleSource for EmbeddedLogs {
+    fn console(
+        &self,
+        incarnation: IncarnationId,
+        payload: Option<&PayloadName>,
+    ) -> Result<ConsoleFiles, AttachError> {
+        let failed = |error: io::Error| AttachError::new(AttachRefusal::Failed, error.to_string());
+        let mut last = AttachError::new(
+            AttachRefusal::Missing,
+            "cannot attach: no executor of this server has the incarnation",
+        );
+        let entries = match std::fs::read_dir(&self.root) {
+            Ok(entries) => Some(entries),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(error)),
+        };
+        for entry in entries.into_iter().flatten() {
+            match (ProcessLogs { root: entry.map_err(failed)?.path() }).console(incarnation, payload) {
+                Ok(console) => return Ok(console),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
     }
 }
 

@@ -1,11 +1,15 @@
 //! Executor as a program of its own, near its machines, which reaches the server by requests.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use chancery_events::name::{ClusterName, FleetName, Namespace};
+use chancery_events::spec::ClusterRuntime;
 use chancery_executor::ExecutorStop;
+use chancery_executor::console::ConsoleHub;
+use chancery_executor::process::ProcessLogs;
 use chancery_executor::remote::DeciderEndpoints;
 
 use crate::executors::{self, ExecutorIdentity, ProcessLimits, RuntimeAccess};
@@ -57,7 +61,11 @@ pub async fn run(
     root: &Path,
     means: &ProcessLimits,
 ) -> Result<ExecutorExit> {
-    let remote = DeciderEndpoints::new(server, fleet)?;
+    let mut remote = DeciderEndpoints::new(server, fleet)?;
+    if who.runtime.runtime() == ClusterRuntime::Qemu {
+        let source = ProcessLogs { root: root.to_owned() };
+        remote = remote.with_consoles(ConsoleHub::new(Arc::new(source)));
+    }
     let mut stop = stop_signal()?;
     // The store of a Kubernetes cluster is in its API.
     if !matches!(who.runtime, RuntimeAccess::Kubernetes(_)) {

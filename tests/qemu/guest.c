@@ -8,6 +8,8 @@
 //   h  hang              i  ignore the power button
 //   ?  answers `alive` on the second port
 //
+// A line on the first port is answered with `heard LINE` there; `!` and one of these characters carries it out as well.
+//
 // Commands for disks are lines on the second port: a character, the serial number of a disk, and numbers. Each answer is a line:
 // `ok`, `other` if a sector has another content than the pattern, `error N` for status N of the device, `absent` without the disk.
 //
@@ -227,6 +229,22 @@ static void carry_out(char command) {
   }
 }
 
+// Reads what was typed on the first port.
+static void hear(void) {
+  static char typed[64];
+  static u32 length;
+  while (in8(FIRST + 5) & 1) {
+    char c = in8(FIRST);
+    if (c != '\r' && c != '\n') {
+      if (length < sizeof typed - 1) typed[length++] = c;
+      continue;
+    }
+    typed[length] = 0, length = 0;
+    put(FIRST, "heard "), put(FIRST, typed), put(FIRST, "\r\n");
+    if (typed[0] == '!') carry_out(typed[1]);
+  }
+}
+
 // Each page has a pattern of its number and of the beat in which it was last written.
 static u32 (*const pages)[WORDS] = (void *)0x400000;
 static u32 written[PAGES];
@@ -262,6 +280,7 @@ void run(const u32 *info) {
         if (!ignores_button) carry_out('o');
       }
       if (in8(SECOND + 5) & 1) carry_out(in8(SECOND));
+      hear();
     }
     for (u32 i = 0; i < 16; i++) write_page(next++ % PAGES, beat);
     put(FIRST, "beat "), put_number(FIRST, beat), put(FIRST, " broken "), put_number(FIRST, broken_pages()), put(FIRST, "\r\n");

@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::http::Method;
 use chancery_events::id::{IncarnationId, Position};
 use chancery_events::name::ClusterName;
+use chancery_executor::console::ConsoleSource;
 use chancery_executor::logs::{LogOutput, LogSource, LogStream, OutputName};
 use chancery_executor::process::OutputFile;
 use http_body_util::BodyExt as _;
@@ -239,6 +240,8 @@ fn output(index: u16, stream: LogStream, base: PathBuf) -> Box<dyn LogOutput> {
 
 struct LogDirectory(tempfile::TempDir);
 
+impl ConsoleSource for LogDirectory {}
+
 impl ClusterLogSource for LogDirectory {
     fn keeps(&self, _cluster: &ClusterName) -> bool {
         true
@@ -255,6 +258,8 @@ impl LogSource for LogDirectory {
 
 /// Log source of an incarnation with many processes, which have written nothing.
 struct ManyProcesses;
+
+impl ConsoleSource for ManyProcesses {}
 
 impl ClusterLogSource for ManyProcesses {
     fn keeps(&self, _cluster: &ClusterName) -> bool {

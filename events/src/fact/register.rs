@@ -24,14 +24,14 @@ use crate::id::{
 };
 use crate::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, ExecutorName, GroupName, NodeName,
-    PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
+    PayloadName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
 };
 use crate::observation::{ProcessInfo, SessionEnd};
 use crate::record::RecordHash;
 use crate::refusal::RefusalCode;
 use crate::resources::Resources;
 use crate::spec::{
-    BalancePolicy, CapabilitySpec, ClusterActivity, ClusterRuntime, ClusterSpec, DeploymentSpec,
+    BalancePolicy, CapabilitySpec, ClusterActivity, ClusterRuntime, ClusterSpec, ConsoleAccess, DeploymentSpec,
     DisruptionSpec, NodeSpec, NodeState, OperationKind, PlanSpec, PolicySpec, ProbePurpose, VolumeDeletion,
 };
 use crate::subject::Subject;
@@ -658,6 +658,21 @@ facts! {
         /// Time at which the incarnation is ended unless it is ready again, by the plan's `unready`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         deadline: Option<Time>,
+    }
+    /// Console of a guest opened for one attachment. What is typed and shown is recorded nowhere in the journal.
+    ConsoleOpened = "console.opened.v1", [Replica(replica), Incarnation(incarnation)] {
+        /// Replica whose console is opened.
+        replica: ReplicaName,
+        /// Incarnation that has the guest.
+        incarnation: IncarnationId,
+        /// Payload whose guest has the console; absent for the only payload.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        payload: Option<PayloadName>,
+        /// Access to the console.
+        access: ConsoleAccess,
+        /// Actor who may attach.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        opened_by: Option<Actor>,
     }
     /// Incarnation ready, and the active incarnation of its replica.
     IncarnationRunning = "incarnation.running.v1", [Incarnation(incarnation), Replica(replica), ..Operation(operation)] {

@@ -46,6 +46,7 @@ use tokio::task::JoinHandle;
 
 mod capture;
 mod cgroup;
+mod console;
 mod guest;
 mod identity;
 mod incarnation_dir;
@@ -71,6 +72,7 @@ mod unsupervised;
 mod volumes;
 
 pub use capture::OutputLimits;
+pub(crate) use console::open_writer as open_console;
 pub use cgroup::detect::{CgroupSetting, CgroupSupport, EndProof};
 pub use guest::QemuSettings;
 pub use identity::BootId;

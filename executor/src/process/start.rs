@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use super::capture::{self, OutputCapture};
 use super::cgroup;
+use super::console;
 use super::guest::{GuestProcess, GuestRecord, command_line};
 use super::identity::ProcStat;
 use super::incarnation_dir::{IncarnationDirectory, SpecFile, StartedProcess};
@@ -198,7 +199,8 @@ pub(super) fn prepare(
     // A group limits a process and all that it starts; without one, a limit for each is better than none.
     // Such a limit would count the memory of a guest, which QEMU reserves as a whole.
     let memory = payload.memory.filter(|_| guest.is_none() && !matches!(group, Some((_, Some(_)))));
-    let execute = ExecRequest { argv, env, memory, files: wanted.files };
+    let input = guest.as_ref().map(|_| format!("../{}", console::INPUT));
+    let execute = ExecRequest { argv, env, memory, files: wanted.files, input };
     Ok(PreparedProcess { payload: name.clone(), index, execute, group, addresses, held, guest })
 }
 
@@ -258,6 +260,9 @@ pub(super) fn trampoline(
         |stream| capture::open(&directory.file(&format!("{payload}-{index}.{stream}")), wanted.output);
     let spawn = || -> io::Result<_> {
         state_file::make_directory(&work)?;
+        if execute.input.is_some() {
+            console::make_input(&directory.file(&format!("{payload}-{index}")))?;
+        }
         let ((out, their_out), (err, their_err)) = (output("out")?, output("err")?);
         let child = Command::new(&wanted.program.program)
             .args(&wanted.program.trampoline_args)

@@ -14,6 +14,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
 use chancery_events::observation::RetryClass;
+use super::console;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,9 @@ pub(super) struct ExecRequest {
     pub(super) memory: Option<NonZeroU64>,
     /// Soft limit of open descriptors.
     pub(super) files: Option<u64>,
+    /// Named pipe that is the standard input, relative to the working directory; none if absent.
+    #[serde(default)]
+    pub(super) input: Option<String>,
 }
 
 /// Reason why the program could not be executed, sent to the supervisor as one line of JSON.
@@ -67,7 +71,7 @@ fn execute_it(execute: &ExecRequest) -> ExecFailure {
             retry: RetryClass::Permanent,
         };
     };
-    if let Err(error) = prepare(execute.memory, execute.files) {
+    if let Err(error) = prepare(execute) {
         return ExecFailure {
             message: format!("cannot prepare to execute {program}: {error}"),
             retry: RetryClass::Retryable,
@@ -77,10 +81,16 @@ fn execute_it(execute: &ExecRequest) -> ExecFailure {
     ExecFailure { message: format!("cannot execute {program}: {error}"), retry: retry_class(&error) }
 }
 
-fn prepare(memory: Option<NonZeroU64>, files: Option<u64>) -> io::Result<()> {
+fn prepare(execute: &ExecRequest) -> io::Result<()> {
+    let ExecRequest { memory, files, input, .. } = execute;
+    let (memory, files) = (*memory, *files);
     // The parent of the server may have left it descriptors unknown here.
     close_fds::set_fds_cloexec(3, &[]);
-    rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+    let input = match input {
+        Some(path) => console::open_input(path.as_ref())?,
+        None => std::fs::File::open("/dev/null")?,
+    };
+    rustix::stdio::dup2_stdin(input)?;
     rustix::thread::set_no_new_privs(true)?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
     if let Some(memory) = memory {

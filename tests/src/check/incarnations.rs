@@ -2,13 +2,14 @@
 //! one outcome.
 
 use chancery_events::fact::{
-    CommandEffect, IncarnationCommandFailed, IncarnationEnd, IncarnationRunning, IncarnationStartRequested,
+    CommandEffect, ConsoleOpened, IncarnationCommandFailed, IncarnationEnd, IncarnationRunning, IncarnationStartRequested,
     IncarnationStarted, IncarnationStopRequested, OperationEnd,
 };
 use chancery_events::id::{IncarnationId, OperationId};
+use chancery_events::intent::Intent;
 use chancery_events::name::ReplicaName;
 use chancery_events::observation::{ObservedState, ProcessInfo, ProcessStatus};
-use chancery_events::spec::OperationKind;
+use chancery_events::spec::{ClusterRuntime, OperationKind};
 
 use super::deployments::OperationTrigger;
 use super::obligations::RecordObligation;
@@ -41,6 +42,24 @@ impl Incarnation {
 }
 
 impl CheckedFleet {
+    /// Checks that a console is opened on request, for the incarnation that runs, and for whom.
+    pub(super) fn console_opened(&self, fact: &ConsoleOpened) -> RuleResult {
+        let id = fact.incarnation;
+        let request = self.input.as_ref().and_then(|input| input.request());
+        let is_requested = request.is_some_and(|request| {
+            let actor = fact.opened_by.as_ref() == Some(&request.actor);
+            matches!(&request.intent, Intent::ConsoleOpen(ask)
+                if actor && (&ask.name, &ask.payload, ask.access) == (&fact.replica, &fact.payload, fact.access))
+        });
+        demand!(5, is_requested, "the console of incarnation {id} was not requested like that");
+        let run = self.incarnation(id)?;
+        let runs = !run.progress.is_over() && !matches!(run.progress, IncarnationProgress::Reserved);
+        demand!(5, runs && run.replica == fact.replica, "incarnation {id} does not run for {}", fact.replica);
+        let runtime = self.clusters.get(&run.cluster).map(|cluster| cluster.runtime);
+        demand!(5, runtime.is_some_and(ClusterRuntime::has_console), "incarnation {id} has no console");
+        Ok(())
+    }
+
     pub(super) fn incarnation(&self, id: IncarnationId) -> Result<&Incarnation, InvariantViolation> {
         self.incarnations
             .get(&id)

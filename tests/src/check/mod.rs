@@ -252,6 +252,7 @@ impl JournalChecker {
             Fact::IncarnationStartRequested(x) => world.start_requested(x),
             Fact::IncarnationCommandFailed(x) => world.command_failed(x, at),
             Fact::IncarnationStarted(x) => world.started(x, at),
+            Fact::ConsoleOpened(x) => world.console_opened(x),
             Fact::IncarnationRunning(x) => world.running(x, at),
             Fact::IncarnationProcessesChanged(x) => world.processes_changed(x, at),
             Fact::IncarnationEnded(x) => world.ended(x, at),

@@ -101,6 +101,7 @@ impl VisibleEntities {
             | Fact::TimeRecorded(_)
             | Fact::EntityQuarantined(_)
             | Fact::OrphanResolved(_)
+            | Fact::ConsoleOpened(_)
             | Fact::VolumeCreated(_)
             | Fact::VolumeSnapshotStarted(_)
             | Fact::VolumeReady(_)

@@ -32,6 +32,7 @@ const WORK: &[&str] = &[
     "request.approved.v1",
     "request.ended.v1",
     "approval.bypassed.v1",
+    "console.opened.v1",
     "session.closed.v1",
     "plan.unschedulable.v1",
     "plan.balance_changed.v1",

@@ -186,6 +186,7 @@ fn table() -> Vec<WriteCase> {
             202,
         ),
         (Method::POST, "/replicas/nginx-0001/reboot".into(), String::new(), "replica.reboot.v1", 202),
+        (Method::POST, "/replicas/nginx-0001/console".into(), String::new(), "console.open.v1", 200),
         (Method::POST, "/replicas/nginx-0001/restart".into(), String::new(), "replica.restart.v1", 202),
         (Method::POST, "/replicas/nginx-0001/start".into(), String::new(), "replica.start.v1", 202),
         (Method::POST, "/replicas/nginx-0001/stop".into(), String::new(), "replica.stop.v1", 202),

@@ -1,6 +1,6 @@
 //! Guests that power themselves off, reset, or are rebooted on request.
 
-use chancery_events::fact::{CommandEffect, IncarnationEnd, OperationEnd};
+use chancery_events::fact::{CommandEffect, Fact, IncarnationEnd, OperationEnd};
 use chancery_events::id::IncarnationId;
 use chancery_events::lifecycle::WillWord;
 use chancery_events::observation::{
@@ -460,4 +460,37 @@ fn a_stop_supersedes_a_reboot() {
     assert_eq!((world.phases(), replica(&world).desired), (vec!["stopped"], WillWord::Stopped));
     world.wait(24 * 3600);
     assert_eq!(world.phases(), ["stopped"]);
+}
+
+#[test]
+fn a_console_is_opened_whenever_an_incarnation_runs_and_changes_nothing() {
+    let open = |world: &mut TestFleet| {
+        let name = world.replica();
+        world.ask("console.open", &json!({"name": name, "access": "read_only"}))
+    };
+    let mut processes = world(1, "automatic", &json!({}));
+    let refusal = open(&mut processes).expect_err("no virtual machine");
+    assert!(refusal.detail.ends_with("it has no console"), "{}", refusal.detail);
+    let mut world = TestFleet::with_nodes(1);
+    world.plan_with("manual", &json!({"restart": "never"}));
+    world.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
+    world.run();
+    let refusal = open(&mut world).expect_err("nothing runs yet");
+    assert_eq!(refusal.code, RefusalCode::InvalidTransition);
+    assert!(refusal.detail.ends_with("has no incarnation that runs"), "{}", refusal.detail);
+    let mut world = guests("automatic", &json!({"restart": "never"}));
+    let id = active(&world);
+    let before = replica(&world);
+    let facts = open(&mut world).expect("it runs");
+    let [Fact::ConsoleOpened(opened)] = facts.as_slice() else { panic!("{facts:?}") };
+    assert_eq!((opened.incarnation, &opened.replica), (id, &before.name));
+    let after = replica(&world);
+    assert_eq!(after.meta.version, before.meta.version + 1);
+    assert_eq!(Replica { meta: before.meta.clone(), ..after }, before, "nothing else changes");
+    // A second one is a second event: the executor decides who may write.
+    assert_eq!(open(&mut world).expect("it runs").len(), 1);
+    ask(&mut world, "stop");
+    open(&mut world).expect("a guest that is being stopped has a console");
+    world.report(id, ended(IncarnationExit::Clean));
+    open(&mut world).expect_err("it has ended");
 }

@@ -450,7 +450,7 @@ fn ask(random: &mut RandomSource, world: &WorldParts, number: u64) -> ScriptInpu
     let WorldParts { clusters, plans, .. } = *world;
     let plan = format!("p{}", random.below(plans));
     let node = format!("n{}", random.below(5));
-    match random.below(161) {
+    match random.below(163) {
         0..=29 => deployment_create(random, &plan, number),
         30..=31 => ScriptInput::OfDeployment { verb: "cancel", which: random.below(4) },
         32..=34 => ScriptInput::OfDeployment { verb: "pause", which: random.below(4) },
@@ -469,6 +469,7 @@ fn ask(random: &mut RandomSource, world: &WorldParts, number: u64) -> ScriptInpu
         }
         91..=94 => of_replica(random, "restart"),
         157..=160 => of_replica(random, "reboot"),
+        161..=162 => of_replica(random, "console"),
         95..=98 => {
             let to = ["expunged", "evicted", "allocated", "sanitizing", "unallocated"];
             let to = pick(random, &to);

@@ -119,7 +119,8 @@ impl ExecutorChannels {
     pub(super) fn executor_of(&self, cluster: &ClusterName) -> Option<(Uuid, mpsc::Sender<ConsoleRequest>)> {
         let all = self.lock();
         let offers = all.iter().filter_map(|(id, open)| {
-            let is_of = open.welcomed.load(Ordering::Relaxed) && held(&open.cluster).as_ref() == Some(cluster);
+            let is_of =
+                open.welcomed.load(Ordering::Relaxed) && held(&open.cluster).as_ref() == Some(cluster);
             let way = held(&open.consoles).clone().filter(|way| is_of && !way.is_closed())?;
             Some((open.opened, *id, way))
         });

@@ -132,8 +132,7 @@ impl AttachmentTable {
 
     /// Returns the way to the executors in this process.
     fn embedded(app: &Arc<FleetApi>) -> mpsc::Sender<ConsoleRequest> {
-        let mut embedded =
-            app.channels.consoles.embedded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut embedded = app.channels.consoles.embedded.lock().unwrap_or_else(PoisonError::into_inner);
         let begin = || {
             let (to_hub, requests) = mpsc::channel(REQUESTS);
             let (from_hub, mut replies) = mpsc::channel(REQUESTS);
@@ -202,9 +201,7 @@ pub(super) async fn answer(
             Ok(offer(app, channels::offered(app, &call)?))
         }
         RouteTarget::SendReplies => send_replies(app, &call, params, &body?),
-        other => {
-            Err(ProblemDetails::new(INTERNAL, format!("cannot answer {other:?}: not about consoles")))
-        }
+        other => Err(ProblemDetails::new(INTERNAL, format!("cannot answer {other:?}: not about consoles"))),
     }
 }
 

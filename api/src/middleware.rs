@@ -29,8 +29,8 @@ use super::query::QueryParams;
 use super::rate::RequestPrincipal;
 use super::routes::{self, HttpRoute, RouteMatch, RouteResult, RouteTarget};
 use super::{
-    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, channels, consoles, forward, intents, logs, metrics, openapi,
-    read, schemas, stream, write,
+    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, channels, consoles, forward, intents, logs,
+    metrics, openapi, read, schemas, stream, write,
 };
 
 /// Request, as the outermost handler and the handler of its route see it.

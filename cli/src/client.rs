@@ -283,8 +283,8 @@ impl<'a> ApiClient<'a> {
     }
 
     /// Returns the sender of input to an attachment.
-    pub(super) fn input_sender(&self, attachment: uuid::Uuid) -> InputSender {
-        InputSender { agent: self.agent.clone(), url: self.url(&format!("/attachments/{attachment}/input")) }
+    pub(super) fn input_sender(&self, attachment: uuid::Uuid) -> ConsoleSender {
+        ConsoleSender { agent: self.agent.clone(), url: self.url(&format!("/attachments/{attachment}/input")) }
     }
 
     /// Converts the intent to a CloudEvent with a new key and the current time.
@@ -485,12 +485,12 @@ impl<'a> ApiClient<'a> {
 }
 
 /// Sender of input to an attachment.
-pub(super) struct InputSender {
+pub(super) struct ConsoleSender {
     agent: ureq::Agent,
     url: String,
 }
 
-impl InputSender {
+impl ConsoleSender {
     /// Sends the bytes that follow `after` others. Returns whether the guest has taken all of them; otherwise they are sent again,
     /// and none of them counts twice.
     pub(super) fn send(&self, doing: &str, after: u64, bytes: &[u8]) -> Result<bool, CliError> {

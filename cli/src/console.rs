@@ -14,7 +14,7 @@ use chancery_events::name::PayloadName;
 use chancery_events::spec::ConsoleAccess;
 
 use super::act::read;
-use super::client::{CommandIo, InputSender, not_ours};
+use super::client::{CommandIo, ConsoleSender, not_ours};
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
 use super::flags::ConsoleArgs;
@@ -173,7 +173,7 @@ impl UnsentInput {
 /// Starts the threads that read the standard input, and send it.
 fn begin_input(
     args: &ConsoleArgs,
-    sender: InputSender,
+    sender: ConsoleSender,
     doing: String,
     events: &SyncSender<AttachmentEvent>,
 ) -> Result<(), CliError> {

@@ -50,8 +50,8 @@ pub use console::{EscapeKey, InvalidEscapeKey};
 pub use context::{CliContext, OutputFormat};
 pub use error::{CliError, CliExit, exit_of};
 pub use flags::{
-    ConsoleArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs, ScheduleArgs,
-    UndrainArgs, WaitArgs,
+    ConsoleArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
+    ScheduleArgs, UndrainArgs, WaitArgs,
 };
 pub use get::json_text;
 pub use kind::{EntityKind, EntitySelector, FieldPath};

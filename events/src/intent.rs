@@ -16,8 +16,8 @@ use crate::name::{
     PlanName, PolicyName, ReplicaName, SourceName, VolumeName,
 };
 use crate::spec::{
-    CapabilitySpec, ClusterActivity, ClusterSpec, ConsoleAccess, DeploymentSpec, DisruptionSpec, NodeSpec, NodeState,
-    PlanSpec, PolicyKind, PolicySpec, words,
+    CapabilitySpec, ClusterActivity, ClusterSpec, ConsoleAccess, DeploymentSpec, DisruptionSpec, NodeSpec,
+    NodeState, PlanSpec, PolicyKind, PolicySpec, words,
 };
 use crate::subject::Subject;
 use crate::time::Time;

@@ -264,7 +264,9 @@ impl AttachedClient {
                             return None;
                         }
                     }
-                    Ok(None) if !is_alive && self.has_credit() => return Some("the guest has ended".to_owned()),
+                    Ok(None) if !is_alive && self.has_credit() => {
+                        return Some("the guest has ended".to_owned());
+                    }
                     Ok(None) => break,
                     Err(error) => return Some(format!("cannot read output: {error}")),
                 }
@@ -320,9 +322,9 @@ fn serve_client(
     let attachment = client.attachment;
     let last = match AttachedClient::attach(hub, client) {
         Ok(attached) => match replies.blocking_send(ConsoleReply::Attached { attachment }) {
-            Ok(()) => attached
-                .run(requests, replies)
-                .map(|reason| ConsoleReply::Ended { attachment, reason }),
+            Ok(()) => {
+                attached.run(requests, replies).map(|reason| ConsoleReply::Ended { attachment, reason })
+            }
             Err(_) => None,
         },
         Err(AttachError { reason, detail }) => Some(ConsoleReply::Refused { attachment, reason, detail }),

@@ -188,8 +188,15 @@ fn check_payload(faults: &mut BodyErrors, at: &str, payload: &Payload) {
         }
     }
     let probes = [("ready", &payload.ready), ("alive", &payload.alive)];
-    for (name, probe) in probes.into_iter().filter_map(|(name, probe)| Some((name, probe.as_ref()?))) {
+    for (name, probe) in probes.iter().filter_map(|(name, probe)| Some((name, probe.as_ref()?))) {
         check_probe(faults, &format!("{at}/{name}"), probe, &ports);
+    }
+    for (name, line) in probes.iter().filter_map(|(name, probe)| Some((*name, probe.as_ref()?.line()?))) {
+        let at = format!("{at}/{name}/serial");
+        let is_allowed = name == "ready" && payload.vm.is_some();
+        faults.check(is_allowed, &at, "must be given only as `ready` of a payload with `vm`");
+        let fits = (1..=SERIAL_LINE).contains(&line.len()) && !line.contains(char::is_control);
+        faults.check(fits, format!("{at}/line"), "must have 1 to 256 bytes, and no control characters");
     }
     if let Some(probe) = &payload.alive {
         let only = "must be 1: an incarnation whose liveness probe fails is ended";
@@ -263,6 +270,8 @@ const IMAGE_FILE: &str =
 const PROBE_LONGEST: u64 = 60 * 60 * 1000;
 /// Shortest period of a probe, in milliseconds.
 const PROBE_PERIOD: u64 = 100;
+/// Maximum length of the text that a probe awaits on a serial port, in bytes.
+const SERIAL_LINE: usize = 256;
 /// Largest threshold of a probe.
 const PROBE_THRESHOLD: u32 = 1000;
 
@@ -272,7 +281,7 @@ fn check_probe(
     probe: &ReadinessProbe,
     ports: &BTreeMap<&PortName, PortProtocol>,
 ) {
-    let port = probe.port();
+    let Some(port) = probe.port() else { return };
     faults.check(ports.get(port) == Some(&PortProtocol::Tcp), at, format!("there is no TCP port {port}"));
     if let Some(path) = probe.path() {
         let sane = path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic());

@@ -17,12 +17,13 @@
 //! only when a start would be accepted.
 
 use chancery_events::fact::{
-    ConsoleOpened, DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaCreated, ReplicaDeleted,
-    ReplicaDeploymentChanged, Requester, RestartBackoff,
+    ConsoleOpened, DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaCreated,
+    ReplicaDeleted, ReplicaDeploymentChanged, Requester, RestartBackoff,
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::{
-    ConsoleOpen, ReplicaCreate, ReplicaDelete, ReplicaReboot, ReplicaRelocate, ReplicaRestart, ReplicaStart, ReplicaStop,
+    ConsoleOpen, ReplicaCreate, ReplicaDelete, ReplicaReboot, ReplicaRelocate, ReplicaRestart, ReplicaStart,
+    ReplicaStop,
 };
 use chancery_events::lifecycle::{PhaseStatus, WillWord};
 use chancery_events::name::{DeploymentName, NodeName, ReplicaName};

@@ -6,6 +6,7 @@
 //! | two writers, readers, a client that is killed, one that reads nothing | `one_client_writes_and_no_other_delays_it_or_keeps_its_place` |
 //! | a reset and the end of the guest, the end of the server and of the supervisor | `a_console_outlives_a_reset_and_ends_with_its_guest` |
 //! | an executor outside the server, one that does not answer, one that is killed | `consoles_of_a_remote_executor_are_reached_through_its_server` |
+//! | the probe `serial`, after a reset, and for another executor | `a_guest_is_ready_once_it_has_written_the_awaited_line` |
 //! | what has no console | `a_console_is_opened_for_one_attachment_of_its_actor` |
 
 use std::io::{Read, Write as _};
@@ -122,19 +123,25 @@ fn machines(embedded: &str) -> ServerProcess {
 
 /// Deploys one replica, and returns its name once it runs.
 fn deploy(client: &TestClient) -> String {
+    begin(client, &serde_json::Value::Null);
+    client.wait_for("web", "running", 1)[0]["name"].as_str().expect("a name").to_owned()
+}
+
+/// Deploys one replica with this readiness probe.
+fn begin(client: &TestClient, ready: &serde_json::Value) {
     let automatic = json!({
         "create": "automatic", "update": "automatic", "relocate": "automatic", "restart": "automatic",
         "start": "automatic", "stop": "automatic", "delete": "automatic", "reboot": "automatic",
     });
-    let payload =
-        json!({"name": "app", "resources": {"cpu": 100, "memory": 112 * MIB}, "vm": {"kernel": "guest"}});
+    let payload = json!({
+        "name": "app", "resources": {"cpu": 100, "memory": 112 * MIB}, "vm": {"kernel": "guest"}, "ready": ready,
+    });
     let spec = json!({
         "namespace": "tests", "service": "web", "payloads": [payload], "approval": automatic, "restart": "never",
         "timeouts": {"stop": 1500},
     });
     client.must("plan.apply", &json!({"name": "web", "spec": spec}));
     client.must("deployment.create", &json!({"plan": "web", "name": "d1", "spec": {"count": 1}}));
-    client.wait_for("web", "running", 1)[0]["name"].as_str().expect("a name").to_owned()
 }
 
 /// Returns the text of each file of the journal.
@@ -163,7 +170,9 @@ fn what_is_typed_reaches_the_guest_and_its_answer_is_shown_and_kept() {
         let text = server.cli(&["logs", &replica, "--stdout"]);
         text.contains("heard two").then_some(text)
     });
-    for (text, count) in [("heard open sesame\r\n", 1), ("heard one\r\n", 1), ("heard two\r\n", 1), ("three", 0)] {
+    for (text, count) in
+        [("heard open sesame\r\n", 1), ("heard one\r\n", 1), ("heard two\r\n", 1), ("three", 0)]
+    {
         assert_eq!(kept.matches(text).count(), count, "{text:?} in {kept}");
     }
     let history = server.cli(&["history", &format!("replica/{replica}"), "-o", "jsonl"]);
@@ -284,4 +293,35 @@ fn a_console_is_opened_for_one_attachment_of_its_actor() {
     client.wait_for("web", "stopped", 1);
     let stopped = client.intent("after-stop", "console.open", &json!({"name": replica}));
     assert!(stopped.json()["detail"].to_string().contains("no incarnation that runs"), "{}", stopped.json());
+}
+
+#[test]
+fn a_guest_is_ready_once_it_has_written_the_awaited_line() {
+    let mut server = machines("all");
+    let client = server.client();
+    begin(&client, &json!({"serial": {"line": "heard up and"}}));
+    let replica = client.wait_for("web", "starting", 1)[0]["name"].as_str().expect("a name").to_owned();
+    let phase = |server: &ServerProcess, phase: &str| {
+        until(&format!("the replica is {phase}"), || {
+            let row = server.client().read(&format!("replicas/{replica}"));
+            (row["phase"] == phase).then_some(())
+        });
+    };
+    let mut console = AttachedConsole::attach(&server, &replica, &[]);
+    // The guest runs, and is not ready.
+    console.shows("beat ");
+    phase(&server, "starting");
+    console.enter("up and running\r");
+    phase(&server, "running");
+    // It is ready for the next executor too, without writing the line again.
+    server.kill();
+    drop(console);
+    server.start_again();
+    phase(&server, "running");
+    let mut console = AttachedConsole::attach(&server, &replica, &[]);
+    console.enter("!r\r");
+    console.shows("READY");
+    phase(&server, "rebooting");
+    console.enter("up and running\r");
+    phase(&server, "running");
 }

@@ -5,7 +5,7 @@
 pub(super) use unix::RawTerminal;
 
 #[cfg(not(unix))]
-pub(super) use other::RawTerminal;
+pub(super) use other::LineTerminal as RawTerminal;
 
 #[cfg(unix)]
 mod unix {
@@ -66,11 +66,11 @@ mod other {
     use std::io;
 
     /// Terminal whose mode cannot be changed here: lines reach the guest when they are complete.
-    pub(in super::super) struct RawTerminal(());
+    pub(in super::super) struct LineTerminal(());
 
-    impl RawTerminal {
+    impl LineTerminal {
         /// Changes nothing.
-        pub(in super::super) fn begin() -> io::Result<Option<RawTerminal>> {
+        pub(in super::super) fn begin() -> io::Result<Option<LineTerminal>> {
             Ok(None)
         }
     }

@@ -261,6 +261,11 @@ macro_rules! probes {
                 #[serde(default)]
                 success_threshold: Option<u32>,
             },)*
+            /// Probe that passes once a guest has written a text to its first serial port. For `ready` of a `vm` only.
+            Serial {
+                /// Line, or a part of one, since the last start or reset of the guest: at most 256 bytes.
+                line: String,
+            },
         }
 
         impl From<ProbeForm> for ReadinessProbe {
@@ -277,6 +282,7 @@ macro_rules! probes {
                         timing.success_threshold = success_threshold.unwrap_or(timing.success_threshold);
                         ReadinessProbe::$kind { $($field,)* timing }
                     })*
+                    ProbeForm::Serial { line } => ReadinessProbe::Serial { line },
                 }
             }
         }

@@ -31,8 +31,9 @@ use crate::record::RecordHash;
 use crate::refusal::RefusalCode;
 use crate::resources::Resources;
 use crate::spec::{
-    BalancePolicy, CapabilitySpec, ClusterActivity, ClusterRuntime, ClusterSpec, ConsoleAccess, DeploymentSpec,
-    DisruptionSpec, NodeSpec, NodeState, OperationKind, PlanSpec, PolicySpec, ProbePurpose, VolumeDeletion,
+    BalancePolicy, CapabilitySpec, ClusterActivity, ClusterRuntime, ClusterSpec, ConsoleAccess,
+    DeploymentSpec, DisruptionSpec, NodeSpec, NodeState, OperationKind, PlanSpec, PolicySpec, ProbePurpose,
+    VolumeDeletion,
 };
 use crate::subject::Subject;
 use crate::time::Time;

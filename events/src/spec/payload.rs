@@ -233,6 +233,11 @@ pub enum ReadinessProbe {
         #[serde(default)]
         timing: ProbeTiming,
     },
+    /// Passes once a guest has written the text to its first serial port, since its last start or reset. For `vm` only.
+    Serial {
+        /// Line, or part of a line.
+        line: String,
+    },
 }
 
 impl ReadinessProbe {
@@ -241,28 +246,39 @@ impl ReadinessProbe {
         match self {
             ReadinessProbe::Tcp { .. } => "tcp",
             ReadinessProbe::Http { .. } => "http",
+            ReadinessProbe::Serial { .. } => "serial",
         }
     }
 
-    /// Name of the port that is probed.
-    pub const fn port(&self) -> &PortName {
+    /// Name of the port that is probed, if one is.
+    pub const fn port(&self) -> Option<&PortName> {
         match self {
-            ReadinessProbe::Tcp { port, .. } | ReadinessProbe::Http { port, .. } => port,
+            ReadinessProbe::Tcp { port, .. } | ReadinessProbe::Http { port, .. } => Some(port),
+            ReadinessProbe::Serial { .. } => None,
+        }
+    }
+
+    /// Text that is awaited on the first serial port, if one is.
+    pub fn line(&self) -> Option<&str> {
+        match self {
+            ReadinessProbe::Tcp { .. } | ReadinessProbe::Http { .. } => None,
+            ReadinessProbe::Serial { line } => Some(line),
         }
     }
 
     /// Path of the request, if one is sent.
     pub fn path(&self) -> Option<&str> {
         match self {
-            ReadinessProbe::Tcp { .. } => None,
+            ReadinessProbe::Tcp { .. } | ReadinessProbe::Serial { .. } => None,
             ReadinessProbe::Http { path, .. } => Some(path),
         }
     }
 
-    /// Times of the attempts, and their thresholds.
-    pub const fn timing(&self) -> ProbeTiming {
+    /// Times of the attempts, and their thresholds; the default without attempts.
+    pub fn timing(&self) -> ProbeTiming {
         match self {
             ReadinessProbe::Tcp { timing, .. } | ReadinessProbe::Http { timing, .. } => *timing,
+            ReadinessProbe::Serial { .. } => ProbeTiming::default(),
         }
     }
 }

@@ -291,7 +291,8 @@ impl<'a> PayloadContext<'a> {
     }
 
     fn probe(&self, probe: &ReadinessProbe) -> Probe {
-        let port = IntOrString::Int(self.ports.get(probe.port()).map_or(0, |port| i32::from(*port)));
+        let port = probe.port().and_then(|port| self.ports.get(port));
+        let port = IntOrString::Int(port.map_or(0, |port| i32::from(*port)));
         let ProbeTiming { failure_threshold, success_threshold, .. } = probe.timing();
         let count = |threshold: u32| Some(i32::try_from(threshold).unwrap_or(i32::MAX));
         let whole = |span| Some(i32::try_from(seconds(span)).unwrap_or(i32::MAX));

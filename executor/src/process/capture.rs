@@ -60,6 +60,27 @@ pub(super) enum PipeRead {
 pub(super) struct OutputCapture {
     pipe: File,
     files: RotatedFiles,
+    awaited: Option<TextSearch>,
+}
+
+/// Search for a text in an output.
+#[derive(Debug)]
+struct TextSearch {
+    /// Number of the output's process in the record.
+    number: usize,
+    text: Vec<u8>,
+    /// End of the output that may be the beginning of the text.
+    end: Vec<u8>,
+    is_found: bool,
+}
+
+impl TextSearch {
+    fn add(&mut self, bytes: &[u8]) {
+        self.end.extend_from_slice(bytes);
+        self.is_found |= self.end.windows(self.text.len()).any(|window| window == self.text);
+        let rest = self.end.len().saturating_sub(self.text.len() - 1);
+        self.end.drain(..rest);
+    }
 }
 
 impl AsFd for OutputCapture {
@@ -107,7 +128,7 @@ pub(super) fn take_over(base: &Path, limits: OutputLimits) -> io::Result<OutputC
             format!("{} is not a pipe", pipe_of(base).display()),
         ));
     }
-    Ok(OutputCapture { pipe, files: RotatedFiles::open(base.to_owned(), limits)? })
+    Ok(OutputCapture { pipe, files: RotatedFiles::open(base.to_owned(), limits)?, awaited: None })
 }
 
 impl OutputCapture {
@@ -118,6 +139,9 @@ impl OutputCapture {
             Ok(0) => PipeRead::Over,
             Ok(count) => {
                 self.files.take(&chunk[..count]);
+                if let Some(awaited) = &mut self.awaited {
+                    awaited.add(&chunk[..count]);
+                }
                 PipeRead::More
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => PipeRead::Nothing,
@@ -125,6 +149,19 @@ impl OutputCapture {
             // A pipe has no other failures; after one, nothing more can be read.
             Err(_) => PipeRead::Over,
         }
+    }
+
+    /// Searches for a text in the output of the process with this number.
+    pub(super) fn await_text(&mut self, number: usize, text: &str) {
+        let text = text.as_bytes().to_vec();
+        self.awaited =
+            (!text.is_empty()).then_some(TextSearch { number, text, end: Vec::new(), is_found: false });
+    }
+
+    /// Returns the number of the process if the text was found since the last call.
+    pub(super) fn take_found(&mut self) -> Option<usize> {
+        let awaited = self.awaited.as_mut()?;
+        std::mem::take(&mut awaited.is_found).then_some(awaited.number)
     }
 
     /// Reads all that is left, once no writer is left. Fails if some of the output could not be written in
@@ -337,6 +374,29 @@ mod tests {
             text.starts_with("\n[8 bytes of output were lost here: ") && text.ends_with("]\nlater\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn an_awaited_text_is_found_however_it_is_cut_and_once_for_each_time_it_is_written() {
+        let output = "boot\r\nlogin: root\r\nlog in: \r\nlogin: ";
+        for size in 1..output.len() {
+            let directory = tempfile::tempdir().unwrap();
+            let (mut capture, mut theirs) =
+                open(&directory.path().join("app-0.out"), limits(1000, 2)).unwrap();
+            capture.await_text(3, "login:");
+            let mut found = Vec::new();
+            for (at, piece) in output.as_bytes().chunks(size).enumerate() {
+                theirs.write_all(piece).unwrap();
+                assert_eq!(capture.copy(&mut Vec::new()), PipeRead::More);
+                found.extend(capture.take_found().map(|number| (number, at)));
+                assert_eq!(capture.take_found(), None, "it was taken");
+            }
+            let end = |text: &str, from: usize| from + output[from..].find(text).unwrap() + text.len() - 1;
+            let (first, second) = (end("login:", 0), end("login:", 20));
+            let mut wanted = vec![(3, first / size), (3, second / size)];
+            wanted.dedup();
+            assert_eq!(found, wanted, "in pieces of {size}");
+        }
     }
 
     #[test]

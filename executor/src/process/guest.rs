@@ -42,6 +42,17 @@ pub(super) struct GuestRecord {
     pub(super) end: Option<GuestEnd>,
     /// Whether the guest was requested to power off before it ended.
     pub(super) is_end_requested: bool,
+    /// Text that the guest writes to its first serial port when it is ready, if it is awaited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) line: Option<AwaitedLine>,
+}
+
+/// Text that is awaited on the first serial port of a guest.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct AwaitedLine {
+    pub(super) text: String,
+    /// Whether the guest has written it since its last start or reset.
+    pub(super) is_seen: bool,
 }
 
 /// Status of a guest that has not ended.
@@ -89,6 +100,24 @@ impl GuestRecord {
             reset_revision: 0,
             end: None,
             is_end_requested: false,
+            line: None,
+        }
+    }
+
+    /// Awaits a text on the first serial port.
+    pub(super) fn await_line(&mut self, text: Option<&str>) {
+        self.line = text.map(|text| AwaitedLine { text: text.to_owned(), is_seen: false });
+    }
+
+    /// Whether an awaited text was not seen yet.
+    pub(super) fn awaits_line(&self) -> bool {
+        self.line.as_ref().is_some_and(|line| !line.is_seen)
+    }
+
+    /// Notes whether the awaited text was seen.
+    fn note_line(&mut self, is_seen: bool) {
+        if let Some(line) = &mut self.line {
+            line.is_seen = is_seen;
         }
     }
 

@@ -72,8 +72,8 @@ mod unsupervised;
 mod volumes;
 
 pub use capture::OutputLimits;
-pub(crate) use console::open_writer as open_console;
 pub use cgroup::detect::{CgroupSetting, CgroupSupport, EndProof};
+pub(crate) use console::open_writer as open_console;
 pub use guest::QemuSettings;
 pub use identity::BootId;
 pub use output::{OutputFile, ProcessLogs, log_files};

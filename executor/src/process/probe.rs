@@ -80,11 +80,14 @@ impl ProbeSet {
         for (number, process) in record.processes.iter().enumerate() {
             let payload = spec.payloads.iter().find(|payload| payload.name == process.payload);
             let probe = payload.and_then(|payload| payload.ready.as_ref());
-            let outcome = if probe.is_none() { ProbeOutcome::Passes } else { ProbeOutcome::Unknown };
+            // The record has whether a line was seen on a serial port.
+            let is_probed = probe.is_some_and(|probe| probe.port().is_some());
+            let outcome = if is_probed { ProbeOutcome::Unknown } else { ProbeOutcome::Passes };
             seen.push(ProbedStatus { ready: outcome, hung: None });
             // A port that the payload does not have never answers.
             let target = |probe: &ReadinessProbe| {
-                let address = process.addresses.iter().find(|address| address.port == *probe.port())?;
+                let port = probe.port()?;
+                let address = process.addresses.iter().find(|address| address.port == *port)?;
                 Some(ProbeTarget { address: address.address.clone(), path: probe.path().map(str::to_owned) })
             };
             let job = |probe: &ReadinessProbe| Some((number, target(probe)?, probe.timing()));

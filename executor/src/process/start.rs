@@ -16,7 +16,7 @@ use chancery_events::id::IncarnationId;
 use chancery_events::name::{PayloadName, PortName};
 use chancery_events::observation::{PortAddress, RetryClass};
 use chancery_events::protocol::{IncarnationPayload, IncarnationSpec, VolumeMount};
-use chancery_events::spec::{PayloadPort, PortProtocol, port_variable, volume_variable};
+use chancery_events::spec::{PayloadPort, PortProtocol, ReadinessProbe, port_variable, volume_variable};
 use chancery_events::template::InvalidTemplate;
 use uuid::Uuid;
 
@@ -156,6 +156,7 @@ pub(super) fn prepare(
     let argv = match (&wanted.qemu, &payload.vm, &payload.run) {
         (Some(settings), Some(machine), _) => {
             let record = guest.insert(GuestRecord::begin(format!("{}/{name}", wanted.incarnation)));
+            record.await_line(payload.ready.as_ref().and_then(ReadinessProbe::line));
             let process = GuestProcess {
                 name: &record.name,
                 uuid: guest_uuid(wanted.incarnation, spec, name),

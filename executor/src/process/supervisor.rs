@@ -263,11 +263,15 @@ impl Supervisor {
         self.record_and_group(&waiting)?;
         self.send_record();
         waiting.iter_mut().for_each(HeldTrampoline::release_ports);
-        for mut one in waiting {
+        for (number, mut one) in waiting.into_iter().enumerate() {
             // A trampoline that was killed receives nothing; its end is detected in any case.
             let _ = one.socket.write_all(&supervisor_protocol::line(&one.execute));
             one.socket.set_nonblocking(true)?;
             self.executing.push(Some(one.socket));
+            let line = one.started.guest.as_ref().and_then(|guest| guest.line.as_ref());
+            if let Some(line) = line {
+                one.captures[0].await_text(number, &line.text);
+            }
             self.captures.extend(one.captures);
         }
         Ok(())
@@ -361,6 +365,14 @@ impl Supervisor {
             (0..COPIES).map(|_| capture.copy(chunk)).find(|copied| *copied != PipeRead::More)
                 != Some(PipeRead::Over)
         });
+        let found: Vec<_> = self.captures.iter_mut().filter_map(OutputCapture::take_found).collect();
+        let mut is_new = false;
+        for number in found {
+            is_new |= self.guests.note_line(&mut self.record, number);
+        }
+        if is_new {
+            self.save();
+        }
     }
 
     /// Reads what QEMU reports of the guests. The end of a guest is written to disk, and only then its QEMU ends.

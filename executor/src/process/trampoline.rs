@@ -13,8 +13,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
-use chancery_events::observation::RetryClass;
 use super::console;
+use chancery_events::observation::RetryClass;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};

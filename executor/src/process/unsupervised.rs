@@ -12,6 +12,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -23,13 +24,14 @@ use tokio::time::Instant;
 
 use super::capture::{self, OutputCapture, OutputLimits, PipeRead};
 use super::cgroup::LimitHits;
-use super::guest::GuestWatch;
+use super::guest::{GuestRecord, GuestWatch};
 use super::identity::{BootId, ProcessHandle};
 use super::incarnation_dir::{
     IncarnationDirectory, ProcessEnd, ProcessEndCause, ProcessesFile, SpecFile, StartPhase, remove_groups,
 };
 use super::integrity::FileId;
 use super::proof::{self, ProcessSearch, RemainingProcesses, StartedIn};
+use super::reader::OutputReader;
 use super::supervisor_protocol::LONGEST_GRACE;
 use super::sweeps::SweepDelay;
 use super::trampoline::retry_class;
@@ -40,6 +42,8 @@ use crate::state_file::LockAttempt;
 const TRAMPOLINES_GONE: Duration = Duration::from_secs(1);
 /// Interval in which guests of virtual machines are asked.
 const GUESTS: Duration = Duration::from_millis(250);
+/// Maximum number of bytes of output that are searched for an awaited text.
+const KEPT: usize = 1 << 20;
 /// Interval of searches for what cannot be found now.
 const SEARCH: Duration = Duration::from_secs(1);
 /// Time until an unprovable end is reported: processes that end meanwhile may allow the proof.
@@ -94,7 +98,14 @@ impl UnsupervisedProcesses {
                     living.push((number, watched(handle)?));
                     for name in process.outputs() {
                         match capture::take_over(&incarnation_directory.file(&name), output) {
-                            Ok(capture) => captures.push(watched(capture)?),
+                            Ok(mut capture) => {
+                                if name == process.outputs()[0] {
+                                    await_line(&mut capture, process.guest.as_mut(), number, || {
+                                        incarnation_directory.file(&name)
+                                    });
+                                }
+                                captures.push(watched(capture)?);
+                            }
                             Err(error) if retry_class(&error) == RetryClass::Retryable => return Err(error),
                             // A process whose output has another destination is adopted all the same.
                             Err(error) => {
@@ -199,6 +210,15 @@ impl UnsupervisedProcesses {
     /// Reads what QEMU reports of the guests. The end of a guest is written to disk, and only then its QEMU ends.
     fn advance_guests(&mut self, record: &mut ProcessesFile, grace: Duration) {
         self.guests_at = Instant::now() + GUESTS;
+        let found: Vec<_> =
+            self.captures.iter_mut().filter_map(|capture| capture.get_mut().take_found()).collect();
+        let mut is_new = false;
+        for number in found {
+            is_new |= self.guests.note_line(record, number);
+        }
+        if is_new && let Err(error) = self.directory.write(record) {
+            tracing::warn!(%error, directory = %self.directory.path().display(), "cannot record line of guest");
+        }
         if self.guests.advance(record) {
             let written = self.directory.write(record);
             if let Err(error) = &written {
@@ -340,6 +360,25 @@ pub(super) fn finish(
     }
     record.phase = StartPhase::Ended { exit };
     directory.write(record)
+}
+
+/// Awaits the text of a guest. A supervisor that died may have read it and not recorded that: unless the guest was reset, the end of
+/// the output shows it.
+fn await_line(
+    capture: &mut OutputCapture,
+    guest: Option<&mut GuestRecord>,
+    number: usize,
+    base: impl FnOnce() -> PathBuf,
+) {
+    let Some(guest) = guest else { return };
+    let (is_awaited, resets) = (guest.awaits_line(), guest.resets);
+    let Some(line) = &mut guest.line else { return };
+    capture.await_text(number, &line.text);
+    if is_awaited && resets == 0 {
+        let kept = OutputReader::last(&base(), u64::MAX).and_then(|mut reader| reader.read(KEPT));
+        let text = line.text.as_bytes();
+        line.is_seen = kept.is_ok_and(|kept| kept.windows(text.len().max(1)).any(|window| window == text));
+    }
 }
 
 fn unseen(cause: ProcessEndCause) -> ProcessEnd {

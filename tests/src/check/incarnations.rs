@@ -2,8 +2,8 @@
 //! one outcome.
 
 use chancery_events::fact::{
-    CommandEffect, ConsoleOpened, IncarnationCommandFailed, IncarnationEnd, IncarnationRunning, IncarnationStartRequested,
-    IncarnationStarted, IncarnationStopRequested, OperationEnd,
+    CommandEffect, ConsoleOpened, IncarnationCommandFailed, IncarnationEnd, IncarnationRunning,
+    IncarnationStartRequested, IncarnationStarted, IncarnationStopRequested, OperationEnd,
 };
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::intent::Intent;

@@ -267,7 +267,9 @@ impl ScriptedWorld {
         let state = self.read()?;
         let all = state.fleet.replicas().sorted();
         let fits = |replica: &&Replica| match verb {
-            "relocate" | "restart" | "reboot" | "console" => replica.active.as_ref().is_some_and(|active| active.healthy),
+            "relocate" | "restart" | "reboot" | "console" => {
+                replica.active.as_ref().is_some_and(|active| active.healthy)
+            }
             _ => true,
         };
         let fit: Vec<_> = all.iter().copied().filter(fits).collect();
@@ -328,7 +330,8 @@ impl ScriptedWorld {
                 if let Some(node) = node {
                     data["node"] = json!(node);
                 }
-                let type_name = if *verb == "console" { "console.open".into() } else { format!("replica.{verb}") };
+                let type_name =
+                    if *verb == "console" { "console.open".into() } else { format!("replica.{verb}") };
                 (type_name, data, None)
             }
             ScriptInput::OfDeployment { verb, which } => {

@@ -98,11 +98,14 @@ struct ResetCount {
     is_sent: bool,
     /// Time of the last count, and the time from it to the next one.
     last: Option<(Instant, Duration)>,
+    /// Whether the awaited text was read after the last look at the events of QEMU. The event of a reset is sent before the guest
+    /// writes anything new: the text may be from after a reset that is read now, and is never missed.
+    is_line_new: bool,
 }
 
 impl ResetCount {
     const fn new() -> ResetCount {
-        ResetCount { is_pending: false, requested: None, is_sent: false, last: None }
+        ResetCount { is_pending: false, requested: None, is_sent: false, last: None, is_line_new: false }
     }
 
     /// Whether a request was not sent yet.
@@ -117,6 +120,9 @@ impl ResetCount {
 
     /// Notes an event about a reset.
     fn note(&mut self, record: &mut GuestRecord, now: Instant) {
+        if !self.is_line_new {
+            record.note_line(false);
+        }
         if let Some(revision) = self.requested.take_if(|_| self.is_sent) {
             record.reset_revision = revision;
             self.count(record, now);
@@ -199,6 +205,11 @@ impl GuestLink {
         all.into_iter().flatten().min().unwrap_or_else(|| Instant::now() + ASK)
     }
 
+    /// Notes that the awaited text was read from the guest's output.
+    pub(super) fn note_line(&mut self) {
+        self.resets.is_line_new = true;
+    }
+
     /// Requests that the guest powers itself off.
     pub(in super::super) fn power_down(&mut self) {
         if self.request == EndRequest::None {
@@ -256,6 +267,7 @@ impl GuestLink {
             }
             connection.flush()
         });
+        self.resets.is_line_new = false;
         record.is_end_requested |= !had_ended && record.end.is_some() && self.request != EndRequest::None;
         if exchanged.is_ok() && connection.ask.is_some() {
             (self.connected_at, self.connect.1) = (now, CONNECT);

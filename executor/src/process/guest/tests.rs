@@ -389,3 +389,39 @@ fn a_file_that_cannot_be_used_is_named_with_its_reason() {
     assert!(argv("good", VM_OVERHEAD << 1).is_ok());
     assert!(argv("kernel", VM_OVERHEAD).expect_err("an error").starts_with("invalid memory"));
 }
+
+#[test]
+fn an_awaited_line_counts_until_a_reset_and_is_never_missed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (listener, mut link) = fake(directory.path());
+    let (go, wait) = std::sync::mpsc::channel();
+    let server = std::thread::spawn(move || {
+        let mut session = FakeSession::accept(&listener);
+        session.serve("i/app", "running", "query-status");
+        let reset = json!({"event": "RESET", "data": {"guest": true, "reason": "guest-reset"}});
+        while wait.recv().is_ok() {
+            session.say(&reset);
+        }
+    });
+    let mut guest = record();
+    guest.await_line(Some("login:"));
+    advance_until(&mut link, &mut guest, |guest| guest.status == GuestStatus::Running);
+    assert!(guest.awaits_line(), "it was not written yet");
+    guest.note_line(true);
+    link.advance(&mut guest);
+    assert!(!guest.awaits_line());
+    go.send(()).expect("it waits");
+    advance_until(&mut link, &mut guest, GuestRecord::awaits_line);
+    assert_eq!(guest.resets, 1, "the line was from before the reset");
+    // Read after the last look at the events: it may be from after the reset whose event is read next.
+    go.send(()).expect("it waits");
+    std::thread::sleep(Duration::from_millis(200));
+    guest.note_line(true);
+    link.note_line();
+    link.advance(&mut guest);
+    assert!(!guest.awaits_line());
+    go.send(()).expect("it waits");
+    advance_until(&mut link, &mut guest, GuestRecord::awaits_line);
+    drop(go);
+    server.join().expect("every step");
+}

@@ -61,6 +61,17 @@ impl GuestWatch {
         self.unwritten.is_some_and(|at| Instant::now() >= at)
     }
 
+    /// Notes in the record that the guest of a process has written the awaited text. Returns whether the record has changed.
+    pub(in super::super) fn note_line(&mut self, record: &mut ProcessesFile, number: usize) -> bool {
+        let guest = record.processes.get_mut(number).and_then(|process| process.guest.as_mut());
+        let link = self.links.iter_mut().find(|link| link.number() == number);
+        let (Some(guest), Some(link)) = (guest, link) else { return false };
+        link.note_line();
+        let is_new = guest.awaits_line();
+        guest.note_line(true);
+        is_new
+    }
+
     /// Notes whether the record could be written.
     pub(in super::super) fn note_written(&mut self, is_written: bool) {
         self.unwritten = (!is_written).then(|| Instant::now() + WRITE_AGAIN);

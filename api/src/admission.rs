@@ -40,11 +40,12 @@ use super::problem::{
 pub(super) const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Media types that forms and simple requests of a browser cannot send.
-const MEDIA_TYPES: [&str; 4] = [
+const MEDIA_TYPES: [&str; 5] = [
     "application/json",
     "application/cloudevents+json",
     "application/cloudevents-batch+json",
     "application/x-ndjson",
+    "application/octet-stream",
 ];
 
 /// Hosts for which a server accepts requests besides loopback, and origins of pages that may send them.
@@ -347,6 +348,7 @@ mod tests {
             (Some("application/cloudevents+json"), 200, "an event"),
             (Some("application/cloudevents-batch+json"), 200, "a batch"),
             (Some("application/x-ndjson"), 200, "an executor"),
+            (Some("application/octet-stream"), 200, "input of a console"),
             (None, 415, "a request without a body, of any page"),
             (Some(""), 415, "empty"),
             (Some("text/plain"), 415, "a form"),

@@ -421,13 +421,18 @@ impl ChannelUpload {
 
 /// Refuses other media types than that of executors.
 fn speaks_lines(call: &RoutedRequest) -> Result<(), ProblemDetails> {
+    has_type(call, LINES)
+}
+
+/// Refuses other media types than this one.
+pub(super) fn has_type(call: &RoutedRequest, media: &str) -> Result<(), ProblemDetails> {
     let form = one(&call.parts.headers, &header::CONTENT_TYPE)?;
-    if form.is_some_and(|form| form.split(';').next().is_some_and(|form| form.trim() == LINES)) {
+    if form.is_some_and(|form| form.split(';').next().is_some_and(|form| form.trim() == media)) {
         return Ok(());
     }
     Err(ProblemDetails::new(
         UNSUPPORTED_MEDIA_TYPE,
-        format!("cannot accept messages: the media type must be {LINES}"),
+        format!("cannot accept messages: the media type must be {media}"),
     ))
 }
 

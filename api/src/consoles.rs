@@ -67,6 +67,8 @@ pub(super) const REQUESTS: usize = 64;
 const REPLIES: usize = WINDOW / OUTPUT_COST + 4;
 /// Media type of the lines.
 const LINES: &str = "application/x-ndjson";
+/// Media type of input.
+const BYTES: &str = "application/octet-stream";
 
 /// Attached clients of a fleet on this server.
 #[derive(Default)]
@@ -191,6 +193,7 @@ pub(super) async fn answer(
     match call.found.route.does {
         RouteTarget::AttachConsole => {
             params.end(&[])?;
+            channels::has_type(&call, LINES)?;
             no_body(&body?)?;
             attach(app, &call).await
         }
@@ -349,16 +352,16 @@ fn stream(
         let ended = loop {
             let next = tokio::select! {
                 biased;
-                _ = closing.wait_for(|closing| *closing) => Err("the server is stopping".to_owned()),
+                _ = closing.wait_for(|closing| *closing) => Err(Some("the server is stopping".to_owned())),
                 reply = replies.recv() => match reply {
                     Some(ConsoleReply::Output { data, .. }) => {
                         read += data.cost();
                         Ok(line(&ConsoleLine::Output(data)))
                     }
-                    Some(ConsoleReply::Ended { reason, .. }) => Err(reason),
+                    Some(ConsoleReply::Ended { error, .. }) => Err(error),
                     // Other replies are no part of the answer.
                     Some(_) => continue,
-                    None => Err("the connection to the executor was lost".to_owned()),
+                    None => Err(Some("the connection to the executor was lost".to_owned())),
                 },
                 _ = heartbeat.tick() => Ok(Bytes::from_static(b"\n")),
             };
@@ -398,6 +401,7 @@ async fn send_input(
 ) -> Result<Response<Body>, ProblemDetails> {
     let after = params.number("after")?;
     params.end(&["after"])?;
+    channels::has_type(call, BYTES)?;
     let after = after.ok_or_else(|| {
         let rule = "must be the number of bytes that were sent before";
         ProblemDetails::parameter(RequestPart::Query, "after", rule)
@@ -430,6 +434,9 @@ async fn send_input(
         });
         let Ok(Some(taken)) = exchanged.await else {
             // The bytes may reach the guest: they are not sent a second time.
+            let error = Some("the executor did not answer".to_owned());
+            // A client that has left needs no reason.
+            let _ = served.replies.try_send(ConsoleReply::Ended { attachment: id, error });
             app.channels.consoles.lock().remove(&id);
             let detail = "cannot send input: the executor did not answer; the attachment has ended";
             return Err(ProblemDetails::new(TIMEOUT, detail));
@@ -488,4 +495,74 @@ fn send_replies(
         .map_err(|error| ProblemDetails::new(INVALID, format!("cannot read replies: {error}")))?;
     offered.take(after, replies)?;
     Ok(no_content())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn served(table: &AttachmentTable, channel: Option<Uuid>) -> (Uuid, mpsc::Receiver<ConsoleReply>) {
+        let (id, (replies, to_client)) = (Uuid::new_v4(), mpsc::channel(REPLIES));
+        let served = ServedAttachment {
+            channel,
+            access: ConsoleAccess::ReadWrite,
+            executor: mpsc::channel(1).0,
+            replies,
+            taken: watch::channel((0, 0)).0,
+            input: tokio::sync::Mutex::default(),
+        };
+        table.lock().insert(id, Arc::new(served));
+        (id, to_client)
+    }
+
+    fn output(attachment: Uuid, bytes: usize) -> ConsoleReply {
+        ConsoleReply::Output { attachment, data: ConsoleBytes(vec![b'x'; bytes]) }
+    }
+
+    #[test]
+    fn an_executor_reaches_its_own_clients_alone_and_as_long_as_its_channel_is_open() {
+        let table = AttachmentTable::default();
+        let [one, other] = [(); 2].map(|()| Some(Uuid::new_v4()));
+        let (id, mut client) = served(&table, one);
+        for channel in [other, None] {
+            table.reply(channel, output(id, 1));
+        }
+        assert!(client.try_recv().is_err(), "it is of another channel");
+        table.reply(one, output(id, 1));
+        assert_eq!(client.try_recv().ok(), Some(output(id, 1)));
+        table.end_channel(other.expect("an id"));
+        table.reply(one, output(id, 2));
+        assert_eq!(client.try_recv().ok(), Some(output(id, 2)));
+        table.end_channel(one.expect("an id"));
+        assert_eq!(client.try_recv(), Err(mpsc::error::TryRecvError::Disconnected));
+    }
+
+    #[test]
+    fn a_client_gets_a_window_and_is_detached_if_an_executor_sends_more() {
+        let table = AttachmentTable::default();
+        let (id, mut client) = served(&table, None);
+        // The most messages that fit the window.
+        let most = WINDOW / (OUTPUT_COST + 1);
+        for _ in 0..most {
+            table.reply(None, output(id, 1));
+        }
+        assert!(table.lock().contains_key(&id));
+        for _ in 0..REPLIES {
+            table.reply(None, output(id, 1));
+        }
+        assert!(!table.lock().contains_key(&id));
+        let mut received = 0;
+        while client.try_recv().is_ok() {
+            received += 1;
+        }
+        assert!((most..=REPLIES).contains(&received), "{received}");
+    }
+
+    #[test]
+    fn a_verdict_counts_once() {
+        let table = AttachmentTable::default();
+        assert!(table.take_grant(Position::new(7)));
+        assert!(!table.take_grant(Position::new(7)));
+        assert!(table.take_grant(Position::new(8)));
+    }
 }

@@ -50,7 +50,7 @@ pub fn openapi() -> Value {
             "title": "Chancery",
             "version": "1",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            "description": "An event-sourced control plane. Every response other than the requested one is a problem (RFC 9457) with one of the codes in x-problems. Every request with a method other than GET and HEAD has a Content-Type (application/json, application/cloudevents+json, application/cloudevents-batch+json or application/x-ndjson), also without a body. Host is a loopback name or a configured name; requests of web pages of other sites are refused.",
+            "description": "An event-sourced control plane. Every response other than the requested one is a problem (RFC 9457) with one of the codes in x-problems. Every request with a method other than GET and HEAD has a Content-Type (application/json, application/cloudevents+json, application/cloudevents-batch+json, application/x-ndjson or application/octet-stream), also without a body. Host is a loopback name or a configured name; requests of web pages of other sites are refused.",
         },
         "paths": paths,
         "components": {
@@ -157,7 +157,7 @@ fn operation(
         }
         RouteTarget::SendReplies => json!({"description": "Replies accepted."}),
         RouteTarget::AttachConsole => {
-            json!({"description": "Lines of JSON: `{\"attached\": ID}` first, `{\"output\": BYTES}` in base64, `{\"ended\": REASON}` last; empty lines keep the response open.", "content": {LINES: {"schema": text()}}})
+            json!({"description": "Lines of JSON: `{\"attached\": ID}` first, `{\"output\": BYTES}` in base64, `{\"ended\": REASON}` last, null if the guest has ended; empty lines keep the response open.", "content": {LINES: {"schema": text()}}})
         }
         RouteTarget::SendInput => json!({"description": "The guest's port has taken the input."}),
         RouteTarget::Logs | RouteTarget::Live | RouteTarget::Ready => plain("text/plain", text()),
@@ -368,7 +368,7 @@ fn request_body(
                 "application/json": {"schema": {"type": "object"}},
             }}))
         }
-        RouteTarget::OpenChannel => Some(
+        RouteTarget::OpenChannel | RouteTarget::OfferConsoles | RouteTarget::AttachConsole => Some(
             json!({"required": true, "description": "Empty body.", "content": {"application/x-ndjson": {"schema": {"const": ""}}}}),
         ),
         RouteTarget::SendMessages => Some(

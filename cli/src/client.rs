@@ -272,6 +272,7 @@ impl<'a> ApiClient<'a> {
     /// Attaches to the console that a verdict has opened; the stream ends when either end closes it.
     pub(super) fn attach(&self, doing: &str, verdict: u64) -> Result<impl Read + use<>, CliError> {
         let request = self.streams.post(self.url(&format!("/consoles/{verdict}/attach")));
+        let request = request.header("content-type", "application/x-ndjson");
         let sent = request.header("chancery-actor", self.context.actor.as_str()).send_empty();
         let response = sent.map_err(|error| self.unread(doing, &lost(error)))?;
         let status = response.status().as_u16();
@@ -284,7 +285,10 @@ impl<'a> ApiClient<'a> {
 
     /// Returns the sender of input to an attachment.
     pub(super) fn input_sender(&self, attachment: uuid::Uuid) -> ConsoleSender {
-        ConsoleSender { agent: self.agent.clone(), url: self.url(&format!("/attachments/{attachment}/input")) }
+        ConsoleSender {
+            agent: self.agent.clone(),
+            url: self.url(&format!("/attachments/{attachment}/input")),
+        }
     }
 
     /// Converts the intent to a CloudEvent with a new key and the current time.

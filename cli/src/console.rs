@@ -38,8 +38,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Event of an attachment.
 enum AttachmentEvent {
     Output(Vec<u8>),
-    /// The server has ended the attachment, for this reason.
-    Ended(String),
+    /// The guest has ended.
+    GuestEnded,
     /// The user detaches.
     Detached,
     Failed(CliError),
@@ -80,7 +80,7 @@ fn carry(events: &Receiver<AttachmentEvent>, io: &mut CommandIo<'_>) -> Result<S
                 io.out.write_all(&bytes)?;
                 io.out.flush()?;
             }
-            Ok(AttachmentEvent::Ended(reason)) => return Ok(reason),
+            Ok(AttachmentEvent::GuestEnded) => return Ok("the guest has ended".to_owned()),
             Ok(AttachmentEvent::Failed(error)) => return Err(error),
             Ok(AttachmentEvent::Detached) | Err(_) => return Ok("by the escape key".to_owned()),
         }
@@ -97,7 +97,11 @@ fn begin_reader(
         loop {
             let event = match next_line(&mut stream, &doing) {
                 Ok(ConsoleLine::Output(bytes)) => AttachmentEvent::Output(bytes.0),
-                Ok(ConsoleLine::Ended(reason)) => AttachmentEvent::Ended(reason),
+                Ok(ConsoleLine::Ended(None)) => AttachmentEvent::GuestEnded,
+                Ok(ConsoleLine::Ended(Some(reason))) => AttachmentEvent::Failed(CliError::new(
+                    CliExit::Unreachable,
+                    format!("{doing}: {reason}\nhint: attach again"),
+                )),
                 Ok(ConsoleLine::Attached(_)) => continue,
                 Err(error) => AttachmentEvent::Failed(error),
             };
@@ -264,7 +268,7 @@ mod tests {
         let mut stream = &b"\n\n{\"output\":\"aGk=\"}\n\n{\"ended\":\"bye\"}\n"[..];
         let next = |stream: &mut &[u8]| next_line(stream, "cannot attach");
         assert!(matches!(next(&mut stream), Ok(ConsoleLine::Output(bytes)) if bytes.0 == b"hi"));
-        assert!(matches!(next(&mut stream), Ok(ConsoleLine::Ended(reason)) if reason == "bye"));
+        assert!(matches!(next(&mut stream), Ok(ConsoleLine::Ended(Some(reason))) if reason == "bye"));
         for rest in ["", "{\"output\":\"aG", "{}\n", "{\"output\":\"?\"}\n"] {
             let error = next(&mut rest.as_bytes()).expect_err(rest);
             assert!(error.message.starts_with("cannot attach: "), "{}", error.message);

@@ -166,8 +166,9 @@ pub enum ConsoleReply {
     Ended {
         /// Id of the attachment.
         attachment: Uuid,
-        /// Reason, for people.
-        reason: String,
+        /// Reason, for people; absent if the guest has ended.
+        #[serde(default)]
+        error: Option<String>,
     },
 }
 
@@ -192,6 +193,6 @@ pub enum ConsoleLine {
     Attached(Uuid),
     /// Output of the guest.
     Output(ConsoleBytes),
-    /// Last line: reason why the attachment has ended.
-    Ended(String),
+    /// Last line: reason why the attachment has ended, for people; null if the guest has ended.
+    Ended(Option<String>),
 }

@@ -222,19 +222,19 @@ impl AttachedClient {
         Ok(AttachedClient { attachment, _place: place, files, input, output, credit, pending: None })
     }
 
-    /// Carries bytes until the client detaches, or the guest has ended; then returns the reason.
+    /// Carries bytes until the client detaches. Returns before that if the guest has ended, or the error.
     fn run(
         mut self,
         requests: &Receiver<ConsoleRequest>,
         replies: &mpsc::Sender<ConsoleReply>,
-    ) -> Option<String> {
+    ) -> Option<Result<(), String>> {
         let attachment = self.attachment;
         let mut check_at = Instant::now() + CHECK;
         loop {
             match requests.recv_timeout(POLL) {
                 Ok(ConsoleRequest::Input { number, data, .. }) => {
                     if self.input.is_none() || self.pending.is_some() || data.0.len() > MAX_INPUT {
-                        return Some("invalid input".to_owned());
+                        return Some(Err("invalid input".to_owned()));
                     }
                     let until = Instant::now() + PATIENCE;
                     self.pending = Some(PendingInput { number, data: data.0, taken: 0, until });
@@ -265,10 +265,10 @@ impl AttachedClient {
                         }
                     }
                     Ok(None) if !is_alive && self.has_credit() => {
-                        return Some("the guest has ended".to_owned());
+                        return Some(Ok(()));
                     }
                     Ok(None) => break,
-                    Err(error) => return Some(format!("cannot read output: {error}")),
+                    Err(error) => return Some(Err(format!("cannot read output: {error}"))),
                 }
             }
         }
@@ -322,9 +322,9 @@ fn serve_client(
     let attachment = client.attachment;
     let last = match AttachedClient::attach(hub, client) {
         Ok(attached) => match replies.blocking_send(ConsoleReply::Attached { attachment }) {
-            Ok(()) => {
-                attached.run(requests, replies).map(|reason| ConsoleReply::Ended { attachment, reason })
-            }
+            Ok(()) => attached
+                .run(requests, replies)
+                .map(|ended| ConsoleReply::Ended { attachment, error: ended.err() }),
             Err(_) => None,
         },
         Err(AttachError { reason, detail }) => Some(ConsoleReply::Refused { attachment, reason, detail }),

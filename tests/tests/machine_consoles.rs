@@ -266,8 +266,8 @@ fn consoles_of_a_remote_executor_are_reached_through_its_server() {
     console.shows("heard and back");
     reader.shows("heard and back");
     executor.kill();
-    let (_, notes) = console.end();
-    assert!(notes.contains("the connection to the executor was lost"), "{notes}");
+    let (is_success, notes) = console.end();
+    assert!(!is_success && notes.contains("the connection to the executor was lost"), "{notes}");
     executor.start_again();
     let mut console = AttachedConsole::attach(&server, &replica, &[]);
     console.enter("third\r");
@@ -281,7 +281,7 @@ fn a_console_is_opened_for_one_attachment_of_its_actor() {
     let replica = deploy(&client);
     let attach = |position: u64, actor: &str| {
         let path = format!("/v1/fleets/default/consoles/{position}/attach");
-        client.send("POST", &path, &[("chancery-actor", actor)], b"").json()["detail"].to_string()
+        client.send("POST", &path, &[("chancery-actor", actor), ("content-type", "application/x-ndjson")], b"").json()["detail"].to_string()
     };
     // The test's client is ann. The position before that of the verdict is that of the intent.
     let opened = client.must("console.open", &json!({"name": replica, "payload": "other"}));

@@ -89,7 +89,7 @@ struct ServedAttachment {
     replies: mpsc::Sender<ConsoleReply>,
     /// Number of the last answered input, and how many of its bytes were taken.
     taken: watch::Sender<(u64, usize)>,
-    /// Locked while an input is on its way.
+    /// Locked while an input is in flight.
     input: tokio::sync::Mutex<InputProgress>,
 }
 

@@ -57,7 +57,7 @@ pub(super) fn run(args: &ConsoleArgs, io: &mut CommandIo<'_>) -> Result<(), CliE
     let mut stream = BufReader::new(io.client.attach(&doing, verdict.position)?);
     let first = next_line(&mut stream, &doing)?;
     let ConsoleLine::Attached(attachment) = first else {
-        return Err(not_ours(&doing, "must begin with the attachment"));
+        return Err(not_ours(&doing, "must start with the attachment"));
     };
     let how = if args.read_only { ", read-only" } else { "" };
     note!("attached to replica/{name}{how}; escape: {}", args.escape);
@@ -188,7 +188,7 @@ fn begin_input(
         let mut buffer = [0; 1024];
         loop {
             let Ok(count) = std::io::stdin().lock().read(&mut buffer) else { return };
-            // The end of a file detaches nobody: its answers may follow.
+            // The end of a file does not detach: answers may follow.
             if count == 0 {
                 return;
             }

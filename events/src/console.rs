@@ -141,7 +141,7 @@ pub enum ConsoleReply {
     Refused {
         /// Id of the attachment.
         attachment: Uuid,
-        /// Reason.
+        /// Kind of the refusal.
         reason: AttachRefusal,
         /// Reason, for people.
         detail: String,

@@ -38,7 +38,7 @@ use crate::process::{OutputReader, open_console};
 const CLIENTS: usize = 8;
 /// Maximum number of attachments of an executor.
 const ATTACHMENTS: usize = 64;
-/// Interval in which output is looked for.
+/// Interval in which new output is checked.
 const POLL: Duration = Duration::from_millis(15);
 /// Interval in which it is checked whether the guest still runs.
 const CHECK: Duration = Duration::from_secs(1);
@@ -249,7 +249,7 @@ impl AttachedClient {
                     Some(Err(_)) => return None,
                     Some(Ok(())) | None => true,
                 },
-                // Nobody has the other end.
+                // QEMU has ended: no process has the other end.
                 Err(_) => false,
             };
             let is_alive = is_alive && (Instant::now() < check_at || open_console(&self.files.input).is_ok());
@@ -291,7 +291,7 @@ impl AttachedClient {
         Ok(Some(data))
     }
 
-    /// Writes what the pipe takes of the input. Returns the answer once it has all, or the time is over.
+    /// Writes what the pipe takes of the input. Returns the answer once it has all, or the time has passed.
     fn write(&mut self) -> io::Result<Option<ConsoleReply>> {
         let (Some(pending), Some(input)) = (&mut self.pending, &mut self.input) else { return Ok(None) };
         while pending.taken < pending.data.len() {
@@ -330,7 +330,7 @@ fn serve_client(
         Err(AttachError { reason, detail }) => Some(ConsoleReply::Refused { attachment, reason, detail }),
     };
     if let Some(last) = last {
-        // Without a server there is nobody to notify.
+        // Without a server no client is left to notify.
         let _ = replies.blocking_send(last);
     }
 }

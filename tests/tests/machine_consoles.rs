@@ -281,7 +281,10 @@ fn a_console_is_opened_for_one_attachment_of_its_actor() {
     let replica = deploy(&client);
     let attach = |position: u64, actor: &str| {
         let path = format!("/v1/fleets/default/consoles/{position}/attach");
-        client.send("POST", &path, &[("chancery-actor", actor), ("content-type", "application/x-ndjson")], b"").json()["detail"].to_string()
+        client
+            .send("POST", &path, &[("chancery-actor", actor), ("content-type", "application/x-ndjson")], b"")
+            .json()["detail"]
+            .to_string()
     };
     // The test's client is ann. The position before that of the verdict is that of the intent.
     let opened = client.must("console.open", &json!({"name": replica, "payload": "other"}));

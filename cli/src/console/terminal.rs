@@ -19,7 +19,7 @@ mod unix {
     pub(in super::super) struct RawTerminal(Termios);
 
     impl RawTerminal {
-        /// Begins raw mode. Returns `None` if the standard input is no terminal.
+        /// Starts raw mode. Returns `None` if the standard input is no terminal.
         pub(in super::super) fn begin() -> io::Result<Option<RawTerminal>> {
             if !io::stdin().is_terminal() {
                 return Ok(None);

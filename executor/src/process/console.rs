@@ -2,7 +2,7 @@
 //!
 //! QEMU reads its standard input and gives it to the first serial port of the guest, as fast as the guest takes it. The pipe has a
 //! name, so any executor can write to it, also while no supervisor lives. QEMU holds both ends: the pipe never ends, and it cannot
-//! be written to once QEMU has ended. Output takes the same way as without a console: nobody who is attached can delay the guest.
+//! be written to once QEMU has ended. Output takes the same way as without a console: no client can delay the guest.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -253,6 +253,7 @@ const VERBS: &[&str] = &[
     "create",
     "cut_over",
     "delete",
+    "open",
     "pause",
     "promote",
     "rebalance",

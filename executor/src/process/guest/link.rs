@@ -98,7 +98,7 @@ struct ResetCount {
     is_sent: bool,
     /// Time of the last count, and the time from it to the next one.
     last: Option<(Instant, Duration)>,
-    /// Whether the awaited text was read after the last look at the events of QEMU. The event of a reset is sent before the guest
+    /// Whether the awaited text was read after the last check of the events of QEMU. The event of a reset is sent before the guest
     /// writes anything new: the text may be from after a reset that is read now, and is never missed.
     is_line_new: bool,
 }

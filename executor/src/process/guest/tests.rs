@@ -413,7 +413,7 @@ fn an_awaited_line_counts_until_a_reset_and_is_never_missed() {
     go.send(()).expect("it waits");
     advance_until(&mut link, &mut guest, GuestRecord::awaits_line);
     assert_eq!(guest.resets, 1, "the line was from before the reset");
-    // Read after the last look at the events: it may be from after the reset whose event is read next.
+    // Read after the last check of the events: it may be from after the reset whose event is read next.
     go.send(()).expect("it waits");
     std::thread::sleep(Duration::from_millis(200));
     guest.note_line(true);

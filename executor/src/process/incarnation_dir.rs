@@ -342,9 +342,6 @@ impl ProcessesFile {
                 None if process.guest.as_ref().is_some_and(GuestRecord::is_starting) => {
                     ProcessStatus::Starting
                 }
-                None if process.guest.as_ref().is_some_and(GuestRecord::awaits_line) => {
-                    ProcessStatus::Starting
-                }
                 None if self.phase == StartPhase::Started => probed(number),
                 None => ProcessStatus::Starting,
             },

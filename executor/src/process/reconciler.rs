@@ -10,6 +10,7 @@ use chancery_events::observation::{ObjectReport, ObservedState, ProcessStatus, R
 use chancery_events::protocol::ObjectSpec;
 use tokio::sync::{mpsc, oneshot};
 
+use super::guest::GuestRecord;
 use super::incarnation_dir::{
     IncarnationDirectory, ProcessesFile, RecordOrigin, SpecFile, StartPhase, present,
 };
@@ -285,15 +286,15 @@ impl IncarnationReconciler {
     /// Returns the known state.
     fn present(&self) -> Option<KnownObject> {
         let record = self.record.as_ref();
-        let is_guest = |number: usize| {
-            record
-                .and_then(|record| record.processes.get(number))
-                .is_some_and(|process| process.guest.is_some())
+        let guest = |number: usize| record?.processes.get(number)?.guest.as_ref();
+        let is_guest = |number: usize| guest(number).is_some();
+        let awaits = |number: usize| {
+            self.pending_reset().is_some() || guest(number).is_some_and(GuestRecord::awaits_line)
         };
         let probed = |number| match self.probes.as_ref().map(|probes| probes.status(number)) {
-            Some(ProcessStatus::Ready) if self.pending_reset().is_none() => ProcessStatus::Ready,
+            Some(ProcessStatus::Ready) if !awaits(number) => ProcessStatus::Ready,
             _ if self.is_rebooting() && is_guest(number) => ProcessStatus::Rebooting,
-            // The guest is about to be reset.
+            // The guest is about to be reset, or has not written the awaited line.
             Some(ProcessStatus::Ready) => ProcessStatus::Starting,
             Some(status) => status,
             None => ProcessStatus::Starting,

@@ -100,7 +100,7 @@ pub enum DeciderEffect {
     /// Answers the caller.
     Answer(RequestTicket, Verdict),
     /// Sends a message to the executor.
-    Send(ChannelNumber, DeciderMessage),
+    Send(ChannelNumber, Box<DeciderMessage>),
     /// Closes the connection.
     Close(ChannelNumber),
 }
@@ -632,7 +632,7 @@ impl DeciderCore {
                 if let Some(envelope) = message.envelope_mut() {
                     envelope.head = self.durable;
                 }
-                DeciderEffect::Send(connection, *message)
+                DeciderEffect::Send(connection, message)
             }
             HeldEffect::Close(connection) => DeciderEffect::Close(connection),
         };

@@ -242,7 +242,7 @@ impl DeciderFixture {
 }
 
 fn sent(effects: &[DeciderEffect]) -> Vec<&DeciderMessage> {
-    effects.iter().filter_map(|e| if let DeciderEffect::Send(_, m) = e { Some(m) } else { None }).collect()
+    effects.iter().filter_map(|e| if let DeciderEffect::Send(_, m) = e { Some(&**m) } else { None }).collect()
 }
 
 fn answers(effects: &[DeciderEffect]) -> Vec<(RequestTicket, u64, Option<RefusalCode>)> {

@@ -486,7 +486,7 @@ fn a_console_is_opened_whenever_an_incarnation_runs_and_changes_nothing() {
     assert_eq!((opened.incarnation, &opened.replica), (id, &before.name));
     let after = replica(&world);
     assert_eq!(after.meta.version, before.meta.version + 1);
-    assert_eq!(Replica { meta: before.meta.clone(), ..after }, before, "nothing else changes");
+    assert_eq!(Replica { meta: before.meta, ..after }, before, "nothing else changes");
     // A second one is a second event: the executor decides who may write.
     assert_eq!(open(&mut world).expect("it runs").len(), 1);
     ask(&mut world, "stop");

@@ -111,7 +111,7 @@ impl ScriptedWorld {
                 DeciderEffect::Send(ChannelNumber(channel), message) => {
                     self.oracle.check_message(&message)?;
                     match self.channels.get_mut(&channel).filter(|executor_channel| executor_channel.served) {
-                        Some(link) if link.held => link.down.push_back(message),
+                        Some(link) if link.held => link.down.push_back(*message),
                         Some(link) if link.silent => {}
                         // The executor has closed its end, and the server notices by sending.
                         Some(_) => self.close(seat, channel),

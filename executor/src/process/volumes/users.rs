@@ -68,7 +68,9 @@ pub(in super::super) fn check(
     }
     match user(shared, &mounted, Some(of)) {
         Ok(None) => {
-            mounted.keys().for_each(|volume| shared.interrupt_copy(*volume));
+            for volume in mounted.keys() {
+                shared.interrupt_copy(*volume);
+            }
             Ok(())
         }
         Ok(Some((volume, user))) => {

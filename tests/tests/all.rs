@@ -29,6 +29,7 @@ mod kafka_tls;
 mod kills;
 mod liveness;
 mod loss;
+mod machine_checks;
 mod machine_consoles;
 mod machine_disks;
 mod machine_faults;

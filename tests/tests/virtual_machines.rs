@@ -22,7 +22,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 /// Returns a server whose cluster `machines` runs virtual machines on one node.
-fn machines() -> ServerProcess {
+pub(crate) fn machines() -> ServerProcess {
     let mut server = ServerProcess::new();
     let images = server.directory().join("images");
     std::fs::create_dir(&images).expect("a directory");
@@ -43,7 +43,7 @@ fn deploy(client: &TestClient, plan: &str, cmdline: &str) {
 }
 
 /// Deploys one replica of a plan with this rule for restarts.
-fn deploy_with(client: &TestClient, plan: &str, cmdline: &str, restart: &str) {
+pub(crate) fn deploy_with(client: &TestClient, plan: &str, cmdline: &str, restart: &str) {
     let automatic = json!({
         "create": "automatic", "update": "automatic", "relocate": "automatic", "restart": "automatic",
         "start": "automatic", "stop": "automatic", "delete": "automatic", "reboot": "automatic",
@@ -61,21 +61,21 @@ fn deploy_with(client: &TestClient, plan: &str, cmdline: &str, restart: &str) {
 }
 
 /// Returns the only replica of the plan and its incarnation, once the guest runs.
-fn running(client: &TestClient, plan: &str) -> (String, String) {
+pub(crate) fn running(client: &TestClient, plan: &str) -> (String, String) {
     let row = client.wait_for(plan, "running", 1)[0].clone();
     let text = |field: &str| row[field].as_str().expect("a replica that runs").to_owned();
     (text("name"), text("incarnation"))
 }
 
 /// Waits until the incarnation is in the state, and returns its message.
-fn ends(client: &TestClient, incarnation: &str, state: &str) -> String {
+pub(crate) fn ends(client: &TestClient, incarnation: &str, state: &str) -> String {
     let row = until(&format!("{incarnation} is {state}"), || {
         Some(client.read(&format!("incarnations/{incarnation}"))).filter(|row| row["state"] == state)
     });
     row["message"].as_str().unwrap_or_default().to_owned()
 }
 
-fn qemu(server: &ServerProcess, incarnation: &str) -> Option<Pid> {
+pub(crate) fn qemu(server: &ServerProcess, incarnation: &str) -> Option<Pid> {
     let all = payloads(server.data());
     let process = all.into_iter().find(|process| process.incarnation == incarnation)?;
     Pid::from_raw(i32::try_from(process.pid).ok()?)

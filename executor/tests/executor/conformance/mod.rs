@@ -10,12 +10,14 @@ use chancery_events::id::{IncarnationId, Lineage, ObjectId, Position, VolumeId};
 use chancery_events::observation::{IncarnationExit, ObservedState, ProcessStatus, RetryClass};
 use chancery_events::protocol::{Command, CommandStatus, IncarnationSpec, ObjectSpec};
 
+mod capabilities;
 mod failing;
 mod guests;
 mod logs;
 mod reader;
 mod volumes;
 
+pub(crate) use capabilities::{ApiAccess, ExitAccess, GuestSupport, OutputAccess, ProbeSupport};
 use reader::OrchestratorClient;
 
 use chancery_executor::orchestrator::Orchestrator;
@@ -39,56 +41,6 @@ pub(crate) enum TestBehaviour {
     /// Runs until asked to end. With logs, writes `oh` to standard error and `one` to standard output, and
     /// `two` a moment later, each with a line feed.
     Writes,
-}
-
-/// Access to the output of processes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum OutputAccess {
-    /// Standard output and standard error can be read, also after the end.
-    Kept,
-    /// Both are one output, which exists until the end. There is no `oh`.
-    UntilEnd,
-    /// Standard output is the console of a guest, which writes `READY` and then more lines until its end, instead of `one` and
-    /// `two`. It can be read, also after the end.
-    Console,
-    /// Processes write nothing.
-    None,
-}
-
-/// Whether the processes are guests of virtual machines.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum GuestSupport {
-    /// They are, and can power themselves off and be reset.
-    Guests,
-    /// They are not.
-    None,
-}
-
-/// What the end of a process shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ExitAccess {
-    /// Its exit status.
-    Status,
-    /// Whether it failed: the guest of a virtual machine panics, and has no status.
-    Failure,
-}
-
-/// Whether processes can be probed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ProbeSupport {
-    /// They can, and stop answering.
-    Probes,
-    /// They cannot: they have no network.
-    None,
-}
-
-/// State of the API between the orchestrator and its world, if any.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ApiAccess {
-    /// No responses until the API is connected.
-    CutOff,
-    /// Requests are answered.
-    Connected,
 }
 
 /// Orchestrator under test, and its world.

@@ -196,11 +196,11 @@ impl MachineSightings {
 
 /// Thread that lists machines, and reads their outputs, until it is dropped.
 pub(super) struct MachineObserver {
-    shared: Arc<ObserverShared>,
+    shared: Arc<SharedSightings>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct ObserverShared {
+struct SharedSightings {
     stop: AtomicBool,
     root: PathBuf,
     executor: PathBuf,
@@ -210,7 +210,7 @@ struct ObserverShared {
 impl MachineObserver {
     /// Observes the machines of a fleet, with the directory of its executor.
     pub(super) fn begin(root: &Path, executor: &Path) -> MachineObserver {
-        let shared = Arc::new(ObserverShared {
+        let shared = Arc::new(SharedSightings {
             stop: AtomicBool::new(false),
             root: root.to_owned(),
             executor: executor.to_owned(),
@@ -233,7 +233,7 @@ impl MachineObserver {
     }
 }
 
-impl ObserverShared {
+impl SharedSightings {
     fn lock(&self) -> MutexGuard<'_, MachineSightings> {
         self.sightings.lock().unwrap_or_else(PoisonError::into_inner)
     }

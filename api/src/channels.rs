@@ -337,14 +337,14 @@ impl OfferedConsoles {
 
     /// Passes replies to their clients. `after` is the number of earlier replies: a repeated request passes none twice.
     pub(super) fn take(&self, after: u64, replies: Vec<ConsoleReply>) -> Result<(), ProblemDetails> {
-        let mut replied = held(&self.open.replied);
-        let Some(known) = replied.checked_sub(after) else {
-            let detail = format!("cannot accept replies after {after}: only {replied} received");
+        let mut taken = held(&self.open.replied);
+        let Some(known) = taken.checked_sub(after) else {
+            let detail = format!("cannot accept replies after {after}: only {taken} received");
             return Err(ProblemDetails::new(OUT_OF_ORDER, detail));
         };
         for reply in replies.into_iter().skip(usize::try_from(known).unwrap_or(usize::MAX)) {
             self.app.channels.consoles.reply(Some(self.id), reply);
-            *replied += 1;
+            *taken += 1;
         }
         Ok(())
     }

@@ -219,8 +219,8 @@ impl KubernetesApi {
     }
 
     /// Merges a patch into an object of the core API; false if it is missing, or is being deleted and cannot get that.
-    pub fn patch(&self, path: &str, patch: &Value) -> bool {
-        self.change("PATCH", path, Some(patch))
+    pub fn patch(&self, path: &str, change: &Value) -> bool {
+        self.change("PATCH", path, Some(change))
     }
 
     /// Deletes an object of the core API; false if there is none.

@@ -17,7 +17,7 @@
 //   f NAME                   flushes                                          d NAME FIRST COUNT       discards sectors
 //   s NAME                   answers the number of sectors
 //   q NAME COUNT             writes COUNT sectors 100 times a second from now on, one after the other: write N has the number N in each
-//                            word, and goes to the first sector of the part N modulo 64 of the disk
+//                            word, and goes to the first sector of the part N modulo 64 of the disk; continues the numbers on the disk
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -189,7 +189,13 @@ static void use_disk(char command) {
   u8 status = 0;
   if (disk == disks + disk_count) { answer("absent", 0); return; }
   if (command == 's') { answer("ok", in32(disk->port + 20)); return; }
-  if (command == 'q') sequence = disk, sequence_rate = first;
+  if (command == 'q') {
+    sequence = disk, sequence_rate = first, sequence_last = 0;
+    for (u32 part = 0; part < 64; part++) {
+      status = request(disk, READ, in32(disk->port + 20) / 64 * part, buffer, SECTOR * 4);
+      if (buffer[0] > sequence_last) sequence_last = buffer[0];
+    }
+  }
   if (command == 'f') status = request(disk, FLUSH, 0, 0, 0);
   if (command == 'd') {
     struct { u64 first; u32 count, flags; } range = {first, count, 0};

@@ -110,6 +110,7 @@ fn machines(embedded: &str) -> ServerProcess {
     std::fs::create_dir(&images).expect("a directory");
     build_guest(&images);
     server.set("CHANCERY_QEMU_IMAGES", &images.display().to_string());
+    server.set("CHANCERY_LOG_FILTER", "info");
     server.set("CHANCERY_EMBEDDED_EXECUTORS", embedded);
     server.start_again();
     server.stay_at_this_address();
@@ -147,9 +148,7 @@ fn begin(client: &TestClient, ready: &serde_json::Value) {
 
 /// Returns the text of each file of the journal.
 fn journal(server: &ServerProcess) -> String {
-    let files = std::fs::read_dir(server.data().join("default").join("journal"))
-        .or_else(|_| std::fs::read_dir(server.data().join("journal")))
-        .expect("a journal");
+    let files = std::fs::read_dir(server.data().join("fleets/default/journal")).expect("a journal");
     let bytes = files.map(|file| std::fs::read(file.expect("a file").path()).expect("a file"));
     bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).collect()
 }

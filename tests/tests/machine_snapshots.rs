@@ -98,7 +98,6 @@ fn each_snapshot_is_a_state_that_the_disk_had() {
                 guest.kill(&server, |qemu| qemu);
                 guest = guest.next(&server);
                 guest.must("q data 20", "ok");
-                before = 0;
             }
             _ => {}
         }

@@ -98,19 +98,19 @@ pub(crate) async fn a_copy_is_discarded_if_its_source_is_used_before_it_is_compl
     }
     processes.carry_out(attempt(2, 1)).await;
     let new = root.volume(volume(2)).join("data.new");
-    wait_until("the copy has begun", || new.join("0").exists() || data(&root, 2).exists());
+    wait_until("the copy has started", || new.join("0").exists() || data(&root, 2).exists());
     assert!(!data(&root, 2).exists(), "the copy takes longer than a start");
     processes.carry_out(command(id(1), 1, CommandEffect::Ensure, &writer(1))).await;
     let report = until(&processes, volume(2), "it failed", |report| failed(report).is_some()).await;
     let message = failed(&report).unwrap();
-    assert!(message.contains("is in use since the copy began"), "{message}");
+    assert!(message.contains("is in use since the copy started"), "{message}");
     assert!(!new.exists() && !data(&root, 2).exists(), "nothing of it is left");
     until(&processes, id(1), "it runs", is_ready).await;
     // A deletion ends a copy too.
     processes.carry_out(command(id(1), 2, CommandEffect::Kill, &writer(1))).await;
     until(&processes, id(1), "it has ended", is_ended).await;
     processes.carry_out(attempt(2, 2)).await;
-    wait_until("the copy has begun", || new.join("0").exists());
+    wait_until("the copy has started", || new.join("0").exists());
     processes.carry_out(snapshot(2, 2, CommandEffect::Kill)).await;
     until(&processes, volume(2), "it is gone", |report| report.observed == ObservedState::Gone).await;
     assert!(!new.exists() && !data(&root, 2).exists(), "nothing of it is left");

@@ -64,8 +64,8 @@ fn waiting(world: &mut TestFleet, volume: &str) {
 #[test]
 fn what_cannot_be_copied_is_refused() {
     use RefusalCode::{AlreadyExists, InUse, InvalidTransition, NotFound, Unsupported};
-    type Setting = fn() -> TestFleet;
-    let cases: [(&str, Setting, &str, RefusalCode, &str); 9] = [
+    type WorldSetting = fn() -> TestFleet;
+    let cases: [(&str, WorldSetting, &str, RefusalCode, &str); 9] = [
         ("an unknown source", || stored(3 * GB), "other", NotFound, "there is no volume other"),
         (
             "a name that is taken",

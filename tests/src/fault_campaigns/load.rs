@@ -66,7 +66,7 @@ impl ProducerLoad {
         ProducerLoad::begin_with(LoadShape::FAST, url, count, seed, patience, file)
     }
 
-    /// Starts producers like [`ProducerLoad::begin`], with load of this shape.
+    /// Starts producers with load of this shape.
     pub fn begin_with(
         shape: LoadShape,
         url: &str,

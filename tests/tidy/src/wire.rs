@@ -267,6 +267,7 @@ const VERBS: &[&str] = &[
     "set_activity",
     "set_state",
     "skip",
+    "snapshot",
     "start",
     "stop",
 ];

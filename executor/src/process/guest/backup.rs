@@ -1,6 +1,6 @@
 //! Backups of disks of a running guest, by a job of QEMU.
 //!
-//! The job copies what the disk held when the job began. A write of the guest to a block that was not copied yet waits until the old
+//! The job copies what the disk held when the job started. A write of the guest to a block that was not copied yet waits until the old
 //! content of the block is copied. If QEMU or this program ends meanwhile, the copy is incomplete and has no use; a job that is
 //! left is cancelled by the next backup.
 

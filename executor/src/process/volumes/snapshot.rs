@@ -33,8 +33,8 @@ use crate::executor_store::ObjectStore as _;
 use crate::reconcile::TargetGoal;
 use crate::state_file::FileAccess;
 
-/// Time from one look at a copying program to the next.
-const LOOK: Duration = Duration::from_millis(20);
+/// Time from one check of a copying program to the next.
+const CHECK: Duration = Duration::from_millis(20);
 /// Maximum size of an error of a copying program, in bytes.
 const ERROR: usize = 1024;
 
@@ -130,7 +130,7 @@ impl NewContent {
         self.set_copied(None);
         copied?;
         if is_interrupted {
-            return Err(io::Error::other(format!("volume {} is in use since the copy began", self.source)));
+            return Err(io::Error::other(format!("volume {} is in use since the copy started", self.source)));
         }
         self.volume.publish_data()
     }
@@ -184,11 +184,11 @@ impl NewContent {
                 }
                 None if self.stop.load(Ordering::Relaxed) => {
                     return Err(io::Error::other(format!(
-                        "volume {} is in use since the copy began",
+                        "volume {} is in use since the copy started",
                         self.source
                     )));
                 }
-                None => std::thread::sleep(LOOK),
+                None => std::thread::sleep(CHECK),
             }
         }
     }

@@ -23,7 +23,7 @@ pub(crate) enum GuestSupport {
     None,
 }
 
-/// What the end of a process shows.
+/// Evidence that the end of a process leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ExitAccess {
     /// Its exit status.

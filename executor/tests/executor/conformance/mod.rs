@@ -69,7 +69,7 @@ pub(crate) trait OrchestratorUnderTest: Sync {
     /// Whether the processes are guests.
     fn guests(&self) -> GuestSupport;
 
-    /// What the end of a process shows.
+    /// Returns which evidence the end of a process leaves.
     fn exits(&self) -> ExitAccess {
         ExitAccess::Status
     }

@@ -23,7 +23,7 @@ pub(super) enum MachineEnd {
 /// Ends that faults have caused, by incarnation.
 pub(super) type CausedEnds = BTreeMap<String, BTreeSet<MachineEnd>>;
 
-/// What the journal states about an incarnation.
+/// Statements of the journal about an incarnation.
 #[derive(Default, Debug)]
 struct IncarnationHistory {
     /// Whether it was reported as started.

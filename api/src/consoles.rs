@@ -322,7 +322,7 @@ async fn attach(app: &Arc<FleetApi>, call: &RoutedRequest) -> Result<Response<Bo
         }
         Ok(_) | Err(_) => return Err(no_answer(&row.cluster)),
     }
-    tracing::info!(%replica, %incarnation, %actor, ?access, attachment = %id, "console attached");
+    tracing::info!(%replica, %incarnation, %actor, ?access, "console attached");
     Ok(stream(app, guard, replies, follower))
 }
 
@@ -418,6 +418,23 @@ async fn send_input(
     if body.len() > MAX_INPUT {
         return Err(too_large(MAX_INPUT));
     }
+    let app = Arc::clone(app);
+    // A client that leaves does not end the exchange: what reaches the guest is counted, and not taken again.
+    let taking = tokio::spawn(async move { take_input(&app, id, &served, after, &body).await });
+    match taking.await {
+        Ok(taken) => taken.map(|()| no_content()),
+        Err(error) => Err(ProblemDetails::new(INTERNAL, format!("cannot send input: {error}"))),
+    }
+}
+
+/// Passes input that follows a number of bytes to the guest, without what was passed before.
+async fn take_input(
+    app: &FleetApi,
+    id: Uuid,
+    served: &ServedAttachment,
+    after: u64,
+    body: &Bytes,
+) -> Result<(), ProblemDetails> {
     let mut progress = served.input.lock().await;
     let known = progress.total.checked_sub(after).ok_or_else(|| {
         let detail = format!("cannot take input after {after} bytes: only {} received", progress.total);
@@ -441,12 +458,12 @@ async fn send_input(
             let detail = "cannot send input: the executor did not answer; the attachment has ended";
             return Err(ProblemDetails::new(TIMEOUT, detail));
         };
-        progress.total += taken as u64;
+        progress.total += taken.min(rest.len()) as u64;
         if taken < rest.len() {
             return Err(ProblemDetails::new(BUSY, "cannot send input: the guest reads none now"));
         }
     }
-    Ok(no_content())
+    Ok(())
 }
 
 fn no_content() -> Response<Body> {

@@ -34,6 +34,8 @@ const MAX_UNSENT: usize = 64 << 10;
 const MAX_LINE: u64 = 64 << 10;
 /// Pause before input is sent again that the guest does not take.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Maximum time for which a client that detaches waits until everything was sent.
+const DETACH: Duration = Duration::from_secs(1);
 
 /// Event of an attachment.
 enum AttachmentEvent {
@@ -151,13 +153,14 @@ impl UnsentInput {
         self.changed.notify_all();
     }
 
-    /// Notes that nothing follows, and waits until everything was sent.
+    /// Notes that nothing follows, and waits until everything was sent, for a second at most: a guest that reads nothing does not
+    /// keep its client.
     fn end(&self) {
         let mut state = self.state();
         state.1 = true;
         self.changed.notify_all();
         let unsent = |state: &mut (Vec<u8>, bool)| !state.0.is_empty();
-        drop(self.changed.wait_while(state, unsent).unwrap_or_else(PoisonError::into_inner));
+        drop(self.changed.wait_timeout_while(state, DETACH, unsent).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Returns the next bytes to send, at most [`MAX_INPUT`]; none if nothing follows.

@@ -182,6 +182,12 @@ pub(crate) fn snapshot(fleet: &FleetState, ask: &VolumeSnapshot) -> DecidedFacts
             format!("{what} is used by replica{user}: a volume of processes is copied while nothing uses it");
         return Err(Refusal::new(RefusalCode::InUse, detail));
     }
+    let node = fleet.nodes().get(&source.node).and_then(|node| node.cluster.as_ref());
+    if node != Some(&source.cluster) || fleet.index().places.is_expunged(&source.node) {
+        let detail =
+            format!("{what} is on node {}, which is not in cluster {} now", source.node, source.cluster);
+        return Err(Refusal::new(RefusalCode::InvalidTransition, detail));
+    }
     let needed = BTreeMap::from([(source.class.clone(), source.capacity)]);
     if let Some(class) = fleet.index().places.lacks_storage(&source.node, &needed) {
         let detail = format!("node {} has too little storage of class {class} for a snapshot", source.node);

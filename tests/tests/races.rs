@@ -74,6 +74,9 @@ fn every_check_is_shown_by_a_test_that_exists() {
             assert!(all.insert(check.to_owned()), "{check} is listed twice");
         }
     }
+    // Those that are shown a second time, for virtual machines.
+    rows(CHECKS, &['V']).for_each(names_tests);
+    assert!(rows(CHECKS, &['V']).count() > 10, "a table of virtual machines");
     let of = |message: char, numbers: std::ops::RangeInclusive<u32>| {
         numbers.map(move |number| format!("{message}{number}"))
     };

@@ -22,7 +22,7 @@ mod link;
 mod qmp;
 mod watch;
 
-pub(super) use backup::{BackupResult, back_up};
+pub(super) use backup::{BackupResult, back_up, cancel_backup};
 pub use command_line::QemuSettings;
 pub(super) use command_line::{GuestProcess, command_line};
 use qmp::QmpEvent;

@@ -359,6 +359,10 @@ impl VolumeReconciler {
             let phase = VolumePhase::Failed { message, retry_class: RetryClass::Permanent };
             return self.keep(VolumeFile { phase, ..kept });
         }
+        if let Some(source) = source {
+            self.begin_snapshot(source, capacity);
+            return Ok(());
+        }
         let free = usage::free(self.directory.path())?;
         if free < capacity {
             let message = format!("cannot create volume: {capacity} bytes requested, {free} free");
@@ -368,10 +372,6 @@ impl VolumeReconciler {
             });
         }
         self.shared.check_open()?;
-        if let Some(source) = source {
-            self.begin_snapshot(source, capacity);
-            return Ok(());
-        }
         self.directory.make_data(form, capacity)?;
         self.keep(VolumeFile { phase: VolumePhase::Made, ..kept })
     }

@@ -5,7 +5,9 @@ use chancery_events::observation::{ObservedState, RetryClass};
 use chancery_events::refusal::RefusalCode;
 use serde_json::{Value, json};
 
-use super::setting::{GB, ask, live, made, named, names, put, running, stopped, vanished, world, world_of};
+use super::setting::{
+    GB, ask, drain, live, made, named, names, put, running, stopped, vanished, world, world_of,
+};
 use crate::state::VolumeState;
 use crate::testing::TestFleet;
 
@@ -216,4 +218,13 @@ fn a_snapshot_that_is_deleted_while_it_is_made_ends_and_leaves_its_source() {
     assert_eq!(refusal.code, RefusalCode::AlreadyExists);
     world.report_volume("copy", ObservedState::Gone);
     assert_eq!(names(&world), ["db"]);
+}
+
+#[test]
+fn a_source_on_a_node_that_was_evicted_is_not_copied() {
+    let mut world = stored(3 * GB);
+    drain(&mut world, "node-1");
+    let refusal = world.ask("volume.snapshot", &request("db", "copy")).expect_err("it is in no cluster");
+    assert_eq!(refusal.code, RefusalCode::InvalidTransition);
+    assert!(refusal.detail.contains("which is not in cluster local now"), "{}", refusal.detail);
 }

@@ -386,6 +386,12 @@ fn stuck_in_plans(fleet: &FleetState) -> Option<String> {
     None
 }
 
+/// Whether another operation of the plan waits for a place.
+fn is_held_up(fleet: &FleetState, queued: &Operation) -> bool {
+    let operations = fleet.operations().sorted();
+    operations.into_iter().any(|other| other.plan == queued.plan && waits_for_place(fleet, other))
+}
+
 /// Returns an entity that is stuck in a state, if any.
 fn stuck_in(fleet: &FleetState) -> Option<String> {
     for operation in fleet.operations().sorted() {
@@ -394,6 +400,8 @@ fn stuck_in(fleet: &FleetState) -> Option<String> {
             OperationState::Preparing if waits_for_place(fleet, operation) => None,
             OperationState::Preparing => Some("is preparing without a reason"),
             OperationState::PendingApproval(_) => Some("waits for approval"),
+            // The operations of a plan start one after the other: one without a place keeps the others waiting.
+            OperationState::Approved if is_held_up(fleet, operation) => None,
             OperationState::Approved => Some("is queued"),
             OperationState::Running if waits_for_volume(fleet, run) => None,
             OperationState::Running => Some("is running"),

@@ -54,7 +54,7 @@ pub(in super::super) fn back_up(
         return Ok(BackupResult::OtherDisk);
     };
     qemu.clean_up()?;
-    allocate(copy)?;
+    let allocated = allocate(copy)?;
     let path = copy.to_str().ok_or_else(|| io::Error::other(format!("{} is not UTF-8", copy.display())))?;
     let file = json!({"driver": "file", "filename": path, "locking": "on"});
     qemu.call("blockdev-add", &json!({"driver": "raw", "node-name": NAME, "file": file}))?;
@@ -66,17 +66,37 @@ pub(in super::super) fn back_up(
     // The file is closed, and its content is that of the disk, only if this succeeds.
     let cleaned = qemu.clean_up();
     copied.and(cleaned)?;
-    File::open(copy)?.sync_all()?;
+    // Open since before the backup: an error of a write since then is reported here.
+    allocated.sync_all()?;
     Ok(BackupResult::Done)
 }
 
-/// Allocates the space of a file. Without space for the copy of a block, QEMU would fail the guest's write to that block.
-fn allocate(copy: &Path) -> io::Result<()> {
+/// Ends a backup to this file that is left, if there is one.
+pub(in super::super) fn cancel_backup(directory: &Path, name: &str, copy: &Path) -> io::Result<()> {
+    let never = AtomicBool::new(false);
+    let mut qemu = QmpSession::open(directory, name, &never)?;
+    let nodes = qemu.call("query-named-block-nodes", &json!({"flat": true}))?;
+    let is_copy = |node: &Value| node["node-name"] == NAME && node["file"].as_str() == copy.to_str();
+    if nodes.as_array().is_some_and(|nodes| nodes.iter().any(is_copy)) {
+        qemu.clean_up()?;
+    }
+    Ok(())
+}
+
+/// Allocates the space of a file, and returns the file. Without space for the copy of a block, QEMU would fail the guest's write to that block.
+fn allocate(copy: &Path) -> io::Result<File> {
     let file = OpenOptions::new().write(true).open(copy)?;
     let size = file.metadata()?.len();
+    // An attempt to allocate more than there is would take all space from other disks for a while.
+    let system = rustix::fs::fstatvfs(&file)?;
+    let free = system.f_bavail.saturating_mul(system.f_frsize);
+    if free <= size {
+        return Err(io::Error::other(format!("{size} bytes needed, {free} free")));
+    }
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size).map_err(|error| {
         io::Error::other(format!("cannot allocate {size} bytes: {}", io::Error::from(error)))
-    })
+    })?;
+    Ok(file)
 }
 
 /// Session with a control socket of QEMU, which waits for each reply.
@@ -90,7 +110,9 @@ struct QmpSession<'a> {
 
 impl QmpSession<'_> {
     fn open<'a>(directory: &Path, name: &str, stop: &'a AtomicBool) -> io::Result<QmpSession<'a>> {
-        let stream = connect(directory, "backup.sock")?;
+        let stream = connect(directory, "backup.sock").map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot connect to the socket for backups: {error}"))
+        })?;
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(READ))?;
         stream.set_write_timeout(Some(SILENCE))?;

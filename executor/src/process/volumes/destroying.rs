@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::super::removal;
 use super::directory::{VolumeDirectory, VolumeFile, VolumePhase};
-use super::{VolumeReconciler, users};
+use super::{VolumeReconciler, snapshot, users};
 use crate::executor_store::VolumeLookup;
 use crate::reconcile::{ObjectTarget, TargetGoal};
 use crate::state_file;
@@ -87,6 +87,9 @@ impl VolumeReconciler {
         let stop = Arc::new(AtomicBool::new(false));
         let (directory, ours, stops) = (self.directory.clone(), self.is, stop.clone());
         let before = self.snapshot.take();
+        let source = self.kept().and_then(|kept| kept.spec.as_ref()?.source);
+        let volume = self.volume;
+        let (shared, left) = (self.shared.clone(), self.directory.clone());
         let remove = move || {
             if directory.identity()? != ours {
                 return Err(io::Error::other(format!(
@@ -99,6 +102,13 @@ impl VolumeReconciler {
         let job = tokio::spawn(async move {
             if let Some(before) = before {
                 before.end().await;
+            }
+            if let Some(source) = source {
+                let cancel = move || snapshot::cancel_backup(&shared, &left, source);
+                let cancelled = tokio::task::spawn_blocking(cancel).await.map_err(io::Error::other).flatten();
+                if let Err(error) = cancelled {
+                    tracing::warn!(%error, volume = %volume, "cannot end backup of deleted snapshot");
+                }
             }
             tokio::task::spawn_blocking(remove).await.map_err(io::Error::other)?
         });

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -19,15 +19,18 @@ use std::time::Duration;
 
 use chancery_events::id::VolumeId;
 use chancery_events::observation::RetryClass;
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
+use tokio::time::timeout;
 
 use super::super::guest::{self, BackupResult};
-use super::super::incarnation_dir::{IncarnationDirectory, ProcessesFile};
+use super::super::incarnation_dir::{IncarnationDirectory, ProcessesFile, StartedProcess};
+use super::super::integrity::FileId;
 use super::super::{ProcessShared, removal};
 use super::VolumeReconciler;
 use super::destroying::VolumeJob;
 use super::directory::{VolumeDirectory, VolumeFile, VolumePhase};
 use super::disk::{self, ContentForm};
+use super::usage;
 use super::users::{self, VolumeUser};
 use crate::executor_store::ObjectStore as _;
 use crate::reconcile::TargetGoal;
@@ -35,6 +38,8 @@ use crate::state_file::FileAccess;
 
 /// Time from one check of a copying program to the next.
 const CHECK: Duration = Duration::from_millis(20);
+/// Time from one check whether the snapshot was stopped to the next, while it waits for its turn.
+const TURN: Duration = Duration::from_millis(200);
 /// Maximum size of an error of a copying program, in bytes.
 const ERROR: usize = 1024;
 
@@ -56,9 +61,15 @@ impl VolumeReconciler {
         let (volume, shared) = (self.directory.clone(), self.shared.clone());
         let content = NewContent { volume, source, form: self.form(), capacity, shared, stop: stop.clone() };
         let job = tokio::spawn(async move {
-            let _turn = content.shared.snapshots.clone().acquire_owned().await.map_err(io::Error::other)?;
+            let (threads, content) = (content.shared.volume_threads.clone(), Arc::new(content));
+            let _turn = content.turn().await?;
+            // Without the lock of users: there may be much to remove.
+            let prepared = content.clone();
+            let is_complete = threads.spawn_blocking(move || prepared.prepare());
+            if is_complete.await.map_err(io::Error::other)?? {
+                return Ok(());
+            }
             let using = content.shared.using.clone().lock_owned().await;
-            let threads = content.shared.volume_threads.clone();
             threads.spawn_blocking(move || content.make(using)).await.map_err(io::Error::other)?
         });
         self.snapshot = Some(VolumeJob { stop, job });
@@ -86,21 +97,65 @@ impl VolumeReconciler {
 }
 
 impl NewContent {
+    /// Waits for the permit to make a snapshot.
+    async fn turn(&self) -> io::Result<OwnedSemaphorePermit> {
+        loop {
+            self.check_stop()?;
+            if let Ok(turn) = timeout(TURN, self.shared.snapshots.clone().acquire_owned()).await {
+                return turn.map_err(io::Error::other);
+            }
+        }
+    }
+
+    /// Fails if the snapshot was stopped: it is deleted, or its source is in use.
+    fn check_stop(&self) -> io::Result<()> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(io::Error::other(format!("volume {} is in use since the copy started", self.source)));
+        }
+        Ok(())
+    }
+
+    /// Removes what an earlier attempt has left. Returns whether the content is complete: it was not recorded.
+    fn prepare(&self) -> io::Result<bool> {
+        self.check_stop()?;
+        self.shared.check_open()?;
+        if self.volume.has_data()? {
+            let missing = self.volume.missing(self.form)?;
+            return missing.map_or(Ok(true), |missing| Err(io::Error::other(missing)));
+        }
+        removal::remove(&self.volume.file("data.new"), &self.stop)?;
+        Ok(false)
+    }
+
     /// Makes the content. The lock of users is held at first.
     fn make(&self, using: OwnedMutexGuard<()>) -> io::Result<()> {
-        if self.volume.has_data()? {
-            // Complete, but not recorded.
-            return self.volume.missing(self.form)?.map_or(Ok(()), |missing| Err(io::Error::other(missing)));
-        }
-        discard(&self.volume)?;
-        let made = self.copy(using);
-        if made.is_err() {
+        self.check_stop()?;
+        let new = self.volume.begin_data()?;
+        let place = FileId::of(&new)?;
+        let made = self.copy(&new, using).and_then(|()| self.publish(&new, place));
+        self.set_copied(None);
+        // Another executor of this process may have made a directory of its own there.
+        if made.is_err() && self.shared.check_open().is_ok() && FileId::of(&new)? == place {
             discard(&self.volume)?;
         }
         made
     }
 
-    fn copy(&self, using: OwnedMutexGuard<()>) -> io::Result<()> {
+    /// Gives the new content its name, unless its source has been in use since the copy started.
+    fn publish(&self, new: &Path, place: Option<FileId>) -> io::Result<()> {
+        let _using = self.shared.using.blocking_lock();
+        self.check_stop()?;
+        self.shared.check_open()?;
+        if FileId::of(new)? != place {
+            return Err(io::Error::other(format!("another directory is at {}", new.display())));
+        }
+        if self.form == ContentForm::Disk && !disk::is_whole(new, self.capacity) {
+            return Err(io::Error::other(format!("the copy is no disk of {} bytes", self.capacity)));
+        }
+        self.volume.publish_data()
+    }
+
+    fn copy(&self, new: &Path, using: OwnedMutexGuard<()>) -> io::Result<()> {
         let (source, kept) = users::usable(&self.shared.volumes(), self.source).map_err(io::Error::other)?;
         if kept.form != self.form {
             let forms = |form| if form == ContentForm::Disk { "a disk" } else { "a directory" };
@@ -108,31 +163,23 @@ impl NewContent {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         match users::user(&self.shared, &BTreeMap::from([(self.source, source.clone())]), None)? {
-            None => self.copy_unused(&source, using),
+            None => {
+                removal::refuse_mounts(source.path())?;
+                self.set_copied(Some(self.source));
+                drop(using);
+                let (used, _) = usage::measure(&source.data())?;
+                let (free, needed) = (usage::free(new)?, used.bytes.max(self.capacity));
+                if free <= needed {
+                    return Err(io::Error::other(format!("{needed} bytes needed, {free} free")));
+                }
+                self.run_copy(&source.data(), new)
+            }
             Some((_, VolumeUser::Incarnation(_, user))) if self.form == ContentForm::Disk => {
                 drop(using);
-                self.back_up(&source, &user)?;
-                self.check()?;
-                self.volume.publish_data()
+                self.back_up(&source, &user, new)
             }
             Some((_, user)) => Err(io::Error::other(format!("volume {} is in use by {user}", self.source))),
         }
-    }
-
-    /// Copies the content while nothing uses it.
-    fn copy_unused(&self, source: &VolumeDirectory, using: OwnedMutexGuard<()>) -> io::Result<()> {
-        removal::refuse_mounts(source.path())?;
-        self.set_copied(Some(self.source));
-        drop(using);
-        let copied = self.run_copy(&source.data()).and_then(|()| self.check());
-        let _using = self.shared.using.blocking_lock();
-        let is_interrupted = self.stop.load(Ordering::Relaxed);
-        self.set_copied(None);
-        copied?;
-        if is_interrupted {
-            return Err(io::Error::other(format!("volume {} is in use since the copy started", self.source)));
-        }
-        self.volume.publish_data()
     }
 
     fn set_copied(&self, source: Option<VolumeId>) {
@@ -141,12 +188,11 @@ impl NewContent {
     }
 
     /// Copies a tree with its modes, owners, links, holes and attributes.
-    fn run_copy(&self, from: &Path) -> io::Result<()> {
-        let new = self.volume.begin_data()?;
+    fn run_copy(&self, from: &Path, new: &Path) -> io::Result<()> {
         // The target is the working directory. A program that outlives this one finds it removed, and writes nothing to the directory
         // that a later attempt has made.
         let mut command = Command::new("cp");
-        command.args(["-a", "--"]).arg(from.join(".")).arg(".").current_dir(&new).env("LC_ALL", "C");
+        command.args(["-a", "--"]).arg(from.join(".")).arg(".").current_dir(new).env("LC_ALL", "C");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child =
             command.spawn().map_err(|error| io::Error::other(format!("cannot start cp: {error}")))?;
@@ -156,7 +202,7 @@ impl NewContent {
             child.wait()?;
         }
         finished?;
-        rustix::fs::syncfs(std::fs::File::open(&new)?)?;
+        rustix::fs::syncfs(std::fs::File::open(new)?)?;
         Ok(())
     }
 
@@ -182,43 +228,56 @@ impl NewContent {
                     let first = text.lines().next().unwrap_or_default();
                     return Err(io::Error::other(format!("cp failed with {status}: {first}")));
                 }
-                None if self.stop.load(Ordering::Relaxed) => {
-                    return Err(io::Error::other(format!(
-                        "volume {} is in use since the copy started",
-                        self.source
-                    )));
+                None => {
+                    self.check_stop()?;
+                    std::thread::sleep(CHECK);
                 }
-                None => std::thread::sleep(CHECK),
             }
         }
     }
 
     /// Copies the disk of a running guest.
-    fn back_up(&self, source: &VolumeDirectory, user: &IncarnationDirectory) -> io::Result<()> {
-        let new = self.volume.begin_data()?;
-        disk::create(&new, self.capacity)?;
-        let (from, to) = (disk::path(&source.data()), disk::path(&new));
-        let record = user.read::<ProcessesFile>(FileAccess::Observer)?;
-        let processes = record.iter().flat_map(|record| &record.processes);
-        for process in processes.filter(|process| process.end.is_none()) {
-            let Some(guest) = &process.guest else { continue };
-            let directory = user.path().join(process.name());
-            match guest::back_up(&directory, &guest.name, &from, &to, &self.stop)? {
+    fn back_up(&self, source: &VolumeDirectory, user: &IncarnationDirectory, new: &Path) -> io::Result<()> {
+        disk::create(new, self.capacity)?;
+        let (from, to) = (disk::path(&source.data()), disk::path(new));
+        for (directory, name) in guests(user)? {
+            match guest::back_up(&directory, &name, &from, &to, &self.stop)? {
                 BackupResult::Done => return Ok(()),
                 BackupResult::OtherDisk => {}
             }
         }
         Err(io::Error::other(format!("no guest of the user of volume {} has its disk", self.source)))
     }
+}
 
-    /// Fails unless the new content has its form.
-    fn check(&self) -> io::Result<()> {
-        let new = self.volume.file("data.new");
-        if self.form == ContentForm::Disk && !disk::is_whole(&new, self.capacity) {
-            return Err(io::Error::other(format!("the copy is no disk of {} bytes", self.capacity)));
-        }
-        Ok(())
+/// Returns the directories and names of the guests of an incarnation that have not ended.
+fn guests(user: &IncarnationDirectory) -> io::Result<Vec<(PathBuf, String)>> {
+    let record = user.read::<ProcessesFile>(FileAccess::Observer)?;
+    let processes = record.iter().flat_map(|record| &record.processes);
+    let living = processes.filter(|process| process.end.is_none());
+    let guest = |process: &StartedProcess| {
+        Some((user.path().join(process.name()), process.guest.as_ref()?.name.clone()))
+    };
+    Ok(living.filter_map(guest).collect())
+}
+
+/// Ends a backup that an earlier executor has started for the volume: QEMU would keep the space of the removed file.
+pub(super) fn cancel_backup(
+    shared: &ProcessShared,
+    volume: &VolumeDirectory,
+    source: VolumeId,
+) -> io::Result<()> {
+    let copy = disk::path(&volume.file("data.new"));
+    if !copy.try_exists()? {
+        return Ok(());
     }
+    let directory = VolumeDirectory::of(&shared.volumes(), source);
+    let user = users::user(shared, &BTreeMap::from([(source, directory)]), None)?;
+    let Some((_, VolumeUser::Incarnation(_, user))) = user else { return Ok(()) };
+    for (directory, name) in guests(&user)? {
+        guest::cancel_backup(&directory, &name, &copy)?;
+    }
+    Ok(())
 }
 
 /// Removes content that is not complete.

@@ -414,7 +414,13 @@ fn stuck_in(fleet: &FleetState) -> Option<String> {
     for incarnation in fleet.incarnations().sorted() {
         let settled = match &incarnation.state {
             IncarnationState::Running | IncarnationState::Ended(_) => incarnation.command.is_none(),
-            IncarnationState::Reserved => waits_for_volume(fleet, Some(incarnation)),
+            IncarnationState::Reserved => {
+                let operation = fleet.operations().get(&incarnation.operation);
+                waits_for_volume(fleet, Some(incarnation))
+                    || operation.is_some_and(|of| {
+                        matches!(of.state, OperationState::Approved) && is_held_up(fleet, of)
+                    })
+            }
             // Without its volume the incarnation cannot be reverted: that is retried until a person stops it.
             IncarnationState::Updating(to) if *to == incarnation.deployment => has_lost(fleet, incarnation),
             _ => false,

@@ -386,10 +386,14 @@ fn stuck_in_plans(fleet: &FleetState) -> Option<String> {
     None
 }
 
-/// Whether another operation of the plan waits for a place.
-fn is_held_up(fleet: &FleetState, queued: &Operation) -> bool {
+/// Whether the operation is an update that has to wait for the start of another replica, for which there is no place: a replica that
+/// a rollout has stopped is started before the next one is updated.
+fn is_held_back(fleet: &FleetState, operation: &Operation) -> bool {
+    let is_queued_update =
+        operation.kind == OperationKind::Update && matches!(operation.state, OperationState::Approved);
+    let is_start = |other: &Operation| other.plan == operation.plan && other.kind == OperationKind::Start;
     let operations = fleet.operations().sorted();
-    operations.into_iter().any(|other| other.plan == queued.plan && waits_for_place(fleet, other))
+    is_queued_update && operations.into_iter().any(|other| is_start(other) && waits_for_place(fleet, other))
 }
 
 /// Returns an entity that is stuck in a state, if any.
@@ -400,8 +404,7 @@ fn stuck_in(fleet: &FleetState) -> Option<String> {
             OperationState::Preparing if waits_for_place(fleet, operation) => None,
             OperationState::Preparing => Some("is preparing without a reason"),
             OperationState::PendingApproval(_) => Some("waits for approval"),
-            // The operations of a plan start one after the other: one without a place keeps the others waiting.
-            OperationState::Approved if is_held_up(fleet, operation) => None,
+            OperationState::Approved if is_held_back(fleet, operation) => None,
             OperationState::Approved => Some("is queued"),
             OperationState::Running if waits_for_volume(fleet, run) => None,
             OperationState::Running => Some("is running"),
@@ -417,9 +420,7 @@ fn stuck_in(fleet: &FleetState) -> Option<String> {
             IncarnationState::Reserved => {
                 let operation = fleet.operations().get(&incarnation.operation);
                 waits_for_volume(fleet, Some(incarnation))
-                    || operation.is_some_and(|of| {
-                        matches!(of.state, OperationState::Approved) && is_held_up(fleet, of)
-                    })
+                    || operation.is_some_and(|operation| is_held_back(fleet, operation))
             }
             // Without its volume the incarnation cannot be reverted: that is retried until a person stops it.
             IncarnationState::Updating(to) if *to == incarnation.deployment => has_lost(fleet, incarnation),

@@ -7,7 +7,7 @@ use chancery_events::fact::{
     VolumeDestroyRequested, VolumeDestroyed, VolumeLost, VolumeReady, VolumeSnapshotStarted,
 };
 use chancery_events::id::{IncarnationId, VolumeId};
-use chancery_events::name::{ClusterName, NodeName, VolumeName};
+use chancery_events::name::{NodeName, StorageClass, VolumeName};
 use chancery_events::spec::VolumeDeletion;
 use chancery_events::subject::Subject;
 
@@ -17,7 +17,7 @@ use crate::meta::{EntityMeta, FactPosition};
 use crate::state::{Incarnation, Node, PendingCommand, Volume, VolumeState};
 
 pub(crate) fn created(fleet: &mut FleetState, fact: &VolumeCreated, at: FactPosition) -> FoldResult {
-    let cluster = cluster_of(fleet, &fact.node, &fact.name)?;
+    let volume = new(fleet, &fact.name, &fact.node, (&fact.class, fact.capacity), at)?;
     // The volume now counts the storage that was reserved for it.
     fleet.touch::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.ties.change(|ties| {
@@ -27,15 +27,42 @@ pub(crate) fn created(fleet: &mut FleetState, fact: &VolumeCreated, at: FactPosi
             ties.reserved_storage.retain(|_, held| *held > 0);
         });
     })?;
-    fleet.put(Volume {
+    fleet.put(Volume { owner: fact.owner.clone(), on_delete: fact.on_delete, ..volume });
+    Ok(())
+}
+
+pub(crate) fn snapshot_started(
+    fleet: &mut FleetState,
+    fact: &VolumeSnapshotStarted,
+    at: FactPosition,
+) -> FoldResult {
+    let volume = new(fleet, &fact.name, &fact.node, (&fact.class, fact.capacity), at)?;
+    let source = Some((fact.source.clone(), fact.source_id));
+    fleet.put(Volume { may_hold_data: true, source, ..volume });
+    Ok(())
+}
+
+/// Returns a volume whose creation is requested. It is empty and has no owner.
+fn new(
+    fleet: &FleetState,
+    name: &VolumeName,
+    node: &NodeName,
+    (class, capacity): (&StorageClass, u64),
+    at: FactPosition,
+) -> Result<Volume, StateContradiction> {
+    let cluster = fleet.require::<Node>(node)?.cluster.clone().ok_or_else(|| StateContradiction {
+        subject: Subject::Volume(name.clone()),
+        problem: format!("the volume is created on node {node}, which is in no cluster"),
+    })?;
+    Ok(Volume {
         id: VolumeId::issue(at.lineage, at.position),
-        name: fact.name.clone(),
+        name: name.clone(),
         cluster,
-        node: fact.node.clone(),
-        class: fact.class.clone(),
-        capacity: fact.capacity,
-        owner: fact.owner.clone(),
-        on_delete: fact.on_delete,
+        node: node.clone(),
+        class: class.clone(),
+        capacity,
+        owner: None,
+        on_delete: VolumeDeletion::Keep,
         state: VolumeState::Creating,
         deletion_requested_by: None,
         used_by: None,
@@ -45,47 +72,7 @@ pub(crate) fn created(fleet: &mut FleetState, fact: &VolumeCreated, at: FactPosi
         command: Some(PendingCommand { effect: CommandEffect::Ensure, attempt: 1, not_before: at.time }),
         error: None,
         meta: EntityMeta::new(at),
-    });
-    Ok(())
-}
-
-fn cluster_of(
-    fleet: &FleetState,
-    node: &NodeName,
-    volume: &VolumeName,
-) -> Result<ClusterName, StateContradiction> {
-    fleet.require::<Node>(node)?.cluster.clone().ok_or_else(|| StateContradiction {
-        subject: Subject::Volume(volume.clone()),
-        problem: format!("the volume is created on node {node}, which is in no cluster"),
     })
-}
-
-pub(crate) fn snapshot_started(
-    fleet: &mut FleetState,
-    fact: &VolumeSnapshotStarted,
-    at: FactPosition,
-) -> FoldResult {
-    let cluster = cluster_of(fleet, &fact.node, &fact.name)?;
-    fleet.put(Volume {
-        id: VolumeId::issue(at.lineage, at.position),
-        name: fact.name.clone(),
-        cluster,
-        node: fact.node.clone(),
-        class: fact.class.clone(),
-        capacity: fact.capacity,
-        owner: None,
-        on_delete: VolumeDeletion::Keep,
-        state: VolumeState::Creating,
-        deletion_requested_by: None,
-        used_by: None,
-        may_hold_data: true,
-        source: Some((fact.source.clone(), fact.source_id)),
-        revision: 1,
-        command: Some(PendingCommand { effect: CommandEffect::Ensure, attempt: 1, not_before: at.time }),
-        error: None,
-        meta: EntityMeta::new(at),
-    });
-    Ok(())
 }
 
 pub(crate) fn ready(fleet: &mut FleetState, fact: &VolumeReady, at: FactPosition) -> FoldResult {

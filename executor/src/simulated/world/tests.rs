@@ -219,16 +219,19 @@ fn disk() -> VolumeId {
     VolumeId::issue(Lineage::from_random(42), Position::FIRST)
 }
 
-fn on_disk(world: &mut SimulatedWorld, revision: u32, attempt: u32, effect: CommandEffect) -> StatusSummary {
-    let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
-    let spec = ObjectSpec::Volume(VolumeSpec {
-        name,
+fn volume_spec() -> ObjectSpec {
+    ObjectSpec::Volume(VolumeSpec {
+        name: "data".parse().unwrap(),
         namespace: "ns".parse().unwrap(),
-        node,
-        class,
+        node: "n1".parse().unwrap(),
+        class: "disk".parse().unwrap(),
         capacity: 1,
         source: None,
-    });
+    })
+}
+
+fn on_disk(world: &mut SimulatedWorld, revision: u32, attempt: u32, effect: CommandEffect) -> StatusSummary {
+    let spec = volume_spec();
     let (object, command_status, grace) = (disk().into(), CommandStatus::Pending, Duration::ZERO);
     summary(&world.carry_out(&Command {
         object,
@@ -276,15 +279,7 @@ fn a_volume_misbehaves_by_a_rule_and_has_no_processes() {
 #[test]
 fn a_seed_delays_volumes_and_lets_them_fail_for_a_while_and_loses_none() {
     let faults = FaultRules::default().seeded(7, 500);
-    let (name, node, class) = ("data".parse().unwrap(), "n1".parse().unwrap(), "disk".parse().unwrap());
-    let spec = ObjectSpec::Volume(VolumeSpec {
-        name,
-        namespace: "ns".parse().unwrap(),
-        node,
-        class,
-        capacity: 1,
-        source: None,
-    });
+    let spec = volume_spec();
     let id = |position| VolumeId::issue(Lineage::from_random(42), Position::new(position)).into();
     let drawn: Vec<_> = (1..200).map(|position| faults.of(id(position), &spec).unwrap()).collect();
     let count = |is: fn(&SimulatedBehaviour) -> bool| drawn.iter().filter(|behaviour| is(behaviour)).count();

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -195,6 +195,12 @@ struct PendingInput {
     until: Instant,
 }
 
+/// Whether no process has the other end of a guest's pipe. Another error, as of missing descriptors, shows no end.
+fn has_ended(pipe: &Path) -> bool {
+    let opened = open_console(pipe).map_err(|error| Errno::from_io_error(&error));
+    matches!(opened, Err(Some(Errno::NXIO | Errno::NOENT)))
+}
+
 impl AttachedClient {
     fn attach(hub: &Arc<ConsoleHub>, client: ConsoleClient) -> Result<AttachedClient, AttachError> {
         let ConsoleClient { attachment, incarnation, payload, access, actor } = client;
@@ -252,7 +258,7 @@ impl AttachedClient {
                 // QEMU has ended: no process has the other end.
                 Err(_) => false,
             };
-            let is_alive = is_alive && (Instant::now() < check_at || open_console(&self.files.input).is_ok());
+            let is_alive = is_alive && (Instant::now() < check_at || !has_ended(&self.files.input));
             if Instant::now() >= check_at {
                 check_at = Instant::now() + CHECK;
             }

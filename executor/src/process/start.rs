@@ -7,7 +7,6 @@ use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -269,7 +268,6 @@ pub(super) fn trampoline(
             .args(&wanted.program.trampoline_args)
             .current_dir(&work)
             .env_clear()
-            .process_group(0)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(their_out)
             .stderr(their_err)

@@ -42,6 +42,11 @@ pub(super) struct ExecFailure {
 
 /// Runs as a trampoline; returns only if nothing was executed.
 pub fn trampoline_main() -> ExitCode {
+    // A session of its own, and so a process group. In the session of the supervisor, a stopped process would get SIGHUP from the
+    // kernel when the supervisor dies. It fails only for the leader of a group, which a new child is not.
+    if rustix::process::setsid().is_err() {
+        return ExitCode::FAILURE;
+    }
     // The duplicate is closed by `exec`; the standard input is not, and becomes the program's.
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from) else {
         return ExitCode::FAILURE;

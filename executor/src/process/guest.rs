@@ -18,13 +18,15 @@ use serde::{Deserialize, Serialize};
 
 mod backup;
 mod command_line;
+mod heartbeat;
 mod link;
 mod qmp;
 mod watch;
 
 pub(super) use backup::{BackupResult, back_up, cancel_backup};
-pub use command_line::QemuSettings;
+pub use command_line::{GuestAccelerator, QemuSettings};
 pub(super) use command_line::{GuestProcess, command_line};
+pub(super) use heartbeat::AcceleratorCheck;
 use qmp::QmpEvent;
 pub(super) use watch::GuestWatch;
 

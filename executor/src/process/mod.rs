@@ -74,7 +74,8 @@ mod volumes;
 pub use capture::OutputLimits;
 pub use cgroup::detect::{CgroupSetting, CgroupSupport, EndProof};
 pub(crate) use console::open_writer as open_console;
-pub use guest::QemuSettings;
+use guest::AcceleratorCheck;
+pub use guest::{GuestAccelerator, QemuSettings};
 pub use identity::BootId;
 pub use output::{OutputFile, ProcessLogs, log_files};
 pub use reader::OutputReader;
@@ -274,6 +275,7 @@ struct ProcessShared {
     cgroup: Option<CgroupParent>,
     files: Option<u64>,
     qemu: Option<QemuSettings>,
+    accelerator: AcceleratorCheck,
     given_boot: Option<BootId>,
     boot: BootId,
     watcher: Arc<DirectoryWatcher>,
@@ -357,6 +359,7 @@ impl ProcessOrchestrator {
             cgroup,
             files,
             qemu,
+            accelerator: AcceleratorCheck::default(),
             given_boot,
             boot,
             watcher,

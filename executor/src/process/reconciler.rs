@@ -151,7 +151,7 @@ impl IncarnationReconciler {
                     }
                 }
                 event = self.hold.next() => {
-                    self.handle_event(event);
+                    self.handle_event(event).await;
                     self.settle();
                 }
                 seen = or_never(self.watch.as_ref().map(DirectoryWatch::next)) => {
@@ -262,7 +262,7 @@ impl IncarnationReconciler {
         Ok(origin)
     }
 
-    fn handle_event(&mut self, event: HolderEvent) {
+    async fn handle_event(&mut self, event: HolderEvent) {
         match event {
             HolderEvent::Record(record) => {
                 self.starting = false;
@@ -270,7 +270,7 @@ impl IncarnationReconciler {
             }
             HolderEvent::Look => self.look(),
             HolderEvent::Silent => self.end_silent_supervisor(),
-            HolderEvent::Turn(permit) => self.start_again(permit),
+            HolderEvent::Turn(permit) => self.start_again(permit).await,
             HolderEvent::Orphan(dead) => {
                 let (LockHolder::Unsupervised(unsupervised), Some(record)) =
                     (&mut self.hold, &mut self.record)
@@ -434,7 +434,7 @@ impl IncarnationReconciler {
                 && self.present().is_some_and(|present| present.state.is_over())
             {
                 let event = self.hold.next().await;
-                self.handle_event(event);
+                self.handle_event(event).await;
                 self.settle();
             }
         };

@@ -20,7 +20,7 @@ const CAPACITY: u64 = 1 << 20;
 /// Configuration of an executor whose QEMU does nothing.
 pub(crate) fn machines(root: &Path) -> ProcessConfig {
     let images = vec![root.join("images")];
-    let qemu = Some(QemuSettings { program: "sleep".into(), images });
+    let qemu = Some(QemuSettings { program: "sleep".into(), images, ..QemuSettings::default() });
     ProcessConfig { qemu, ..config(root) }
 }
 

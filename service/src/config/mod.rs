@@ -387,6 +387,7 @@ impl ServiceConfig {
             qemu: QemuSettings {
                 program: text("qemu.program").into(),
                 images: settings::directories(text("qemu.images"))?,
+                accelerator: settings::accelerator(text("qemu.accelerator"))?,
             },
             segment_bytes: bytes("segment_bytes")?,
             store_cache_bytes: bytes("store_cache_bytes")?,

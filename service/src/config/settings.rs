@@ -12,7 +12,7 @@ use chancery_events::name::{Actor, FleetName, InvalidName};
 use chancery_events::resources::parse_bytes;
 use chancery_events::time::parse_span;
 
-use chancery_executor::process::{CgroupSetting, OutputLimits};
+use chancery_executor::process::{CgroupSetting, GuestAccelerator, OutputLimits};
 use tracing_subscriber::filter::Targets;
 
 use super::{EmbeddedClusters, JournalLocation, LogFormat};
@@ -40,6 +40,7 @@ types! {
     DIRECTORY "directory" something;
     PROGRAM "program" something;
     DIRECTORIES "absolute paths of directories, separated by commas" directories;
+    ACCELERATOR "`tcg`, `kvm`" accelerator;
     CGROUP "`auto`, `none`, or the absolute path of a directory" cgroup;
     LISTEN "loopback address with its port" listen;
     URL "`http://…`, also several, separated by commas" urls;
@@ -132,6 +133,7 @@ settings! {
     "cgroup_root" CGROUP "auto" "CHANCERY_CGROUP_ROOT" "root of the control groups of processes: auto, none, or a directory of cgroup v2 that delegates the memory controller";
     "qemu.program" PROGRAM "qemu-system-x86_64" "CHANCERY_QEMU_PROGRAM" "program of QEMU, as a path or as a name in the search path";
     "qemu.images" DIRECTORIES "/var/lib/chancery/images" "CHANCERY_QEMU_IMAGES" "directories of kernels, disk images and firmware for virtual machines, separated by commas; the first that has a file counts";
+    "qemu.accelerator" ACCELERATOR "tcg" "CHANCERY_QEMU_ACCELERATOR" "how QEMU runs the processors of virtual machines: tcg emulates them, kvm uses the kernel; with kvm, no virtual machine starts before a test guest has run on it";
     "segment_bytes" BYTES "64MiB" "CHANCERY_SEGMENT_BYTES" "size at which the journal starts another segment";
     "store_cache_bytes" BYTES "64MiB" "CHANCERY_STORE_CACHE_BYTES" "memory for the store of the read models of each fleet";
     "snapshot_interval_events" COUNT "100000" "CHANCERY_SNAPSHOT_INTERVAL_EVENTS" "minimum number of events between snapshots of the state; in a fleet with more entities, their number";
@@ -363,6 +365,10 @@ pub(super) fn cgroup(text: &str) -> Result<CgroupSetting, String> {
         path if path.starts_with('/') => Ok(CgroupSetting::At(path.into())),
         _ => Err(format!("must be auto, none, or an absolute path, not {text:?}")),
     }
+}
+
+pub(super) fn accelerator(text: &str) -> Result<GuestAccelerator, String> {
+    GuestAccelerator::parse(text).ok_or_else(|| format!("must be tcg or kvm, not {text:?}"))
 }
 
 pub(super) fn directories(text: &str) -> Result<Vec<PathBuf>, String> {

@@ -17,6 +17,43 @@ pub struct QemuSettings {
     pub program: PathBuf,
     /// Directories with kernels, images and firmware. A plan names files relative to them; the first that has the file counts.
     pub images: Vec<PathBuf>,
+    /// Accelerator of all guests.
+    #[serde(default)]
+    pub accelerator: GuestAccelerator,
+}
+
+/// Means by which QEMU runs the processors of guests.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestAccelerator {
+    /// Emulation, which works on each host.
+    #[default]
+    Tcg,
+    /// Virtualization by the kernel of the host.
+    Kvm,
+}
+
+impl GuestAccelerator {
+    /// Parses the word of an accelerator.
+    pub fn parse(word: &str) -> Option<GuestAccelerator> {
+        [GuestAccelerator::Tcg, GuestAccelerator::Kvm].into_iter().find(|one| one.word() == word)
+    }
+
+    /// Returns the word of the accelerator.
+    pub const fn word(self) -> &'static str {
+        match self {
+            GuestAccelerator::Tcg => "tcg",
+            GuestAccelerator::Kvm => "kvm",
+        }
+    }
+
+    /// Options of QEMU, without the dash, and their values.
+    pub(super) const fn options(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            GuestAccelerator::Tcg => &[("accel", "tcg,tb-size=32")],
+            GuestAccelerator::Kvm => &[("accel", "kvm"), ("cpu", "host")],
+        }
+    }
 }
 
 /// Guest that will be started.
@@ -55,8 +92,9 @@ pub(in super::super) fn command_line(
     arguments.add("name", format!("guest={}", quoted(guest.name)));
     arguments.add("uuid", guest.uuid.to_string());
     arguments.add("machine", guest.machine.machine.word().to_owned());
-    // A `/dev/kvm` that opens does not show that guests run on it.
-    arguments.add("accel", "tcg,tb-size=32".to_owned());
+    for (option, value) in settings.accelerator.options() {
+        arguments.add(option, (*value).to_owned());
+    }
     arguments.add("m", format!("{memory}M"));
     arguments.add("smp", guest.machine.cpus.to_string());
     arguments.add("display", "none".to_owned());

@@ -255,7 +255,7 @@ fn arguments(
     memory: u64,
     disks: Vec<(String, PathBuf)>,
 ) -> Result<Vec<String>, String> {
-    let settings = QemuSettings { program: "qemu".into(), images };
+    let settings = QemuSettings { program: "qemu".into(), images, ..QemuSettings::default() };
     let guest = GuestProcess {
         name: "i,x/app",
         uuid: uuid::Uuid::nil(),

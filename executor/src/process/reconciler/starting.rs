@@ -125,6 +125,7 @@ impl IncarnationReconciler {
     /// Waits for permission to start. Mounted volumes are checked, and none of them is destroyed while the
     /// guard lives. If their disk does not answer, returns `Late`, so that later targets are handled.
     async fn leave_to_start(&self, spec: Option<&ObjectSpec>) -> io::Result<LeaveToStart> {
+        self.check_accelerator().await?;
         let spec = spec.and_then(ObjectSpec::incarnation);
         let permit = self.shared.starts_of(spec).acquire_owned();
         let Some(spec) = spec.filter(|spec| volumes::mounts_any(spec)) else {
@@ -147,6 +148,14 @@ impl IncarnationReconciler {
             using => using?,
         };
         Ok(LeaveToStart::Given(permit.map_err(io::Error::other)?, Some(using)))
+    }
+
+    /// Checks that guests run on the accelerator, if the incarnations are virtual machines.
+    async fn check_accelerator(&self) -> io::Result<()> {
+        match &self.shared.qemu {
+            Some(settings) => self.shared.accelerator.check(settings).await,
+            None => Ok(()),
+        }
     }
 
     /// Returns a specification with the configuration of this executor.
@@ -178,8 +187,9 @@ impl IncarnationReconciler {
     }
 
     /// Restarts what ran before a reboot. On failure, the incarnation has ended with the reboot.
-    pub(super) fn start_again(&mut self, permit: OwnedSemaphorePermit) {
-        let Err(error) = self.try_start_again(permit) else { return };
+    pub(super) async fn start_again(&mut self, permit: OwnedSemaphorePermit) {
+        let checked = self.check_accelerator().await;
+        let Err(error) = checked.and_then(|()| self.try_start_again(permit)) else { return };
         if let Err(error) = self.stay_ended(Some(reboot::not_again(error))) {
             tracing::error!(%error, incarnation = %self.incarnation, "cannot record end: not restarted");
             // Checked again soon, and retried.

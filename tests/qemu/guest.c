@@ -5,7 +5,7 @@
 // serial port, or `do=X after=N` in the command line, which carries out X after N beats:
 //
 //   o  power off         r  reset            p  panic
-//   h  hang              i  ignore the power button
+//   h  hang              i  ignore the power button    t  triple fault
 //   ?  answers `alive` on the second port
 //
 // A line on the first port is answered with `heard LINE` there; `!` and one of these characters carries it out as well.
@@ -228,6 +228,11 @@ static void carry_out(char command) {
   case 'o': put(FIRST, "power off\r\n"), out16(PM_CONTROL, SLEEP); break;
   case 'r': put(FIRST, "reset\r\n"), out8(RESET, 6); break;
   case 'p': put(FIRST, "panic\r\n"), out8(PANIC, 1), stop_forever(); break;
+  case 't': {
+    struct table none = {0, 0};
+    put(FIRST, "triple fault\r\n");
+    __asm__ volatile("lidt %0\n int3" ::"m"(none));
+  }
   case 'h': put(FIRST, "hang\r\n"), stop_forever(); break;
   case 'i': ignores_button = 1; break;
   case '?': put(SECOND, "alive\n"); break;

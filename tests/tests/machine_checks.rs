@@ -102,6 +102,28 @@ fn a_stop_at_any_moment_of_a_boot_is_final() {
 }
 
 #[test]
+fn a_stop_at_any_moment_of_a_reboot_is_final() {
+    let server = machines();
+    let client = server.client();
+    deploy_with(&client, "web", "", "always");
+    let (name, mut incarnation) = running(&client, "web");
+    for delay in [0, 1, 10, 50, 100, 300, 1000] {
+        client.must("replica.reboot", &json!({"name": name}));
+        std::thread::sleep(Duration::from_millis(delay));
+        client.must("replica.stop", &json!({"name": name}));
+        assert_eq!(replica(&client, "web", "stopped")["desired"], "stopped", "{delay} ms");
+        assert_eq!(ends(&client, &incarnation, "destroyed"), "", "{delay} ms");
+        let count = client.items("incarnations?plan=web&limit=100").len();
+        // Longer than the delay of the rule, which would start it.
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(payloads(server.data()).is_empty(), "{delay} ms");
+        assert_eq!(client.items("incarnations?plan=web&limit=100").len(), count, "{delay} ms");
+        client.must("replica.start", &json!({"name": name}));
+        incarnation = running(&client, "web").1;
+    }
+}
+
+#[test]
 fn a_stopped_machine_can_be_started_or_deleted_and_its_history_stays() {
     let server = machines();
     let client = server.client();

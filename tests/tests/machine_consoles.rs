@@ -3,6 +3,7 @@
 //! | case | test |
 //! |---|---|
 //! | input, output, logs, journal, the escape key | `what_is_typed_reaches_the_guest_and_its_answer_is_shown_and_kept` |
+//! | a terminal | `a_terminal_is_raw_while_it_is_attached_and_as_before_afterwards` |
 //! | two writers, readers, a client that is killed, one that reads nothing | `one_client_writes_and_no_other_delays_it_or_keeps_its_place` |
 //! | a reset and the end of the guest, the end of the server and of the supervisor | `a_console_outlives_a_reset_and_ends_with_its_guest` |
 //! | an executor outside the server, one that does not answer, one that is killed | `consoles_of_a_remote_executor_are_reached_through_its_server` |
@@ -182,6 +183,44 @@ fn what_is_typed_reaches_the_guest_and_its_answer_is_shown_and_kept() {
     assert!(journal.contains("console.opened.v1") && !journal.contains("sesame"));
     let log = server.log();
     assert!(log.contains("console attached") && !log.contains("sesame"), "{log}");
+}
+
+#[test]
+fn a_terminal_is_raw_while_it_is_attached_and_as_before_afterwards() {
+    let server = machines("all");
+    let replica = deploy(&server.client());
+    let commands =
+        format!("stty -a; '{}' console {replica}; echo status $?; stty -a; echo end", program().display());
+    // A terminal of its own for these commands.
+    let mut child = Command::new("script")
+        .args(["--quiet", "--flush", "--command", &commands, "/dev/null"])
+        .env("CHANCERY_SERVER", server.url())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script of util-linux");
+    let text = collect(child.stdout.take().expect("a pipe"));
+    let shown = || text.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let shows = |wanted: &str| {
+        until(&format!("{wanted:?} is shown"), || shown().contains(wanted).then_some(()));
+    };
+    let mut input = child.stdin.take().expect("a pipe");
+    shows("attached to ");
+    // Ctrl-C and Ctrl-Z reach the guest: the terminal makes no signals of them, and echoes nothing.
+    input.write_all(b"a\x03b\x1ac\r").expect("typed");
+    shows("heard a\x03b\x1ac\r\n");
+    input.write_all(b"\x1d").expect("typed");
+    shows("status 0");
+    shows("end\r\n");
+    let shown = shown();
+    child.wait().expect("a child");
+    let settings: Vec<_> = shown.lines().filter(|line| line.contains("icanon")).collect();
+    let others: Vec<_> = shown.lines().filter(|line| line.contains("echo ")).collect();
+    for found in [settings, others] {
+        assert!(found.len() == 2 && found[0] == found[1], "{found:?} in {shown}");
+        assert!(!found[0].contains("-icanon") && !found[0].contains("-echo "), "{found:?}");
+    }
+    assert_eq!(shown.matches("a\x03b").count(), 1, "what is typed is echoed by the guest alone: {shown}");
 }
 
 #[test]

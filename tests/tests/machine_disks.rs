@@ -93,7 +93,7 @@ pub(super) fn deploy(client: &TestClient, plan: &str, deployment: &str, payload:
 pub(super) struct RunningGuest {
     plan: String,
     pub(super) replica: String,
-    incarnation: String,
+    pub(super) incarnation: String,
     port: GuestPort,
 }
 
@@ -127,6 +127,11 @@ impl RunningGuest {
         let RunningGuest { plan, incarnation, port, .. } = self;
         drop(port);
         RunningGuest::wait(server, &plan, |now| now == incarnation)
+    }
+
+    /// Sends a command that has no answer.
+    pub(super) fn send(&mut self, command: &str) {
+        self.port.send(command).expect("a second port");
     }
 
     pub(super) fn must(&mut self, command: &str, answer: &str) {

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use chancery_tests::kubernetes::{KubernetesApi, shared};
+use chancery_tests::qemu::build_guest;
 use chancery_tests::{JournalBackend, ServerProcess, until};
 use regex::Regex;
 
@@ -24,7 +25,7 @@ fn variable() -> Regex {
     Regex::new(concat!(
         r"(?P<id>[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})",
         r"|(?P<pod>\bnginx(-[0-9a-f]{4,12}){5}-\d+)",
-        r"|(?P<replica>\b(web|nginx)-[0-9a-z]{4,12}\b)",
+        r"|(?P<replica>\b(web|nginx|guest)-[0-9a-z]{4,12}\b)",
         r"|(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+Z|\b\d\d:\d\d:\d\d(\.\d+)?\b)",
         r"|(?P<position>^ *\d+ |because of \d+| at \d+)",
         r"|(?P<address>127\.0\.0\.1:\d+|\b10\.\d+\.\d+\.\d+\b)",
@@ -61,6 +62,11 @@ const ON_PROCESSES: WalkThrough =
 const ON_KUBERNETES: WalkThrough = WalkThrough {
     start: "<!-- walk-through on Kubernetes -->",
     end: "<!-- end of the walk-through on Kubernetes -->",
+};
+
+const OF_A_MACHINE: WalkThrough = WalkThrough {
+    start: "<!-- walk-through of a virtual machine -->",
+    end: "<!-- end of the walk-through of a virtual machine -->",
 };
 
 impl WalkThrough {
@@ -220,6 +226,20 @@ fn the_walk_through_on_kubernetes_prints_what_the_readme_shows() {
     let printed = play(&ON_KUBERNETES, &readme, &server, Some(api));
     if is_updating() {
         std::fs::write(&path, ON_KUBERNETES.written(&readme, &printed)).expect("the README can be written");
+    }
+}
+
+#[test]
+fn the_walk_through_of_a_virtual_machine_prints_what_the_readme_shows() {
+    let path = readme();
+    let readme = std::fs::read_to_string(&path).expect("the README");
+    let images = tempfile::tempdir().expect("a directory");
+    build_guest(images.path());
+    let server =
+        ServerProcess::start_with(&[("CHANCERY_QEMU_IMAGES", images.path().to_str().expect("text"))]);
+    let printed = play(&OF_A_MACHINE, &readme, &server, None);
+    if is_updating() {
+        std::fs::write(&path, OF_A_MACHINE.written(&readme, &printed)).expect("the README can be written");
     }
 }
 

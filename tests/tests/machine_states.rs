@@ -25,6 +25,7 @@ enum DeadComponents {
 struct SubjectGuest<'a> {
     server: &'a mut ServerProcess,
     dead: DeadComponents,
+    plan: &'static str,
     replica: String,
     incarnation: String,
     process: Pid,
@@ -44,6 +45,12 @@ impl SubjectGuest<'_> {
         if self.dead != DeadComponents::Nothing {
             self.server.start_again();
         }
+    }
+
+    /// Waits for longer than an executor needs to report what it finds: what was shown before must not count.
+    fn settle(&self) {
+        let is_started = self.dead != DeadComponents::Nothing;
+        std::thread::sleep(Duration::from_millis(if is_started { 1000 } else { 300 }));
     }
 
     /// Sends a command to the guest.
@@ -97,6 +104,13 @@ impl SubjectGuest<'_> {
         });
     }
 
+    /// Waits until the kept output of the guest has the text.
+    fn has_logged(&self, text: &str) {
+        until(&format!("{text:?} is kept; dead: {:?}", self.dead), || {
+            self.server.cli(&["logs", &self.replica, "--stdout"]).contains(text).then_some(())
+        });
+    }
+
     /// Waits until the row of the incarnation meets a condition, and returns it.
     fn row(&self, what: &str, is_right: impl Fn(&Value) -> bool) -> Value {
         let client = self.server.client();
@@ -127,6 +141,7 @@ impl SubjectGuest<'_> {
 
     /// Checks that the guest runs on in its incarnation and process, and returns its row.
     fn runs_on(&self, what: &str, is_right: impl Fn(&Value) -> bool) -> Value {
+        self.settle();
         let row = self.row(what, |row| row["state"] == "running" && is_right(&row["processes"][0]));
         assert_eq!(qemu(self.server, &self.incarnation), Some(self.process), "dead: {:?}", self.dead);
         assert_eq!(self.facts("ended"), [] as [Value; 0], "dead: {:?}", self.dead);
@@ -149,9 +164,10 @@ fn with_each(test: impl Fn(&mut SubjectGuest<'_>)) {
         let (replica, incarnation) = (guest.replica.clone(), guest.incarnation.clone());
         let directory = executor(&server).join("nodes/node-1").join(&incarnation).join("app-0");
         drop(guest);
-        let mut guest = SubjectGuest { server: &mut server, dead, replica, incarnation, process, directory };
+        let server = &mut server;
+        let mut guest = SubjectGuest { server, dead, plan, replica, incarnation, process, directory };
         test(&mut guest);
-        server.client().must("plan.delete", &json!({"name": plan, "cascade": "yes"}));
+        guest.server.client().must("plan.delete", &json!({"name": plan, "cascade": "yes"}));
     }
 }
 
@@ -186,6 +202,10 @@ fn a_kill_of_qemu_is_a_failure() {
         });
         let reason = guest.failure("app-0 was ended by signal 9");
         guest.ends("failed", reason, &json!({"failed": {"reason": reason}}));
+        // The rule of the plan is `never`.
+        guest.settle();
+        let all = guest.server.client().items(&format!("incarnations?plan={}", guest.plan));
+        assert_eq!(all.len(), 1, "dead: {:?}", guest.dead);
     });
 }
 
@@ -249,12 +269,18 @@ fn a_stop_that_the_guest_obeys_is_a_stop() {
     with_each(|guest| {
         guest.signal(Signal::STOP);
         guest.server.client().must("replica.stop", &json!({"name": guest.replica}));
-        guest.while_dead(|guest| guest.signal(Signal::CONT));
-        guest.ends("destroyed", "", &json!("destroyed"));
-        if guest.dead != DeadComponents::ExecutorAndSupervisor {
-            let text = || guest.server.cli(&["logs", &guest.replica, "--stdout"]);
-            until("output is kept", || text().contains("power off").then_some(()));
+        let has_supervisor = guest.dead != DeadComponents::ExecutorAndSupervisor;
+        guest.while_dead(|guest| {
+            if has_supervisor {
+                guest.signal(Signal::CONT);
+            }
+        });
+        if !has_supervisor {
+            // Its output is read from now on.
+            guest.signal(Signal::CONT);
         }
+        guest.ends("destroyed", "", &json!("destroyed"));
+        guest.has_logged("power off");
     });
 }
 
@@ -266,6 +292,7 @@ fn a_stop_that_the_guest_ignores_is_a_stop_after_the_grace() {
         guest.server.client().must("replica.stop", &json!({"name": guest.replica}));
         guest.while_dead(|_| {});
         guest.ends("destroyed", "", &json!("destroyed"));
+        guest.has_logged("power button");
     });
 }
 

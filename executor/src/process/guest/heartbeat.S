@@ -23,5 +23,5 @@ add:
 halt:
     hlt
     jmp halt
-    .balign 4
+    .byte 0, 0 # the end is a multiple of four
 end:

@@ -20,7 +20,7 @@ use crate::reconcile::{self, ObjectTarget, ReadyHistory, ReconcileStep, TargetGo
 
 /// Time limit of the check of volumes, which reads every process and incarnation of the machine.
 const CHECK: Duration = Duration::from_secs(15);
-/// Delay before the check is repeated, if a process could not be read.
+/// Delay before a check is repeated, if a process could not be read or no guest runs on the accelerator.
 const AGAIN: Duration = Duration::from_secs(2);
 
 /// Permission to start now.
@@ -186,10 +186,15 @@ impl IncarnationReconciler {
         Ok(())
     }
 
-    /// Restarts what ran before a reboot. On failure, the incarnation has ended with the reboot.
+    /// Restarts what ran before a reboot. On failure, the incarnation has ended with the reboot. As long as no guest runs on the
+    /// accelerator, the restart stays pending.
     pub(super) async fn start_again(&mut self, permit: OwnedSemaphorePermit) {
-        let checked = self.check_accelerator().await;
-        let Err(error) = checked.and_then(|()| self.try_start_again(permit)) else { return };
+        if let Err(error) = self.check_accelerator().await {
+            drop(permit);
+            tracing::warn!(%error, incarnation = %self.incarnation, "cannot restart incarnation, retrying");
+            return sleep(AGAIN).await;
+        }
+        let Err(error) = self.try_start_again(permit) else { return };
         if let Err(error) = self.stay_ended(Some(reboot::not_again(error))) {
             tracing::error!(%error, incarnation = %self.incarnation, "cannot record end: not restarted");
             // Checked again soon, and retried.

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -332,10 +332,10 @@ pub(super) fn spawn_supervisor(
     if log.metadata().is_ok_and(|found| found.is_file() && found.len() > LONGEST_LOG) {
         log.set_len(0)?;
     }
-    Command::new(&program.program)
+    program
+        .command()
         .args(&program.supervisor_args)
         .arg(directory.path())
-        .env_clear()
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)

@@ -6,6 +6,7 @@
 
 mod append;
 mod bare;
+mod bare_machine;
 mod bare_pods;
 mod baseline;
 mod broker_outage;
@@ -18,6 +19,7 @@ mod intents;
 mod kafka_append;
 mod kubernetes;
 mod load;
+mod machine_fleet;
 mod maker;
 mod peers;
 mod placement;
@@ -36,6 +38,7 @@ mod stream;
 mod table;
 mod two_million;
 mod verdict_latency;
+mod virtual_machines;
 
 use std::process::{Command, Stdio};
 
@@ -111,6 +114,11 @@ const WORKLOADS: &[BenchmarkWorkload] = &[
     },
     BenchmarkWorkload { name: "W17", what: "rollbacks of a rollout that hangs", run: rollback::run },
     BenchmarkWorkload { name: "W18", what: "replicas as pods of a Kubernetes cluster", run: pod_life::run },
+    BenchmarkWorkload {
+        name: "W19",
+        what: "virtual machines: their boot, idle guests, the adoption of a hundred",
+        run: virtual_machines::run,
+    },
 ];
 
 /// Requests, events and rows are many small allocations that are often freed on another thread.

@@ -33,6 +33,35 @@ pub(crate) fn peak_mib(process: u32) -> Result<f64> {
     Ok(kib.parse::<f64>()? / 1024.0)
 }
 
+/// Returns the memory of a process in MiB: its own pages, and of each page that it shares a share. The amounts of processes
+/// can be added.
+pub(crate) fn proportional_mib(process: u32) -> Result<f64> {
+    let path = format!("/proc/{process}/smaps_rollup");
+    let rollup = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).context("Pss")?;
+    Ok(kib.parse::<f64>()? / 1024.0)
+}
+
+/// Returns the processor time of a process whose threads do not end, to the nanosecond.
+pub(crate) fn thread_times(process: u32) -> Result<Duration> {
+    let mut nanoseconds = 0;
+    for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let path = thread?.path().join("schedstat");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        nanoseconds += text.split_whitespace().next().context("a time")?.parse::<u64>()?;
+    }
+    Ok(Duration::from_nanos(nanoseconds))
+}
+
+/// Returns how often the first thread of a process has waited.
+pub(crate) fn waits(process: u32) -> Result<u64> {
+    let path = format!("/proc/{process}/status");
+    let status = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    Ok(line.context("voluntary_ctxt_switches")?.trim().parse()?)
+}
+
 /// Returns the processor time of this thread.
 pub(crate) fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -57,6 +86,9 @@ mod tests {
     fn this_process_uses_memory_and_time() {
         let us = std::process::id();
         assert!(peak_mib(us).expect("read") > 0.5);
+        assert!((0.1..=peak_mib(us).expect("read")).contains(&proportional_mib(us).expect("read")));
+        assert!(thread_times(us).expect("read") > Duration::ZERO);
+        assert!(waits(us).is_ok());
         let before = cpu(us).expect("read");
         while cpu(us).expect("read") == before {
             std::hint::spin_loop();

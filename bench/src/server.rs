@@ -1,5 +1,7 @@
 //! Measured program, as a process of its own.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,6 +21,7 @@ pub(crate) struct BenchmarkServer {
     child: Child,
     pub(crate) address: String,
     directory: tempfile::TempDir,
+    settings: Vec<(String, String)>,
 }
 
 impl BenchmarkServer {
@@ -29,27 +32,41 @@ impl BenchmarkServer {
     /// Starts a server with settings from the environment.
     pub(crate) fn start_with(settings: &[(&str, &str)]) -> Result<BenchmarkServer> {
         let directory = crate::directory()?;
-        let program =
-            std::env::var_os("CHANCERY_BIN").context("CHANCERY_BIN names the program: use bench/run")?;
-        let child = Command::new(program)
-            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
-            .arg(directory.path())
-            // One principal sends as much as the server can handle, on a fast disk above the default limit.
-            .env("CHANCERY_LIMITS_WRITES_PER_SECOND", "10000000")
-            .envs(settings.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()?;
-        let mut server = BenchmarkServer { child, address: String::new(), directory };
-        let (path, began) = (server.directory.path().join("address"), Instant::now());
-        server.address = loop {
+        // As the server would create it.
+        std::fs::set_permissions(directory.path(), Permissions::from_mode(0o700))?;
+        let settings: Vec<_> =
+            settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let child = spawn(directory.path(), &settings)?;
+        let mut server = BenchmarkServer { child, address: String::new(), directory, settings };
+        server.wait()?;
+        Ok(server)
+    }
+
+    /// Waits until the server listens.
+    fn wait(&mut self) -> Result<()> {
+        let (path, began) = (self.directory.path().join("address"), Instant::now());
+        self.address = loop {
             match std::fs::read_to_string(&path) {
                 Ok(text) if text.ends_with('\n') => break text.trim().to_owned(),
                 _ => ensure!(began.elapsed() < Duration::from_secs(30), "the server does not listen"),
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        Ok(server)
+        Ok(())
+    }
+
+    /// Kills the server. Its directory stays, and what its executors have started runs on.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        // The next server writes its own address.
+        Ok(std::fs::remove_file(self.directory.path().join("address"))?)
+    }
+
+    /// Starts a killed server again, on another port, and waits until it listens.
+    pub(crate) fn start_again(&mut self) -> Result<()> {
+        self.child = spawn(self.directory.path(), &self.settings)?;
+        self.wait()
     }
 
     pub(crate) fn process(&self) -> u32 {
@@ -83,6 +100,21 @@ impl BenchmarkServer {
         let cell = does()?;
         Ok(CellResult { cores: Some(watched.cores()?), memory_mib: Some(peak_mib(self.process())?), ..cell })
     }
+}
+
+fn spawn(directory: &Path, settings: &[(String, String)]) -> Result<Child> {
+    let program =
+        std::env::var_os("CHANCERY_BIN").context("CHANCERY_BIN names the program: use bench/run")?;
+    let child = Command::new(program)
+        .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+        .arg(directory)
+        // One principal sends as much as the server can handle, on a fast disk above the default limit.
+        .env("CHANCERY_LIMITS_WRITES_PER_SECOND", "10000000")
+        .envs(settings.iter().map(|(key, value)| (key, value)))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()?;
+    Ok(child)
 }
 
 impl Drop for BenchmarkServer {

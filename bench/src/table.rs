@@ -38,7 +38,7 @@ pub(crate) struct ResultRow {
 struct ComparedResult {
     name: String,
     cell: CellResult,
-    /// Ratio of Chancery's rate to the rate of the floor or peer.
+    /// Ratio of Chancery's rate to the rate of the floor or peer; zero if there are no rates.
     ratio: f64,
 }
 
@@ -73,7 +73,7 @@ impl ResultRow {
 
     /// Adds a floor or peer.
     pub(crate) fn compared_with(mut self, name: &str, cell: CellResult) -> ResultRow {
-        let ratio = self.ours.rate / cell.rate;
+        let ratio = if cell.rate > 0.0 { self.ours.rate / cell.rate } else { 0.0 };
         self.compared.push(ComparedResult { name: name.to_owned(), cell, ratio });
         self
     }

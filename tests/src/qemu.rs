@@ -1,5 +1,7 @@
 //! Guests for tests of virtual machines.
 
+mod linux;
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,6 +11,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
+
+pub use linux::build_linux;
 
 use crate::preload;
 

@@ -27,6 +27,7 @@ mod kafka_journal;
 mod kafka_standstill;
 mod kafka_tls;
 mod kills;
+mod linux_guests;
 mod liveness;
 mod loss;
 mod machine_checks;

@@ -28,7 +28,7 @@ use crate::changes::{RowLookup, RowWrites};
 use crate::kind::{ReadModelRow, RowKind, with_row};
 
 /// Number of changes to rows, entries and keys that their schemas do not show, above all to content.
-const LAYOUT: u32 = 7;
+const LAYOUT: u32 = 8;
 
 const CURSOR: &[u8] = b"\0cursor";
 

@@ -35,10 +35,15 @@ fn held(world: &TestFleet) -> u64 {
 #[test]
 fn a_snapshot_is_a_volume_like_its_source_and_is_used_once_it_is_ready() {
     let mut world = stored(3 * GB);
-    let source = world.fleet.volumes().get("db").expect("a volume").id;
+    let before = world.fleet.volumes().get("db").expect("a volume").clone();
+    let source = before.id;
     let facts = world.must("volume.snapshot", &request("db", "copy"));
     let [Fact::VolumeSnapshotStarted(started)] = &facts[..] else { panic!("{facts:?}") };
     assert_eq!((started.source_id, started.capacity, started.node.as_str()), (source, GB, "node-1"));
+    // The history of the source has the fact, so its row names the position.
+    let after = world.fleet.volumes().get("db").expect("a volume");
+    assert_eq!((after.meta.version, &after.state), (before.meta.version, &before.state));
+    assert!(after.meta.changed.position > before.meta.changed.position);
     assert!(world.must("volume.snapshot", &request("db", "copy")).is_empty(), "it is being made");
     let copy = world.fleet.volumes().get("copy").expect("a volume").clone();
     assert_eq!(copy.source, Some(("db".parse().expect("a name"), source)));

@@ -38,6 +38,8 @@ pub(crate) fn snapshot_started(
 ) -> FoldResult {
     let volume = new(fleet, &fact.name, &fact.node, (&fact.class, fact.capacity), at)?;
     let source = Some((fact.source.clone(), fact.source_id));
+    // Nothing of the source changes, but its history has the fact.
+    fleet.touch::<Volume>(&fact.source, at, |_| {})?;
     fleet.put(Volume { may_hold_data: true, source, ..volume });
     Ok(())
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 pub(crate) const HASH: &str = "0000000000000000000000000000abcd";
 pub(crate) const TOPIC: &str = "tests.inbox/1/0";
-const BEGAN: i64 = 1_795_251_600_000_000;
+pub(crate) const BEGAN: i64 = 1_795_251_600_000_000;
 
 /// Draft of a commit: its events, and how it claims to continue the previous one.
 #[derive(Clone)]

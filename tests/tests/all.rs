@@ -37,6 +37,7 @@ mod machine_faults;
 mod machine_hosts;
 mod machine_snapshots;
 mod machine_states;
+mod machine_worlds;
 mod memory;
 mod mutations;
 mod new_kind;

@@ -15,13 +15,14 @@
 //! | `never-ready` | no process becomes ready |
 //! | `partial` | the last process does not become ready |
 //! | `late` | the start succeeds, but its first outcome is a timeout |
+//! | `deaf` | processes ignore a stop, and are killed when its grace has passed |
 //!
 //! A change in place behaves as a start, by the new spec's values; a seed draws separately for each change.
 //! An object whose change fails continues as before.
 //!
 //! A volume has no coordinates: its faults come from a rule or a seed. Creation behaves as a start, and every
 //! value that ends the volume loses its contents. No seed draws such a loss, nor a permanent failure to
-//! create.
+//! create, nor processes that ignore a stop.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -45,6 +46,8 @@ pub struct SimulatedBehaviour {
     pub readiness: SimulatedReadiness,
     /// Whether the first attempt succeeds but reports a timeout.
     pub late: bool,
+    /// Whether the processes ignore a stop.
+    pub ignores_stop: bool,
 }
 
 /// End of an object on its own.
@@ -62,6 +65,8 @@ pub enum SimulatedExit {
     Hang,
     /// Nothing ends, but the first process is no longer ready.
     Unready,
+    /// All processes are killed, because they have ignored a stop.
+    Kill,
 }
 
 /// Time after which a guest that was reset is ready again.
@@ -83,7 +88,7 @@ pub enum SimulatedReadiness {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid behaviour {0:?}: must be one of delay:50ms, fail, fail:retry, crash:3, exit:0, poweroff, reboot, hang, \
-     unready, never-ready, partial, late"
+     unready, never-ready, partial, late, deaf"
 )]
 pub struct InvalidBehaviour(String);
 
@@ -122,6 +127,7 @@ impl SimulatedBehaviour {
             ("never-ready", "") => self.readiness = SimulatedReadiness::Never,
             ("partial", "") => self.readiness = SimulatedReadiness::Partial,
             ("late", "") => self.late = true,
+            ("deaf", "") => self.ignores_stop = true,
             _ => return None,
         }
         Some(())

@@ -55,6 +55,21 @@ impl SimulatedObject {
         self.change.as_ref().map_or(&self.present.spec, |change| &change.spec).as_ref()
     }
 
+    /// Whether the running object ends at this time or earlier.
+    pub(super) fn ends_by(&self, time: Duration) -> bool {
+        let ends = match self.behaviour.end {
+            Some((
+                _,
+                SimulatedExit::Crash(_)
+                | SimulatedExit::Exit(_)
+                | SimulatedExit::PowerOff
+                | SimulatedExit::Kill,
+            )) => true,
+            Some((_, SimulatedExit::Reboot | SimulatedExit::Hang | SimulatedExit::Unready)) | None => false,
+        };
+        ends && self.due.is_some_and(|due| due <= time)
+    }
+
     /// Whether the object uses the volume, or may yet.
     pub(super) fn uses(&self, volume: VolumeId) -> bool {
         let specs = self.spec().into_iter().chain(self.present.spec.as_ref());
@@ -101,6 +116,7 @@ pub(super) fn ended(
         SimulatedExit::Crash(code) => (code, ProcessStatus::Signaled { signal: 15 }),
         SimulatedExit::Exit(code) => (code, ProcessStatus::Exited { code }),
         SimulatedExit::PowerOff => (0, ProcessStatus::Signaled { signal: 15 }),
+        SimulatedExit::Kill => return killed(processes(id, spec, |_| ProcessStatus::Signaled { signal: 9 })),
         // Only a volume ends like this.
         SimulatedExit::Hang | SimulatedExit::Unready | SimulatedExit::Reboot => {
             (1, ProcessStatus::Signaled { signal: 15 })
@@ -118,6 +134,14 @@ pub(super) fn ended(
         }
     }
     (exit, processes)
+}
+
+/// Returns the exit of processes that were killed. That a stop was requested before is known to the decider alone.
+fn killed(processes: Vec<ProcessInfo>) -> (IncarnationExit, Vec<ProcessInfo>) {
+    let reason = processes
+        .first()
+        .map_or_else(String::new, |first| format!("{}-{} was ended by signal 9", first.payload, first.index));
+    (IncarnationExit::Failed { reason }, processes)
 }
 
 /// Changes the status of the first running process.

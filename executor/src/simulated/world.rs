@@ -153,6 +153,18 @@ impl SimulatedWorld {
         Some(reconcile::report(id.into(), &item.present))
     }
 
+    /// Makes the guest of an incarnation power itself off. Returns the report, if the incarnation was running.
+    pub fn power_off(&mut self, id: IncarnationId) -> Option<StatusUpdate> {
+        let object = id.into();
+        let item = self.items.get(&object)?;
+        if !matches!(item.present.state, ObjectState::Up { .. }) {
+            return None;
+        }
+        let (exit, processes) = ended(object, item.spec(), SimulatedExit::PowerOff);
+        self.set(object, ObjectState::Ended { exit, processes });
+        Some(reconcile::report(object, &self.items[&object].present))
+    }
+
     /// Loses all objects and records, as a machine with a new disk does.
     pub fn wipe(&mut self) {
         self.items.clear();
@@ -230,9 +242,13 @@ impl SimulatedWorld {
                 self.accept(id, &step, order, spec);
                 settle(&mut self.item(id).present.state);
             }
+            ReconcileStep::Stop(grace) if order.aim == TargetGoal::Down && self.ignores_stop(id) => {
+                self.accept(id, &step, order, spec);
+                return self.kill_after(id, grace);
+            }
             ReconcileStep::Stop(_) if order.aim == TargetGoal::Down => {
                 self.accept(id, &step, order, spec);
-                // No simulated process needs any grace.
+                // Other simulated processes need no grace.
                 let runs = self.items.get(&id).and_then(SimulatedObject::spec);
                 let processes = processes(id, runs, |_| ProcessStatus::Signaled { signal: 15 });
                 self.set(id, ObjectState::Ended { exit: IncarnationExit::Clean, processes });
@@ -477,6 +493,31 @@ impl SimulatedWorld {
         update
     }
 
+    /// Whether the processes of the object run, and end only by a kill.
+    fn ignores_stop(&self, id: ObjectId) -> bool {
+        let item = self.items.get(&id).filter(|item| item.behaviour.ignores_stop);
+        item.is_some_and(|item| {
+            matches!(item.present.state, ObjectState::Up { .. } | ObjectState::Unchanged { .. })
+        })
+    }
+
+    /// Kills the processes of an object when the grace has passed, unless they end earlier.
+    fn kill_after(&mut self, id: ObjectId, grace: Duration) -> StatusUpdate {
+        let due = self.now + grace;
+        let item = self.item(id);
+        if grace.is_zero() {
+            let (exit, processes) = ended(id, item.spec(), SimulatedExit::Kill);
+            self.set(id, ObjectState::Ended { exit, processes });
+        } else if !item.ends_by(due) {
+            item.behaviour.end = Some((grace, SimulatedExit::Kill));
+            if let Some(later) = item.due.take() {
+                self.timers.remove(&(later, id));
+            }
+            self.wake(id, due);
+        }
+        reconcile::report(id, &self.items[&id].present)
+    }
+
     /// Resets the guest of an incarnation, which then does nothing else on its own.
     fn reset(&mut self, id: ObjectId) -> StatusUpdate {
         let item = self.item(id);
@@ -507,7 +548,13 @@ impl SimulatedWorld {
                 }
                 return Some(self.reset(id));
             }
-            (_, SimulatedExit::Crash(_) | SimulatedExit::Exit(_) | SimulatedExit::PowerOff)
+            (
+                _,
+                SimulatedExit::Crash(_)
+                | SimulatedExit::Exit(_)
+                | SimulatedExit::PowerOff
+                | SimulatedExit::Kill,
+            )
             | (ObjectId::Volume(_), _) => None,
         };
         if let Some(status) = stuck {

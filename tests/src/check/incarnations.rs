@@ -14,7 +14,7 @@ use chancery_events::spec::{ClusterRuntime, OperationKind};
 use super::deployments::OperationTrigger;
 use super::obligations::RecordObligation;
 use super::operations::is_up;
-use super::readiness::is_rebooting;
+use super::readiness::resets;
 use super::state::{
     CheckedFleet, FactLocation, Incarnation, IncarnationProgress, Operation, OperationProgress, Replica,
 };
@@ -174,6 +174,7 @@ impl CheckedFleet {
             );
             run.command(CommandEffect::Reboot);
             run.reboot_due = Some(at.time + start);
+            run.resets_before = run.resets.clone();
             return Ok(());
         }
         let version = operation.version.clone();
@@ -419,7 +420,7 @@ impl CheckedFleet {
                 "incarnation {id} has a deadline as unready, and never was ready"
             );
         }
-        self.incarnation_mut(id)?.is_rebooting = is_rebooting(processes);
+        self.incarnation_mut(id)?.observe_resets(processes);
         self.owes_stop(id, processes)
     }
 
@@ -434,7 +435,14 @@ impl CheckedFleet {
         match &run.progress {
             IncarnationProgress::Creating | IncarnationProgress::Starting => {}
             IncarnationProgress::Updating(to) => run.deployment = to.clone(),
-            IncarnationProgress::Running if run.is_asked_to_reboot() => {}
+            IncarnationProgress::Running if run.is_asked_to_reboot() => {
+                let was_reset = resets(&fact.processes) != run.resets_before;
+                demand!(
+                    5,
+                    was_reset,
+                    "incarnation {id} is called rebooted, and none of its guests was reset"
+                );
+            }
             life => {
                 return Err(InvariantViolation::new(
                     5,
@@ -445,7 +453,8 @@ impl CheckedFleet {
         (run.progress, run.command, run.is_ready) =
             (IncarnationProgress::Running, None, all_online(&fact.processes));
         run.since = run.since.or(Some(at.time));
-        (run.unready, run.is_rebooting) = (None, false);
+        run.observe_resets(&fact.processes);
+        run.unready = None;
         let (name, deployment) = (run.replica.clone(), run.deployment.clone());
         demand!(5, name == fact.replica, "incarnation {id} is of replica {name}");
         self.fill_volumes(id);

@@ -9,8 +9,16 @@ use chancery_events::time::Time;
 
 use super::incarnations::all_online;
 use super::obligations::RecordObligation;
-use super::state::{CheckedFleet, FactLocation, IncarnationProgress};
+use super::state::{CheckedFleet, FactLocation, Incarnation, IncarnationProgress, ResetCounts};
 use super::violation::{InvariantViolation, RuleResult, demand};
+
+impl Incarnation {
+    /// Notes how often guests were reset, and whether one is not ready again.
+    pub(super) fn observe_resets(&mut self, processes: &[ProcessInfo]) {
+        self.is_rebooting = is_rebooting(processes);
+        self.resets = resets(processes);
+    }
+}
 
 impl CheckedFleet {
     /// Notes since when the incarnation is unready, and its deadline: by the plan when a probe fails, in the
@@ -99,7 +107,7 @@ impl CheckedFleet {
         if incarnation.progress == IncarnationProgress::Running {
             self.unready(id, processes, fact.deadline, at)?;
         }
-        self.incarnation_mut(id)?.is_rebooting = is_rebooting(processes);
+        self.incarnation_mut(id)?.observe_resets(processes);
         self.owes_stop(id, processes)
     }
 
@@ -154,6 +162,10 @@ impl CheckedFleet {
 
 fn fails(process: &ProcessInfo) -> bool {
     matches!(process.status, ProcessStatus::Unready { .. } | ProcessStatus::Unresponsive { .. })
+}
+
+pub(super) fn resets(processes: &[ProcessInfo]) -> ResetCounts {
+    processes.iter().map(|process| (process.pid, process.resets)).collect()
 }
 
 pub(super) fn is_rebooting(processes: &[ProcessInfo]) -> bool {

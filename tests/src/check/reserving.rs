@@ -268,6 +268,8 @@ impl CheckedFleet {
             command: None,
             is_rebooting: false,
             reboot_due: None,
+            resets: Vec::new(),
+            resets_before: Vec::new(),
         })
     }
 

@@ -323,7 +323,14 @@ pub(super) struct Incarnation {
     pub(super) is_rebooting: bool,
     /// Time by which the incarnation must be ready after its last requested reset.
     pub(super) reboot_due: Option<Time>,
+    /// Resets of each process when last observed.
+    pub(super) resets: ResetCounts,
+    /// Resets when the last reset was requested.
+    pub(super) resets_before: ResetCounts,
 }
+
+/// Processes of an incarnation, each with the number of its guest's resets. Only another process has fewer.
+pub(super) type ResetCounts = Vec<(Option<u32>, u32)>;
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum IncarnationProgress {

@@ -350,7 +350,7 @@ impl ScriptedWorld {
         true
     }
 
-    fn wipe(&mut self, machine: usize) -> bool {
+    pub(super) fn wipe(&mut self, machine: usize) -> bool {
         // A lost machine takes its executor with it, and all processes.
         self.stop_executor(machine);
         let disk_too = self.random.chance(500);

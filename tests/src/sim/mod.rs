@@ -3,13 +3,16 @@
 //! Reading order: draws ([`script`], with people in `requests`), faults ([`fault`]), the world and its parts
 //! ([`universe`], [`server`], its [`rows`], [`executor`], [`producer`], and the inbox). Then actions
 //! ([`step`], [`serving`], [`executing`], [`breakage`]), readers ([`readers`]), the oracle ([`oracle`]), and
-//! the end of faults ([`settle`]). Deciders, projector, executors, orchestrator and journal rule are the real
+//! the end of faults ([`settle`]). Scenarios of guests ([`guests`]) are played in worlds whose requests and some faults a test
+//! chooses ([`guided`]). Deciders, projector, executors, orchestrator and journal rule are the real
 //! ones, and so is all of the executor of pods: [`kubernetes`] has only the API below it. [`play`] plays a seed; [`shrink`] reduces a failure.
 
 mod breakage;
 mod executing;
 pub mod executor;
 pub mod fault;
+pub mod guests;
+pub mod guided;
 pub mod kubernetes;
 pub mod messages;
 mod oracle;
@@ -67,15 +70,24 @@ pub enum TraceOption {
 /// Plays a script to its end, or to the first violation.
 pub fn play(script: WorldScript, trace: TraceOption) -> WorldResult {
     let mut world = ScriptedWorld::new(script, trace == TraceOption::Traced);
-    let ended = catch_unwind(AssertUnwindSafe(|| world.play()));
-    let violation = match ended {
+    let violation = violation_of(|| world.play());
+    result_of(world, violation)
+}
+
+/// Returns the violation that ends a world, if any; a panic is one.
+fn violation_of(play: impl FnOnce() -> Result<(), InvariantViolation>) -> Option<InvariantViolation> {
+    match catch_unwind(AssertUnwindSafe(play)) {
         Ok(ended) => ended.err(),
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(ToString::to_string);
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
             Some(oracle::violation(0, format!("a panic: {text}"), None))
         }
-    };
+    }
+}
+
+/// Returns the result of a world that has ended.
+fn result_of(mut world: ScriptedWorld, violation: Option<InvariantViolation>) -> WorldResult {
     if violation.is_some() {
         world.trace_log();
     }
@@ -121,6 +133,11 @@ pub fn first_failed(seeds: u64) -> Option<FailedWorld> {
 
 /// Plays this number of seeds from `from` on, on every processor.
 pub fn play_many(from: u64, seeds: u64) -> WorldsResult {
+    play_each(from, seeds, |seed| play(WorldScript::draw(seed), TraceOption::Untraced))
+}
+
+/// Plays this number of seeds from `from` on with `player`, on every processor.
+pub fn play_each(from: u64, seeds: u64, player: impl Fn(u64) -> WorldResult + Sync) -> WorldsResult {
     let next = AtomicU64::new(from);
     let all: Mutex<WorldsResult> = Mutex::default();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -132,7 +149,7 @@ pub fn play_many(from: u64, seeds: u64) -> WorldsResult {
                     if seed >= from + seeds {
                         break;
                     }
-                    let played = play(WorldScript::draw(seed), TraceOption::Untraced);
+                    let played = player(seed);
                     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
                     all.counts.merge(&played.counts);
                     all.hours += played.seconds / 3600.0;

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chancery_events::event::{Event, EventLine};
-use chancery_events::fact::Fact;
+use chancery_events::fact::{Fact, IncarnationEnd, IncarnationRunning};
 use chancery_events::id::{IncarnationId, ObjectId, Position, SessionId, Term};
 use chancery_events::observation::{ObjectReport, SessionEnd};
 use chancery_events::protocol::{DeciderEnvelope, DeciderMessage};
 use chancery_events::record::{Record, RecordHash};
 use chancery_events::refusal::RefusalCode;
+use chancery_events::spec::OperationKind;
 use chancery_executor::simulated::SimulatedWorld;
 use chancery_journal::RecordIter;
 use chancery_journal::memory::MemoryLog;
@@ -128,7 +129,9 @@ impl WorldOracle {
                 let what = format!("{type_name} gives an empty or unfinished reason: {}", line.data);
                 return Err(violation(9, what, at));
             }
-            if !matches!(*type_name, "entity.quarantined.v1" | "intent.refused.v1" | "session.closed.v1") {
+            let judged = ["entity.quarantined.v1", "intent.refused.v1", "session.closed.v1"];
+            let counted = ["incarnation.ended.v1", "incarnation.running.v1"];
+            if !judged.contains(type_name) && !counted.contains(type_name) {
                 continue;
             }
             match line.event().map_err(bad)? {
@@ -145,10 +148,25 @@ impl WorldOracle {
                 Event::Fact { fact: Fact::SessionClosed(fact), .. } if fact.end == SessionEnd::Expired => {
                     self.lost.insert(fact.session, record.header().term);
                 }
+                Event::Fact { fact: Fact::IncarnationEnded(fact), .. }
+                    if fact.end == IncarnationEnd::PoweredOff =>
+                {
+                    counts.add("guest shutdown");
+                }
+                Event::Fact { fact: Fact::IncarnationRunning(fact), .. } if self.is_reboot(&fact) => {
+                    counts.add("guest rebooted");
+                }
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    /// Whether the fact is the success of a requested reboot.
+    fn is_reboot(&self, fact: &IncarnationRunning) -> bool {
+        let fleet = self.fold.state().map(|state| &state.fleet);
+        let operation = fleet.zip(fact.operation).and_then(|(fleet, id)| fleet.operations().get(&id));
+        operation.is_some_and(|operation| operation.kind == OperationKind::Reboot)
     }
 
     /// Checks that only allowed incarnations run.

@@ -124,6 +124,12 @@ impl ScriptedWorld {
         self.call(&id, type_name, data, None, None);
     }
 
+    /// Returns the verdict on a request, once its producer has received it.
+    pub fn verdict_on(&self, call: usize) -> Option<&Verdict> {
+        let call = self.calls.get(call).filter(|call| call.state == ProducerRequestState::Answered);
+        call.and_then(|call| call.answer.as_ref())
+    }
+
     /// Expunges a node, as the operator of a lost machine does.
     pub fn ask_to_expunge(&mut self, node: &str) {
         let id = format!("gone{}", self.calls.len());

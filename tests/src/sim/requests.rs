@@ -14,6 +14,9 @@ const RULES: [&str; 2] = ["automatic", "manual"];
 /// Minutes from midnight at which every world starts, as defined by [`EPOCH`]; it was a Tuesday.
 const BEGINS: u64 = 22 * 60 + 13;
 
+/// Scripts in a thousand of those with volumes that have more snapshots of them.
+const SNAPSHOTS: u64 = 400;
+
 /// Parts of a world that its people act on.
 struct WorldParts<'a> {
     clusters: &'a [ClusterRuntime],
@@ -119,6 +122,24 @@ pub(super) fn all(
     }
     keep_versions(random, &mut inputs);
     inputs
+}
+
+/// Adds snapshots of volumes, and deletions, to some scripts with volumes.
+pub(super) fn add_snapshots(random: &mut RandomSource, inputs: &mut Vec<ScriptInput>) {
+    let has_claims = |input: &ScriptInput| match input {
+        ScriptInput::Ask { type_name: "plan.apply", data } => {
+            data["spec"]["payloads"][0]["volumes"].is_array()
+        }
+        _ => false,
+    };
+    let Some(first) = inputs.iter().position(has_claims).filter(|_| random.chance(SNAPSHOTS)) else { return };
+    for _ in 0..random.between(2, 5) {
+        let at = random.between(first as u64 + 1, inputs.len() as u64);
+        let which = random.below(8);
+        let snapshot = random.chance(800).then(|| format!("s{}", random.below(3)));
+        let at = usize::try_from(at).unwrap_or(inputs.len());
+        inputs.insert(at, ScriptInput::OfVolume { which, snapshot });
+    }
 }
 
 /// Makes most edits of plans edits of policy alone: incarnations stay unchanged.

@@ -152,7 +152,9 @@ impl WorldScript {
         let habit = MainActivity::draw(&mut random);
         let likely = habit.map_or(&[][..], MainActivity::faults);
         faults.extend(likely.iter().filter(|_| random.chance(700)));
-        let inputs = requests::all(&mut random, &clusters, plans, habit);
+        let mut inputs = requests::all(&mut random, &clusters, plans, habit);
+        // Drawn apart, as above.
+        requests::add_snapshots(&mut RandomSource::new(seed ^ 0x5a9), &mut inputs);
         let steps = random.between(300, 1200);
         let servers = random.between(1, 3);
         let lease = Duration::from_secs(random.between(3, 15));

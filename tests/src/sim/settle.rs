@@ -108,7 +108,7 @@ impl ScriptedWorld {
     }
 
     /// Lists all objects at orchestrators that may miss changes, and reports them.
-    fn report_all_objects(&mut self) {
+    pub(super) fn report_all_objects(&mut self) {
         for (machine, world) in
             self.machines.iter().zip(&self.worlds).filter(|(machine, _)| machine.api.is_none())
         {
@@ -122,7 +122,7 @@ impl ScriptedWorld {
 
     /// Resolves an executor's refusal over its directory: restarts it with the one that may have objects, or,
     /// if lost, expunges the node. Returns whether there was any.
-    fn bring_back(&mut self) -> bool {
+    pub(super) fn bring_back(&mut self) -> bool {
         for machine in 0..self.machines.len() {
             let Some((scope, node)) = self.left(machine) else { continue };
             if scope == self.machines[machine].directory.store {

@@ -346,7 +346,7 @@ impl ScriptedWorld {
     }
 
     /// Draws the next action.
-    fn draw(&mut self) -> WorldAction {
+    pub(super) fn draw(&mut self) -> WorldAction {
         let possible = self.possible();
         let running: Vec<usize> =
             (0..self.seats.len()).filter(|seat| self.seats[*seat].server.is_some()).collect();

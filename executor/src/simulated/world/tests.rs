@@ -370,3 +370,48 @@ fn a_lost_volume_is_not_made_again() {
     world.strike(id());
     assert_eq!(on_disk(&mut world, 3, 1, CommandEffect::Kill), (3, "gone", 0));
 }
+
+#[test]
+fn what_ignores_a_stop_is_killed_when_its_grace_has_passed() {
+    let stop = |world: &mut SimulatedWorld, revision, effect, grace| {
+        let (object, spec, status) = (id().into(), spec(2, "deaf").into(), CommandStatus::Pending);
+        world.carry_out(&Command { object, revision, attempt: 1, effect, status, grace, spec })
+    };
+    let mut world = SimulatedWorld::new(FaultRules::default());
+    ensure(&mut world, 1, &spec(2, "deaf"));
+    assert_eq!(summary(&stop(&mut world, 2, CommandEffect::Stop, ms(50))), (1, "ready", 2));
+    // A repeated stop moves no kill.
+    world.advance(ms(40));
+    stop(&mut world, 2, CommandEffect::Stop, ms(50));
+    assert_eq!((words(&world.advance(ms(49))), world.running(id())), (vec![], 2));
+    let ends = world.advance(ms(50));
+    let [StatusUpdate::Change(ObjectReport { revision: 2, observed, .. })] = &ends[..] else {
+        panic!("{ends:?}")
+    };
+    let ObservedState::Ended { exit: IncarnationExit::Failed { reason }, processes } = observed else {
+        panic!("{observed:?}")
+    };
+    assert_eq!(reason, "web-0 was ended by signal 9");
+    assert!(processes.iter().all(|process| process.status == ProcessStatus::Signaled { signal: 9 }));
+    // A kill waits for no grace.
+    let mut world = SimulatedWorld::new(FaultRules::default());
+    ensure(&mut world, 1, &spec(2, "deaf"));
+    stop(&mut world, 2, CommandEffect::Stop, ms(50));
+    assert_eq!(summary(&stop(&mut world, 3, CommandEffect::Kill, ms(50))), (3, "ended", 2));
+    assert_eq!(words(&world.advance(ms(100))), []);
+}
+
+#[test]
+fn a_guest_powers_itself_off_when_it_runs() {
+    let mut world = SimulatedWorld::new(FaultRules::default());
+    assert!(world.power_off(id()).is_none());
+    ensure(&mut world, 1, &spec(1, "delay:50ms"));
+    assert!(world.power_off(id()).is_none(), "it does not run yet");
+    world.advance(ms(50));
+    let StatusUpdate::Change(report) = world.power_off(id()).expect("it runs") else { panic!("listed only") };
+    assert!(
+        matches!(&report.observed, ObservedState::Ended { exit: IncarnationExit::PoweredOff, .. }),
+        "{report:?}"
+    );
+    assert!(world.power_off(id()).is_none() && world.running(id()) == 0);
+}

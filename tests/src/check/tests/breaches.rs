@@ -7,7 +7,9 @@ use super::check;
 use crate::trace::TraceStage::{
     Approved, Deleted, Deployed, Fleet, Reserved, Running, StartAsked, Started, StopAsked, Stopped, Stopping,
 };
-use crate::trace::{HASH, JournalTrace, TOPIC, TraceStage, lineage, process, proposal, replica_at, trace};
+use crate::trace::{
+    BEGAN, HASH, JournalTrace, TOPIC, TraceStage, lineage, process, proposal, replica_at, trace,
+};
 
 type BreachCase = (TraceStage, u8, &'static str, fn(&mut JournalTrace));
 
@@ -108,6 +110,32 @@ fn verdicts_that_are_wrong() {
             s.report(1, &json!({"ready": {"processes": process()}}));
         }),
     ]);
+}
+
+/// Reboots the incarnation, whose only process has been reset this number of times afterwards.
+fn reboot(s: &mut JournalTrace, resets: u32) {
+    let cause = s.ask("replica.reboot.v1", &json!({"name": s.replica}));
+    let proposal = proposal(BEGAN + 3_600_000_000);
+    s.open_operation(cause, &json!({"replica": s.replica, "kind": "reboot", "proposal": proposal}));
+    s.commit();
+    s.approve(HASH);
+    s.commit();
+    let mut processes = process();
+    processes[0]["resets"] = json!(resets);
+    let cause = s.report(2, &json!({"ready": {"processes": processes}}));
+    let data = json!({
+        "incarnation": s.incarnation, "replica": s.replica, "operation": s.operation, "processes": processes,
+    });
+    s.fact(cause, "incarnation.running.v1", &data);
+    s.commit();
+}
+
+#[test]
+fn a_reboot_without_a_reset() {
+    let mut s = trace(Running);
+    reboot(&mut s, 1);
+    check(&s).expect("a reboot that resets the guest");
+    find(&[(Running, 5, "no guest was reset", |s| reboot(s, 0))]);
 }
 
 #[test]

@@ -58,11 +58,14 @@ impl ListQuery {
         self
     }
 
-    /// Returns a digest of the query, so that a token is used only for its own list.
-    pub(crate) fn digest(&self, kind: RowKind) -> [u8; 8] {
+    /// Returns a digest of the query, so that a token is used only for its own list, at its own moment.
+    pub(crate) fn digest(&self, kind: RowKind, moment: Option<RecordHash>) -> [u8; 8] {
         let mut filters: Vec<_> = self.filters.iter().collect();
         filters.sort();
-        let text = serde_json::to_vec(&(kind.word(), filters)).expect("pairs of strings are JSON");
+        let mut text = serde_json::to_vec(&(kind.word(), filters)).expect("pairs of strings are JSON");
+        if let Some(moment) = moment {
+            text.extend_from_slice(moment.bytes());
+        }
         let mut digest = [0; 8];
         digest.copy_from_slice(&RecordHash::of(&text).bytes()[..8]);
         digest
@@ -148,8 +151,8 @@ pub enum QueryError {
     /// Invalid filter: change the query.
     #[error(transparent)]
     Filter(#[from] InvalidFilter),
-    /// Token of another list: start again, or use the filters that it came from.
-    #[error("invalid page token for {kind}: it is for a list with other filters")]
+    /// Token of another list: start again, or use the filters and the moment that it came from.
+    #[error("invalid page token for {kind}: it is for a list with other filters, or at another moment")]
     OtherToken {
         /// Kind of the list.
         kind: RowKind,

@@ -123,8 +123,8 @@ impl Projector {
             snapshot,
             written: 0,
             tuning,
+            epoch: Arc::new(BatchCounter::at(applied.position)),
             watch: PositionWatch::new(applied),
-            epoch: Arc::new(BatchCounter::default()),
             has_failed: false,
         })
     }
@@ -253,7 +253,8 @@ impl Projector {
         // Records folded before an error are valid.
         if let Some(state) = self.fold.state() {
             self.counts = RowCounts::of(&state.fleet);
-            self.written += bulk_load(&self.store, state, &self.counts)?;
+            let load = || bulk_load(&self.store, state, &self.counts);
+            self.written += self.epoch.batch(state.at.position, load)?;
             self.is_filled = true;
             let applied = applied(&self.fold);
             self.rows = applied.position;
@@ -364,7 +365,7 @@ fn write(
     changes: RowWrites,
     at: &ChainCursor,
 ) -> Result<AppliedPosition, StoreError> {
-    epoch.batch(|| store.apply(changes, Some(at)))?;
+    epoch.batch(at.position, || store.apply(changes, Some(at)))?;
     Ok(AppliedPosition { position: at.position, time: at.time, stopped: None })
 }
 

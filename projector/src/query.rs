@@ -1,10 +1,11 @@
-//! Readers of rows.
+//! Readers of rows, of the present and of moments: one implementation over [`RowTree`], ordered keys with
+//! stored values.
 //!
-//! A reader waits for the projector only while a batch is applied, and reads each row from a whole batch. A
-//! page reads many rows: it is read again if a batch was applied meanwhile, and after a few attempts accepted
-//! as it is. Then its rows may be of neighbouring positions, none older than the page's; each matches the
-//! filters. A row that exists throughout is neither missing nor duplicated, because pages follow keys, not
-//! numbers.
+//! A reader of the present waits for the projector only while a batch is applied, and reads each row from a
+//! whole batch. A page reads many rows: it is read again if a batch was applied meanwhile, and after a few
+//! attempts accepted as it is. Then its rows may be of neighbouring positions, none older than the page's;
+//! each matches the filters. Otherwise all rows are those of the page's position. A row that exists throughout
+//! is neither missing nor duplicated, because pages follow keys, not numbers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,12 +15,13 @@ use std::time::Duration;
 
 use chancery_events::id::Position;
 use chancery_events::name::PlanName;
+use chancery_events::record::RecordHash;
 use sled::IVec;
 
 use crate::build_row::waits_because;
 use crate::filter::{self, AccessPath, RowFilter};
 use crate::index::RowIndex;
-use crate::kind::{ReadModelRow, RowKey, with_row};
+use crate::kind::{ReadModelRow, RowKey, RowKind, with_row};
 use crate::page::{JsonPage, JsonRow, LIMIT_DEFAULT, LIMIT_MAX, ListQuery, PageToken, QueryError, RowPage};
 use crate::position_watch::{AppliedPosition, PositionWaitError, PositionWatch};
 use crate::reachability::ReachabilityLookup;
@@ -33,98 +35,113 @@ const LOOKS: usize = 20_000;
 /// Maximum number of entries counted of each index, to choose one.
 const PROBES: usize = 200;
 
-/// Counter that is odd while a batch is applied.
-#[derive(Debug, Default)]
-pub(crate) struct BatchCounter(AtomicU64);
+/// Counter that is odd while a batch is applied, and the position of the last batch.
+#[derive(Debug)]
+pub(crate) struct BatchCounter {
+    epoch: AtomicU64,
+    position: AtomicU64,
+}
 
 impl BatchCounter {
-    /// Runs the function that applies a batch.
-    pub(crate) fn batch<T>(&self, apply: impl FnOnce() -> T) -> T {
-        self.0.fetch_add(1, Ordering::SeqCst);
+    /// Counts from rows at a position.
+    pub(crate) fn at(position: Position) -> BatchCounter {
+        BatchCounter { epoch: AtomicU64::new(0), position: AtomicU64::new(position.get()) }
+    }
+
+    /// Runs the function that applies a batch, after which the rows are at the position.
+    pub(crate) fn batch<T, E>(
+        &self,
+        position: Position,
+        apply: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.epoch.fetch_add(1, Ordering::SeqCst);
         let applied = apply();
-        self.0.fetch_add(1, Ordering::SeqCst);
+        if applied.is_ok() {
+            self.position.store(position.get(), Ordering::SeqCst);
+        }
+        self.epoch.fetch_add(1, Ordering::SeqCst);
         applied
+    }
+
+    fn position(&self) -> Position {
+        Position::new(self.position.load(Ordering::SeqCst))
     }
 
     #[cfg(test)]
     pub(crate) fn batches(&self) -> u64 {
-        self.0.load(Ordering::SeqCst) / 2
+        self.epoch.load(Ordering::SeqCst) / 2
     }
 }
 
-/// Reads rows: cheap to clone, for any thread.
-#[derive(Clone, Debug)]
-pub struct RowReader {
-    tree: sled::Tree,
-    watch: PositionWatch,
-    epoch: Arc<BatchCounter>,
-}
+/// Keys and values of rows and index entries, in order, as the store has them.
+pub(crate) trait RowTree {
+    /// Returns the value of a key.
+    fn value(&self, key: &[u8]) -> Result<Option<IVec>, StoreError>;
 
-impl RowReader {
-    pub(crate) fn new(tree: sled::Tree, watch: PositionWatch, epoch: Arc<BatchCounter>) -> RowReader {
-        RowReader { tree, watch, epoch }
-    }
-
-    /// Returns the progress of the rows.
-    pub fn applied(&self) -> AppliedPosition {
-        self.watch.now()
-    }
-
-    /// Returns the watch on the rows' progress.
-    pub fn watch(&self) -> &PositionWatch {
-        &self.watch
-    }
-
-    /// Waits on this thread until the position is in the rows.
-    pub fn wait(
+    /// Returns the pairs from a key on, which is one of the kind, or of its index entries. Pairs of later kinds
+    /// may be missing.
+    fn range(
         &self,
-        min_position: Position,
-        timeout: Duration,
-    ) -> Result<AppliedPosition, PositionWaitError> {
-        self.watch.wait(min_position, timeout)
+        kind: RowKind,
+        from: Vec<u8>,
+    ) -> Box<dyn Iterator<Item = Result<(IVec, IVec), StoreError>> + '_>;
+
+    /// Runs a read with the position of the rows, again if the rows change meanwhile.
+    fn steady<T>(&self, read: impl Fn(Position) -> Result<T, QueryError>) -> Result<T, QueryError>;
+
+    /// Returns the record of the moment, to which page tokens are bound; `None` for the present.
+    fn moment(&self) -> Option<RecordHash> {
+        None
     }
 
-    /// Returns the row of a key.
-    pub fn get<R: ReadModelRow>(&self, key: &R::Key) -> Result<Option<R>, QueryError> {
-        self.row(&R::row_key(key))
-    }
-
-    fn row<R: ReadModelRow>(&self, key: &RowKey) -> Result<Option<R>, QueryError> {
-        self.steady(|| {
-            let Some(mut row) = self.bytes::<R>(&key.stored())? else { return Ok(None) };
+    /// Returns the row of a key, with the position at which it was read.
+    fn row<R: ReadModelRow>(&self, key: &RowKey) -> Result<(Option<R>, Position), QueryError>
+    where
+        Self: Sized,
+    {
+        self.steady(|position| {
+            let Some(mut row) = self.bytes::<R>(&key.stored())? else { return Ok((None, position)) };
             ReasonLookup::new(self).add(&mut row)?;
             ReachabilityLookup::new(self).add(&mut row)?;
-            Ok(Some(row))
+            Ok((Some(row), position))
         })
     }
 
-    pub(crate) fn bytes<R: ReadModelRow>(&self, key: &[u8]) -> Result<Option<R>, StoreError> {
-        let bytes = self.tree.get(key).map_err(read_failed)?;
-        Ok(bytes.map(|bytes| decode(key, &bytes)).transpose()?)
+    /// Returns the row of a key as it is stored.
+    fn bytes<R: ReadModelRow>(&self, key: &[u8]) -> Result<Option<R>, StoreError> {
+        Ok(self.value(key)?.map(|bytes| decode(key, &bytes)).transpose()?)
     }
 
-    /// Returns the row of a key of any kind, as JSON.
-    pub fn get_json(&self, key: &RowKey) -> Result<Option<JsonRow>, QueryError> {
+    /// Returns the row of a key of any kind, as JSON, with the position at which it was read.
+    fn json_row(&self, key: &RowKey) -> Result<(Option<JsonRow>, Position), QueryError>
+    where
+        Self: Sized,
+    {
         fn json<R: ReadModelRow>(row: &R) -> JsonRow {
             let body = serde_json::to_string(row).expect("rows can be encoded as JSON");
             JsonRow { body, version: row.version(), position: row.position() }
         }
-        with_row!(key.kind(), R => Ok(self.row::<R>(key)?.as_ref().map(json)))
+        with_row!(key.kind(), R => {
+            let (row, position) = self.row::<R>(key)?;
+            Ok((row.as_ref().map(json), position))
+        })
     }
 
-    /// Returns a page of a list of any kind, as JSON.
-    pub fn list_json(&self, kind: crate::kind::RowKind, query: &ListQuery) -> Result<JsonPage, QueryError> {
-        with_row!(kind, R => self.json_page::<R>(query))
-    }
-
-    fn json_page<R: ReadModelRow>(&self, query: &ListQuery) -> Result<JsonPage, QueryError> {
+    /// Returns a page of a list, as JSON.
+    fn json_page<R: ReadModelRow>(&self, query: &ListQuery) -> Result<JsonPage, QueryError>
+    where
+        Self: Sized,
+    {
         let max = query.max_bytes.unwrap_or(usize::MAX);
         let (rows, next, position) = self.page(query, |rows: &mut JsonRows, row: R| rows.add(&row, max))?;
         Ok(JsonPage { items: format!("[{}]", rows.text), count: rows.count, next, position })
     }
 
     /// Returns a page of a list.
-    pub fn list<R: ReadModelRow>(&self, query: &ListQuery) -> Result<RowPage<R>, QueryError> {
+    fn row_page<R: ReadModelRow>(&self, query: &ListQuery) -> Result<RowPage<R>, QueryError>
+    where
+        Self: Sized,
+    {
         let add = |items: &mut Vec<R>, row: R| {
             items.push(row);
             PageOutcome::Taken
@@ -138,18 +155,20 @@ impl RowReader {
         &self,
         query: &ListQuery,
         add: impl Fn(&mut T, R) -> PageOutcome,
-    ) -> Result<(T, Option<PageToken>, Position), QueryError> {
+    ) -> Result<(T, Option<PageToken>, Position), QueryError>
+    where
+        Self: Sized,
+    {
         let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
         if limit == 0 || limit > LIMIT_MAX {
             return Err(QueryError::Limit { kind: R::KIND, limit });
         }
         let filters = filter::read::<R>(&query.filters)?;
-        let digest = query.digest(R::KIND);
+        let digest = query.digest(R::KIND, self.moment());
         if query.token.as_ref().is_some_and(|token| token.digest != digest) {
             return Err(QueryError::OtherToken { kind: R::KIND });
         }
-        self.steady(|| {
-            let position = self.watch.now().position;
+        self.steady(|position| {
             let (way, after) = match &query.token {
                 Some(token) => (token.way, Some(token.last.as_slice())),
                 None => (self.best_way(&filters)?, None),
@@ -169,18 +188,6 @@ impl RowReader {
         })
     }
 
-    /// Repeats a read if a batch was applied meanwhile.
-    fn steady<T>(&self, read: impl Fn() -> Result<T, QueryError>) -> Result<T, QueryError> {
-        for _ in 1..ATTEMPTS {
-            let before = self.epoch.0.load(Ordering::SeqCst);
-            let result = read()?;
-            if before.is_multiple_of(2) && self.epoch.0.load(Ordering::SeqCst) == before {
-                return Ok(result);
-            }
-        }
-        read()
-    }
-
     /// Returns the access path with the fewest entries: 0 is all of the kind, n is that of the n-th filter.
     fn best_way<R: ReadModelRow>(&self, filters: &[RowFilter<R>]) -> Result<u8, QueryError> {
         let ways: Vec<_> = (1..=filters.len().min(usize::from(u8::MAX)))
@@ -193,7 +200,14 @@ impl RowReader {
         let mut best = (usize::MAX, 0);
         for way in ways {
             let count = match self.prefix(filters, way)? {
-                Some(prefix) => self.tree.scan_prefix(prefix).take(PROBES).count(),
+                Some(prefix) => {
+                    let entries = self.range(R::KIND, prefix.to_vec());
+                    let is_within = |entry: &Result<(IVec, IVec), StoreError>| match entry {
+                        Ok((key, _)) => key.starts_with(&prefix),
+                        Err(_) => true,
+                    };
+                    entries.take_while(is_within).take(PROBES).count()
+                }
                 None => 0,
             };
             best = best.min((count, way));
@@ -237,8 +251,8 @@ impl RowReader {
         let mut count = 0;
         let mut last: Option<IVec> = None;
         let rest = |last: Option<IVec>| last.map(|last| last[prefix.len()..].to_vec());
-        for (looks, entry) in self.tree.range(from..).enumerate() {
-            let (key, value) = entry.map_err(read_failed)?;
+        for (looks, entry) in self.range(R::KIND, from).enumerate() {
+            let (key, value) = entry?;
             if !key.starts_with(prefix) {
                 return Ok(None);
             }
@@ -264,9 +278,93 @@ impl RowReader {
     }
 }
 
+/// Reads rows: cheap to clone, for any thread.
+#[derive(Clone, Debug)]
+pub struct RowReader {
+    tree: sled::Tree,
+    watch: PositionWatch,
+    epoch: Arc<BatchCounter>,
+}
+
+impl RowReader {
+    pub(crate) fn new(tree: sled::Tree, watch: PositionWatch, epoch: Arc<BatchCounter>) -> RowReader {
+        RowReader { tree, watch, epoch }
+    }
+
+    /// Returns the progress of the rows.
+    pub fn applied(&self) -> AppliedPosition {
+        self.watch.now()
+    }
+
+    /// Returns the watch on the rows' progress.
+    pub fn watch(&self) -> &PositionWatch {
+        &self.watch
+    }
+
+    /// Waits on this thread until the position is in the rows.
+    pub fn wait(
+        &self,
+        min_position: Position,
+        timeout: Duration,
+    ) -> Result<AppliedPosition, PositionWaitError> {
+        self.watch.wait(min_position, timeout)
+    }
+
+    /// Returns the row of a key.
+    pub fn get<R: ReadModelRow>(&self, key: &R::Key) -> Result<Option<R>, QueryError> {
+        Ok(self.row(&R::row_key(key))?.0)
+    }
+
+    /// Returns the row of a key of any kind, as JSON.
+    pub fn get_json(&self, key: &RowKey) -> Result<Option<JsonRow>, QueryError> {
+        Ok(self.json_row(key)?.0)
+    }
+
+    /// Returns the row of a key as [`RowReader::get_json`] does, with the position at which it was read.
+    pub fn get_json_at(&self, key: &RowKey) -> Result<(Option<JsonRow>, Position), QueryError> {
+        self.json_row(key)
+    }
+
+    /// Returns a page of a list of any kind, as JSON.
+    pub fn list_json(&self, kind: RowKind, query: &ListQuery) -> Result<JsonPage, QueryError> {
+        with_row!(kind, R => self.json_page::<R>(query))
+    }
+
+    /// Returns a page of a list.
+    pub fn list<R: ReadModelRow>(&self, query: &ListQuery) -> Result<RowPage<R>, QueryError> {
+        self.row_page(query)
+    }
+}
+
+impl RowTree for RowReader {
+    fn value(&self, key: &[u8]) -> Result<Option<IVec>, StoreError> {
+        self.tree.get(key).map_err(read_failed)
+    }
+
+    fn range(
+        &self,
+        _kind: RowKind,
+        from: Vec<u8>,
+    ) -> Box<dyn Iterator<Item = Result<(IVec, IVec), StoreError>> + '_> {
+        Box::new(self.tree.range(from..).map(|entry| entry.map_err(read_failed)))
+    }
+
+    /// Repeats a read if a batch was applied meanwhile.
+    fn steady<T>(&self, read: impl Fn(Position) -> Result<T, QueryError>) -> Result<T, QueryError> {
+        for _ in 1..ATTEMPTS {
+            let before = self.epoch.epoch.load(Ordering::SeqCst);
+            let result = read(self.epoch.position())?;
+            if before.is_multiple_of(2) && self.epoch.epoch.load(Ordering::SeqCst) == before {
+                return Ok(result);
+            }
+        }
+        read(self.epoch.position())
+    }
+}
+
 /// Result of adding a row to a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum PageOutcome {
+pub(crate) enum PageOutcome {
     /// Row on the page.
     Taken,
     /// Row that is not added: the page is full.
@@ -298,7 +396,7 @@ impl JsonRows {
 
 /// Returns the row key of an index entry: an id of the last 16 bytes, or a name after the prefix.
 fn row_key<R: ReadModelRow>(entry: &[u8], prefix: usize) -> Vec<u8> {
-    let is_id = matches!(R::KIND, crate::kind::RowKind::Incarnations | crate::kind::RowKind::Operations);
+    let is_id = matches!(R::KIND, RowKind::Incarnations | RowKind::Operations);
     let from = if is_id { entry.len().saturating_sub(16) } else { prefix };
     let mut key = vec![R::KIND as u8];
     key.extend_from_slice(&entry[from..]);
@@ -310,13 +408,13 @@ fn read_failed(source: sled::Error) -> StoreError {
 }
 
 /// Reasons for missing placements, from the rows of plans; each row is read once.
-struct ReasonLookup<'a> {
-    reader: &'a RowReader,
+struct ReasonLookup<'a, T> {
+    reader: &'a T,
     known: BTreeMap<PlanName, String>,
 }
 
-impl<'a> ReasonLookup<'a> {
-    fn new(reader: &'a RowReader) -> ReasonLookup<'a> {
+impl<'a, T: RowTree> ReasonLookup<'a, T> {
+    fn new(reader: &'a T) -> ReasonLookup<'a, T> {
         ReasonLookup { reader, known: BTreeMap::new() }
     }
 

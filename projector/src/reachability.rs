@@ -7,7 +7,7 @@ use chancery_events::id::IncarnationId;
 use chancery_events::name::ClusterName;
 
 use crate::kind::{ReadModelRow, RowKey};
-use crate::query::RowReader;
+use crate::query::RowTree;
 use crate::rows::{ClusterRow, IncarnationRow, Reachability};
 use crate::store::StoreError;
 
@@ -46,13 +46,13 @@ impl<'a> ReachabilityFields<'a> {
 }
 
 /// Reachability of clusters, each read once.
-pub(crate) struct ReachabilityLookup<'a> {
-    reader: &'a RowReader,
+pub(crate) struct ReachabilityLookup<'a, T> {
+    reader: &'a T,
     known: BTreeMap<ClusterName, Reachability>,
 }
 
-impl<'a> ReachabilityLookup<'a> {
-    pub(crate) fn new(reader: &'a RowReader) -> ReachabilityLookup<'a> {
+impl<'a, T: RowTree> ReachabilityLookup<'a, T> {
+    pub(crate) fn new(reader: &'a T) -> ReachabilityLookup<'a, T> {
         ReachabilityLookup { reader, known: BTreeMap::new() }
     }
 

@@ -281,6 +281,10 @@ impl<K: IdKind> KeyPart for EntityId<K> {
     fn put(&self, to: &mut Vec<u8>) {
         to.extend_from_slice(self.0.as_bytes());
     }
+    fn take(from: &mut &[u8]) -> Option<EntityId<K>> {
+        let bytes = from.split_off(..size_of::<Uuid>())?;
+        EntityId::try_from(Uuid::from_slice(bytes).ok()?).ok()
+    }
     fn issued(&self) -> Option<Position> {
         Some(self.position())
     }

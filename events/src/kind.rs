@@ -132,6 +132,10 @@ pub mod keys {
 pub trait KeyPart: fmt::Display {
     /// Appends the bytes of the part to a key in a store. Keys sort by these bytes.
     fn put(&self, to: &mut Vec<u8>);
+    /// Takes the part from the start of bytes that [`KeyPart::put`] appended; `None` if they are not a part.
+    fn take(from: &mut &[u8]) -> Option<Self>
+    where
+        Self: Sized;
     /// Whether a zero byte must end the bytes of the part.
     fn is_text(&self) -> bool {
         false
@@ -145,6 +149,9 @@ pub trait KeyPart: fmt::Display {
 impl KeyPart for keys::Revision {
     fn put(&self, to: &mut Vec<u8>) {
         to.extend_from_slice(&self.to_be_bytes());
+    }
+    fn take(from: &mut &[u8]) -> Option<keys::Revision> {
+        from.split_off(..size_of::<keys::Revision>())?.try_into().ok().map(keys::Revision::from_be_bytes)
     }
 }
 

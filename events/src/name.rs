@@ -117,6 +117,12 @@ macro_rules! names {
             fn put(&self, to: &mut Vec<u8>) {
                 to.extend_from_slice(self.0.as_bytes());
             }
+            fn take(from: &mut &[u8]) -> Option<$name> {
+                let end = from.iter().position(|byte| *byte == 0).unwrap_or(from.len());
+                let text = from.split_off(..end)?;
+                from.split_off_first();
+                std::str::from_utf8(text).ok()?.parse().ok()
+            }
             fn is_text(&self) -> bool {
                 true
             }

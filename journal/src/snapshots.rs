@@ -10,6 +10,7 @@ mod thinning;
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write};
+use std::ops::RangeBounds;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -183,15 +184,36 @@ impl SnapshotStore {
         &self,
         mut is_usable: impl FnMut(&SnapshotMeta) -> bool,
     ) -> Result<Option<Snapshot>, SnapshotError> {
+        self.load_newest_within(.., |meta| {
+            let is_usable = is_usable(meta);
+            if !is_usable {
+                tracing::warn!(position = %meta.position, "snapshot skipped: not usable");
+            }
+            is_usable
+        })
+    }
+
+    /// Returns the newest intact snapshot at one of the positions that `is_usable` accepts, and logs a warning
+    /// for each one that is not intact. The state of a snapshot that is not accepted is not read.
+    pub fn load_newest_within(
+        &self,
+        positions: impl RangeBounds<Position>,
+        mut is_usable: impl FnMut(&SnapshotMeta) -> bool,
+    ) -> Result<Option<Snapshot>, SnapshotError> {
         for (position, path) in self.list()? {
-            match read_file(&path) {
-                Ok(snapshot) if snapshot.meta.position != position => {
+            if !positions.contains(&position) {
+                continue;
+            }
+            let read = first_line(&path).and_then(|meta| {
+                let is_wanted = meta.position != position || is_usable(&meta);
+                if is_wanted { read_file(&path).map(Some) } else { Ok(None) }
+            });
+            match read {
+                Ok(Some(snapshot)) if snapshot.meta.position == position => return Ok(Some(snapshot)),
+                Ok(Some(_)) => {
                     tracing::warn!(path = %path.display(), "snapshot skipped: its name does not match its position");
                 }
-                Ok(snapshot) if is_usable(&snapshot.meta) => return Ok(Some(snapshot)),
-                Ok(_) => {
-                    tracing::warn!(path = %path.display(), "snapshot skipped: not usable");
-                }
+                Ok(None) => {}
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(path = %path.display(), error, "snapshot skipped: damaged");

@@ -94,7 +94,7 @@ pub struct HistoryEntry {
 pub struct HistoryPage {
     /// Events of the page.
     pub entries: Vec<HistoryEntry>,
-    /// Position of the next page; `None` if the head was reached. A page may be short and not be the last.
+    /// Position of the next page; `None` if the end was reached. A page may be short and not be the last.
     pub next: Option<Position>,
 }
 
@@ -119,18 +119,27 @@ pub enum HistoryError {
 pub struct HistoryReader {
     source: Arc<dyn JournalReader>,
     max_bytes: usize,
+    /// Last position that is read.
+    until: Position,
 }
 
 impl HistoryReader {
     /// Creates a reader of the histories in this journal.
     pub fn new(source: Arc<dyn JournalReader>) -> HistoryReader {
-        HistoryReader { source, max_bytes: usize::MAX }
+        HistoryReader { source, max_bytes: usize::MAX, until: Position::MAX }
     }
 
     /// Ends pages before their events exceed `max_bytes`, except for the first event.
     #[must_use]
     pub fn max_bytes(mut self, max_bytes: usize) -> HistoryReader {
         self.max_bytes = max_bytes;
+        self
+    }
+
+    /// Ends every history at `until`, which is the last position of a record.
+    #[must_use]
+    pub fn until(mut self, until: Position) -> HistoryReader {
+        self.until = until;
         self
     }
 
@@ -147,6 +156,9 @@ impl HistoryReader {
         let (mut looks, mut bytes) = (0, 0);
         for record in self.source.records_about(subject, from)? {
             let record = record?;
+            if record.first() > self.until {
+                break;
+            }
             if looks > LOOKS {
                 return Ok(HistoryPage { entries, next: Some(record.first()) });
             }

@@ -78,6 +78,15 @@ macro_rules! row_kinds {
                 match self { $(RowKey::$kind($($field),+) => run(&[$($field),+])),* }
             }
 
+            /// Reads a key as [`RowKey::stored`] returns it; `None` if the bytes are no key.
+            pub(crate) fn from_stored(bytes: &[u8]) -> Option<RowKey> {
+                let (number, mut parts) = bytes.split_first()?;
+                let key = match RowKind::ALL.iter().find(|kind| **kind as u8 == *number)? {
+                    $(RowKind::$rows => RowKey::$kind($(<keys::$type as KeyPart>::take(&mut parts)?),+)),*
+                };
+                parts.is_empty().then_some(key)
+            }
+
             fn read(kind: RowKind, text: &str) -> Result<RowKey, String> {
                 let fields = kind.kind().entry().key;
                 let mut parts = text.splitn(fields.len(), '/');
@@ -146,6 +155,20 @@ macro_rules! row_kinds {
             })*
             let incarnations = fleet.incarnations().sorted().into_iter();
             incarnations.filter_map(|of| command(fleet, of.id)).try_for_each(|command| to.row(&command))
+        }
+
+        /// Visits the key of every row of a kind.
+        pub(crate) fn each_key(fleet: &FleetState, kind: RowKind, visit: &mut dyn FnMut(RowKey)) {
+            match kind.kind() {
+                $(EntityKind::$kind => fleet.$table().sorted().into_iter().for_each(|entity| {
+                    visit(RowKey::$kind($(entity.$field.clone()),+));
+                }),)*
+                // Commands have no table: they are those of incarnations.
+                _ => {
+                    let incarnations = fleet.incarnations().sorted().into_iter();
+                    incarnations.filter_map(|of| command(fleet, of.id)).for_each(|row| visit(row.key()));
+                }
+            }
         }
     };
 }

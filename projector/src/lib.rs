@@ -3,7 +3,7 @@
 //!
 //! In reading order: rows and their keys, and how they follow from the state ([`build_row`]). Then how records
 //! are folded and which rows change, the store, and the projector. Then reads: their required freshness,
-//! lists and single rows ([`query`]), and histories.
+//! lists and single rows ([`query`]), histories, and past states ([`moment`]).
 
 #[cfg(feature = "store")]
 pub mod build_row;
@@ -25,6 +25,8 @@ mod index;
 pub mod kind;
 #[cfg(feature = "store")]
 pub mod last_verdict;
+#[cfg(feature = "store")]
+pub mod moment;
 #[cfg(feature = "store")]
 pub mod page;
 #[cfg(feature = "store")]
@@ -53,6 +55,7 @@ pub use self::{
     history::{HistoryError, HistoryPage, HistoryReader},
     kind::{InvalidKey, KeyedRow, ReadModelRow, RowKey, RowKind},
     last_verdict::{LastVerdict, ReadConsistency},
+    moment::{FleetMoment, MomentCache, MomentEnd, MomentError, MomentLimits, NamedMoment},
     page::{JsonPage, JsonRow, ListQuery, PageToken, QueryError, RowPage},
     past::OperationSearch,
     position_watch::{AppliedPosition, PositionWaitError, PositionWatch},

@@ -1,9 +1,11 @@
 //! Snapshots of the state: written from a clone of the projector's state, and read at every start.
 
 use std::io::{self, Read, Write};
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use bincode::config::standard;
+use chancery_events::id::Position;
 use chancery_events::record::RecordHash;
 use chancery_journal::JournalReader;
 use chancery_journal::snapshots::{SnapshotError, SnapshotMeta, SnapshotStore};
@@ -24,6 +26,23 @@ impl FoldedState {
         let image = FleetSnapshot::of(&self.fleet);
         bincode::serde::encode_into_std_write(&image, &mut to, standard()).map_err(io::Error::other)?;
         Ok(())
+    }
+
+    /// Returns the number of bytes that [`FoldedState::encode`] writes.
+    pub(crate) fn encoded_len(&self) -> io::Result<u64> {
+        struct EncodingLength(u64);
+        impl Write for EncodingLength {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0 += bytes.len() as u64;
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut counter = EncodingLength(0);
+        self.encode(&mut counter)?;
+        Ok(counter.0)
     }
 
     /// Returns the SHA-256 of the state.
@@ -78,13 +97,28 @@ pub fn newest(
     fleet: &str,
     journal: &dyn JournalReader,
 ) -> Result<Option<FoldedState>, SnapshotError> {
-    let fingerprint = fingerprint();
+    let admit = |meta: &SnapshotMeta, is_usable: bool| {
+        if !is_usable {
+            tracing::warn!(position = %meta.position, "snapshot skipped: not usable");
+        }
+        is_usable
+    };
+    newest_within(.., from, fleet, journal, admit)
+}
+
+/// Returns the newest usable state at one of the positions, as [`newest`] does. `admit` receives each snapshot
+/// before its state is read, with the result of these checks, and returns whether the state is read.
+pub(crate) fn newest_within(
+    positions: impl RangeBounds<Position> + Clone,
+    from: &SnapshotStore,
+    fleet: &str,
+    journal: &dyn JournalReader,
+    mut admit: impl FnMut(&SnapshotMeta, bool) -> bool,
+) -> Result<Option<FoldedState>, SnapshotError> {
     let mut tried = Vec::new();
     loop {
-        let found = from.load_newest(|meta| {
-            let fits =
-                meta.fingerprint == fingerprint && *meta.fleet == *fleet && !tried.contains(&meta.position);
-            fits && look_up(meta, journal).unwrap_or(false)
+        let found = from.load_newest_within(positions.clone(), |meta| {
+            !tried.contains(&meta.position) && admit(meta, is_usable(meta, fleet, journal))
         })?;
         let Some(mut found) = found else { return Ok(None) };
         let at = found.meta.cursor();
@@ -102,4 +136,10 @@ pub fn newest(
             }
         }
     }
+}
+
+/// Whether the snapshot is of this fleet and this build's shape, and at a record of the journal.
+pub(crate) fn is_usable(meta: &SnapshotMeta, fleet: &str, journal: &dyn JournalReader) -> bool {
+    let fits = meta.fingerprint == fingerprint() && *meta.fleet == *fleet;
+    fits && look_up(meta, journal).unwrap_or(false)
 }

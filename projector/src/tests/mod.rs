@@ -1,6 +1,6 @@
 //! Tests of the crate as a whole.
 
-mod driver;
+pub(crate) mod driver;
 mod folding;
 mod histories;
 mod reading;
@@ -22,7 +22,7 @@ fn tuning() -> StoreTuning {
     StoreTuning { cache: 8 << 20, flush: 50, batch: 64 }
 }
 
-fn open(dir: &Path, driver: &TestDriver, snapshots: Option<&SnapshotStore>) -> Projector {
+pub(crate) fn open(dir: &Path, driver: &TestDriver, snapshots: Option<&SnapshotStore>) -> Projector {
     Projector::open(dir, FLEET, driver.source(), snapshots, tuning()).expect("opened")
 }
 

@@ -1,0 +1,157 @@
+//! Fold of a moment, from a state before it.
+//!
+//! A fold uses the processor that the decider and the projector leave. It pauses while the projector is behind
+//! the journal, but for a bounded time after each slice, as a busy projector is mostly behind.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use chancery_events::id::Position;
+use chancery_journal::JournalReader;
+
+use super::memory::{ReservedMemory, memory_of};
+use super::{MomentError, find};
+use crate::fold::{FoldedState, JournalFold};
+use crate::position_watch::PositionWatch;
+
+/// Time for which a fold runs before it checks whether to pause.
+const SLICE: Duration = Duration::from_millis(2);
+/// Time of one pause while the projector is behind.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Maximum number of pauses after a slice.
+const PAUSES: u32 = 4;
+/// Records folded between two checks of the time.
+const RECORDS: u32 = 16;
+/// Minimum bytes of records after which the encoding of the state is measured again.
+const GROWTH: u64 = 2 << 20;
+
+/// Gives this thread the lowest priority, permanently.
+pub fn lower_priority() {
+    // On Linux the priority is per thread. Without permission to lower it, a fold still pauses.
+    if let Err(error) = rustix::process::setpriority_process(None, 19) {
+        tracing::debug!(%error, "cannot lower priority of the thread of a moment");
+    }
+}
+
+/// Stops and pauses a fold.
+pub(super) struct FoldPace<'a> {
+    is_cancelled: &'a AtomicBool,
+    rows: &'a PositionWatch,
+    journal: &'a dyn JournalReader,
+    since: Instant,
+    records: u32,
+}
+
+impl<'a> FoldPace<'a> {
+    pub(super) fn new(
+        is_cancelled: &'a AtomicBool,
+        rows: &'a PositionWatch,
+        journal: &'a dyn JournalReader,
+    ) -> FoldPace<'a> {
+        FoldPace { is_cancelled, rows, journal, since: Instant::now(), records: 0 }
+    }
+
+    /// Fails if the fold was cancelled.
+    pub(super) fn check(&self) -> Result<(), MomentError> {
+        if self.is_cancelled.load(Ordering::Relaxed) { Err(MomentError::Cancelled) } else { Ok(()) }
+    }
+
+    /// Pauses if a slice has passed and the projector is behind.
+    fn step(&mut self) -> Result<(), MomentError> {
+        self.records += 1;
+        if self.records < RECORDS {
+            return Ok(());
+        }
+        self.records = 0;
+        self.check()?;
+        if self.since.elapsed() < SLICE {
+            return Ok(());
+        }
+        let is_behind = || self.journal.head().is_some_and(|head| head.position > self.rows.position());
+        for _ in 0..PAUSES {
+            if !is_behind() {
+                break;
+            }
+            sleep(PAUSE);
+        }
+        self.since = Instant::now();
+        Ok(())
+    }
+}
+
+/// Memory that a fold needs, and reserves before it grows.
+pub(super) struct FoldMemory<'a> {
+    pub(super) reserved: ReservedMemory,
+    /// Length of the encoded state when it was last measured.
+    encoded: u64,
+    /// Bytes of records folded since: the encoding has grown by fewer.
+    grown: u64,
+    /// Changes the reserved bytes, after making room for them.
+    resize: &'a dyn Fn(&mut ReservedMemory, u64) -> Result<(), MomentError>,
+}
+
+impl<'a> FoldMemory<'a> {
+    /// Reserves memory for a state with an encoding of this length, and for its growth.
+    pub(super) fn reserve(
+        mut reserved: ReservedMemory,
+        encoded: u64,
+        resize: &'a dyn Fn(&mut ReservedMemory, u64) -> Result<(), MomentError>,
+    ) -> Result<FoldMemory<'a>, MomentError> {
+        resize(&mut reserved, memory_of(encoded + margin(encoded)))?;
+        Ok(FoldMemory { reserved, encoded, grown: 0, resize })
+    }
+
+    fn grow(&mut self, bytes: u64, state: Option<&FoldedState>) -> Result<(), MomentError> {
+        self.grown += bytes;
+        if self.grown > margin(self.encoded) {
+            self.measure(state);
+            (self.resize)(&mut self.reserved, memory_of(self.encoded + margin(self.encoded)))?;
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self, state: Option<&FoldedState>) {
+        // Counting bytes cannot fail; without a length, the state counts as if it had grown by all records.
+        let encoded = state.and_then(|state| state.encoded_len().ok());
+        (self.encoded, self.grown) = (encoded.unwrap_or(self.encoded + self.grown), 0);
+    }
+
+    /// Releases what a whole state does not need.
+    pub(super) fn end(mut self, state: &FoldedState) -> Result<ReservedMemory, MomentError> {
+        if self.grown > self.encoded / 8 {
+            self.measure(Some(state));
+        }
+        (self.resize)(&mut self.reserved, memory_of(self.encoded + self.grown))?;
+        Ok(self.reserved)
+    }
+}
+
+/// Returns the growth of a state before it is measured again.
+fn margin(encoded: u64) -> u64 {
+    (encoded / 2).max(GROWTH)
+}
+
+/// Folds records up to the one that ends at `to`. An error leaves the state at the last folded record.
+pub(super) fn fold_to(
+    fold: &mut JournalFold,
+    to: Position,
+    memory: &mut FoldMemory<'_>,
+    pace: &mut FoldPace<'_>,
+) -> Result<(), MomentError> {
+    if fold.position() >= to {
+        return Ok(());
+    }
+    let unreadable = |error| find::unreadable(error, to);
+    for record in pace.journal.records(fold.position().plus(1)).map_err(unreadable)? {
+        let record = record.map_err(unreadable)?;
+        fold.take(&record).map_err(|error| MomentError::from_fold(&error, to, None))?;
+        memory.grow(record.bytes().len() as u64, fold.state())?;
+        if fold.position() >= to {
+            return Ok(());
+        }
+        pace.step()?;
+    }
+    let reason = format!("the journal ends at position {}", fold.position());
+    Err(MomentError::Unreadable { position: to, reason, first: None })
+}

@@ -1,0 +1,320 @@
+//! Moments compared with the rows that readers saw at the time, and the cache of moments.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use chancery_events::id::Position;
+use chancery_events::lineage::NamedPosition;
+use chancery_events::record::Record;
+use chancery_events::time::Time;
+use chancery_journal::ChainCursor;
+use chancery_journal::snapshots::SnapshotStore;
+
+use super::*;
+use crate::kind::KeyedRow as _;
+use crate::position_watch::{AppliedPosition, PositionWatch};
+use crate::projector::Projector;
+use crate::query::RowReader;
+use crate::tests::driver::{FLEET, TestDriver};
+use crate::tests::open;
+
+/// Page of a list, as compared: items, number, position, and whether another page follows.
+type SeenPage = (String, usize, Position, bool);
+
+/// Pages and rows that readers saw at one position.
+#[derive(PartialEq, Debug)]
+struct SeenRows {
+    pages: Vec<SeenPage>,
+    rows: Vec<Option<JsonRow>>,
+}
+
+fn named(position: u64) -> NamedMoment {
+    NamedMoment::Position(NamedPosition { position: Position::new(position), lineage: None })
+}
+
+fn cache(driver: &TestDriver, snapshots: Option<&SnapshotStore>, limits: MomentLimits) -> MomentCache {
+    let head = driver.source().head().map_or(Position::ZERO, |head| head.position);
+    let watch = PositionWatch::new(AppliedPosition { position: head, ..AppliedPosition::default() });
+    MomentCache::new(FLEET.into(), driver.source(), snapshots.cloned(), watch, limits)
+}
+
+fn fold(cache: &MomentCache, at: &ChainCursor) -> Arc<FleetMoment> {
+    cache.fold(at, &AtomicBool::new(false)).expect("a moment")
+}
+
+fn at(record: &Record) -> ChainCursor {
+    ChainCursor::after(record)
+}
+
+/// Returns every page of every list that the queries name.
+fn walk(queries: &[(RowKind, ListQuery)], list: impl Fn(RowKind, &ListQuery) -> JsonPage) -> Vec<SeenPage> {
+    let mut all = Vec::new();
+    for (kind, query) in queries {
+        let mut query = query.clone();
+        loop {
+            let page = list(*kind, &query);
+            all.push((page.items, page.count, page.position, page.next.is_some()));
+            let Some(next) = page.next else { break };
+            query.token = Some(next);
+        }
+    }
+    all
+}
+
+/// Returns lists of every kind, with and without filters.
+fn queries() -> Vec<(RowKind, ListQuery)> {
+    let all = RowKind::ALL.iter().map(|kind| (*kind, ListQuery::all().limit(3)));
+    let filtered = [
+        (RowKind::Replicas, ListQuery::all().by("plan", "plan-0").limit(2)),
+        (RowKind::Replicas, ListQuery::all().by("phase", "stopped").limit(2)),
+        (RowKind::Incarnations, ListQuery::all().by("node", "node-1").limit(2)),
+        (RowKind::Operations, ListQuery::all().by("state", "preparing").limit(2)),
+        (RowKind::Operations, ListQuery::all().by("node", "node-2").by("kind", "create").limit(2)),
+        (RowKind::Nodes, ListQuery::all().by("cluster", "east").by("domain", "rack-2").limit(2)),
+        (RowKind::Deployments, ListQuery::all().by("plan", "plan-1").limit(2)),
+    ];
+    all.chain(filtered).collect()
+}
+
+/// Returns what readers see now, of the keys that exist at the end.
+fn seen(reader: &RowReader, keys: &[RowKey]) -> SeenRows {
+    let pages = walk(&queries(), |kind, query| reader.list_json(kind, query).expect("a page"));
+    let rows = keys.iter().map(|key| reader.get_json(key).expect("read")).collect();
+    SeenRows { pages, rows }
+}
+
+fn seen_at(moment: &FleetMoment, keys: &[RowKey]) -> SeenRows {
+    let pages = walk(&queries(), |kind, query| moment.list_json(kind, query).expect("a page"));
+    let rows = keys.iter().map(|key| moment.get_json(key).expect("read")).collect();
+    SeenRows { pages, rows }
+}
+
+fn stirred(seed: u64, actions: usize) -> TestDriver {
+    let mut driver = TestDriver::new(seed);
+    driver.found(6, 4);
+    (0..actions).for_each(|_| driver.stir());
+    driver.settle();
+    driver
+}
+
+/// Returns the keys of all rows at the head.
+fn keys(driver: &TestDriver) -> Vec<RowKey> {
+    let mut keys = Vec::new();
+    for kind in RowKind::ALL {
+        crate::kind::each_key(&driver.fleet, *kind, &mut |key| keys.push(key));
+    }
+    keys
+}
+
+/// Applies every record to rows on a disk, and returns what readers saw at each position.
+fn recorded(driver: &TestDriver, keys: &[RowKey]) -> BTreeMap<Position, SeenRows> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut projector: Projector = open(dir.path(), driver, None);
+    let reader = projector.reader();
+    let mut all = BTreeMap::new();
+    for record in &driver.records {
+        projector.apply(std::slice::from_ref(record)).expect("applied");
+        all.insert(record.last(), seen(&reader, keys));
+    }
+    all
+}
+
+#[test]
+fn a_moment_has_the_bytes_that_readers_saw_at_its_position() {
+    for seed in [90, 91] {
+        let driver = stirred(seed, 150);
+        let dir = tempfile::tempdir().expect("a directory");
+        let snapshots = SnapshotStore::open(dir.path()).expect("a directory");
+        let mut keys = keys(&driver);
+        let every = keys.len() / 40 + 1;
+        keys = keys.into_iter().step_by(every).collect();
+        let wanted = recorded(&driver, &keys);
+        let with = cache(&driver, Some(&snapshots), MomentLimits::default());
+        let without = cache(&driver, None, MomentLimits { moments: 1, ..MomentLimits::default() });
+        // In an order without direction, with snapshots that appear meanwhile.
+        let mut order: Vec<_> = driver.records.iter().collect();
+        order.sort_by_key(|record| record.hash().bytes()[..8].to_owned());
+        for (n, record) in order.into_iter().enumerate() {
+            let at = at(record);
+            let moment = fold(&with, &at);
+            assert_eq!(moment.at(), at);
+            assert_eq!(seen_at(&moment, &keys), wanted[&at.position], "seed {seed} at {}", at.position);
+            if n % 9 == 0 {
+                assert_eq!(seen_at(&fold(&without, &at), &keys), wanted[&at.position], "alone");
+                moment.state.write(FLEET.into(), &snapshots, &*driver.source()).expect("a snapshot");
+            }
+        }
+        assert_eq!((with.len(), without.len()), (4, 1));
+    }
+}
+
+#[test]
+fn a_stored_key_reads_back() {
+    let driver = stirred(92, 100);
+    let keys = keys(&driver);
+    for kind in RowKind::ALL.iter().filter(|kind| **kind != RowKind::Commands) {
+        let is_there = keys.iter().any(|key| key.kind() == *kind);
+        assert!(is_there || matches!(kind, RowKind::Policies | RowKind::Requests), "no key of {kind}");
+    }
+    for key in keys {
+        let stored = key.stored();
+        assert_eq!(RowKey::from_stored(&stored), Some(key));
+        assert_eq!(
+            RowKey::from_stored(&stored[..stored.len() - 1]).filter(|key| key.stored() == stored),
+            None
+        );
+    }
+    assert_eq!(RowKey::from_stored(&[]), None);
+    assert_eq!(RowKey::from_stored(&[250, 1]), None);
+}
+
+#[test]
+fn a_token_is_good_for_its_own_moment_alone() {
+    let driver = stirred(93, 150);
+    let cache = cache(&driver, None, MomentLimits::default());
+    let query = ListQuery::all().limit(1);
+    let [before, last] = [driver.records.len() - 2, driver.records.len() - 1].map(|n| at(&driver.records[n]));
+    let (before, last) = (fold(&cache, &before), fold(&cache, &last));
+    let token = last.list_json(RowKind::Nodes, &query).expect("a page").next.expect("a second page");
+    let next = query.clone().after(token.clone());
+    assert!(last.list_json(RowKind::Nodes, &next).is_ok());
+    let other = before.list_json(RowKind::Nodes, &next);
+    assert!(matches!(other, Err(QueryError::OtherToken { .. })), "{other:?}");
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut projector = open(dir.path(), &driver, None);
+    projector.catch_up().expect("caught up");
+    let present = projector.reader().list_json(RowKind::Nodes, &next);
+    assert!(matches!(present, Err(QueryError::OtherToken { .. })), "the present is no moment");
+    let token = projector.reader().list_json(RowKind::Nodes, &query).expect("a page").next.expect("more");
+    let of_present = last.list_json(RowKind::Nodes, &query.after(token));
+    assert!(matches!(of_present, Err(QueryError::OtherToken { .. })));
+}
+
+#[test]
+fn a_position_or_a_time_names_the_record() {
+    let driver = stirred(94, 120);
+    let cache = cache(&driver, None, MomentLimits::default());
+    for record in &driver.records {
+        for position in record.first().get()..=record.last().get() {
+            assert_eq!(cache.find(named(position)).expect("a record"), at(record), "{position}");
+        }
+        let time = record.header().time;
+        let not_later = driver.records.iter().rev().find(|other| other.header().time <= time);
+        let wanted = at(not_later.expect("the record itself"));
+        assert_eq!(cache.find(NamedMoment::Time(time)).expect("a record"), wanted, "{time}");
+        let until = driver.records.last().expect("a record").header().time;
+        let later = time + Duration::from_micros(1);
+        if later <= until {
+            let wanted = driver.records.iter().rev().find(|other| other.header().time <= later);
+            let found = cache.find(NamedMoment::Time(later)).expect("a record");
+            assert_eq!(found, at(wanted.expect("a record")), "{later}");
+        }
+    }
+    let (first, last) = (driver.records.first(), driver.records.last());
+    let ends = [first, last].map(|record| MomentEnd::from(at(record.expect("a record"))));
+    let [start, end] = ends;
+    let outside = [
+        (named(0), true),
+        (named(end.position.get() + 1), false),
+        (NamedMoment::Time(Time::EPOCH), true),
+        (NamedMoment::Time(end.time + Duration::from_micros(1)), false),
+    ];
+    for (moment, before) in outside {
+        match cache.find(moment) {
+            Err(MomentError::OutOfRange { is_before, first, last }) => {
+                assert_eq!((is_before, [first, last]), (before, [start, end]), "{moment:?}");
+            }
+            other => panic!("{moment:?}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn moments_are_read_from_text() {
+    let time: Time = "2026-11-21T09:00:00Z".parse().expect("a time");
+    assert_eq!("120".parse(), Ok(named(120)));
+    assert_eq!("2026-11-21T10:00:00+01:00".parse(), Ok(NamedMoment::Time(time)));
+    assert!(
+        matches!("7.0000000000001f3a".parse(), Ok(NamedMoment::Position(named)) if named.lineage.is_some())
+    );
+    for wrong in ["", "x", "-1", "2026-11-21", "now"] {
+        assert_eq!(wrong.parse::<NamedMoment>(), Err(InvalidMoment), "{wrong:?}");
+    }
+}
+
+#[test]
+fn memory_is_bounded_and_is_released_with_the_moments() {
+    let driver = stirred(95, 150);
+    let records = &driver.records;
+    let last = at(records.last().expect("a record"));
+    let whole = cache(&driver, None, MomentLimits::default());
+    let one = fold(&whole, &last).reserved.bytes();
+    assert_eq!(whole.used(), one);
+    let growing = memory::memory_of(4 << 20);
+    // One fold fits, with its growth; the moments that it leaves must be evicted for the next one.
+    let limits = MomentLimits { moments: 100, memory: growing };
+    let small = cache(&driver, None, limits);
+    for record in records {
+        fold(&small, &at(record));
+        assert!(small.used() <= limits.memory, "{} bytes", small.used());
+    }
+    assert!(small.len() > 1);
+    let tiny = cache(&driver, None, MomentLimits { moments: 4, memory: 1 << 20 });
+    let refused = tiny.fold(&last, &AtomicBool::new(false));
+    assert!(matches!(refused, Err(MomentError::TooLarge { limit: 1_048_576, .. })), "{refused:?}");
+    assert_eq!((tiny.used(), tiny.len()), (0, 0), "a fold that fails leaves nothing");
+
+    let readers: Vec<_> = records[..3].iter().map(|record| fold(&small, &at(record))).collect();
+    let used = small.used();
+    drop(readers);
+    assert_eq!(small.used(), used, "cached moments stay");
+    drop(fold(&whole, &last));
+    let cancelled = whole.fold(&at(&records[1]), &AtomicBool::new(true));
+    assert!(matches!(cancelled, Err(MomentError::Cancelled)), "{cancelled:?}");
+    assert_eq!((whole.used(), whole.len()), (one, 1));
+}
+
+#[test]
+fn a_snapshot_of_another_history_or_of_another_build_is_no_start() {
+    let (driver, other) = (stirred(96, 120), stirred(97, 120));
+    let dir = tempfile::tempdir().expect("a directory");
+    let snapshots = SnapshotStore::open(dir.path()).expect("a directory");
+    let last = at(driver.records.last().expect("a record"));
+    let others = cache(&other, None, MomentLimits::default());
+    let foreign = other.records.iter().rev().find(|record| record.last() < last.position);
+    let foreign = fold(&others, &at(foreign.expect("an earlier record")));
+    foreign.state.write(FLEET.into(), &snapshots, &*other.source()).expect("a snapshot");
+    let cache = cache(&driver, Some(&snapshots), MomentLimits::default());
+    let moment = fold(&cache, &last);
+    assert_eq!(moment.state.hash().ok(), FoldedStateOf(&driver).hash(), "folded from the start");
+}
+
+/// State of a driver, folded without a cache.
+struct FoldedStateOf<'a>(&'a TestDriver);
+
+impl FoldedStateOf<'_> {
+    fn hash(&self) -> Option<chancery_events::record::RecordHash> {
+        let mut fold = crate::fold::JournalFold::default();
+        for record in &self.0.records {
+            fold.take(record).expect("folded");
+        }
+        fold.state()?.hash().ok()
+    }
+}
+
+#[test]
+fn the_position_of_a_row_is_that_of_its_read() {
+    let driver = stirred(98, 60);
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut projector = open(dir.path(), &driver, None);
+    let reader = projector.reader();
+    for record in &driver.records {
+        projector.apply(std::slice::from_ref(record)).expect("applied");
+        let key = crate::rows::NodeRow::row_key(&"node-0".parse().expect("a name"));
+        assert_eq!(reader.get_json_at(&key).expect("read").1, record.last());
+        let page = reader.list_json(RowKind::Nodes, &ListQuery::all()).expect("a page");
+        assert_eq!(page.position, record.last());
+    }
+}

@@ -26,6 +26,7 @@ pub mod limits;
 pub mod logs;
 pub mod metrics;
 mod middleware;
+mod moments;
 mod openapi;
 mod positions;
 pub mod problem;
@@ -62,6 +63,7 @@ pub use limits::HttpLimits;
 pub use logs::ClusterLogSource;
 pub use metrics::{FleetMetrics, ServerMetrics};
 pub use middleware::router;
+pub use moments::MomentQueue;
 pub use openapi::openapi;
 pub use rate::RateLimiter;
 pub use serve::serve;
@@ -125,6 +127,8 @@ pub struct FleetApi {
     pub router: LeaderRouter,
     /// Reader of rows.
     pub reader: RowReader,
+    /// Past states, for reads with `as_of`.
+    pub moments: Arc<MomentQueue>,
     /// Position of the last verdict that this server has given; later reads are at least as new.
     pub last_verdict: Arc<LastVerdict>,
     /// Reader of the journal.

@@ -228,6 +228,8 @@ const UNTIL: &str =
     "Minimum position of the answer: a number, or `POSITION.LINEAGE`. Needed for verdicts of other servers.";
 /// Description of `consistency`.
 const CONSISTENCY: &str = "With `eventual`, the answer is immediate and has the current rows. By default the answer is at least as new as every verdict that the server gave before the request; if that takes too long, the answer is 503 `position_not_applied`. The header `chancery-position` has the position of the answer.";
+/// Description of `as_of`.
+const AS_OF: &str = "Moment of the answer instead of the present: a position, as a number or `POSITION.LINEAGE`, or an RFC 3339 time. A position means the state after the record that contains it, a time the last record that is not later. The headers `chancery-position` and `chancery-time` have the record's. A page token is valid only for its moment.";
 /// Description of a history's `from`.
 const FROM: &str = "First position: a number, or `POSITION.LINEAGE` (default: 1).";
 
@@ -242,6 +244,7 @@ macro_rules! parameters {
 
 parameters! {
     read_parameters:
+        "query" "as_of" {"type": "string"} AS_OF;
         "query" "min_position" {"type": "string"} UNTIL;
         "query" "consistency" {"type": "string", "enum": ["eventual"]} CONSISTENCY;
     list_parameters:

@@ -13,6 +13,7 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use chancery_events::id::{Lineage, Position};
 use chancery_events::refusal::{Refusal, RefusalCode};
+use chancery_projector::MomentEnd;
 use serde::{Deserialize, Serialize};
 
 pub use kinds::*;
@@ -83,6 +84,28 @@ pub struct ProblemBody {
     /// First position that is valid only under the current lineage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
+    /// First moment that can be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first: Option<MomentBody>,
+    /// Last moment that can be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<MomentBody>,
+}
+
+/// Record of a moment, in a problem.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[schemars(rename = "Moment")]
+pub struct MomentBody {
+    /// Last position of the record.
+    pub position: u64,
+    /// Time of the record.
+    pub time: String,
+}
+
+impl From<MomentEnd> for MomentBody {
+    fn from(end: MomentEnd) -> MomentBody {
+        MomentBody { position: end.position.get(), time: end.time.to_string() }
+    }
 }
 
 /// Problem that is being built.
@@ -104,6 +127,8 @@ struct ProblemExtras {
     id: Option<String>,
     help: Option<String>,
     lineage: Option<(Lineage, Position)>,
+    first: Option<MomentEnd>,
+    last: Option<MomentEnd>,
     allow: Option<String>,
     retry_after: Option<Duration>,
 }
@@ -213,6 +238,13 @@ impl ProblemDetails {
         self
     }
 
+    /// Sets the first and the last moment that can be read, as far as they are known.
+    #[must_use]
+    pub fn moments(mut self, first: Option<MomentEnd>, last: Option<MomentEnd>) -> ProblemDetails {
+        (self.more.first, self.more.last) = (first, last);
+        self
+    }
+
     /// Sets the time after which the client can retry.
     #[must_use]
     pub fn after(mut self, wait: Duration) -> ProblemDetails {
@@ -254,6 +286,8 @@ impl ProblemDetails {
             help: self.more.help.clone(),
             lineage: self.more.lineage.map(|(lineage, _)| lineage.to_string()),
             since: self.more.lineage.map(|(_, since)| since.get()),
+            first: self.more.first.map(MomentBody::from),
+            last: self.more.last.map(MomentBody::from),
         }
     }
 }

@@ -11,18 +11,20 @@ use chancery_events::event::{Event, EventLine};
 use chancery_events::fact::Fact;
 use chancery_events::id::Position;
 use chancery_events::subject::Subject;
-use chancery_journal::JournalReader;
+use chancery_journal::{ChainCursor, JournalReader};
 use chancery_projector::history::HistoryEntry;
+use chancery_projector::page::JsonPage;
 use chancery_projector::rows::OperationRow;
 use chancery_projector::{
-    HistoryReader, InvalidFilter, JsonRow, ListQuery, OperationSearch, PageToken, PositionWaitError,
-    QueryError, ReadConsistency, RowKey, RowKind,
+    FleetMoment, HistoryReader, InvalidFilter, JsonRow, ListQuery, NamedMoment, OperationSearch, PageToken,
+    PositionWaitError, QueryError, ReadConsistency, RowKey, RowKind, RowReader,
 };
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use super::budget::{ReservedBytes, SMALL};
 use super::middleware::{RoutedRequest, json};
+use super::moments;
 use super::positions;
 use super::problem::{
     BUSY, GONE, INVALID_PARAMETER, NOT_FOUND, POSITION_NOT_APPLIED, ProblemDetails, RequestPart, pointer_to,
@@ -127,6 +129,15 @@ fn at_position(mut response: Response<Body>, position: Position) -> Response<Bod
     response
 }
 
+/// Sets the position at which an answer is valid; of an answer at a moment, also the time.
+fn at_moment(response: Response<Body>, position: Position, at: Option<&ChainCursor>) -> Response<Body> {
+    let response = at_position(response, position);
+    match at {
+        Some(at) => moments::named(response, at),
+        None => response,
+    }
+}
+
 /// Runs work that reads files or many rows on a thread that may block; threads that serve connections must
 /// answer probes meanwhile. A permit lasts as long as the work, even if the request is cancelled, so that
 /// executors of this process always find a thread.
@@ -156,7 +167,8 @@ pub(super) async fn list(
     let token = token
         .transpose()
         .map_err(|error| ProblemDetails::parameter(RequestPart::Query, "page_token", error.to_string()))?;
-    settle(app, &mut params, ReadFrom::Rows).await?;
+    let moment = moments::take(app, &mut params)?;
+    settle(app, &mut params, source_of(moment)).await?;
     let mut filters = params.rest();
     if let Some(plan) = call.found.param("plan") {
         if filters.iter().any(|(name, _)| name == "plan") {
@@ -168,11 +180,12 @@ pub(super) async fn list(
         }
         filters.push(("plan".to_owned(), plan.to_owned()));
     }
-    let (common, reader, compressor) = (Arc::clone(&app.common), app.reader.clone(), compressor_of(call));
+    let (rows, at) = rows_at(app, moment).await?;
+    let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
     let listed = in_turn(&app.common.lists, "list rows", move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
         let query = ListQuery { filters, limit, token, max_bytes: Some(answer.max_bytes) };
-        (answer, reader.list_json(kind, &query))
+        (answer, rows.list_json(kind, &query))
     });
     let (mut answer, page) = listed.await?;
     let page = page.map_err(|error| not_read(kind, error))?;
@@ -180,7 +193,45 @@ pub(super) async fn list(
     let mut body = String::with_capacity(page.items.len() + 100);
     let _ =
         write!(body, r#"{{"items":{},"next_page_token":{next},"position":{}}}"#, page.items, page.position);
-    Ok(at_position(answer.with(app, body)?, page.position))
+    Ok(at_moment(answer.with(app, body)?, page.position, at.as_ref()))
+}
+
+/// Rows of the present, or of a moment.
+enum RowsAt {
+    Present(RowReader),
+    Moment(Arc<FleetMoment>),
+}
+
+impl RowsAt {
+    fn list_json(&self, kind: RowKind, query: &ListQuery) -> Result<JsonPage, QueryError> {
+        match self {
+            RowsAt::Present(reader) => reader.list_json(kind, query),
+            RowsAt::Moment(moment) => moment.list_json(kind, query),
+        }
+    }
+
+    /// Returns a row, with the position at which it was read.
+    fn get_json(&self, key: &RowKey) -> Result<(Option<JsonRow>, Position), QueryError> {
+        match self {
+            RowsAt::Present(reader) => reader.get_json_at(key),
+            RowsAt::Moment(moment) => Ok((moment.get_json(key)?, moment.at().position)),
+        }
+    }
+}
+
+/// Returns the source that a read needs before it is answered: moments follow from the journal alone.
+fn source_of(moment: Option<NamedMoment>) -> ReadFrom {
+    if moment.is_some() { ReadFrom::Journal } else { ReadFrom::Rows }
+}
+
+/// Returns the rows of the present, or those of a moment with its record.
+async fn rows_at(
+    app: &FleetApi,
+    moment: Option<NamedMoment>,
+) -> Result<(RowsAt, Option<ChainCursor>), ProblemDetails> {
+    let Some(moment) = moment else { return Ok((RowsAt::Present(app.reader.clone()), None)) };
+    let at = moments::find(app, moment).await?;
+    Ok((RowsAt::Moment(moments::state(app, at).await?), Some(at)))
 }
 
 /// Memory of the compressor of an answer, in bytes.
@@ -260,7 +311,7 @@ fn not_read(kind: RowKind, error: QueryError) -> ProblemDetails {
             ProblemDetails::new(INVALID_PARAMETER, text).at(
                 RequestPart::Query,
                 pointer_to(&name),
-                "unknown filter; other parameters of a list are limit, page_token, min_position and consistency",
+                "unknown filter; other parameters of a list are limit, page_token, as_of, min_position and consistency",
             )
         }
         QueryError::Filter(InvalidFilter::Value { name, reason, .. }) => {
@@ -297,28 +348,28 @@ pub(super) async fn get(
     mut params: QueryParams,
 ) -> Result<Response<Body>, ProblemDetails> {
     let key = key(call, kind)?;
-    settle(app, &mut params, ReadFrom::Rows).await?;
-    params.end(&["min_position", "consistency"])?;
-    // Read before the row, so that the row is at least as recent.
-    let position = app.reader.watch().position();
-    let mut row = app.reader.get_json(&key).map_err(|error| not_read(kind, error))?;
+    let moment = moments::take(app, &mut params)?;
+    settle(app, &mut params, source_of(moment)).await?;
+    params.end(&["as_of", "min_position", "consistency"])?;
+    let (rows, at) = rows_at(app, moment).await?;
+    let (mut row, position) = rows.get_json(&key).map_err(|error| not_read(kind, error))?;
     if row.is_none() {
-        row = ended(app, &key).await?;
+        row = ended(app, &key, position).await?;
     }
     let Some(row) = row else {
-        return Err(missing(app, &key, call.parts.uri.path()).await.position(position.get()));
+        return Err(missing_at(app, &key, call.parts.uri.path(), position).await.position(position.get()));
     };
     let mut response = ReservedAnswer::of_row().with(app, row.body)?;
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.version)) {
         response.headers_mut().insert(header::ETAG, tag);
     }
-    Ok(at_position(response, position))
+    Ok(at_moment(response, position, at.as_ref()))
 }
 
-/// Returns the row of an operation that was removed from the rows, from the journal.
-async fn ended(app: &FleetApi, key: &RowKey) -> Result<Option<JsonRow>, ProblemDetails> {
+/// Returns the row of an operation that was removed from the rows up to a position, from the journal.
+async fn ended(app: &FleetApi, key: &RowKey, until: Position) -> Result<Option<JsonRow>, ProblemDetails> {
     let Subject::Operation(id) = key.subject() else { return Ok(None) };
-    let mut search = OperationSearch::new(HistoryReader::new(app.source.clone()), id);
+    let mut search = OperationSearch::new(HistoryReader::new(app.source.clone()).until(until), id);
     let row = loop {
         // One permit a page: others read in between, and nothing more is read once the request is cancelled.
         let (searched, read) = in_turn(&app.hub.readers, "read an operation", move || {
@@ -341,6 +392,12 @@ async fn ended(app: &FleetApi, key: &RowKey) -> Result<Option<JsonRow>, ProblemD
 
 /// Returns the problem of an entity that never existed or was deleted.
 pub(super) async fn missing(app: &FleetApi, key: &RowKey, path: &str) -> ProblemDetails {
+    let until = app.source.head().map_or(Position::ZERO, |head| head.position);
+    missing_at(app, key, path, until).await
+}
+
+/// Returns the problem of an entity that up to a position never existed, or was deleted.
+async fn missing_at(app: &FleetApi, key: &RowKey, path: &str, until: Position) -> ProblemDetails {
     let subject = key.subject();
     let never = || {
         ProblemDetails::new(
@@ -352,7 +409,9 @@ pub(super) async fn missing(app: &FleetApi, key: &RowKey, path: &str) -> Problem
         return never();
     }
     let (source, issued) = (app.source.clone(), subject.clone());
-    let was = in_turn(&app.hub.readers, "find a deleted entity", move || was_issued(&*source, &issued)).await;
+    let was =
+        in_turn(&app.hub.readers, "find a deleted entity", move || was_issued(&*source, &issued, until))
+            .await;
     if !was.unwrap_or(false) {
         return never();
     }
@@ -361,16 +420,15 @@ pub(super) async fn missing(app: &FleetApi, key: &RowKey, path: &str) -> Problem
     ProblemDetails::new(GONE, detail).help(history)
 }
 
-/// Whether the journal has issued the subject's id. Ids and replicas' names contain the position of the fact
+/// Whether the journal has issued the subject's id up to a position. Ids and replicas' names contain the position of the fact
 /// that created them, so only one record is read.
-fn was_issued(source: &dyn JournalReader, subject: &Subject) -> bool {
+fn was_issued(source: &dyn JournalReader, subject: &Subject, until: Position) -> bool {
     let position = match subject {
         Subject::Replica(name) => position_of(name.as_str()),
         _ => subject.issued(),
     };
     let Some(position) = position else { return false };
-    let head = source.head().map_or(Position::ZERO, |head| head.position);
-    if position == Position::ZERO || position > head {
+    if position == Position::ZERO || position > until {
         return false;
     }
     let Some(Ok(record)) = source.records(position).ok().and_then(|mut records| records.next()) else {
@@ -425,16 +483,26 @@ pub(super) async fn history(
             format!("must be 1 to {HISTORY_MAX}"),
         ));
     }
+    let moment = moments::take(app, &mut params)?;
     settle(app, &mut params, ReadFrom::Journal).await?;
-    params.end(&["from", "limit", "min_position", "consistency"])?;
-    let head = app.source.head().map_or(Position::ZERO, |head| head.position);
-    if from > head.plus(1) {
-        let detail = format!("cannot read history from {from}: the journal ends at {head}");
-        return Err(ProblemDetails::new(POSITION_NOT_APPLIED, detail).position(head.get()));
+    params.end(&["from", "limit", "as_of", "min_position", "consistency"])?;
+    let at = match moment {
+        Some(moment) => Some(moments::find(app, moment).await?),
+        None => None,
+    };
+    // The page ends there, even if more is recorded meanwhile.
+    let end = at.or_else(|| app.source.head()).map_or(Position::ZERO, |end| end.position);
+    if from > end.plus(1) {
+        let (what, kind) = match moment {
+            Some(_) => ("the moment is", INVALID_PARAMETER),
+            None => ("the journal ends", POSITION_NOT_APPLIED),
+        };
+        let detail = format!("cannot read history from {from}: {what} at {end}");
+        return Err(ProblemDetails::new(kind, detail).position(end.get()));
     }
     let limit = limit.map_or(HISTORY, |limit| limit as usize);
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
-    let (histories, subject) = (HistoryReader::new(app.source.clone()), key.subject());
+    let (histories, subject) = (HistoryReader::new(app.source.clone()).until(end), key.subject());
     let read = in_turn(&app.hub.readers, "read a history", move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
         let page = histories.max_bytes(answer.max_bytes).of(&subject, from, limit);
@@ -443,13 +511,12 @@ pub(super) async fn history(
     let (mut answer, page) = read.await?;
     let page = page.map_err(|error| ProblemDetails::internal("read a history", &error))?;
     if page.entries.is_empty() && page.next.is_none() && from == Position::FIRST {
-        return Err(missing(app, &key, call.parts.uri.path()).await);
+        return Err(missing_at(app, &key, call.parts.uri.path(), end).await);
     }
-    let position = app.source.head().map_or(Position::ZERO, |head| head.position);
-    let page = HistoryResponse { items: page.entries, next_from: page.next, position };
+    let page = HistoryResponse { items: page.entries, next_from: page.next, position: end };
     let page =
         serde_json::to_string(&page).map_err(|error| ProblemDetails::internal("show a history", &error))?;
-    Ok(at_position(answer.with(app, page)?, position))
+    Ok(at_moment(answer.with(app, page)?, end, at.as_ref()))
 }
 
 #[cfg(test)]

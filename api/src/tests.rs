@@ -5,6 +5,7 @@ mod bad_input;
 mod channels;
 mod cloudevents;
 mod listener;
+mod moments;
 mod published;
 mod rates;
 mod reads;

@@ -112,11 +112,13 @@ pub fn exit_of(code: &str, status: u16) -> CliExit {
             CliExit::Unknown
         }
         "busy" => CliExit::Unreachable,
-        "invalid_parameter" => CliExit::Usage,
+        "invalid_parameter" | "moment_out_of_range" => CliExit::Usage,
         "invalid"
         | "timestamp_in_future"
         | "unsupported"
         | "too_large"
+        | "moment_unreadable"
+        | "moment_too_large"
         | "internal"
         | "malformed"
         | "route_not_found" => CliExit::Failure,

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context as _, Result, bail};
-use chancery_api::{ApiShared, ExecutorChannels, FleetApi, FleetMetrics, LAST_OUTCOMES, LastVerdict};
+use chancery_api::{
+    ApiShared, ExecutorChannels, FleetApi, FleetMetrics, LAST_OUTCOMES, LastVerdict, MomentQueue,
+};
 use chancery_decider::core::{DeciderSettings, PART};
 use chancery_decider::leader_router::{LeaderRole, LeaderRouter};
 use chancery_decider::troubles::FleetTroubles;
@@ -24,7 +26,7 @@ use chancery_events::name::FleetName;
 use chancery_journal::segments::{OpenEvidence, SegmentJournal, SegmentOptions};
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{ChainCursor, DeliverySink, Journal, JournalDelivery, JournalReader, is_mirror};
-use chancery_projector::{FoundRows, Projector, RowReader, StoreTuning};
+use chancery_projector::{FoundRows, MomentCache, Projector, RowReader, StoreTuning};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -51,6 +53,7 @@ pub struct PreparedFleet {
     clusters: watch::Receiver<Position>,
     projector: thread::JoinHandle<Result<()>>,
     reader: RowReader,
+    moments: Arc<MomentQueue>,
     root: PathBuf,
 }
 
@@ -95,6 +98,7 @@ impl PreparedFleet {
             .context("cannot open read models")?;
         projector.catch_up().context("cannot fold journal")?;
         let reader = projector.reader();
+        let moments = moments_of(config, fleet, &source, &snapshots, &reader);
         let last = projector.state().and_then(|state| state.fleet.decider().cloned());
         let lineages = projector.state().map(|state| state.fleet.lineages().clone());
         let hub = Arc::new(EventHub::of(lineages));
@@ -166,6 +170,7 @@ impl PreparedFleet {
             clusters,
             projector,
             reader,
+            moments,
             root,
         })
     }
@@ -210,6 +215,7 @@ impl PreparedFleet {
             common: Arc::clone(common),
             router: self.desk,
             reader: self.reader,
+            moments: self.moments,
             last_verdict: Arc::new(LastVerdict::at(head)),
             source: self.source,
             hub: self.hub,
@@ -249,6 +255,19 @@ impl RunningFleet {
             .flatten()
             .with_context(|| format!("cannot close fleet {name}"))
     }
+}
+
+/// Returns the past states of a fleet, of which none is folded yet.
+fn moments_of(
+    config: &ServiceConfig,
+    fleet: &str,
+    source: &Arc<dyn JournalReader>,
+    snapshots: &SnapshotStore,
+    reader: &RowReader,
+) -> Arc<MomentQueue> {
+    let (source, snapshots) = (Arc::clone(source), Some(snapshots.clone()));
+    let cache = MomentCache::new(fleet.into(), source, snapshots, reader.watch().clone(), config.moments);
+    Arc::new(MomentQueue::new(cache))
 }
 
 /// Returns the check of the wall clock. A follower logs early that its clock would prevent it from deciding.

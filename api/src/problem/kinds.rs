@@ -146,6 +146,15 @@ kinds! {
     OTHER_LINEAGE = 410 "other_lineage" final
         "The position of the client is not in the lineage of this journal. The records after it are lost, or are of another journal."
         "Read the state again, then the events with `chancery events --from POSITION.LINEAGE`, from the members `since` and `lineage`.";
+    MOMENT_OUT_OF_RANGE = 400 "moment_out_of_range" final
+        "The moment in `as_of` is before the first record of the journal, or after the last one. The members `first` and `last` have the position and the time of these records."
+        "Name a moment between them. To read the present, omit `as_of`.";
+    MOMENT_UNREADABLE = 410 "moment_unreadable" final
+        "Records up to the moment in `as_of` are missing or damaged, or this build cannot fold them. The member `detail` has the reason, and `first` the first moment that can be read, if one is known."
+        "Name a later moment. If the records exist elsewhere, restore them.";
+    MOMENT_TOO_LARGE = 413 "moment_too_large" final
+        "The state at the moment in `as_of` needs more memory than the setting `as_of.memory`."
+        "Increase the setting, and start the server again.";
     URI_TOO_LONG = 414 "uri_too_long" final
         "The path and the query are longer than the limit that `detail` names."
         "Shorten the path or the query.";

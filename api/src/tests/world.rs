@@ -18,12 +18,15 @@ use chancery_events::time::Time;
 use chancery_executor::logs::NoLogSource;
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_journal::{Journal, JournalDelivery, WriterIdentity, genesis};
-use chancery_projector::{Projector, StoreTuning};
+use chancery_projector::{MomentCache, MomentLimits, Projector, StoreTuning};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
-use crate::{AllowedHosts, ApiShared, ApiState, ExecutorChannels, FleetApi, HttpLimits, LastVerdict, router};
+use crate::{
+    AllowedHosts, ApiShared, ApiState, ExecutorChannels, FleetApi, HttpLimits, LastVerdict, MomentQueue,
+    router,
+};
 
 pub(super) const FLEET: &str = "/v1/fleets/default";
 pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
@@ -144,9 +147,17 @@ impl ServedFleet {
         let (sender, received) = mpsc::unbounded_channel();
         tokio::spawn(decide(inputs, asked.clone(), verdict.clone(), sender));
         let common = Arc::new(ApiShared::new(limits, AllowedHosts::default()));
+        let moments = MomentCache::new(
+            "default".into(),
+            log.source(),
+            None,
+            reader.watch().clone(),
+            MomentLimits::default(),
+        );
         let app = FleetApi {
             router: LeaderRouter::with(DeciderHandle::over(queue)),
             reader,
+            moments: Arc::new(MomentQueue::new(moments)),
             last_verdict: Arc::new(LastVerdict::default()),
             source: log.source(),
             hub,

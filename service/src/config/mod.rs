@@ -21,6 +21,7 @@ use chancery_events::inbox_message::InboxBinding;
 use chancery_events::name::{Actor, ClusterName, FleetName};
 use chancery_executor::PAYLOAD_VARIABLES;
 use chancery_executor::process::{CgroupSetting, OutputLimits, QemuSettings};
+use chancery_projector::MomentLimits;
 use tracing_subscriber::filter::Targets;
 
 pub use settings::{SETTINGS, SettingEntry, SettingType};
@@ -194,6 +195,8 @@ pub struct ServiceConfig {
     pub replicas: u32,
     /// Maximum number of inputs that wait for the decider.
     pub decider_queue: usize,
+    /// Limits of past states of each fleet.
+    pub moments: MomentLimits,
     /// Limits of the stored output of processes.
     pub output: OutputLimits,
     /// Root of the control groups of processes.
@@ -382,6 +385,7 @@ impl ServiceConfig {
             // A deployment counts replicas in 32 bits: a larger limit has no effect.
             replicas: u32::try_from(count("limits.replicas")?).unwrap_or(u32::MAX),
             decider_queue: size(count("limits.decider_queue"))?,
+            moments: MomentLimits { moments: size(count("as_of.moments"))?, memory: bytes("as_of.memory")? },
             output: settings::output(text("output.max_file_bytes"), text("output.max_files"))?,
             cgroup_root: settings::cgroup(text("cgroup_root"))?,
             qemu: QemuSettings {

@@ -117,6 +117,8 @@ settings! {
     "limits.replicas" COUNT "10000" "CHANCERY_LIMITS_REPLICAS" "maximum number of replicas of one deployment";
     "limits.decider_queue" COUNT "4096" "CHANCERY_LIMITS_DECIDER_QUEUE" "maximum number of inputs that wait for the decider of each fleet";
     "limits.request_timeout" SPAN "30s" "CHANCERY_LIMITS_REQUEST_TIMEOUT" "maximum duration of a request, except streams";
+    "as_of.moments" COUNT "4" "CHANCERY_AS_OF_MOMENTS" "maximum number of past states of each fleet that are kept in memory for reads with as_of";
+    "as_of.memory" BYTES "1GiB" "CHANCERY_AS_OF_MEMORY" "maximum memory of past states of each fleet, by estimate; a larger past state cannot be read";
     "output.max_file_bytes" BYTES "10MiB" "CHANCERY_OUTPUT_MAX_FILE_BYTES" "size at which an output of a process continues in another file";
     "output.max_files" COUNT "3" "CHANCERY_OUTPUT_MAX_FILES" "maximum number of files of each output of a process";
     "kafka.session_timeout" SESSION "10s" "CHANCERY_KAFKA_SESSION_TIMEOUT" "time without contact to a server until another one becomes leader";

@@ -19,6 +19,7 @@ fn every_default_is_right() {
     assert_eq!(config.listen.to_string(), "127.0.0.1:7440");
     assert_eq!((config.session_lease, config.limits.body_bytes), (Duration::from_secs(15), 1 << 20));
     assert_eq!(config.limits, HttpLimits::default());
+    assert_eq!(config.moments, MomentLimits::default());
     assert!(config.allowed_hosts.is_empty() && config.cors_origins.is_empty());
     assert!(config.shown().all(|(_, _, origin)| *origin == SettingOrigin::Default));
     for setting in SETTINGS {

@@ -1,0 +1,172 @@
+//! Reads at a moment: the parameter `as_of`, and the queue of folds.
+//!
+//! | request | reads |
+//! |---|---|
+//! | history | the journal, up to the record of the moment |
+//! | list or row at a cached moment | the moment |
+//! | list or row at another moment | waits for its turn, then folds the moment on a thread of its own |
+//!
+//! A request that is dropped releases its place in the queue, or stops its fold. Invariants: one fold of a fleet
+//! at a time; no fold on a thread that serves connections or decides.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response};
+use chancery_journal::ChainCursor;
+use chancery_projector::moment::lower_priority;
+use chancery_projector::{FleetMoment, MomentCache, MomentEnd, MomentError, NamedMoment};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use super::FleetApi;
+use super::positions;
+use super::problem::{
+    BUSY, MOMENT_OUT_OF_RANGE, MOMENT_TOO_LARGE, MOMENT_UNREADABLE, ProblemDetails, RequestPart, TIMEOUT,
+};
+use super::query::QueryParams;
+use super::read::in_turn;
+
+/// Maximum number of requests that wait for the fold of another moment.
+const WAITING: usize = 16;
+
+/// Moments of a fleet, and the queue of the requests that need another one.
+pub struct MomentQueue {
+    cache: Arc<MomentCache>,
+    /// Permits to wait for a fold, or to fold.
+    places: Arc<Semaphore>,
+    /// Permit to fold.
+    turn: Arc<Semaphore>,
+}
+
+impl MomentQueue {
+    /// Returns an empty queue.
+    pub fn new(cache: MomentCache) -> MomentQueue {
+        MomentQueue {
+            cache: Arc::new(cache),
+            places: Arc::new(Semaphore::new(WAITING + 1)),
+            turn: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    /// Prevents folds until the permit is dropped.
+    #[cfg(test)]
+    pub(super) async fn hold_turn(&self) -> OwnedSemaphorePermit {
+        Arc::clone(&self.turn).acquire_owned().await.expect("it is never closed")
+    }
+
+    /// Returns the number of requests that may still wait for a fold.
+    #[cfg(test)]
+    pub(super) fn free_places(&self) -> usize {
+        self.places.available_permits()
+    }
+}
+
+/// Cancels a fold when its request is dropped.
+struct FoldCancellation(Arc<AtomicBool>);
+
+impl Drop for FoldCancellation {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Takes the moment out of a query; `None` if the read is of the present.
+pub(super) fn take(app: &FleetApi, params: &mut QueryParams) -> Result<Option<NamedMoment>, ProblemDetails> {
+    let Some(text) = params.take("as_of")? else { return Ok(None) };
+    let moment: NamedMoment = text.parse().map_err(|_| {
+        let what =
+            "must be a position as in 120 or 120.1f3a5c7e9b2d4f60, or a time as in 2026-11-21T09:00:00Z";
+        ProblemDetails::parameter(RequestPart::Query, "as_of", what)
+    })?;
+    if let NamedMoment::Position(named) = moment {
+        positions::seen(app.hub.lineages().as_ref(), named)?;
+    }
+    Ok(Some(moment))
+}
+
+/// Returns the record of a moment.
+pub(super) async fn find(app: &FleetApi, moment: NamedMoment) -> Result<ChainCursor, ProblemDetails> {
+    let cache = Arc::clone(&app.moments.cache);
+    let found = in_turn(&app.hub.readers, "find a moment", move || cache.find(moment)).await?;
+    found.map_err(|error| unread(&error))
+}
+
+/// Returns the state after a record: from the cache, or folded.
+pub(super) async fn state(app: &FleetApi, at: ChainCursor) -> Result<Arc<FleetMoment>, ProblemDetails> {
+    let MomentQueue { cache, places, turn } = &*app.moments;
+    if let Some(moment) = cache.cached(&at) {
+        return Ok(moment);
+    }
+    let busy = |_| ProblemDetails::new(BUSY, "cannot read a past state: too many others are requested");
+    let place = Arc::clone(places).try_acquire_owned().map_err(busy)?;
+    let closed = |error| ProblemDetails::internal("fold a moment", &error);
+    let turn = Arc::clone(turn).acquire_owned().await.map_err(closed)?;
+    // The request before may have folded the same moment.
+    if let Some(moment) = cache.cached(&at) {
+        return Ok(moment);
+    }
+    let folded = fold(Arc::clone(cache), at, (place, turn))
+        .map_err(|error| ProblemDetails::internal("start a thread for a moment", &error))?;
+    folded.await
+}
+
+/// Folds a moment on a thread of its own, which has the permits until it ends.
+fn fold(
+    cache: Arc<MomentCache>,
+    at: ChainCursor,
+    permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+) -> std::io::Result<impl Future<Output = Result<Arc<FleetMoment>, ProblemDetails>>> {
+    let (sender, folded) = oneshot::channel();
+    let cancellation = FoldCancellation(Arc::default());
+    let is_cancelled = Arc::clone(&cancellation.0);
+    let run = move || {
+        lower_priority();
+        let result = cache.fold(&at, &is_cancelled);
+        // The next request may start when this one is answered.
+        drop(permits);
+        // The request may have been dropped.
+        let _ = sender.send(result);
+    };
+    std::thread::Builder::new().name("moment".into()).spawn(run)?;
+    Ok(async move {
+        let result = folded.await;
+        drop(cancellation);
+        match result {
+            Ok(result) => result.map_err(|error| unread(&error)),
+            Err(error) => Err(ProblemDetails::internal("fold a moment", &error)),
+        }
+    })
+}
+
+/// Returns the problem of a moment that cannot be read.
+fn unread(error: &MomentError) -> ProblemDetails {
+    let text = error.to_string();
+    match error {
+        MomentError::Empty => ProblemDetails::new(MOMENT_OUT_OF_RANGE, text),
+        MomentError::OutOfRange { first, last, .. } => {
+            ProblemDetails::new(MOMENT_OUT_OF_RANGE, text).moments(Some(*first), Some(*last))
+        }
+        MomentError::Unreadable { first, .. } => {
+            let hint = match first {
+                Some(MomentEnd { position, time }) => {
+                    format!("\nhint: the first moment that can be read is position {position} at {time}")
+                }
+                None => String::new(),
+            };
+            ProblemDetails::new(MOMENT_UNREADABLE, format!("{text}{hint}")).moments(*first, None)
+        }
+        MomentError::TooLarge { .. } => ProblemDetails::new(MOMENT_TOO_LARGE, text),
+        MomentError::MemoryInUse => ProblemDetails::new(BUSY, text),
+        MomentError::Cancelled => ProblemDetails::new(TIMEOUT, text),
+        MomentError::Read(error) => ProblemDetails::internal("read the journal at a moment", error),
+    }
+}
+
+/// Adds the time of the moment to its answer, as a header.
+pub(super) fn named(mut response: Response<Body>, at: &ChainCursor) -> Response<Body> {
+    if let Ok(time) = HeaderValue::from_str(&at.time.to_string()) {
+        response.headers_mut().insert("chancery-time", time);
+    }
+    response
+}

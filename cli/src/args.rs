@@ -15,7 +15,7 @@ use super::context::OutputFormat;
 use super::error::CliError;
 use super::flags::{
     ConsoleArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
-    ScheduleArgs, SnapshotArgs, UndrainArgs, WaitArgs, of_deployments, of_disruptions, of_volumes,
+    ScheduleArgs, SnapshotArgs, UndrainArgs, WaitArgs, as_of, of_deployments, of_disruptions, of_volumes,
 };
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::{
@@ -72,6 +72,9 @@ pub enum ServerCommand {
         what: EntitySelector,
         /// Name or id of the entity, unless given in KIND/NAME; PLAN/NAME for a deployment
         name: Option<String>,
+        /// Show the state after a position, 120, or at a time, 2026-11-21T09:00:00Z (default: the current state)
+        #[arg(long, value_name = "POSITION|TIME", value_parser = as_of)]
+        as_of: Option<String>,
     },
     /// Delete an entity, or the entities of manifests
     #[command(about = format!("Delete one of the {}, or the entities of manifests", act::kinds("delete", |_| true)))]
@@ -322,7 +325,10 @@ impl ServerCommand {
             }
             ServerCommand::Get(what) => get::run(what, io),
             ServerCommand::Explain(what) => explain::run(what, io.client.context, io.out),
-            ServerCommand::Describe { what, name } => describe::run(what.kind, &what.one(name.as_ref())?, io),
+            ServerCommand::Describe { what, name, as_of } => {
+                io.client.read_at(as_of.as_ref());
+                describe::run(what.kind, &what.one(name.as_ref())?, io)
+            }
             ServerCommand::Delete { what, name, files, cascade, timeout } => {
                 let cascade = if *cascade { CascadePolicy::Yes } else { CascadePolicy::No };
                 match what {

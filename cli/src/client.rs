@@ -30,6 +30,12 @@ use super::table::add;
 
 use crate::note;
 
+mod input;
+mod moment;
+
+pub(super) use self::input::ConsoleSender;
+use self::moment::ClientMoment;
+
 /// Maximum number of attempts of a request, or the number of servers if that is higher.
 pub(super) const TRIES: usize = 3;
 /// Maximum time that one request waits for the server's rate limit.
@@ -143,6 +149,8 @@ pub(super) struct ApiClient<'a> {
     seen: Cell<u64>,
     /// Lineage of the server's positions, if an answer contained it.
     lineage: Cell<Option<Lineage>>,
+    /// Moment of later reads; the present unless it is set.
+    moment: ClientMoment,
 }
 
 impl<'a> ApiClient<'a> {
@@ -161,7 +169,14 @@ impl<'a> ApiClient<'a> {
             at: Cell::new(0),
             seen: Cell::new(0),
             lineage: Cell::new(None),
+            moment: ClientMoment::default(),
         }
+    }
+
+    /// Makes later reads those of a moment: a position or a time. The record that the first answer names is
+    /// the moment of all further ones.
+    pub(super) fn read_at(&self, moment: Option<&String>) {
+        self.moment.set(moment.cloned());
     }
 
     /// Makes later reads reflect this position.
@@ -185,6 +200,7 @@ impl<'a> ApiClient<'a> {
             // The first lineage is kept: the server refuses its positions under another lineage, with a
             // reason.
             self.lineage.set(self.lineage.get().or(lineage));
+            self.moment.note(response.headers());
         }
         answer(result)
     }
@@ -213,6 +229,9 @@ impl<'a> ApiClient<'a> {
             let mut request = self.agent.get(self.url(path));
             for (name, value) in query {
                 request = request.query(name, value);
+            }
+            if let Some(moment) = self.moment.get() {
+                request = request.query("as_of", moment);
             }
             if self.seen.get() > 0 {
                 request = request.query("min_position", self.named(self.seen.get()).to_string());
@@ -484,34 +503,6 @@ impl<'a> ApiClient<'a> {
                     self.server()
                 ),
             ),
-        }
-    }
-}
-
-/// Sender of input to an attachment.
-pub(super) struct ConsoleSender {
-    agent: ureq::Agent,
-    url: String,
-}
-
-impl ConsoleSender {
-    /// Sends the bytes that follow `after` others. Returns whether the guest has taken all of them; otherwise they are sent again,
-    /// and none of them counts twice.
-    pub(super) fn send(&self, doing: &str, after: u64, bytes: &[u8]) -> Result<bool, CliError> {
-        let mut tried = 0;
-        loop {
-            tried += 1;
-            let request = self.agent.post(&self.url).query("after", after.to_string());
-            match answer(request.header("content-type", "application/octet-stream").send(bytes)) {
-                Ok(HttpReply { status: 204, .. }) => return Ok(true),
-                Ok(HttpReply { status: 503, body, .. }) if code(&body) == "busy" => return Ok(false),
-                Ok(HttpReply { status, body, .. }) => return Err(problem(doing, status, &body)),
-                Err(_) if tried < TRIES => {}
-                Err(AttemptError::NotSent(why) | AttemptError::MaybeSent(why)) => {
-                    let message = format!("{doing}: connection lost: {why}\nhint: attach again");
-                    return Err(CliError::new(CliExit::Unreachable, message));
-                }
-            }
         }
     }
 }

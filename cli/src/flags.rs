@@ -131,6 +131,9 @@ pub struct GetArgs {
     /// Show each change when it happens: as a live table on a terminal, otherwise as lines
     #[arg(short, long, conflicts_with = "limit")]
     pub watch: bool,
+    /// Show the state after a position, 120, or at a time, 2026-11-21T09:00:00Z (default: the current state)
+    #[arg(long, value_name = "POSITION|TIME", value_parser = as_of, conflicts_with = "watch")]
+    pub as_of: Option<String>,
 }
 
 impl GetArgs {
@@ -254,6 +257,14 @@ fn moment(text: &str) -> Result<Time, String> {
     text.parse().map_err(|_| {
         "invalid time: must be as in 2026-11-21T22:00:00Z, or a duration from now as in 2h".into()
     })
+}
+
+/// Checks that the text is a position or a time.
+pub(super) fn as_of(text: &str) -> Result<String, String> {
+    if text.parse::<NamedPosition>().is_ok() || text.parse::<Time>().is_ok() {
+        return Ok(text.to_owned());
+    }
+    Err("invalid moment: must be a position as in 120, or a time as in 2026-11-21T09:00:00Z".into())
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

@@ -34,6 +34,7 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
     if get.watch {
         return watch::run(get, io);
     }
+    io.client.read_at(get.as_of.as_ref());
     let (kind, possible) = (
         get.kind(),
         [

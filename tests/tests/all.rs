@@ -39,6 +39,7 @@ mod machine_snapshots;
 mod machine_states;
 mod machine_worlds;
 mod memory;
+mod moments;
 mod mutations;
 mod new_kind;
 mod newcomers;

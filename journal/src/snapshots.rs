@@ -12,7 +12,7 @@ use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write};
 use std::ops::RangeBounds;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use chancery_events::id::{Lineage, Position, Term, WriterId};
 use chancery_events::record::{InboxWatermark, RecordHash};
@@ -93,6 +93,8 @@ fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Sna
 #[derive(Clone, Debug)]
 pub struct SnapshotStore {
     dir: PathBuf,
+    /// Locked while a snapshot is written.
+    writing: Arc<Mutex<()>>,
 }
 
 /// Snapshot whose bytes were verified against its hash.
@@ -121,7 +123,7 @@ impl SnapshotStore {
                 fs::remove_file(&path).map_err(failed("remove", &path))?;
             }
         }
-        Ok(SnapshotStore { dir })
+        Ok(SnapshotStore { dir, writing: Arc::default() })
     }
 
     /// Writes a snapshot of the state after `at`; `state` writes the state. Then deletes superfluous
@@ -150,33 +152,64 @@ impl SnapshotStore {
             state_hash: RecordHash::ZERO,
             len: 0,
         };
+        // A panic leaves at most an unfinished file, which the next writer replaces.
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.dir.join(format!("{:020}.snap", at.position));
         let unfinished = path.with_extension("tmp");
         let meta = write_file(&unfinished, meta, state).map_err(failed("write snapshot", &unfinished))?;
         fs::rename(&unfinished, &path).map_err(failed("rename to", &path))?;
         File::open(&self.dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", &self.dir))?;
-        self.thin(meta.position, stands)?;
+        self.thin(&meta, stands)?;
         Ok(meta)
     }
 
     /// Deletes superfluous and abandoned snapshots. Abandoned ones must not count: as the newest, they would
-    /// displace those written from now on.
-    fn thin(&self, written: Position, stands: impl Fn(&SnapshotMeta) -> bool) -> Result<(), SnapshotError> {
-        // A snapshot with an unreadable first line may be of another build, and counts.
-        let is_abandoned = |(position, path): &(Position, PathBuf)| {
-            *position != written && first_line(path).is_ok_and(|meta| !stands(&meta))
-        };
-        let (abandoned, kept): (Vec<_>, Vec<_>) = self.list()?.into_iter().partition(is_abandoned);
-        let positions: Vec<_> = kept.iter().map(|(position, _)| *position).collect();
-        let superfluous = superfluous(&positions);
+    /// displace those written from now on. Those of another shape than the written one evict none of its shape:
+    /// this build cannot use them.
+    fn thin(
+        &self,
+        written: &SnapshotMeta,
+        stands: impl Fn(&SnapshotMeta) -> bool,
+    ) -> Result<(), SnapshotError> {
+        let (mut abandoned, mut all, mut own) = (Vec::new(), Vec::new(), Vec::new());
+        for (position, path) in self.list()? {
+            // A snapshot with an unreadable first line may be of another build, and counts.
+            let meta = first_line(&path).ok();
+            if position != written.position && meta.as_ref().is_some_and(|meta| !stands(meta)) {
+                abandoned.push((position, path));
+                continue;
+            }
+            if meta.is_some_and(|meta| meta.fingerprint == written.fingerprint) {
+                own.push(position);
+            }
+            all.push((position, path));
+        }
+        let positions: Vec<_> = all.iter().map(|(position, _)| *position).collect();
+        let (of_all, of_own) = (superfluous(&positions), superfluous(&own));
         for (position, path) in &abandoned {
             tracing::warn!(%position, path = %path.display(), "removing snapshot of an abandoned history");
         }
-        let thinned = kept.iter().filter(|(position, _)| superfluous.contains(position));
+        let thinned = all.iter().filter(|(position, _)| {
+            let superfluous = if own.contains(position) { &of_own } else { &of_all };
+            superfluous.contains(position)
+        });
         for (_, path) in abandoned.iter().chain(thinned) {
             fs::remove_file(path).map_err(failed("remove", path))?;
         }
         Ok(())
+    }
+
+    /// Whether a snapshot of the shape would be kept at the position, and is not there yet.
+    pub fn is_wanted(&self, position: Position, fingerprint: &str) -> Result<bool, SnapshotError> {
+        let is_own = |path: &Path| first_line(path).is_ok_and(|meta| meta.fingerprint == fingerprint);
+        let own = self.list()?.into_iter().filter(|(_, path)| is_own(path));
+        let mut positions: Vec<_> = own.map(|(position, _)| position).collect();
+        if positions.contains(&position) {
+            return Ok(false);
+        }
+        let index = positions.partition_point(|other| *other > position);
+        positions.insert(index, position);
+        Ok(!superfluous(&positions).contains(&position))
     }
 
     /// Returns the newest intact snapshot that `is_usable` accepts, and logs a warning for each one skipped.
@@ -401,6 +434,33 @@ mod tests {
         }
         assert_eq!(kept(&snapshots), [4000, 3900, 3800, 3600, 3400, 3100, 2600, 2100, 1100, 100]);
         assert_eq!(newest(&snapshots).as_deref(), Some("state at 4000"));
+    }
+
+    #[test]
+    fn snapshots_of_another_shape_evict_none_and_are_thinned_by_all() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let snapshots = SnapshotStore::open(dir.path()).expect("a directory");
+        (1..=20).for_each(|at| put(&snapshots, at * 100));
+        let before = kept(&snapshots);
+        let other = |position: u64| {
+            let state = |to: &mut dyn Write| to.write_all(b"other");
+            snapshots.write("f".into(), &cursor(position), None, "other", state, |_| true).expect("written");
+        };
+        // A start writes the newest, and reads of the past write earlier ones.
+        other(2050);
+        for position in (1..=20).map(|at| at * 100 + 50) {
+            let is_wanted = snapshots.is_wanted(Position::new(position), "other").expect("listed");
+            if is_wanted {
+                other(position);
+                assert!(kept(&snapshots).contains(&position), "{position}");
+            }
+        }
+        assert!(!snapshots.is_wanted(Position::new(2050), "other").expect("listed"), "it is there");
+        let own: Vec<_> = kept(&snapshots).into_iter().filter(|at| at % 100 == 50).collect();
+        assert!(own.len() >= 5, "{own:?}");
+        let others = kept(&snapshots).into_iter().filter(|at| at % 100 == 0);
+        assert!(others.clone().all(|at| before.contains(&at)) && others.count() <= before.len());
+        assert!(snapshots.load_newest(|meta| meta.fingerprint == "other").expect("listed").is_some());
     }
 
     #[test]

@@ -1,15 +1,19 @@
-//! Selection of the snapshots to keep: the newest two, and fewer of the older ones the older they are.
+//! Selection of the snapshots to keep: the newest two, and fewer of the older ones the older they are, down to
+//! one in about a million events.
 
 use chancery_events::id::Position;
 
 const KEEP: usize = 2;
+/// Length of the longest block, as a power of two. A past state is folded from the snapshot before it, so
+/// snapshots of any age are no further apart than a block and the interval at which they are written.
+const LONGEST: u32 = 20;
 
 /// Returns the positions, given newest first, whose snapshots need not be kept.
 ///
 /// The newest two are kept. For the others, the journal is divided into aligned blocks whose lengths are
 /// powers of two. A snapshot's block is the longest one around it that ended at least its own length before
 /// the newest snapshot. The snapshot is kept if it is the first in its block, so there are up to three per
-/// doubling of the age. All snapshots in a block have the same block, and longer blocks consist of whole
+/// doubling of the age, until blocks have their greatest length. All snapshots in a block have the same block, and longer blocks consist of whole
 /// shorter ones. So a snapshot kept at some age was kept at every age before, however often this function is
 /// called.
 pub fn superfluous(positions: &[Position]) -> Vec<Position> {
@@ -17,7 +21,7 @@ pub fn superfluous(positions: &[Position]) -> Vec<Position> {
     let block = |position: u64| {
         let start = |power: u32| position >> power << power;
         let has_ended = |power: &u32| start(*power).saturating_add(2 << power) <= newest.get();
-        (0..Position::MAX.get().ilog2()).rev().find(has_ended).map_or(position, start)
+        (0..=LONGEST).rev().find(has_ended).map_or(position, start)
     };
     let pairs = positions.windows(2).skip(KEEP);
     let superfluous = pairs.filter(|pair| pair[1].get() >= block(pair[0].get()));
@@ -45,10 +49,12 @@ mod tests {
                 kept.retain(|position| !superfluous.contains(&Position::new(*position)));
                 prop_assert_eq!(&kept, &naive(&ever));
                 let doublings = (newest - ever[ever.len() - 1]).max(1).ilog2() as usize + 1;
-                prop_assert!(kept.len() <= 2 + 3 * doublings, "{} in {doublings} doublings", kept.len());
+                let blocks = ((newest - ever[ever.len() - 1]) >> LONGEST) as usize;
+                prop_assert!(kept.len() <= 2 + 3 * doublings + blocks, "{} in {doublings} doublings", kept.len());
                 for position in &ever {
                     // A reader of that position finds a snapshot at or before it that is not much older.
                     let near = newest - (newest - position).saturating_mul(4).min(newest);
+                    let near = near.max(position.saturating_sub(1 << LONGEST));
                     prop_assert!(kept.iter().any(|at| *at <= *position && *at >= near), "near {position}");
                 }
             }
@@ -59,7 +65,7 @@ mod tests {
     fn naive(ever: &[u64]) -> Vec<u64> {
         let is_first = |position: u64| {
             let (mut length, mut block) = (1, position..position + 1);
-            while length <= ever[0] {
+            while length <= ever[0].min(1 << LONGEST) {
                 let start = position - position % length;
                 if start + length + length <= ever[0] {
                     block = start..start + length;

@@ -15,7 +15,7 @@ use chancery_events::id::Position;
 use chancery_journal::snapshots::{SnapshotMeta, SnapshotStore};
 use chancery_journal::{ChainCursor, JournalReader};
 
-use super::fold::{FoldMemory, FoldPace, fold_to};
+use super::fold::{FoldMemory, FoldPace, FoldSnapshots, fold_to};
 use super::memory::{ReservedMemory, memory_of};
 use super::{FleetMoment, MomentEnd, MomentError, NamedMoment, find};
 use crate::fold::{FoldedState, JournalFold};
@@ -32,11 +32,13 @@ pub struct MomentLimits {
     pub moments: usize,
     /// Maximum memory of the moments and of a fold, in bytes.
     pub memory: u64,
+    /// Minimum number of events between snapshots that a long fold writes; of a larger state, its size.
+    pub snapshot_interval: u64,
 }
 
 impl Default for MomentLimits {
     fn default() -> MomentLimits {
-        MomentLimits { moments: 4, memory: 1 << 30 }
+        MomentLimits { moments: 4, memory: 1 << 30, snapshot_interval: 100_000 }
     }
 }
 
@@ -117,7 +119,8 @@ impl MomentCache {
         let FoldStart { state, mut memory } = self.start(at, &resize)?;
         let mut fold = JournalFold::from(state);
         let from = fold.position();
-        let folded = fold_to(&mut fold, at.position, &mut memory, &mut pace);
+        let mut snapshots = FoldSnapshots::new(self.snapshots.as_ref(), &self.fleet, self.limits, from);
+        let folded = fold_to(&mut fold, at.position, &mut memory, &mut pace, &mut snapshots);
         let is_worth_keeping = match &folded {
             Ok(()) => true,
             Err(MomentError::Cancelled) => fold.position().get() - from.get() >= KEPT_EVENTS,

@@ -3,17 +3,20 @@
 //! A fold uses the processor that the decider and the projector leave. It pauses while the projector is behind
 //! the journal, but for a bounded time after each slice, as a busy projector is mostly behind.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use chancery_events::id::Position;
 use chancery_journal::JournalReader;
+use chancery_journal::snapshots::SnapshotStore;
 
 use super::memory::{ReservedMemory, memory_of};
-use super::{MomentError, find};
+use super::{MomentError, MomentLimits, find};
 use crate::fold::{FoldedState, JournalFold};
 use crate::position_watch::PositionWatch;
+use crate::snapshot::fingerprint;
 
 /// Time for which a fold runs before it checks whether to pause.
 const SLICE: Duration = Duration::from_millis(2);
@@ -21,8 +24,6 @@ const SLICE: Duration = Duration::from_millis(2);
 const PAUSE: Duration = Duration::from_millis(1);
 /// Maximum number of pauses after a slice.
 const PAUSES: u32 = 4;
-/// Records folded between two checks of the time.
-const RECORDS: u32 = 16;
 /// Minimum bytes of records after which the encoding of the state is measured again.
 const GROWTH: u64 = 2 << 20;
 
@@ -40,7 +41,6 @@ pub(super) struct FoldPace<'a> {
     rows: &'a PositionWatch,
     journal: &'a dyn JournalReader,
     since: Instant,
-    records: u32,
 }
 
 impl<'a> FoldPace<'a> {
@@ -49,7 +49,7 @@ impl<'a> FoldPace<'a> {
         rows: &'a PositionWatch,
         journal: &'a dyn JournalReader,
     ) -> FoldPace<'a> {
-        FoldPace { is_cancelled, rows, journal, since: Instant::now(), records: 0 }
+        FoldPace { is_cancelled, rows, journal, since: Instant::now() }
     }
 
     /// Fails if the fold was cancelled.
@@ -59,11 +59,6 @@ impl<'a> FoldPace<'a> {
 
     /// Pauses if a slice has passed and the projector is behind.
     fn step(&mut self) -> Result<(), MomentError> {
-        self.records += 1;
-        if self.records < RECORDS {
-            return Ok(());
-        }
-        self.records = 0;
         self.check()?;
         if self.since.elapsed() < SLICE {
             return Ok(());
@@ -127,6 +122,48 @@ impl<'a> FoldMemory<'a> {
     }
 }
 
+/// Snapshots that a long fold writes, so that later folds start nearer: above all the first one after an
+/// upgrade, which finds no snapshot of its build.
+pub(super) struct FoldSnapshots<'a> {
+    store: Option<&'a SnapshotStore>,
+    fleet: &'a Arc<str>,
+    interval: u64,
+    /// Position of the last snapshot, or of the start of the fold.
+    last: Position,
+}
+
+impl<'a> FoldSnapshots<'a> {
+    pub(super) fn new(
+        store: Option<&'a SnapshotStore>,
+        fleet: &'a Arc<str>,
+        limits: MomentLimits,
+        last: Position,
+    ) -> FoldSnapshots<'a> {
+        FoldSnapshots { store, fleet, interval: limits.snapshot_interval, last }
+    }
+
+    /// Writes a snapshot if one is due and would be kept. A failure is logged: the fold needs none.
+    fn after(&mut self, state: &FoldedState, journal: &dyn JournalReader) {
+        let Some(store) = self.store else { return };
+        let passed = state.at.position.get() - self.last.get();
+        if passed < self.interval || passed < state.fleet.size() as u64 {
+            return;
+        }
+        self.last = state.at.position;
+        let written = store.is_wanted(state.at.position, &fingerprint()).and_then(|is_wanted| {
+            if is_wanted { state.write(Arc::clone(self.fleet), store, journal).map(Some) } else { Ok(None) }
+        });
+        match written {
+            Ok(Some(meta)) => tracing::info!(position = %meta.position, "snapshot of a past state written"),
+            Ok(None) => {}
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "cannot write snapshot of a past state");
+            }
+        }
+    }
+}
+
 /// Returns the growth of a state before it is measured again.
 fn margin(encoded: u64) -> u64 {
     (encoded / 2).max(GROWTH)
@@ -138,6 +175,7 @@ pub(super) fn fold_to(
     to: Position,
     memory: &mut FoldMemory<'_>,
     pace: &mut FoldPace<'_>,
+    snapshots: &mut FoldSnapshots<'_>,
 ) -> Result<(), MomentError> {
     if fold.position() >= to {
         return Ok(());
@@ -147,6 +185,9 @@ pub(super) fn fold_to(
         let record = record.map_err(unreadable)?;
         fold.take(&record).map_err(|error| MomentError::from_fold(&error, to, None))?;
         memory.grow(record.bytes().len() as u64, fold.state())?;
+        if let Some(state) = fold.state() {
+            snapshots.after(state, pace.journal);
+        }
         if fold.position() >= to {
             return Ok(());
         }

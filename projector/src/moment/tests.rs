@@ -254,14 +254,14 @@ fn memory_is_bounded_and_is_released_with_the_moments() {
     assert_eq!(whole.used(), one);
     let growing = memory::memory_of(4 << 20);
     // One fold fits, with its growth; the moments that it leaves must be evicted for the next one.
-    let limits = MomentLimits { moments: 100, memory: growing };
+    let limits = MomentLimits { moments: 100, memory: growing, ..MomentLimits::default() };
     let small = cache(&driver, None, limits);
     for record in records {
         fold(&small, &at(record));
         assert!(small.used() <= limits.memory, "{} bytes", small.used());
     }
     assert!(small.len() > 1);
-    let tiny = cache(&driver, None, MomentLimits { moments: 4, memory: 1 << 20 });
+    let tiny = cache(&driver, None, MomentLimits { memory: 1 << 20, ..MomentLimits::default() });
     let refused = tiny.fold(&last, &AtomicBool::new(false));
     assert!(matches!(refused, Err(MomentError::TooLarge { limit: 1_048_576, .. })), "{refused:?}");
     assert_eq!((tiny.used(), tiny.len()), (0, 0), "a fold that fails leaves nothing");
@@ -289,6 +289,25 @@ fn a_snapshot_of_another_history_or_of_another_build_is_no_start() {
     let cache = cache(&driver, Some(&snapshots), MomentLimits::default());
     let moment = fold(&cache, &last);
     assert_eq!(moment.state.hash().ok(), FoldedStateOf(&driver).hash(), "folded from the start");
+}
+
+#[test]
+fn a_long_fold_writes_snapshots_from_which_the_next_one_starts() {
+    let driver = stirred(99, 200);
+    let dir = tempfile::tempdir().expect("a directory");
+    let snapshots = SnapshotStore::open(dir.path()).expect("a directory");
+    let limits = MomentLimits { moments: 1, snapshot_interval: 200, ..MomentLimits::default() };
+    let last = at(driver.records.last().expect("a record"));
+    let first = cache(&driver, Some(&snapshots), limits);
+    fold(&first, &last);
+    let written = snapshots.list().expect("listed");
+    assert!(written.len() > 1, "{written:?}");
+    let second = cache(&driver, Some(&snapshots), limits);
+    fold(&second, &last);
+    assert_eq!(snapshots.list().expect("listed"), written, "nothing is written twice");
+    let early = at(&driver.records[driver.records.len() / 2]);
+    let alone = cache(&driver, None, limits);
+    assert_eq!(fold(&second, &early).state.hash().ok(), fold(&alone, &early).state.hash().ok());
 }
 
 /// State of a driver, folded without a cache.

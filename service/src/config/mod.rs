@@ -385,7 +385,11 @@ impl ServiceConfig {
             // A deployment counts replicas in 32 bits: a larger limit has no effect.
             replicas: u32::try_from(count("limits.replicas")?).unwrap_or(u32::MAX),
             decider_queue: size(count("limits.decider_queue"))?,
-            moments: MomentLimits { moments: size(count("as_of.moments"))?, memory: bytes("as_of.memory")? },
+            moments: MomentLimits {
+                moments: size(count("as_of.moments"))?,
+                memory: bytes("as_of.memory")?,
+                snapshot_interval: count("snapshot_interval_events")?,
+            },
             output: settings::output(text("output.max_file_bytes"), text("output.max_files"))?,
             cgroup_root: settings::cgroup(text("cgroup_root"))?,
             qemu: QemuSettings {

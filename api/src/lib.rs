@@ -15,6 +15,7 @@ mod catalogue;
 pub mod channels;
 mod connection;
 mod consoles;
+mod diff;
 mod event_filter;
 mod follower;
 mod forward;

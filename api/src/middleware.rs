@@ -29,7 +29,7 @@ use super::query::QueryParams;
 use super::rate::RequestPrincipal;
 use super::routes::{self, HttpRoute, RouteMatch, RouteResult, RouteTarget};
 use super::{
-    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, channels, consoles, forward, intents, logs,
+    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, channels, consoles, diff, forward, intents, logs,
     metrics, openapi, read, schemas, stream, write,
 };
 
@@ -238,6 +238,7 @@ async fn dispatch(
         RouteTarget::List(_)
         | RouteTarget::Get(_)
         | RouteTarget::History(_)
+        | RouteTarget::Diff
         | RouteTarget::Events
         | RouteTarget::Logs => {
             let app = fleet(api, &call)?;
@@ -272,6 +273,7 @@ async fn read_of(
         RouteTarget::List(kind) => read::list(app, call, kind, params).await,
         RouteTarget::Get(kind) => read::get(app, call, kind, params).await,
         RouteTarget::History(kind) => read::history(app, call, kind, params).await,
+        RouteTarget::Diff => diff::get(app, call, params).await,
         RouteTarget::Events => stream::events(app, params, &call.parts.headers).await,
         RouteTarget::Logs => logs::read(app, call, params).await,
         other => Err(ProblemDetails::new(INTERNAL, format!("cannot read {other:?}: not a read"))),

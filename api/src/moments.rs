@@ -71,13 +71,17 @@ impl Drop for FoldCancellation {
     }
 }
 
-/// Takes the moment out of a query; `None` if the read is of the present.
-pub(super) fn take(app: &FleetApi, params: &mut QueryParams) -> Result<Option<NamedMoment>, ProblemDetails> {
-    let Some(text) = params.take("as_of")? else { return Ok(None) };
+/// Takes a moment out of a query; `None` if it has none.
+pub(super) fn take(
+    app: &FleetApi,
+    params: &mut QueryParams,
+    name: &str,
+) -> Result<Option<NamedMoment>, ProblemDetails> {
+    let Some(text) = params.take(name)? else { return Ok(None) };
     let moment: NamedMoment = text.parse().map_err(|_| {
         let what =
             "must be a position as in 120 or 120.1f3a5c7e9b2d4f60, or a time as in 2026-11-21T09:00:00Z";
-        ProblemDetails::parameter(RequestPart::Query, "as_of", what)
+        ProblemDetails::parameter(RequestPart::Query, name, what)
     })?;
     if let NamedMoment::Position(named) = moment {
         positions::seen(app.hub.lineages().as_ref(), named)?;

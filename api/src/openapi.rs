@@ -9,6 +9,7 @@ use chancery_events::console::MAX_INPUT;
 use chancery_events::intent::Intent;
 use chancery_projector::RowKind;
 use chancery_projector::history::HistoryEntry;
+use chancery_projector::moment::EntityChange;
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
@@ -141,6 +142,17 @@ fn operation(
                 "Page of events; continue with `next_from` as `from`.",
             )
         }
+        RouteTarget::Diff => {
+            let change = types.subschema_for::<EntityChange>().to_value();
+            let moment = types.subschema_for::<problem::MomentBody>().to_value();
+            let items = json!({"type": "array", "items": change});
+            answer(
+                &object(
+                    &json!({"items": items, "next_page_token": {"type": ["string", "null"]}, "from": moment, "to": moment}),
+                ),
+                "Page of changes, in the order of kinds and keys.",
+            )
+        }
         RouteTarget::Intent(..) | RouteTarget::Intents => answer(
             &types.subschema_for::<AcceptedResponse>().to_value(),
             "Intent accepted; the verdict is durable.",
@@ -197,6 +209,7 @@ fn operation_id(route: &HttpRoute) -> String {
         RouteTarget::List(kind) => format!("list_{kind}"),
         RouteTarget::Get(kind) => format!("get_{}", kind.kind().word()),
         RouteTarget::History(kind) => format!("get_{}_history", kind.kind().word()),
+        RouteTarget::Diff => "get_diff".into(),
         RouteTarget::Intent(entry, shape) => {
             let name = entry.type_name.trim_end_matches(".v1").replace('.', "_");
             // Approvals and rejections have a second route, for several operations.
@@ -243,12 +256,19 @@ macro_rules! parameters {
 }
 
 parameters! {
-    read_parameters:
+    moment_parameters:
         "query" "as_of" {"type": "string"} AS_OF;
+    settle_parameters:
         "query" "min_position" {"type": "string"} UNTIL;
         "query" "consistency" {"type": "string", "enum": ["eventual"]} CONSISTENCY;
     list_parameters:
         "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of rows, from 1 to 1000 (default: 100).";
+        "query" "page_token" {"type": "string"} "Token of the page after which to continue.";
+    diff_parameters:
+        "query" "from" {"type": "string"} "Earlier moment: a position or an RFC 3339 time, as in `as_of`. Required.";
+        "query" "to" {"type": "string"} "Later moment, in the same form (default: the last record).";
+        "query" "kinds" {"type": "string"} "Only these kinds, comma-separated: `nodes,replicas` (default: all). Other parameters are filters that each of the kinds has: an entity is included if its row at either moment matches.";
+        "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of changes, from 1 to 1000 (default: 100).";
         "query" "page_token" {"type": "string"} "Token of the page after which to continue.";
     history_parameters:
         "query" "from" {"type": "string"} FROM;
@@ -292,10 +312,11 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
         RouteTarget::List(kind) => {
             let filters =
                 query(&kind.filters(), json!({"type": "string"}), "Only rows that match the filter.");
-            [filters, list_parameters(), read_parameters()].concat()
+            [filters, list_parameters(), moment_parameters(), settle_parameters()].concat()
         }
-        RouteTarget::Get(_) => read_parameters(),
-        RouteTarget::History(_) => [history_parameters(), read_parameters()].concat(),
+        RouteTarget::Get(_) => [moment_parameters(), settle_parameters()].concat(),
+        RouteTarget::History(_) => [history_parameters(), moment_parameters(), settle_parameters()].concat(),
+        RouteTarget::Diff => [diff_parameters(), settle_parameters()].concat(),
         RouteTarget::Events => event_parameters(),
         RouteTarget::Logs => log_parameters(),
         RouteTarget::Intent(entry, _) => {

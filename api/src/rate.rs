@@ -101,6 +101,7 @@ impl RateLimiter {
                 RouteTarget::List(_)
                 | RouteTarget::Get(_)
                 | RouteTarget::History(_)
+                | RouteTarget::Diff
                 | RouteTarget::OpenApi
                 | RouteTarget::Schema
                 | RouteTarget::ErrorEntry,

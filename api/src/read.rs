@@ -130,7 +130,11 @@ fn at_position(mut response: Response<Body>, position: Position) -> Response<Bod
 }
 
 /// Sets the position at which an answer is valid; of an answer at a moment, also the time.
-fn at_moment(response: Response<Body>, position: Position, at: Option<&ChainCursor>) -> Response<Body> {
+pub(super) fn at_moment(
+    response: Response<Body>,
+    position: Position,
+    at: Option<&ChainCursor>,
+) -> Response<Body> {
     let response = at_position(response, position);
     match at {
         Some(at) => moments::named(response, at),
@@ -167,7 +171,7 @@ pub(super) async fn list(
     let token = token
         .transpose()
         .map_err(|error| ProblemDetails::parameter(RequestPart::Query, "page_token", error.to_string()))?;
-    let moment = moments::take(app, &mut params)?;
+    let moment = moments::take(app, &mut params, "as_of")?;
     settle(app, &mut params, source_of(moment)).await?;
     let mut filters = params.rest();
     if let Some(plan) = call.found.param("plan") {
@@ -238,12 +242,12 @@ async fn rows_at(
 const COMPRESSOR: usize = 384 << 10;
 
 /// Returns the bytes of a compressor if the client accepts compression, else 0.
-fn compressor_of(call: &RoutedRequest) -> usize {
+pub(super) fn compressor_of(call: &RoutedRequest) -> usize {
     if call.parts.headers.contains_key(header::ACCEPT_ENCODING) { COMPRESSOR } else { 0 }
 }
 
 /// Memory of an answer, reserved until the answer is sent.
-struct ReservedAnswer {
+pub(super) struct ReservedAnswer {
     /// Bytes of the reservation for the compressor.
     compressor: usize,
     /// Maximum bytes of a page.
@@ -265,11 +269,16 @@ impl AsRef<[u8]> for ReservedText {
 
 impl ReservedAnswer {
     /// Reserves memory for a page; if there is none, the page is small.
-    fn reserve(common: &ApiShared, compressor: usize) -> ReservedAnswer {
+    pub(super) fn reserve(common: &ApiShared, compressor: usize) -> ReservedAnswer {
         let page = common.limits.page;
         let reserved = common.answers.try_reserve(page + compressor);
         let max_bytes = if reserved.is_some() { page } else { page.min(SMALL) };
         ReservedAnswer { compressor, max_bytes, reserved }
+    }
+
+    /// Returns the maximum bytes of a page.
+    pub(super) const fn max_bytes(&self) -> usize {
+        self.max_bytes
     }
 
     /// Returns the memory of an answer with one row, whose size is not known before.
@@ -278,7 +287,7 @@ impl ReservedAnswer {
     }
 
     /// Returns the answer with its memory. A row larger than a page is refused when there is no memory.
-    fn with(&mut self, app: &FleetApi, text: String) -> Result<Response<Body>, ProblemDetails> {
+    pub(super) fn with(&mut self, app: &FleetApi, text: String) -> Result<Response<Body>, ProblemDetails> {
         let (size, reserved) = (text.len(), self.reserved.take());
         if size <= SMALL {
             return Ok(json(text));
@@ -302,7 +311,7 @@ impl ReservedAnswer {
     }
 }
 
-fn not_read(kind: RowKind, error: QueryError) -> ProblemDetails {
+pub(super) fn not_read(kind: RowKind, error: QueryError) -> ProblemDetails {
     match error {
         QueryError::Filter(InvalidFilter::Unknown { name, .. }) => {
             let name: String = name.chars().take(100).collect();
@@ -348,7 +357,7 @@ pub(super) async fn get(
     mut params: QueryParams,
 ) -> Result<Response<Body>, ProblemDetails> {
     let key = key(call, kind)?;
-    let moment = moments::take(app, &mut params)?;
+    let moment = moments::take(app, &mut params, "as_of")?;
     settle(app, &mut params, source_of(moment)).await?;
     params.end(&["as_of", "min_position", "consistency"])?;
     let (rows, at) = rows_at(app, moment).await?;
@@ -483,7 +492,7 @@ pub(super) async fn history(
             format!("must be 1 to {HISTORY_MAX}"),
         ));
     }
-    let moment = moments::take(app, &mut params)?;
+    let moment = moments::take(app, &mut params, "as_of")?;
     settle(app, &mut params, ReadFrom::Journal).await?;
     params.end(&["from", "limit", "as_of", "min_position", "consistency"])?;
     let at = match moment {

@@ -39,6 +39,8 @@ pub(super) enum RouteTarget {
     List(RowKind),
     Get(RowKind),
     History(RowKind),
+    /// Compares the rows of two moments.
+    Diff,
     /// Submits one intent of this entry of the register.
     Intent(&'static IntentEntry, BodyShape),
     /// Submits any intents, as CloudEvents.
@@ -108,6 +110,8 @@ pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
         let about = format!("Lists the events about one of the {kind}.");
         add(Method::GET, format!("{FLEET}{one}/history"), RouteTarget::History(kind), &about);
     }
+    let diff = "Lists the entities whose rows differ between two moments.";
+    add(Method::GET, format!("{FLEET}/diff"), RouteTarget::Diff, diff);
     let of_plan = format!("{FLEET}/plans/{{plan}}/deployments");
     add(Method::GET, of_plan, RouteTarget::List(RowKind::Deployments), "Lists a plan's deployments.");
     for (path, entry, shape, about) in OF_ONE {
@@ -190,7 +194,7 @@ where
             };
             methods = match route.does {
                 // All other answers are short, or are streamed.
-                RouteTarget::List(_) | RouteTarget::History(_) => {
+                RouteTarget::List(_) | RouteTarget::History(_) | RouteTarget::Diff => {
                     methods.on(filter, found.layer(compression()))
                 }
                 _ => methods.on(filter, found),

@@ -14,13 +14,13 @@ use super::client::CommandIo;
 use super::context::OutputFormat;
 use super::error::CliError;
 use super::flags::{
-    ConsoleArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
+    ConsoleArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
     ScheduleArgs, SnapshotArgs, UndrainArgs, WaitArgs, as_of, of_deployments, of_disruptions, of_volumes,
 };
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::{
-    act, apply, console, delete, describe, disruption, drain, events, explain, get, logs, replica, request,
-    rollout, snapshot, wait,
+    act, apply, console, delete, describe, diff, disruption, drain, events, explain, get, logs, replica,
+    request, rollout, snapshot, wait,
 };
 
 /// Help heading of the flags of every command.
@@ -76,6 +76,8 @@ pub enum ServerCommand {
         #[arg(long, value_name = "POSITION|TIME", value_parser = as_of)]
         as_of: Option<String>,
     },
+    /// Show which entities differ between two moments, and which of their fields
+    Diff(DiffArgs),
     /// Delete an entity, or the entities of manifests
     #[command(about = format!("Delete one of the {}, or the entities of manifests", act::kinds("delete", |_| true)))]
     Delete {
@@ -329,6 +331,7 @@ impl ServerCommand {
                 io.client.read_at(as_of.as_ref());
                 describe::run(what.kind, &what.one(name.as_ref())?, io)
             }
+            ServerCommand::Diff(moments) => diff::run(moments, io),
             ServerCommand::Delete { what, name, files, cascade, timeout } => {
                 let cascade = if *cascade { CascadePolicy::Yes } else { CascadePolicy::No };
                 match what {

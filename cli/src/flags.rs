@@ -136,6 +136,23 @@ pub struct GetArgs {
     pub as_of: Option<String>,
 }
 
+/// Moments to compare.
+#[derive(Args, Debug)]
+pub struct DiffArgs {
+    /// Earlier moment: a position, 120, or a time, 2026-11-21T09:00:00Z
+    #[arg(value_name = "POSITION|TIME", value_parser = as_of)]
+    pub from: String,
+    /// Later moment, in the same form (default: the last record)
+    #[arg(value_name = "POSITION|TIME", value_parser = as_of)]
+    pub to: Option<String>,
+    /// Compare only entities of this kind; repeatable
+    #[arg(short, long = "kind", value_name = "KIND", value_parser = EntitySelectorParser, hide_possible_values = true)]
+    pub kinds: Vec<EntitySelector>,
+    /// Compare only entities that have this value at either moment, as in plan=web; repeatable
+    #[arg(short = 'l', long = "filter", value_name = "NAME=VALUE", value_parser = pair)]
+    pub filters: Vec<(String, String)>,
+}
+
 impl GetArgs {
     /// Kind of the entities.
     pub(super) fn kind(&self) -> EntityKind {

@@ -15,6 +15,7 @@ mod console;
 mod context;
 mod delete;
 mod describe;
+mod diff;
 mod disruption;
 mod drain;
 mod error;
@@ -50,7 +51,7 @@ pub use console::{EscapeKey, InvalidEscapeKey};
 pub use context::{CliContext, OutputFormat};
 pub use error::{CliError, CliExit, exit_of};
 pub use flags::{
-    ConsoleArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
+    ConsoleArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
     ScheduleArgs, UndrainArgs, WaitArgs,
 };
 pub use get::json_text;

@@ -72,6 +72,22 @@ impl ListQuery {
     }
 }
 
+impl ListQuery {
+    /// Returns a digest of the query of a difference, so that a token is used only for the same difference.
+    pub(crate) fn digest_of_diff(&self, kinds: &[RowKind], moments: [RecordHash; 2]) -> [u8; 8] {
+        let mut text = Vec::new();
+        for kind in kinds {
+            text.extend_from_slice(&self.digest(*kind, None));
+        }
+        for moment in moments {
+            text.extend_from_slice(moment.bytes());
+        }
+        let mut digest = [0; 8];
+        digest.copy_from_slice(&RecordHash::of(&text).bytes()[..8]);
+        digest
+    }
+}
+
 /// Page of rows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RowPage<T> {

@@ -100,10 +100,8 @@ pub(crate) trait RowTree {
         Self: Sized,
     {
         self.steady(|position| {
-            let Some(mut row) = self.bytes::<R>(&key.stored())? else { return Ok((None, position)) };
-            ReasonLookup::new(self).add(&mut row)?;
-            ReachabilityLookup::new(self).add(&mut row)?;
-            Ok((Some(row), position))
+            let row = self.bytes::<R>(&key.stored())?;
+            Ok((row.map(|row| CompletedRows::new(self).add(row)).transpose()?, position))
         })
     }
 
@@ -177,12 +175,9 @@ pub(crate) trait RowTree {
             let Some(prefix) = self.prefix(&filters, way)? else {
                 return Ok((rows, None, position));
             };
-            let (mut reasons, mut reach) = (ReasonLookup::new(self), ReachabilityLookup::new(self));
-            let last = self.scan(&filters, &prefix, after, limit, |mut row| {
-                reasons.add(&mut row)?;
-                reach.add(&mut row)?;
-                Ok(add(&mut rows, row))
-            })?;
+            let mut shown = CompletedRows::new(self);
+            let last =
+                self.scan(&filters, &prefix, after, limit, |row| Ok(add(&mut rows, shown.add(row)?)))?;
             let next = last.map(|last| PageToken { digest, way, last });
             Ok((rows, next, position))
         })
@@ -405,6 +400,30 @@ fn row_key<R: ReadModelRow>(entry: &[u8], prefix: usize) -> Vec<u8> {
 
 fn read_failed(source: sled::Error) -> StoreError {
     StoreError::Sled { operation: "read", source }
+}
+
+/// Rows as readers see them: stored rows, with the fields that readers add.
+pub(crate) struct CompletedRows<'a, T> {
+    reasons: ReasonLookup<'a, T>,
+    reach: ReachabilityLookup<'a, T>,
+}
+
+impl<'a, T: RowTree> CompletedRows<'a, T> {
+    pub(crate) fn new(tree: &'a T) -> CompletedRows<'a, T> {
+        CompletedRows { reasons: ReasonLookup::new(tree), reach: ReachabilityLookup::new(tree) }
+    }
+
+    /// Adds the fields to a stored row.
+    fn add<R: ReadModelRow>(&mut self, mut row: R) -> Result<R, StoreError> {
+        self.reasons.add(&mut row)?;
+        self.reach.add(&mut row)?;
+        Ok(row)
+    }
+
+    /// Returns the row of a stored pair.
+    pub(crate) fn show<R: ReadModelRow>(&mut self, key: &[u8], value: &[u8]) -> Result<R, StoreError> {
+        self.add(decode(key, value)?)
+    }
 }
 
 /// Reasons for missing placements, from the rows of plans; each row is read once.

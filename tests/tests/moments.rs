@@ -185,6 +185,9 @@ fn as_of_is_understood_by_get_and_describe() {
     let events = |out: &str| out.lines().filter(|line| line.contains("apply")).count();
     let now = server.cli(&["describe", "capability/c"]);
     assert!(events(&out) < events(&now), "{out}\n{now}");
+    let difference = server.cli(&["diff", &first.to_string(), "--kind", "capability"]);
+    let words: Vec<_> = difference.lines().nth(1).expect("a change").split_whitespace().collect();
+    assert_eq!(words, ["capability/c", "changed", "score", "1", "2"], "{difference}");
     let late = server.run(&["get", "capabilities", "--as-of", "2100-01-01T00:00:00Z"]);
     let err = String::from_utf8_lossy(&late.stderr);
     assert!(late.status.code() == Some(2) && err.contains("reaches from position 1"), "{err}");

@@ -166,6 +166,57 @@ async fn requests_for_other_moments_wait_in_a_bounded_queue() {
     assert_eq!(last.await.header("chancery-position"), "7");
 }
 
+#[tokio::test]
+async fn a_difference_of_two_moments_has_what_changed_with_both_values() {
+    let world = ServedFleet::new();
+    world.touch("node-1", 1);
+    world.commit(&[
+        r#"node.applied.v1 {"name":"node-0","spec":{"domain":"d1","resources":{"cpu":1}}}"#,
+        r#"capability.deleted.v1 {"name":"nvidia/v100"}"#,
+    ]);
+    let answer = world.get("/diff?from=5").await;
+    assert_eq!((answer.status.as_u16(), answer.header("chancery-position")), (200, "8"));
+    let json = answer.json();
+    assert_eq!((&json["from"]["position"], &json["to"]["position"]), (&5.into(), &8.into()));
+    let items = json["items"].as_array().expect("items");
+    let changes: Vec<_> = items
+        .iter()
+        .map(|item| (item["kind"].as_str(), item["key"].as_str(), item["change"].as_str()))
+        .collect();
+    assert_eq!(
+        changes,
+        [
+            (Some("capabilities"), Some("nvidia/v100"), Some("deleted")),
+            (Some("nodes"), Some("node-0"), Some("created")),
+            (Some("nodes"), Some("node-1"), Some("changed")),
+        ]
+    );
+    let fields = items[2]["fields"].as_array().expect("fields");
+    let resources = fields.iter().find(|field| field["field"] == "resources").expect("a changed field");
+    assert_eq!((&resources["old"]["cpu"], &resources["new"]["cpu"]), (&4000.into(), &1.into()));
+    assert_eq!((&items[2]["old_position"], &items[2]["new_position"]), (&3.into(), &6.into()));
+    let nodes = world.get("/diff?from=5&to=7&kinds=nodes&domain=d2").await.json();
+    assert_eq!(nodes["items"].as_array().map(Vec::len), Some(0), "neither was in the domain");
+    let token =
+        world.get("/diff?from=5&limit=1").await.json()["next_page_token"].as_str().expect("more").to_owned();
+    let next = world.get(&format!("/diff?from=5&to=8&limit=5&page_token={token}")).await.json();
+    assert_eq!(next["items"].as_array().map(Vec::len), Some(2));
+    for (path, pointer) in [
+        ("/diff".to_owned(), "/from"),
+        ("/diff?from=x".to_owned(), "/from"),
+        ("/diff?from=5&kinds=cars".to_owned(), "/kinds"),
+        ("/diff?from=5&kinds=nodes&color=red".to_owned(), "/color"),
+        (format!("/diff?from=6&page_token={token}"), "/page_token"),
+    ] {
+        assert_eq!(
+            world.get(&path).await.problem(),
+            (400, "invalid_parameter".into(), pointer.into()),
+            "{path}"
+        );
+    }
+    assert_eq!(world.get("/diff?from=5&to=99").await.problem().1, "moment_out_of_range");
+}
+
 /// Journal whose records are read slowly, and the number of those that were.
 struct SlowJournal {
     source: Arc<dyn JournalReader>,

@@ -11,6 +11,7 @@ use chancery_events::record::Record;
 use chancery_events::time::Time;
 use chancery_journal::ChainCursor;
 use chancery_journal::snapshots::SnapshotStore;
+use serde_json::Value;
 
 use super::*;
 use crate::kind::KeyedRow as _;
@@ -289,6 +290,126 @@ fn a_snapshot_of_another_history_or_of_another_build_is_no_start() {
     let cache = cache(&driver, Some(&snapshots), MomentLimits::default());
     let moment = fold(&cache, &last);
     assert_eq!(moment.state.hash().ok(), FoldedStateOf(&driver).hash(), "folded from the start");
+}
+
+/// Returns every change, page by page.
+fn changes(old: &FleetMoment, new: &FleetMoment, kinds: &[RowKind], query: &ListQuery) -> Vec<Value> {
+    let (mut query, mut all) = (query.clone(), Vec::new());
+    loop {
+        let page = diff(old, new, kinds, &query).expect("a page");
+        let items: Vec<Value> = serde_json::from_str(&page.items).expect("an array");
+        assert_eq!(items.len(), page.count);
+        all.extend(items);
+        let Some(next) = page.next else { return all };
+        query.token = Some(next.to_string().parse().expect("a token"));
+    }
+}
+
+/// Returns all rows of a moment as readers see them, by kind and key.
+fn shown_at(moment: &FleetMoment) -> BTreeMap<(u8, Vec<u8>), (RowKey, Value)> {
+    let mut all = BTreeMap::new();
+    for kind in RowKind::ALL {
+        crate::kind::each_key(&moment.state.fleet, *kind, &mut |key| {
+            let row = moment.get_json(&key).expect("read").expect("a row");
+            let row = serde_json::from_str(&row.body).expect("JSON");
+            all.insert((*kind as u8, key.stored()), (key, row));
+        });
+    }
+    all
+}
+
+#[test]
+fn a_difference_is_that_of_all_rows_in_the_order_of_keys() {
+    let driver = stirred(100, 150);
+    let cache = cache(&driver, None, MomentLimits::default());
+    let count = driver.records.len();
+    for [from, to] in [[count / 3, count - 1], [0, count / 2], [count - 1, count / 3], [5, 5]] {
+        let [old, new] = [from, to].map(|n| fold(&cache, &at(&driver.records[n])));
+        let (was, is) = (shown_at(&old), shown_at(&new));
+        let mut wanted = Vec::new();
+        let keys: std::collections::BTreeSet<_> = was.keys().chain(is.keys()).cloned().collect();
+        for key in keys {
+            let [was, is] = [was.get(&key), is.get(&key)];
+            let name = was.or(is).map(|(key, _)| key.clone()).expect("a key");
+            let field = |row: Option<&(RowKey, Value)>, field: &str| {
+                row.map_or(Value::Null, |row| row.1[field].clone())
+            };
+            let fields: std::collections::BTreeSet<_> = [was, is]
+                .iter()
+                .flatten()
+                .flat_map(|(_, row)| row.as_object().expect("a row").keys().cloned())
+                .collect();
+            let differs = |name: &String| {
+                !["version", "updated_at", "position"].contains(&name.as_str())
+                    && field(was, name) != field(is, name)
+            };
+            let changed: BTreeMap<String, [Value; 2]> = fields
+                .into_iter()
+                .filter(differs)
+                .map(|name| (name.clone(), [field(was, &name), field(is, &name)]))
+                .collect();
+            let word = match (was, is) {
+                (None, _) => "created",
+                (_, None) => "deleted",
+                _ => "changed",
+            };
+            if word != "changed" || !changed.is_empty() {
+                wanted.push((
+                    name.kind().word().to_owned(),
+                    name.to_string(),
+                    word.to_owned(),
+                    changed,
+                    [field(was, "position"), field(is, "position")],
+                ));
+            }
+        }
+        for limit in [3, 1000] {
+            let found = changes(&old, &new, RowKind::ALL, &ListQuery::all().limit(limit));
+            let text = |value: &Value| value.as_str().expect("text").to_owned();
+            let found: Vec<_> = found
+                .iter()
+                .map(|change| {
+                    let fields = change["fields"].as_array().expect("fields").iter();
+                    let fields: BTreeMap<_, _> = fields
+                        .map(|field| (text(&field["field"]), [field["old"].clone(), field["new"].clone()]))
+                        .collect();
+                    let positions = [change["old_position"].clone(), change["new_position"].clone()];
+                    (text(&change["kind"]), text(&change["key"]), text(&change["change"]), fields, positions)
+                })
+                .collect();
+            assert_eq!(found, wanted, "{from} to {to}, {limit} at a time");
+        }
+        assert_eq!(wanted.is_empty(), from == to);
+    }
+}
+
+#[test]
+fn a_difference_has_the_entities_that_pass_the_filters_at_either_moment() {
+    let driver = stirred(101, 200);
+    let cache = cache(&driver, None, MomentLimits::default());
+    let [old, new] =
+        [driver.records.len() / 3, driver.records.len() - 1].map(|n| fold(&cache, &at(&driver.records[n])));
+    let kinds = [RowKind::Operations, RowKind::Replicas];
+    let all = changes(&old, &new, &kinds, &ListQuery::all().limit(7));
+    let of_plan = changes(&old, &new, &kinds, &ListQuery::all().by("plan", "plan-0").limit(7));
+    let is_of_plan = |change: &&Value| {
+        let kind = RowKind::from_word(change["kind"].as_str().expect("a kind")).expect("a kind");
+        let key = RowKey::parse(kind, change["key"].as_str().expect("a key")).expect("a key");
+        [&old, &new].iter().any(|moment| {
+            let row = moment.get_json(&key).expect("read");
+            row.is_some_and(|row| row.body.contains("\"plan\":\"plan-0\""))
+        })
+    };
+    assert_eq!(of_plan, all.iter().filter(is_of_plan).cloned().collect::<Vec<_>>());
+    assert!(!of_plan.is_empty() && of_plan.len() < all.len());
+    let unknown = diff(&old, &new, &[RowKind::Nodes], &ListQuery::all().by("plan", "plan-0"));
+    assert!(matches!(unknown, Err(QueryError::Filter(_))), "{unknown:?}");
+    let page = diff(&old, &new, &kinds, &ListQuery::all().limit(1)).expect("a page");
+    let next = ListQuery::all().limit(1).after(page.next.expect("more"));
+    assert!(diff(&old, &new, &kinds, &next).is_ok());
+    for other in [diff(&new, &old, &kinds, &next), diff(&old, &new, &kinds[..1], &next)] {
+        assert!(matches!(other, Err(QueryError::OtherToken { .. })), "{other:?}");
+    }
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn simulate(receiver: RecordReceiver, events: u64) -> Result<FleetMaker> {
         let node = json!({"name": format!("node-{n}"), "cluster": CLUSTER, "spec": spec});
         maker.ask("node.apply.v1", &node)?;
     }
-    let replicas = REPLICAS * events as usize / EVENTS as usize;
+    let replicas = (REPLICAS * events as usize / EVENTS as usize).min(REPLICAS);
     for n in 0..PLANS {
         let payload = json!({"name": "app", "resources": {"cpu": 100, "memory": 1 << 20}});
         let spec = json!({"namespace": "bench", "service": format!("service-{n}"), "sharing": "allowed",
@@ -72,7 +72,7 @@ fn simulate(receiver: RecordReceiver, events: u64) -> Result<FleetMaker> {
 }
 
 /// Writes the journal to segments on disk.
-fn written(dir: &Path) -> Result<SegmentJournal> {
+pub(crate) fn written(dir: &Path, events: u64) -> Result<SegmentJournal> {
     let (deliveries, durable) = channel();
     let sink = Box::new(move |delivery: JournalDelivery| {
         // The last ones may arrive when no receiver waits any more.
@@ -92,7 +92,7 @@ fn written(dir: &Path) -> Result<SegmentJournal> {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    let head = simulate(RecordReceiver { record: BUSY, takes: Box::new(pen) }, EVENTS)?.fleet.head();
+    let head = simulate(RecordReceiver { record: BUSY, takes: Box::new(pen) }, events)?.fleet.head();
     loop {
         match durable.recv()? {
             JournalDelivery::Records(records) if records.last().is_some_and(|last| last.last() == head) => {
@@ -168,7 +168,7 @@ fn lag() -> Result<CellResult> {
 
 pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let directory = crate::directory()?;
-    let journal = written(&directory.path().join("journal"))?;
+    let journal = written(&directory.path().join("journal"), EVENTS)?;
     let source = journal.source();
     let (mut ours, mut floors) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {

@@ -21,6 +21,7 @@ mod kubernetes;
 mod load;
 mod machine_fleet;
 mod maker;
+mod moments;
 mod peers;
 mod placement;
 mod pod_life;
@@ -119,6 +120,7 @@ const WORKLOADS: &[BenchmarkWorkload] = &[
         what: "virtual machines: their boot, idle guests, the adoption of a hundred",
         run: virtual_machines::run,
     },
+    BenchmarkWorkload { name: "W20", what: "random past states of a large fleet", run: moments::run },
 ];
 
 /// Requests, events and rows are many small allocations that are often freed on another thread.

@@ -182,7 +182,7 @@ pub(crate) fn kill(process: u32) {
     }
 }
 
-/// Whether the process has not ended. One that has ended may not have been reaped.
+/// Whether the process has not ended. A process that has ended and was not reaped counts as ended.
 pub(crate) fn is_alive(process: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, fields)| !fields.trim_start().starts_with(['Z', 'X']))

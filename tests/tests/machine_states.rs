@@ -229,7 +229,7 @@ fn a_reset_by_the_guest_is_counted_and_it_runs_on() {
                 guest.send(command);
                 guest.has_started_again();
             });
-            // Without a client on the control socket, nobody receives the event.
+            // Without a client on the control socket, nothing receives the event.
             let is_seen = guest.dead != DeadComponents::ExecutorAndSupervisor;
             guest.runs_on("it is ready", |process| {
                 process["status"] == "ready" && (process["resets"].as_u64() > Some(0)) == is_seen

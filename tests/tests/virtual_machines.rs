@@ -173,7 +173,7 @@ fn guests_run_on_kvm_only_after_a_heartbeat_of_one() {
     let reason = "a guest had no heartbeat within 2 seconds";
     until("the reason", || server.cli(&["events", "-o", "jsonl"]).contains(reason).then_some(()));
     assert!(client.items("incarnations").iter().all(|row| row["state"] != "running"));
-    // The emulation stands for a host whose guests run.
+    // Emulation, as on a host whose guests run.
     write("arguments=(\"${@/#kvm/tcg}\")\nexec qemu-system-x86_64 \"${arguments[@]/#host/max}\"");
     until("the guest runs", || {
         let row = client.items("replicas?plan=kvm").pop()?;

@@ -33,12 +33,11 @@ impl RealMachines {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/qemu/build");
         let built = Program::new(script).arg(images.path()).output().expect("the script runs");
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        let settings =
-            QemuSettings {
-                program: "qemu-system-x86_64".into(),
-                images: vec![images.path().to_owned()],
-                ..QemuSettings::default()
-            };
+        let settings = QemuSettings {
+            program: "qemu-system-x86_64".into(),
+            images: vec![images.path().to_owned()],
+            ..QemuSettings::default()
+        };
         RealMachines { processes: RealProcesses(TestRoot::new()), settings, _images: images }
     }
 

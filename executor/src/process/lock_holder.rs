@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -318,6 +318,10 @@ impl Drop for SupervisorSocket {
     }
 }
 
+/// Setting of mimalloc, the allocator of the program: a supervisor commits memory when it is used. Otherwise it requests huge
+/// pages, and has 6 MiB more. A trampoline must not have the setting: it allocates after its memory was limited.
+const ALLOCATOR: (&str, &str) = ("MIMALLOC_ARENA_EAGER_COMMIT", "0");
+
 /// Starts a supervisor, which leaves this session immediately and outlives this process.
 pub(super) fn spawn_supervisor(
     directory: &IncarnationDirectory,
@@ -332,10 +336,11 @@ pub(super) fn spawn_supervisor(
     if log.metadata().is_ok_and(|found| found.is_file() && found.len() > LONGEST_LOG) {
         log.set_len(0)?;
     }
-    program
-        .command()
+    Command::new(&program.program)
         .args(&program.supervisor_args)
         .arg(directory.path())
+        .env_clear()
+        .env(ALLOCATOR.0, ALLOCATOR.1)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)

@@ -28,24 +28,11 @@ use super::incarnation_dir::{IncarnationDirectory, SpecFile, StartedProcess};
 use crate::placeholders::{PlaceholderValues, fill, identity};
 
 use super::trampoline::{ExecFailure, ExecRequest, retry_class};
-use super::{SupervisorProgram, volumes};
+use super::volumes;
 use crate::state_file;
 
 /// Default search path of programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// Setting of mimalloc, the allocator of the program: it commits memory when it is used. Otherwise it requests huge pages, and
-/// each supervisor has 6 MiB more.
-const ALLOCATOR: (&str, &str) = ("MIMALLOC_ARENA_EAGER_COMMIT", "0");
-
-impl SupervisorProgram {
-    /// Returns the command of the program, without arguments. It gets no variable of this process.
-    pub(super) fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        command.env_clear().env(ALLOCATOR.0, ALLOCATOR.1);
-        command
-    }
-}
 
 /// Process to start; open sockets reserve its ports.
 pub(super) struct PreparedProcess {
@@ -277,11 +264,10 @@ pub(super) fn trampoline(
             console::make_input(&directory.file(&format!("{payload}-{index}")))?;
         }
         let ((out, their_out), (err, their_err)) = (output("out")?, output("err")?);
-        let child = wanted
-            .program
-            .command()
+        let child = Command::new(&wanted.program.program)
             .args(&wanted.program.trampoline_args)
             .current_dir(&work)
+            .env_clear()
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(their_out)
             .stderr(their_err)

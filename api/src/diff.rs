@@ -50,7 +50,7 @@ pub(super) async fn get(
     let old = moments::state(app, from).await?;
     let new = moments::state(app, to).await?;
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
-    let compared = in_turn(&app.common.lists, "compare moments", move || {
+    let compared = in_turn(&app.moments.reads, "compare moments", move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
         let query = ListQuery { filters, limit, token, max_bytes: Some(answer.max_bytes()) };
         let page = diff(&old, &new, &kinds, &query);

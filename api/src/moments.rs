@@ -30,6 +30,9 @@ use super::read::in_turn;
 /// Maximum number of requests that wait for the fold of another moment.
 const WAITING: usize = 16;
 
+/// Maximum number of reads of rows of moments at one time.
+const READS: usize = 2;
+
 /// Moments of a fleet, and the queue of the requests that need another one.
 pub struct MomentQueue {
     cache: Arc<MomentCache>,
@@ -37,6 +40,8 @@ pub struct MomentQueue {
     places: Arc<Semaphore>,
     /// Permit to fold.
     turn: Arc<Semaphore>,
+    /// Permits to read rows of moments, which may be built for that: lists of the present have permits of their own.
+    pub(super) reads: Arc<Semaphore>,
 }
 
 impl MomentQueue {
@@ -46,6 +51,7 @@ impl MomentQueue {
             cache: Arc::new(cache),
             places: Arc::new(Semaphore::new(WAITING + 1)),
             turn: Arc::new(Semaphore::new(1)),
+            reads: Arc::new(Semaphore::new(READS)),
         }
     }
 
@@ -98,7 +104,7 @@ pub(super) async fn find(app: &FleetApi, moment: NamedMoment) -> Result<ChainCur
 
 /// Returns the state after a record: from the cache, or folded.
 pub(super) async fn state(app: &FleetApi, at: ChainCursor) -> Result<Arc<FleetMoment>, ProblemDetails> {
-    let MomentQueue { cache, places, turn } = &*app.moments;
+    let MomentQueue { cache, places, turn, .. } = &*app.moments;
     if let Some(moment) = cache.cached(&at) {
         return Ok(moment);
     }

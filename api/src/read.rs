@@ -186,7 +186,8 @@ pub(super) async fn list(
     }
     let (rows, at) = rows_at(app, moment).await?;
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
-    let listed = in_turn(&app.common.lists, "list rows", move || {
+    let turns = if at.is_some() { &app.moments.reads } else { &app.common.lists };
+    let listed = in_turn(turns, "list rows", move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
         let query = ListQuery { filters, limit, token, max_bytes: Some(answer.max_bytes) };
         (answer, rows.list_json(kind, &query))
@@ -361,7 +362,15 @@ pub(super) async fn get(
     settle(app, &mut params, source_of(moment)).await?;
     params.end(&["as_of", "min_position", "consistency"])?;
     let (rows, at) = rows_at(app, moment).await?;
-    let (mut row, position) = rows.get_json(&key).map_err(|error| not_read(kind, error))?;
+    let read = match rows {
+        // The first row of a moment counts what its rows show, and the last reader frees the state.
+        RowsAt::Moment(_) => {
+            let key = key.clone();
+            in_turn(&app.moments.reads, "read a row", move || rows.get_json(&key)).await?
+        }
+        RowsAt::Present(_) => rows.get_json(&key),
+    };
+    let (mut row, position) = read.map_err(|error| not_read(kind, error))?;
     if row.is_none() {
         row = ended(app, &key, position).await?;
     }

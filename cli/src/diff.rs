@@ -21,6 +21,12 @@ pub(super) fn run(diff: &DiffArgs, io: &mut CommandIo<'_>) -> Result<(), CliErro
     let doing = "cannot compare moments";
     let mut query = vec![("from", diff.from.clone()), ("limit", PAGE.to_owned())];
     query.extend(diff.to.clone().map(|to| ("to", to)));
+    if let Some(named) = diff.kinds.iter().find(|kind| matches!(kind.name(None), Ok(Some(_)))) {
+        let kind = named.kind.word();
+        return Err(CliError::usage(format!(
+            "invalid flag --kind: must be a kind as in {kind}, without a name"
+        )));
+    }
     if !diff.kinds.is_empty() {
         let kinds: Vec<_> = diff.kinds.iter().map(|kind| kind.kind.plural()).collect();
         query.push(("kinds", kinds.join(",")));

@@ -25,6 +25,7 @@ use crate::chain::ChainCursor;
 use crate::private;
 use crate::witness::JournalWitness;
 
+use thinning::is_first_of_block;
 pub use thinning::superfluous;
 
 const FORMAT: u32 = 2;
@@ -203,13 +204,8 @@ impl SnapshotStore {
     pub fn is_wanted(&self, position: Position, fingerprint: &str) -> Result<bool, SnapshotError> {
         let is_own = |path: &Path| first_line(path).is_ok_and(|meta| meta.fingerprint == fingerprint);
         let own = self.list()?.into_iter().filter(|(_, path)| is_own(path));
-        let mut positions: Vec<_> = own.map(|(position, _)| position).collect();
-        if positions.contains(&position) {
-            return Ok(false);
-        }
-        let index = positions.partition_point(|other| *other > position);
-        positions.insert(index, position);
-        Ok(!superfluous(&positions).contains(&position))
+        let positions: Vec<_> = own.map(|(position, _)| position).collect();
+        Ok(!positions.contains(&position) && is_first_of_block(&positions, position))
     }
 
     /// Returns the newest intact snapshot that `is_usable` accepts, and logs a warning for each one skipped.

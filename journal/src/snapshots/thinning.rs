@@ -18,14 +18,25 @@ const LONGEST: u32 = 20;
 /// called.
 pub fn superfluous(positions: &[Position]) -> Vec<Position> {
     let Some(newest) = positions.first() else { return Vec::new() };
-    let block = |position: u64| {
-        let start = |power: u32| position >> power << power;
-        let has_ended = |power: &u32| start(*power).saturating_add(2 << power) <= newest.get();
-        (0..=LONGEST).rev().find(has_ended).map_or(position, start)
-    };
     let pairs = positions.windows(2).skip(KEEP);
-    let superfluous = pairs.filter(|pair| pair[1].get() >= block(pair[0].get()));
+    let superfluous = pairs.filter(|pair| pair[1].get() >= block(pair[0], *newest));
     superfluous.map(|pair| pair[0]).collect()
+}
+
+/// Whether a snapshot at the position would be kept alongside those at the positions, given newest first, also when others are added
+/// between it and the newest one.
+pub(super) fn is_first_of_block(positions: &[Position], position: Position) -> bool {
+    let newest = positions.first().copied().unwrap_or(position).max(position);
+    let start = block(position, newest);
+    !positions.iter().any(|other| *other < position && other.get() >= start)
+}
+
+/// Returns the start of a snapshot's block.
+fn block(position: Position, newest: Position) -> u64 {
+    let position = position.get();
+    let start = |power: u32| position >> power << power;
+    let has_ended = |power: &u32| start(*power).saturating_add(2 << power) <= newest.get();
+    (0..=LONGEST).rev().find(has_ended).map_or(position, start)
 }
 
 #[cfg(test)]

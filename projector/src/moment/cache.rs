@@ -15,7 +15,7 @@ use chancery_events::id::Position;
 use chancery_journal::snapshots::{SnapshotMeta, SnapshotStore};
 use chancery_journal::{ChainCursor, JournalReader};
 
-use super::fold::{FoldMemory, FoldPace, FoldSnapshots, fold_to};
+use super::fold::{FoldMemory, FoldPace, FoldSnapshots, fold_to, margin};
 use super::memory::{ReservedMemory, memory_of};
 use super::{FleetMoment, MomentEnd, MomentError, NamedMoment, find};
 use crate::fold::{FoldedState, JournalFold};
@@ -146,10 +146,12 @@ impl MomentCache {
     fn keep(&self, moment: FleetMoment) -> Arc<FleetMoment> {
         let moment = Arc::new(moment);
         let mut kept = self.lock();
-        while kept.len() >= self.limits.moments.max(1) {
-            kept.remove(0);
-        }
+        let superfluous = (kept.len() + 1).saturating_sub(self.limits.moments.max(1));
+        let evicted: Vec<_> = kept.drain(..superfluous).collect();
         kept.push(Arc::clone(&moment));
+        // Readers need the lock, and a large state is not freed in a moment.
+        drop(kept);
+        drop(evicted);
         moment
     }
 
@@ -177,22 +179,25 @@ impl MomentCache {
         Ok(())
     }
 
+    /// Returns the nearest cached moment up to the record.
+    fn nearest(&self, at: &ChainCursor) -> Option<Arc<FleetMoment>> {
+        let kept = self.lock();
+        let before = kept.iter().filter(|moment| moment.at().position <= at.position);
+        before.max_by_key(|moment| moment.at().position).cloned()
+    }
+
     /// Returns the nearest state before the record.
     fn start<'a>(
         &self,
         at: &ChainCursor,
         resize: &'a dyn Fn(&mut ReservedMemory, u64) -> Result<(), MomentError>,
     ) -> Result<FoldStart<'a>, MomentError> {
-        let nearest = {
-            let kept = self.lock();
-            let before = kept.iter().filter(|moment| moment.at().position <= at.position);
-            before.max_by_key(|moment| moment.at().position).cloned()
-        };
-        let cached = nearest.as_ref().map_or(Position::ZERO, |moment| moment.at().position);
+        // Not held while memory is reserved for a snapshot: it may have to be evicted.
+        let cached = self.nearest(at).map_or(Position::ZERO, |moment| moment.at().position);
         if let Some(start) = self.from_snapshot(cached, at, resize)? {
             return Ok(start);
         }
-        match nearest {
+        match self.nearest(at) {
             Some(moment) => self.from_moment(moment, resize),
             None => {
                 let memory = FoldMemory::reserve(ReservedMemory::none(&self.used), 0, resize)?;
@@ -241,7 +246,7 @@ impl MomentCache {
     ) -> Result<FoldStart<'a>, MomentError> {
         let encoded = moment.encoded();
         let mut copied = ReservedMemory::none(&self.used);
-        if copied.resize(memory_of(encoded), self.limits.memory) {
+        if copied.resize(memory_of(encoded + margin(encoded)), self.limits.memory) {
             let memory = FoldMemory::reserve(copied, encoded, resize)?;
             return Ok(FoldStart { state: Some(moment.state.clone()), memory });
         }

@@ -137,6 +137,9 @@ pub fn diff(
     let mut page = DiffBuilder { items: "[".into(), count: 0, looks: 0, limit, max_bytes };
     for kind in kinds.iter().copied().filter(|kind| *kind as u8 >= kind_number) {
         let after = after.take().filter(|_| kind as u8 == kind_number);
+        if after.as_ref().and_then(|last| last.first()).is_some_and(|first| *first != kind as u8) {
+            return Err(QueryError::OtherToken { kind });
+        }
         let ended = with_row!(kind, R => {
             let filters = filter::read::<R>(&query.filters)?;
             page.kind::<R>([old, new], &filters, after.clone())?

@@ -165,7 +165,7 @@ impl<'a> FoldSnapshots<'a> {
 }
 
 /// Returns the growth of a state before it is measured again.
-fn margin(encoded: u64) -> u64 {
+pub(super) fn margin(encoded: u64) -> u64 {
     (encoded / 2).max(GROWTH)
 }
 

@@ -34,13 +34,13 @@ fn followed(source: &dyn JournalReader, snapshots: &SnapshotStore) -> Result<Dur
         fold.take(&*record?)?;
         let state = fold.state().context("a state")?;
         if state.at.position.get() - last >= EVERY.max(state.fleet.size() as u64) {
-            let begun = Instant::now();
+            let write = Instant::now();
             last = state.at.position.get();
             state.write(FLEET.into(), snapshots, source)?;
-            writing += begun.elapsed();
+            writing += write.elapsed();
         }
     }
-    Ok(began.elapsed() - writing)
+    Ok(began.elapsed().saturating_sub(writing))
 }
 
 /// Returns the memory of this process, in MiB.

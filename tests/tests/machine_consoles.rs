@@ -201,17 +201,17 @@ fn a_terminal_is_raw_while_it_is_attached_and_as_before_afterwards() {
         .expect("script of util-linux");
     let text = collect(child.stdout.take().expect("a pipe"));
     let shown = || text.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let shows = |wanted: &str| {
+    let await_text = |wanted: &str| {
         until(&format!("{wanted:?} is shown"), || shown().contains(wanted).then_some(()));
     };
     let mut input = child.stdin.take().expect("a pipe");
-    shows("attached to ");
+    await_text("attached to ");
     // Ctrl-C and Ctrl-Z reach the guest: the terminal makes no signals of them, and echoes nothing.
     input.write_all(b"a\x03b\x1ac\r").expect("typed");
-    shows("heard a\x03b\x1ac\r\n");
+    await_text("heard a\x03b\x1ac\r\n");
     input.write_all(b"\x1d").expect("typed");
-    shows("status 0");
-    shows("end\r\n");
+    await_text("status 0");
+    await_text("end\r\n");
     let shown = shown();
     child.wait().expect("a child");
     let settings: Vec<_> = shown.lines().filter(|line| line.contains("icanon")).collect();

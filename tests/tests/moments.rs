@@ -68,7 +68,7 @@ fn record(client: &TestClient, answers: &Mutex<LiveAnswers>, is_done: &AtomicBoo
             let page = client.get(&fleet(&format!("{kind}?limit=1000"))).json();
             let items = page["items"].as_array().cloned().unwrap_or_default();
             let name = |item: &Value| item["name"].as_str().or(item["id"].as_str()).map(str::to_owned);
-            if let Some(name) = items.iter().filter_map(name).last() {
+            if let Some(name) = items.iter().rev().find_map(name) {
                 note(client, &format!("{kind}/{name}"), answers);
                 note(client, &format!("{kind}/{name}/history?limit=20"), answers);
             }
@@ -180,8 +180,8 @@ fn as_of_is_understood_by_get_and_describe() {
     assert_eq!(row(&time)["score"], 1);
     let shown = server.run(&["describe", "capability/c", "--as-of", &time]);
     let (out, err) = (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
-    assert!(out.contains("1") && out.matches("capability").count() >= 1, "{out}");
-    assert!(err.contains(&format!("as of position")) && err.contains(&time), "{err}");
+    assert!(out.contains('1') && out.matches("capability").count() >= 1, "{out}");
+    assert!(err.contains("as of position") && err.contains(&time), "{err}");
     let events = |out: &str| out.lines().filter(|line| line.contains("apply")).count();
     let now = server.cli(&["describe", "capability/c"]);
     assert!(events(&out) < events(&now), "{out}\n{now}");

@@ -194,20 +194,18 @@ impl MomentCache {
     ) -> Result<FoldStart<'a>, MomentError> {
         // Not held while memory is reserved for a snapshot: it may have to be evicted.
         let cached = self.nearest(at).map_or(Position::ZERO, |moment| moment.at().position);
-        if let Some(start) = self.from_snapshot(cached, at, resize)? {
+        if let Some(start) = self.start_from_snapshot(cached, at, resize)? {
             return Ok(start);
         }
-        match self.nearest(at) {
-            Some(moment) => self.from_moment(moment, resize),
-            None => {
-                let memory = FoldMemory::reserve(ReservedMemory::none(&self.used), 0, resize)?;
-                Ok(FoldStart { state: None, memory })
-            }
+        if let Some(moment) = self.nearest(at) {
+            return self.start_from_moment(moment, resize);
         }
+        let memory = FoldMemory::reserve(ReservedMemory::none(&self.used), 0, resize)?;
+        Ok(FoldStart { state: None, memory })
     }
 
     /// Returns the state of the newest usable snapshot after `cached` and up to the record, if there is one.
-    fn from_snapshot<'a>(
+    fn start_from_snapshot<'a>(
         &self,
         cached: Position,
         at: &ChainCursor,
@@ -239,7 +237,7 @@ impl MomentCache {
     }
 
     /// Returns the state of a cached moment: a copy, or the moment itself where memory is scarce.
-    fn from_moment<'a>(
+    fn start_from_moment<'a>(
         &self,
         moment: Arc<FleetMoment>,
         resize: &'a dyn Fn(&mut ReservedMemory, u64) -> Result<(), MomentError>,

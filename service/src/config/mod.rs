@@ -321,21 +321,11 @@ impl ServiceConfig {
             ..HttpLimits::default()
         };
         let journal = settings::journal(text("journal"))?;
-        let executors = match (&journal, settings::clusters(text("embedded_executors"))?) {
-            (JournalLocation::Embedded, clusters) => clusters,
-            // Each server would drive them, from whichever server is the leader.
-            (JournalLocation::Kafka { .. }, EmbeddedClusters::All) if is_default("embedded_executors") => {
-                EmbeddedClusters::Only(BTreeSet::new())
-            }
-            (JournalLocation::Kafka { .. }, EmbeddedClusters::Only(names)) if names.is_empty() => {
-                EmbeddedClusters::Only(names)
-            }
-            (JournalLocation::Kafka { .. }, _) => {
-                return Err("invalid embedded_executors: must be none with a journal on Kafka, as any server may become leader\n\
-                            hint: run `chancery executor` for each cluster"
-                    .into());
-            }
-        };
+        let executors = embedded_executors(
+            &journal,
+            settings::clusters(text("embedded_executors"))?,
+            is_default("embedded_executors"),
+        )?;
         let fleet: FleetName = text("fleet").parse().map_err(|error| format!("invalid fleet: {error}"))?;
         let fleets = fleets(settings::fleets(text("fleets"))?, &fleet, &journal)?;
         Ok(ServiceConfig {
@@ -408,6 +398,29 @@ impl ServiceConfig {
     /// Returns every setting with its value, as it was written, and the origin of the value.
     pub fn shown(&self) -> impl Iterator<Item = (&'static SettingEntry, &str, &SettingOrigin)> {
         SETTINGS.iter().zip(&self.values).map(|(setting, (text, origin))| (setting, text.as_str(), origin))
+    }
+}
+
+/// Returns the clusters whose executors run in the server.
+fn embedded_executors(
+    journal: &JournalLocation,
+    clusters: EmbeddedClusters,
+    is_default: bool,
+) -> Result<EmbeddedClusters, String> {
+    match (journal, clusters) {
+        (JournalLocation::Embedded, clusters) => Ok(clusters),
+        // Each server would drive them, from whichever server is the leader.
+        (JournalLocation::Kafka { .. }, EmbeddedClusters::All) if is_default => {
+            Ok(EmbeddedClusters::Only(BTreeSet::new()))
+        }
+        (JournalLocation::Kafka { .. }, EmbeddedClusters::Only(names)) if names.is_empty() => {
+            Ok(EmbeddedClusters::Only(names))
+        }
+        (JournalLocation::Kafka { .. }, _) => {
+            Err("invalid embedded_executors: must be none with a journal on Kafka, as any server may become leader\n\
+                 hint: run `chancery executor` for each cluster"
+                .into())
+        }
     }
 }
 

@@ -137,7 +137,7 @@ pub fn play_many(from: u64, seeds: u64) -> WorldsResult {
 }
 
 /// Plays this number of seeds from `from` on with `player`, on every processor.
-pub fn play_each(from: u64, seeds: u64, player: impl Fn(u64) -> WorldResult + Sync) -> WorldsResult {
+pub fn play_each(from: u64, seeds: u64, play: impl Fn(u64) -> WorldResult + Sync) -> WorldsResult {
     let next = AtomicU64::new(from);
     let all: Mutex<WorldsResult> = Mutex::default();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -149,7 +149,7 @@ pub fn play_each(from: u64, seeds: u64, player: impl Fn(u64) -> WorldResult + Sy
                     if seed >= from + seeds {
                         break;
                     }
-                    let played = player(seed);
+                    let played = play(seed);
                     let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
                     all.counts.merge(&played.counts);
                     all.hours += played.seconds / 3600.0;

@@ -47,6 +47,10 @@ pub(super) async fn get(
         Some(to) => moments::find(app, to).await?,
         None => moments::find(app, last(app)).await?,
     };
+    if from.position > to.position {
+        let what = format!("must not be after to, which is position {}", to.position);
+        return Err(ProblemDetails::parameter(RequestPart::Query, "from", what));
+    }
     let old = moments::state(app, from).await?;
     let new = moments::state(app, to).await?;
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));

@@ -66,13 +66,9 @@ impl ListQuery {
         if let Some(moment) = moment {
             text.extend_from_slice(moment.bytes());
         }
-        let mut digest = [0; 8];
-        digest.copy_from_slice(&RecordHash::of(&text).bytes()[..8]);
-        digest
+        shortened(&text)
     }
-}
 
-impl ListQuery {
     /// Returns a digest of the query of a difference, so that a token is used only for the same difference.
     pub(crate) fn digest_of_diff(&self, kinds: &[RowKind], moments: [RecordHash; 2]) -> [u8; 8] {
         let mut text = Vec::new();
@@ -82,10 +78,15 @@ impl ListQuery {
         for moment in moments {
             text.extend_from_slice(moment.bytes());
         }
-        let mut digest = [0; 8];
-        digest.copy_from_slice(&RecordHash::of(&text).bytes()[..8]);
-        digest
+        shortened(&text)
     }
+}
+
+/// Returns the first bytes of the hash of a text.
+fn shortened(text: &[u8]) -> [u8; 8] {
+    let mut digest = [0; 8];
+    digest.copy_from_slice(&RecordHash::of(text).bytes()[..8]);
+    digest
 }
 
 /// Page of rows.

@@ -204,6 +204,7 @@ async fn a_difference_of_two_moments_has_what_changed_with_both_values() {
     for (path, pointer) in [
         ("/diff".to_owned(), "/from"),
         ("/diff?from=x".to_owned(), "/from"),
+        ("/diff?from=7&to=5".to_owned(), "/from"),
         ("/diff?from=5&kinds=cars".to_owned(), "/kinds"),
         ("/diff?from=5&kinds=nodes&color=red".to_owned(), "/color"),
         (format!("/diff?from=6&page_token={token}"), "/page_token"),

@@ -1,7 +1,7 @@
 //! Record of a moment: the one that contains a position, or the last one that is not later than a time.
 //!
 //! The journal has no index of times. Its times never decrease, so the record is found by a binary search, of
-//! which each step reads one record.
+//! which each step reads one record. Records that cannot be read are passed by, unless the result may be one of them.
 
 use std::sync::Arc;
 
@@ -40,19 +40,30 @@ fn by_time(journal: &dyn JournalReader, time: Time, last: &ChainCursor) -> Resul
         return Err(out_of_range(journal, false, last));
     }
     let mut found = None;
+    // Error of a step, until a later record is found that is not later than the time.
+    let mut gap = None;
     // The record before `from` is not later than the time; the record that contains `to` is later.
     let (mut from, mut to) = (Position::FIRST, last.position);
     while from < to {
         let middle = Position::new(from.get() + (to.get() - from.get()) / 2);
-        let record = record_at(journal, middle)?;
-        if record.header().time <= time {
-            found = Some(ChainCursor::after(&record));
-            from = record.last().plus(1);
-        } else {
-            to = record.first();
+        match record_at(journal, middle) {
+            Ok(record) if record.header().time <= time => {
+                (found, gap) = (Some(ChainCursor::after(&record)), None);
+                from = record.last().plus(1);
+            }
+            Ok(record) => to = record.first(),
+            Err(error @ MomentError::Unreadable { .. }) => {
+                gap = Some(error);
+                from = middle.plus(1);
+            }
+            Err(error) => return Err(error),
         }
     }
-    found.ok_or_else(|| out_of_range(journal, true, last))
+    match (gap, found) {
+        (Some(error), _) => Err(error),
+        (None, Some(found)) => Ok(found),
+        (None, None) => Err(out_of_range(journal, true, last)),
+    }
 }
 
 /// Returns the error of a moment before the first record or after the last one. The first record may be

@@ -95,7 +95,7 @@ impl RowTree for FleetMoment {
             return Box::new(entries.map(|entry| Ok((entry.into(), IVec::default()))));
         }
         let rows = self.row_keys(kind).range(&from);
-        Box::new(rows.filter_map(|key| Some(Ok((key.into(), self.value(key).transpose()?.ok()?)))))
+        Box::new(rows.filter_map(|key| Some(Ok((key.into(), self.stored(&RowKey::from_stored(key)?)?)))))
     }
 
     fn steady<T>(&self, read: impl Fn(Position) -> Result<T, QueryError>) -> Result<T, QueryError> {

@@ -9,8 +9,8 @@ use chancery_events::id::Position;
 use chancery_events::lineage::NamedPosition;
 use chancery_events::record::Record;
 use chancery_events::time::Time;
-use chancery_journal::ChainCursor;
 use chancery_journal::snapshots::SnapshotStore;
+use chancery_journal::{ChainCursor, JournalReader, ReadError, RecordIter};
 use serde_json::Value;
 
 use super::*;
@@ -229,6 +229,60 @@ fn a_position_or_a_time_names_the_record() {
             }
             other => panic!("{moment:?}: {other:?}"),
         }
+    }
+}
+
+/// Journal without its records up to a position, as after a loss of segments.
+struct JournalWithGap {
+    journal: Arc<dyn JournalReader>,
+    /// First and last record that cannot be read, by their last positions.
+    gap: [Position; 2],
+}
+
+impl JournalReader for JournalWithGap {
+    fn head(&self) -> Option<ChainCursor> {
+        self.journal.head()
+    }
+
+    fn records(&self, from: Position) -> Result<RecordIter, ReadError> {
+        let record = self.journal.records(from)?.next().transpose()?;
+        match record {
+            Some(record) if (self.gap[0]..=self.gap[1]).contains(&record.last()) => {
+                let source = std::io::ErrorKind::NotFound.into();
+                Err(ReadError::Io { place: "a lost segment".into(), source })
+            }
+            _ => self.journal.records(from),
+        }
+    }
+}
+
+#[test]
+fn a_time_is_found_wherever_records_are_lost_and_is_never_guessed() {
+    let driver = stirred(97, 60);
+    let records = &driver.records;
+    for (first, last) in
+        [(0, records.len() / 2), (records.len() / 3, records.len() / 2), (5, records.len() - 2)]
+    {
+        let gap = [records[first].last(), records[last].last()];
+        let journal = JournalWithGap { journal: driver.source(), gap };
+        let (mut found, mut unreadable) = (0, 0);
+        for record in records {
+            let time = record.header().time;
+            let wanted = records.iter().rev().find(|other| other.header().time <= time).expect("the record");
+            let is_lost = (gap[0]..=gap[1]).contains(&wanted.last());
+            match find::find(&journal, NamedMoment::Time(time)) {
+                Ok(at) => {
+                    assert!(!is_lost && at == ChainCursor::after(wanted), "{time}: {at:?}");
+                    found += 1;
+                }
+                Err(MomentError::Unreadable { .. }) => {
+                    assert!(wanted.last() <= gap[1], "{time} is after the gap");
+                    unreadable += 1;
+                }
+                Err(other) => panic!("{time}: {other}"),
+            }
+        }
+        assert!(found > 0 && unreadable > 0, "{gap:?}: {found} found, {unreadable} not");
     }
 }
 

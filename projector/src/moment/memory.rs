@@ -1,7 +1,7 @@
 //! Memory of moments: reserved before it is used, and released with the moment.
 //!
-//! The memory of a state is not measured but estimated from the length of its encoding, by factors that a test
-//! compares with the memory that states occupy. Moments share entities; each is counted as if it shared none.
+//! The memory of a state is not measured but estimated from the length of its encoding. The benchmark W20 compares
+//! the estimate with the memory that states occupy: half of it, for a fleet of 200,000 entities. Moments share entities; each is counted as if it shared none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

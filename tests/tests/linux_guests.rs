@@ -7,6 +7,8 @@
 //! | forwarded port, reset, power-off by the guest | `a_linux_guest_that_is_ready_answers_reboots_on_request_and_stays_off` |
 //! | panic device, power button | `a_linux_guest_that_panics_is_started_again_and_obeys_the_power_button_of_a_stop` |
 
+use std::time::{Duration, Instant};
+
 use chancery_events::spec::VM_OVERHEAD;
 use chancery_tests::qemu::build_linux;
 use chancery_tests::{ServerProcess, TestClient, until};
@@ -72,6 +74,16 @@ fn replica(client: &TestClient) -> Value {
     client.items("replicas?plan=linux").pop().expect("a replica")
 }
 
+/// Requests that the guest powers itself off. Panics with the guest's output if it runs on for a minute.
+fn power_off(server: &ServerProcess, guest: &mut RunningGuest) {
+    let start = Instant::now();
+    guest.send("poweroff");
+    while server.client().read(&format!("incarnations/{}", guest.incarnation))["state"] != "powered_off" {
+        assert!(start.elapsed() < Duration::from_mins(1), "it runs on: {}", output(server, &guest.replica));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 #[test]
 fn a_disk_has_what_linux_synced_after_a_kill_of_qemu_and_after_a_stop() {
     let _permit = TestPermit::take();
@@ -130,7 +142,9 @@ fn a_linux_guest_that_is_ready_answers_reboots_on_request_and_stays_off() {
     assert_ne!(boot(&server, &guest.incarnation), first);
     let row = client.read(&format!("incarnations/{}", guest.incarnation));
     assert!(row["processes"][0]["resets"].as_u64().is_some_and(|resets| resets > 0), "{row}");
-    guest.send("poweroff");
+    // The port answers after the reset, so that a guest that runs on has received the request.
+    guest.must("ping poweroff", "pong poweroff");
+    power_off(&server, &mut guest);
     assert_eq!(ends(&client, &guest.incarnation, "powered_off"), "its guest powered itself off");
     deploy(&client, "d2", "always", &[]);
     until("the deployment has completed", || {

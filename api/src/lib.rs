@@ -12,6 +12,7 @@
 mod admission;
 mod budget;
 mod catalogue;
+mod causes;
 pub mod channels;
 mod connection;
 mod consoles;

@@ -29,8 +29,8 @@ use super::query::QueryParams;
 use super::rate::RequestPrincipal;
 use super::routes::{self, HttpRoute, RouteMatch, RouteResult, RouteTarget};
 use super::{
-    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, channels, consoles, diff, forward, intents, logs,
-    metrics, openapi, read, schemas, stream, write,
+    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, causes, channels, consoles, diff, forward, intents,
+    logs, metrics, openapi, read, schemas, stream, write,
 };
 
 /// Request, as the outermost handler and the handler of its route see it.
@@ -238,6 +238,8 @@ async fn dispatch(
         RouteTarget::List(_)
         | RouteTarget::Get(_)
         | RouteTarget::History(_)
+        | RouteTarget::Why(_)
+        | RouteTarget::Event(_)
         | RouteTarget::Diff
         | RouteTarget::Events
         | RouteTarget::Logs => {
@@ -273,6 +275,8 @@ async fn read_of(
         RouteTarget::List(kind) => read::list(app, call, kind, params).await,
         RouteTarget::Get(kind) => read::get(app, call, kind, params).await,
         RouteTarget::History(kind) => read::history(app, call, kind, params).await,
+        RouteTarget::Why(kind) => causes::why(app, call, kind, params).await,
+        RouteTarget::Event(read) => causes::of_event(app, call, read, params).await,
         RouteTarget::Diff => diff::get(app, call, params).await,
         RouteTarget::Events => stream::events(app, params, &call.parts.headers).await,
         RouteTarget::Logs => logs::read(app, call, params).await,

@@ -10,10 +10,12 @@ use chancery_events::intent::Intent;
 use chancery_projector::RowKind;
 use chancery_projector::history::HistoryEntry;
 use chancery_projector::moment::EntityChange;
+use chancery_projector::why::ValueReason;
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
+use super::causes::EventRead;
 use super::problem;
 use super::routes::{BodyShape, HttpRoute, ROUTES, RouteTarget};
 use super::schemas::pretty;
@@ -142,6 +144,36 @@ fn operation(
                 "Page of events; continue with `next_from` as `from`.",
             )
         }
+        RouteTarget::Why(_) => {
+            let reason = types.subschema_for::<ValueReason>().to_value();
+            let reasons = json!({"type": "array", "items": reason});
+            answer(
+                &object(
+                    &json!({"entity": text(), "field": {"type": ["string", "null"]}, "value": {}, "reasons": reasons, "position": position()}),
+                ),
+                "Value at the position, and the facts behind it.",
+            )
+        }
+        RouteTarget::Event(EventRead::Event) => {
+            json!({"description": "CloudEvent of the event.", "content": {"application/cloudevents+json": {"schema": {"type": "object"}}}})
+        }
+        RouteTarget::Event(read) => {
+            let items = json!({"type": "array", "items": {"type": "object"}});
+            let (next, about) = if read == EventRead::Causes {
+                (
+                    "next_event",
+                    "CloudEvents of the causes, the nearest first; continue with the causes of `next_event`.",
+                )
+            } else {
+                ("next_from", "CloudEvents of the effects; continue with `next_from` as `from`.")
+            };
+            answer(
+                &object(
+                    &json!({"items": items, next: {"type": ["integer", "null"]}, "position": position()}),
+                ),
+                about,
+            )
+        }
         RouteTarget::Diff => {
             let change = types.subschema_for::<EntityChange>().to_value();
             let moment = types.subschema_for::<problem::MomentBody>().to_value();
@@ -209,6 +241,10 @@ fn operation_id(route: &HttpRoute) -> String {
         RouteTarget::List(kind) => format!("list_{kind}"),
         RouteTarget::Get(kind) => format!("get_{}", kind.kind().word()),
         RouteTarget::History(kind) => format!("get_{}_history", kind.kind().word()),
+        RouteTarget::Why(kind) => format!("get_{}_why", kind.kind().word()),
+        RouteTarget::Event(EventRead::Event) => "get_event".into(),
+        RouteTarget::Event(EventRead::Causes) => "list_event_causes".into(),
+        RouteTarget::Event(EventRead::Effects) => "list_event_effects".into(),
         RouteTarget::Diff => "get_diff".into(),
         RouteTarget::Intent(entry, shape) => {
             let name = entry.type_name.trim_end_matches(".v1").replace('.', "_");
@@ -243,6 +279,8 @@ const UNTIL: &str =
 const CONSISTENCY: &str = "With `eventual`, the answer is immediate and has the current rows. By default the answer is at least as new as every verdict that the server gave before the request; if that takes too long, the answer is 503 `position_not_applied`. The header `chancery-position` has the position of the answer.";
 /// Description of `as_of`.
 const AS_OF: &str = "Moment of the answer instead of the present: a position, as a number or `POSITION.LINEAGE`, or an RFC 3339 time. A position means the state after the record that contains it, a time the last record that is not later. The headers `chancery-position` and `chancery-time` have the record's. A page token is valid only for its moment.";
+/// Description of `field`.
+const FIELD: &str = "Field of the row (default: the last fact about the entity).";
 /// Description of a history's `from`.
 const FROM: &str = "First position: a number, or `POSITION.LINEAGE` (default: 1).";
 
@@ -270,6 +308,10 @@ parameters! {
         "query" "kinds" {"type": "string"} "Only these kinds, comma-separated: `nodes,replicas` (default: all). Other parameters are filters that each of the kinds has: an entity is included if its row at either moment matches.";
         "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of changes, from 1 to 1000 (default: 100).";
         "query" "page_token" {"type": "string"} "Token of the page after which to continue.";
+    why_parameters:
+        "query" "value" {"type": "string"} "Expected value of the field: another one is refused as `value_differs`.";
+    cause_parameters:
+        "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of events, from 1 to 1000 (default: 100).";
     history_parameters:
         "query" "from" {"type": "string"} FROM;
         "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of events, from 1 to 1000 (default: 100).";
@@ -316,6 +358,13 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
         }
         RouteTarget::Get(_) => [moment_parameters(), settle_parameters()].concat(),
         RouteTarget::History(_) => [history_parameters(), moment_parameters(), settle_parameters()].concat(),
+        RouteTarget::Why(kind) => {
+            let field = query(&["field"], json!({"type": "string", "enum": kind.explained_fields()}), FIELD);
+            [field, why_parameters(), moment_parameters(), settle_parameters()].concat()
+        }
+        RouteTarget::Event(EventRead::Event) => settle_parameters(),
+        RouteTarget::Event(EventRead::Causes) => [cause_parameters(), settle_parameters()].concat(),
+        RouteTarget::Event(EventRead::Effects) => [history_parameters(), settle_parameters()].concat(),
         RouteTarget::Diff => [diff_parameters(), settle_parameters()].concat(),
         RouteTarget::Events => event_parameters(),
         RouteTarget::Logs => log_parameters(),

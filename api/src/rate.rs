@@ -101,6 +101,8 @@ impl RateLimiter {
                 RouteTarget::List(_)
                 | RouteTarget::Get(_)
                 | RouteTarget::History(_)
+                | RouteTarget::Why(_)
+                | RouteTarget::Event(_)
                 | RouteTarget::Diff
                 | RouteTarget::OpenApi
                 | RouteTarget::Schema

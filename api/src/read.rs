@@ -336,7 +336,7 @@ pub(super) fn not_read(kind: RowKind, error: QueryError) -> ProblemDetails {
 }
 
 /// Returns the key that the path names.
-fn key(call: &RoutedRequest, kind: RowKind) -> Result<RowKey, ProblemDetails> {
+pub(super) fn key(call: &RoutedRequest, kind: RowKind) -> Result<RowKey, ProblemDetails> {
     let parts: Vec<_> = call.found.params().collect();
     let text = parts.iter().map(|(_, value)| *value).collect::<Vec<_>>().join("/");
     RowKey::parse(kind, &text).map_err(|error| {
@@ -361,19 +361,7 @@ pub(super) async fn get(
     let moment = moments::take(app, &mut params, "as_of")?;
     settle(app, &mut params, source_of(moment)).await?;
     params.end(&["as_of", "min_position", "consistency"])?;
-    let (rows, at) = rows_at(app, moment).await?;
-    let read = match rows {
-        // The first row of a moment counts what its rows show, and the last reader frees the state.
-        RowsAt::Moment(_) => {
-            let key = key.clone();
-            in_turn(&app.moments.reads, "read a row", move || rows.get_json(&key)).await?
-        }
-        RowsAt::Present(_) => rows.get_json(&key),
-    };
-    let (mut row, position) = read.map_err(|error| not_read(kind, error))?;
-    if row.is_none() {
-        row = ended(app, &key, position).await?;
-    }
+    let (row, position, at) = row_at(app, &key, moment).await?;
     let Some(row) = row else {
         return Err(missing_at(app, &key, call.parts.uri.path(), position).await.position(position.get()));
     };
@@ -382,6 +370,28 @@ pub(super) async fn get(
         response.headers_mut().insert(header::ETAG, tag);
     }
     Ok(at_moment(response, position, at.as_ref()))
+}
+
+/// Returns a row of the present or of a moment, the position at which it was read, and the record of the moment.
+pub(super) async fn row_at(
+    app: &FleetApi,
+    key: &RowKey,
+    moment: Option<NamedMoment>,
+) -> Result<(Option<JsonRow>, Position, Option<ChainCursor>), ProblemDetails> {
+    let (rows, at) = rows_at(app, moment).await?;
+    let read = match rows {
+        // The first row of a moment counts what its rows show, and the last reader frees the state.
+        RowsAt::Moment(_) => {
+            let key = key.clone();
+            in_turn(&app.moments.reads, "read a row", move || rows.get_json(&key)).await?
+        }
+        RowsAt::Present(_) => rows.get_json(key),
+    };
+    let (mut row, position) = read.map_err(|error| not_read(key.kind(), error))?;
+    if row.is_none() {
+        row = ended(app, key, position).await?;
+    }
+    Ok((row, position, at))
 }
 
 /// Returns the row of an operation that was removed from the rows up to a position, from the journal.
@@ -415,7 +425,7 @@ pub(super) async fn missing(app: &FleetApi, key: &RowKey, path: &str) -> Problem
 }
 
 /// Returns the problem of an entity that up to a position never existed, or was deleted.
-async fn missing_at(app: &FleetApi, key: &RowKey, path: &str, until: Position) -> ProblemDetails {
+pub(super) async fn missing_at(app: &FleetApi, key: &RowKey, path: &str, until: Position) -> ProblemDetails {
     let subject = key.subject();
     let never = || {
         ProblemDetails::new(
@@ -481,6 +491,18 @@ struct HistoryResponse {
     position: Position,
 }
 
+/// Takes the maximum number of events on a page out of a query.
+pub(super) fn limit_of_events(params: &mut QueryParams) -> Result<usize, ProblemDetails> {
+    match params.number("limit")? {
+        None => Ok(HISTORY),
+        Some(limit @ 1..=HISTORY_MAX) => Ok(limit as usize),
+        Some(_) => {
+            let what = format!("must be 1 to {HISTORY_MAX}");
+            Err(ProblemDetails::parameter(RequestPart::Query, "limit", what))
+        }
+    }
+}
+
 /// Returns a page of an entity's history.
 pub(super) async fn history(
     app: &Arc<FleetApi>,
@@ -493,14 +515,7 @@ pub(super) async fn history(
         Some(from) => positions::wanted(app.hub.lineages().as_ref(), from)?,
         None => Position::FIRST,
     };
-    let limit = params.number("limit")?;
-    if limit.is_some_and(|limit| limit == 0 || limit > HISTORY_MAX) {
-        return Err(ProblemDetails::parameter(
-            RequestPart::Query,
-            "limit",
-            format!("must be 1 to {HISTORY_MAX}"),
-        ));
-    }
+    let limit = limit_of_events(&mut params)?;
     let moment = moments::take(app, &mut params, "as_of")?;
     settle(app, &mut params, ReadFrom::Journal).await?;
     params.end(&["from", "limit", "as_of", "min_position", "consistency"])?;
@@ -518,7 +533,6 @@ pub(super) async fn history(
         let detail = format!("cannot read history from {from}: {what} at {end}");
         return Err(ProblemDetails::new(kind, detail).position(end.get()));
     }
-    let limit = limit.map_or(HISTORY, |limit| limit as usize);
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
     let (histories, subject) = (HistoryReader::new(app.source.clone()).until(end), key.subject());
     let read = in_turn(&app.hub.readers, "read a history", move || {

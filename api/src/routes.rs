@@ -20,6 +20,7 @@ use tower_http::compression::CompressionLayer;
 use tower_http::compression::predicate::SizeAbove;
 
 use super::budget::SMALL;
+use super::causes::EventRead;
 use super::problem::{METHOD_NOT_ALLOWED, ProblemDetails, ProblemKind, ROUTE_NOT_FOUND, RequestPart};
 
 /// Conversion of the body of a typed route into the body of the intent.
@@ -39,6 +40,10 @@ pub(super) enum RouteTarget {
     List(RowKind),
     Get(RowKind),
     History(RowKind),
+    /// Returns the facts behind a value of one of this kind.
+    Why(RowKind),
+    /// Returns an event, its causes or its effects.
+    Event(EventRead),
     /// Compares the rows of two moments.
     Diff,
     /// Submits one intent of this entry of the register.
@@ -109,9 +114,19 @@ pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
         );
         let about = format!("Lists the events about one of the {kind}.");
         add(Method::GET, format!("{FLEET}{one}/history"), RouteTarget::History(kind), &about);
+        let about = format!("Returns the facts behind a field of one of the {kind}, and their causes.");
+        add(Method::GET, format!("{FLEET}{one}/why"), RouteTarget::Why(kind), &about);
     }
     let diff = "Lists the entities whose rows differ between two moments.";
     add(Method::GET, format!("{FLEET}/diff"), RouteTarget::Diff, diff);
+    for (path, read, about) in [
+        ("", EventRead::Event, "Returns an event."),
+        ("/causes", EventRead::Causes, "Lists the causes of an event, up to the first event of the chain."),
+        ("/effects", EventRead::Effects, "Lists the facts that name an event as their cause."),
+    ] {
+        let path = format!("{FLEET}/events/{{position}}{path}");
+        add(Method::GET, path, RouteTarget::Event(read), about);
+    }
     let of_plan = format!("{FLEET}/plans/{{plan}}/deployments");
     add(Method::GET, of_plan, RouteTarget::List(RowKind::Deployments), "Lists a plan's deployments.");
     for (path, entry, shape, about) in OF_ONE {
@@ -194,9 +209,11 @@ where
             };
             methods = match route.does {
                 // All other answers are short, or are streamed.
-                RouteTarget::List(_) | RouteTarget::History(_) | RouteTarget::Diff => {
-                    methods.on(filter, found.layer(compression()))
-                }
+                RouteTarget::List(_)
+                | RouteTarget::History(_)
+                | RouteTarget::Why(_)
+                | RouteTarget::Event(_)
+                | RouteTarget::Diff => methods.on(filter, found.layer(compression())),
                 _ => methods.on(filter, found),
             };
         }
@@ -263,13 +280,13 @@ pub(super) fn routed(target: &Uri) -> Option<Uri> {
 }
 
 /// Encodes slashes in names of capabilities, as in `capabilities/nvidia/v100/history`: the name ends before a
-/// last `history` or `activity`. A name that ends with either word is written with `%2F`.
+/// last `history`, `activity` or `why`. A name that ends with such a word is written with `%2F`.
 fn deep_names(path: &str) -> Option<String> {
     let rest = path.strip_prefix("/v1/fleets/")?;
     let (fleet, rest) = rest.split_once('/')?;
     let name = rest.strip_prefix("capabilities/")?;
     let (name, tail) = match name.rsplit_once('/') {
-        Some((name, tail @ ("history" | "activity"))) => (name, format!("/{tail}")),
+        Some((name, tail @ ("history" | "activity" | "why"))) => (name, format!("/{tail}")),
         _ => (name, String::new()),
     };
     let is_deep = name.contains('/');

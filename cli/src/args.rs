@@ -15,12 +15,13 @@ use super::context::OutputFormat;
 use super::error::CliError;
 use super::flags::{
     ConsoleArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
-    ScheduleArgs, SnapshotArgs, UndrainArgs, WaitArgs, as_of, of_deployments, of_disruptions, of_volumes,
+    ScheduleArgs, SnapshotArgs, UndrainArgs, WaitArgs, WhyArgs, as_of, of_deployments, of_disruptions,
+    of_volumes,
 };
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::{
     act, apply, console, delete, describe, diff, disruption, drain, events, explain, get, logs, replica,
-    request, rollout, snapshot, wait,
+    request, rollout, snapshot, wait, why,
 };
 
 /// Help heading of the flags of every command.
@@ -78,6 +79,8 @@ pub enum ServerCommand {
     },
     /// Show which entities differ between two moments, and which of their fields
     Diff(DiffArgs),
+    /// Show the facts behind a value: who requested and approved the change, and what was observed
+    Why(WhyArgs),
     /// Delete an entity, or the entities of manifests
     #[command(about = format!("Delete one of the {}, or the entities of manifests", act::kinds("delete", |_| true)))]
     Delete {
@@ -332,6 +335,7 @@ impl ServerCommand {
                 describe::run(what.kind, &what.one(name.as_ref())?, io)
             }
             ServerCommand::Diff(moments) => diff::run(moments, io),
+            ServerCommand::Why(value) => why::run(value, io),
             ServerCommand::Delete { what, name, files, cascade, timeout } => {
                 let cascade = if *cascade { CascadePolicy::Yes } else { CascadePolicy::No };
                 match what {

@@ -153,6 +153,20 @@ pub struct DiffArgs {
     pub filters: Vec<(String, String)>,
 }
 
+/// Value to explain.
+#[derive(Args, Debug)]
+pub struct WhyArgs {
+    /// Entity of which to explain a field, or its last change
+    #[arg(value_name = "KIND/NAME", value_parser = EntitySelectorParser, hide_possible_values = true)]
+    pub what: EntitySelector,
+    /// Field of the entity's row, and its expected value, as in node=node-2 (default: the last change of the entity)
+    #[arg(value_name = "FIELD[=VALUE]", value_parser = field)]
+    pub field: Option<(String, Option<String>)>,
+    /// Explain the value after a position, 120, or at a time, 2026-11-21T09:00:00Z (default: the current value)
+    #[arg(long, value_name = "POSITION|TIME", value_parser = as_of)]
+    pub as_of: Option<String>,
+}
+
 impl GetArgs {
     /// Kind of the entities.
     pub(super) fn kind(&self) -> EntityKind {
@@ -282,6 +296,18 @@ pub(super) fn as_of(text: &str) -> Result<String, String> {
         return Ok(text.to_owned());
     }
     Err("invalid moment: must be a position as in 120, or a time as in 2026-11-21T09:00:00Z".into())
+}
+
+fn field(text: &str) -> Result<(String, Option<String>), String> {
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (name, Some(value.to_owned())),
+        None => (text, None),
+    };
+    if name.is_empty() {
+        Err("invalid field: must be FIELD or FIELD=VALUE, as in node=node-2".into())
+    } else {
+        Ok((name.to_owned(), value))
+    }
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

@@ -43,6 +43,7 @@ mod table;
 mod tests;
 mod wait;
 mod watch;
+mod why;
 
 use std::io::Write;
 
@@ -52,7 +53,7 @@ pub use context::{CliContext, OutputFormat};
 pub use error::{CliError, CliExit, exit_of};
 pub use flags::{
     ConsoleArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
-    ScheduleArgs, UndrainArgs, WaitArgs,
+    ScheduleArgs, UndrainArgs, WaitArgs, WhyArgs,
 };
 pub use get::json_text;
 pub use kind::{EntityKind, EntitySelector, FieldPath};

@@ -103,6 +103,14 @@ pub trait JournalReader: Send + Sync {
         let _ = subject;
         self.records(from)
     }
+
+    /// Returns the records from `from` on that have facts with this cause, in order; `from` is after the record
+    /// of the cause. Ends at the head as of each read. May include other records, unless the journal has an
+    /// index of causes.
+    fn records_caused_by(&self, cause: Position, from: Position) -> Result<RecordIter, ReadError> {
+        let _ = cause;
+        self.records(from)
+    }
 }
 
 /// Reason why a record was not queued. The record will never be in the log.

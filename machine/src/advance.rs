@@ -201,9 +201,8 @@ impl DueWork<'_> {
             DueWork::LostVolume(name) | DueWork::UnusedVolume(name) => {
                 (Subject::Volume((*name).clone()), None)
             }
-            DueWork::Served(id) | DueWork::Alarm(DeadlineKey::Incarnation(id)) => {
-                (Subject::Incarnation(*id), None)
-            }
+            DueWork::Served(id) => return Some((Subject::Incarnation(*id), volume::served_at(fleet, *id)?)),
+            DueWork::Alarm(DeadlineKey::Incarnation(id)) => (Subject::Incarnation(*id), None),
             DueWork::Alarm(DeadlineKey::Operation(id)) => (Subject::Operation(*id), None),
             DueWork::Alarm(DeadlineKey::Request(id)) => (Subject::Request(*id), None),
             DueWork::Alarm(DeadlineKey::Deployment(key)) => {
@@ -249,12 +248,13 @@ fn overdue(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext)
 fn fire_timers(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let due = fleet.index().timers.iter().take_while(|(when, _)| *when <= ctx.now).map(|(_, timer)| timer);
     let about = |timer: &&TimerKey| {
-        let subject = match timer {
-            TimerKey::Replica(name) => Subject::Replica(name.clone()),
-            TimerKey::Plan(name) => Subject::Plan(name.clone()),
-        };
-        let cause = fleet.meta(&subject)?.changed.position;
-        Some((subject, cause))
+        Some(match timer {
+            TimerKey::Replica(name) => {
+                let replica = fleet.replicas().get(name)?;
+                (Subject::Replica(name.clone()), replica.meta.changed.position)
+            }
+            TimerKey::Plan(name) => (Subject::Plan(name.clone()), deployment::cause(fleet, name)?),
+        })
     };
     agenda.first(due, about, |timer| match timer {
         TimerKey::Replica(name) => replica::start_again(fleet, name, ctx),
@@ -312,12 +312,7 @@ fn advance_rollouts(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &Decisio
     let due = &fleet.index().due;
     let after = agenda.last.clone().map_or(Bound::Unbounded, Bound::Excluded);
     let turn = due.range((after, Bound::Unbounded)).chain(due.iter());
-    let about = |name: &&PlanName| {
-        let plan = fleet.plans().get(*name)?;
-        let current = plan.current.as_ref().or(plan.next.as_ref());
-        let of = current.and_then(|current| fleet.deployment(name, current));
-        Some((Subject::Plan((*name).clone()), of.map_or(plan.meta, |of| of.meta).changed.position))
-    };
+    let about = |name: &&PlanName| Some((Subject::Plan((*name).clone()), deployment::cause(fleet, name)?));
     let step = agenda.first(turn.take(due.len() + 1), about, |name| deployment::step(fleet, name, ctx))?;
     if let Subject::Plan(name) = &step.subject {
         agenda.last = Some(name.clone());
@@ -340,7 +335,8 @@ fn place_operations(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &Decisio
         for (kind, waiting) in groups {
             let Some(operation) = waiting.first() else { continue };
             let group = (name.clone(), kind.clone());
-            let tried = agenda.failed_searches.get(&group).is_some_and(|tried| *tried >= grown);
+            let failed = agenda.failed_searches.get(&group).copied();
+            let tried = failed.is_some_and(|failed| failed >= grown);
             let speaks = Some(operation) == speaker;
             let asks_again = || {
                 speaks && plan.unschedulable.is_empty() || operation::is_replaceable(fleet, plan, *operation)
@@ -348,7 +344,10 @@ fn place_operations(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &Decisio
             if tried && !asks_again() {
                 continue;
             }
-            agenda.turn_to(&subject, operation.position());
+            // What an earlier search lacked may be free now. After a takeover, only the plan shows that one failed.
+            let has_waited = failed.map_or(!plan.unschedulable.is_empty(), |failed| failed < grown);
+            let cause = operation.position().max(if has_waited { grown } else { Position::ZERO });
+            agenda.turn_to(&subject, cause);
             let found = operation::prepare(fleet, &mut agenda.search, plan, *operation, speaks, ctx);
             let in_vain =
                 |facts: &Vec<Fact>| facts.iter().any(|fact| matches!(fact, Fact::PlanUnschedulable(_)));
@@ -356,7 +355,7 @@ fn place_operations(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &Decisio
                 agenda.failed_searches.insert(group, grown);
             }
             if let Some(facts) = found {
-                return Some(DueStep { subject, cause: operation.position(), facts });
+                return Some(DueStep { subject, cause, facts });
             }
         }
     }

@@ -49,7 +49,7 @@ use crate::state::{Deployment, DeploymentState, Plan};
 
 pub(crate) use fold::{created, cut_over, ended, halted, paused, progress, resumed, stalled, started};
 pub(crate) use rollback::rollback;
-pub(crate) use step::{disturb, fail, no_progress, overdue, step, take_over, takes_over};
+pub(crate) use step::{cause, disturb, fail, no_progress, overdue, step, take_over, takes_over};
 pub use waits::{DeploymentWait, waits_for};
 
 /// Maximum size of a payload's filled arguments and environment, in bytes: Linux allows at most 2 MiB.

@@ -158,7 +158,7 @@ impl From<&Deployment> for DeploymentIndexKey {
             version: Some(deployment.version),
             strategy: deployment.spec.strategy,
             active_set: deployment.active_set,
-            last_success: deployment.last_success,
+            last_success: deployment.last_success.map(|last| last.time),
             deadline: deployment.deadline.filter(|_| begun && deployment.active_set == SetWord::Old),
         }
     }

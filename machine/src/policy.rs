@@ -189,13 +189,15 @@ pub(crate) fn step(
 ) -> Option<DueStep> {
     let policies = &fleet.index().policies;
     policies.approving.iter().find_map(|(name, of)| {
+        // A window that opens is a matter of the policy.
+        let applied = fleet.policies().get(name)?.meta.changed.position;
         if !is_open(&of.spec, ctx.now) || !has_capacity(fleet, name, &of.spec) {
             return None;
         }
         of.waiting.iter().find_map(|id| {
             let operation = fleet.operations().get(id)?;
             let OperationState::PendingApproval(proposal) = &operation.state else { return None };
-            let (subject, cause) = (Subject::Operation(*id), operation.meta.changed.position);
+            let (subject, cause) = (Subject::Operation(*id), operation.meta.changed.position.max(applied));
             if proposal.expires <= ctx.now
                 || !begin(&subject, cause)
                 || operation::is_given_up(fleet, operation)

@@ -46,7 +46,7 @@ mod predicates;
 pub use extras::{BoxedExtras, IncarnationExtras};
 
 /// Format of fleet snapshots; changes with the shape or kinds of entities. Other snapshots are not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-19";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-20";
 
 /// Set of nodes behind one orchestrator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -233,8 +233,8 @@ pub struct Deployment {
     pub active_set: SetWord,
     /// Time by which the new set must be ready.
     pub deadline: Option<Time>,
-    /// Time at which an operation of the deployment last succeeded.
-    pub last_success: Option<Time>,
+    /// Fact by which an operation of the deployment last succeeded.
+    pub last_success: Option<FactStamp>,
     /// Time of the last progress: the start, a succeeded or approved operation, a replica that became ready,
     /// the cut-over, or the end of a pause.
     pub progressed: Option<Time>,

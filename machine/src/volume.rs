@@ -24,7 +24,7 @@ use chancery_events::fact::{
     VolumeCreated, VolumeDeletionStarted, VolumeDestroyRequested, VolumeDestroyed, VolumeLost, VolumeReady,
     VolumeSnapshotStarted,
 };
-use chancery_events::id::{IncarnationId, VolumeId};
+use chancery_events::id::{IncarnationId, Position, VolumeId};
 use chancery_events::intent::{VolumeDelete, VolumeSnapshot};
 use chancery_events::name::{NodeName, ReplicaName, StorageClass, VolumeName};
 use chancery_events::observation::{IncarnationExit, ObjectReport, ObservedState, RetryClass};
@@ -64,6 +64,14 @@ pub(crate) fn used_by(fleet: &FleetState, incarnation: &Incarnation) -> Vec<Volu
         fleet.volumes().get(*name).is_some_and(|volume| volume.used_by == Some(incarnation.id))
     };
     incarnation.ties.mounts.iter().filter(used).cloned().collect()
+}
+
+/// Position of the fact that let an incarnation use its volumes: the last change of one of them, or of the incarnation.
+pub(crate) fn served_at(fleet: &FleetState, incarnation: IncarnationId) -> Option<Position> {
+    let incarnation = fleet.incarnations().get(&incarnation)?;
+    let volumes = incarnation.ties.mounts.iter().filter_map(|name| fleet.volumes().get(name));
+    let changes = volumes.map(|volume| volume.meta.changed.position);
+    changes.chain([incarnation.meta.changed.position]).max()
 }
 
 /// Volumes that the replica owns.

@@ -21,6 +21,7 @@ use crate::filter::FilterDef;
 use crate::index::IndexEntries;
 use crate::reachability::{ReachabilityFields, ReachabilitySource};
 use crate::rows;
+use crate::why::FieldFacts;
 
 macro_rules! row_kinds {
     ($($kind:ident $word:literal $plural:literal $aliases:tt $place:literal $about:literal {
@@ -279,6 +280,10 @@ pub trait ReadModelRow:
     /// Filters that a list of the kind takes.
     #[doc(hidden)]
     const FILTERS: &'static [FilterDef<Self>];
+
+    /// Facts about the entity that set fields of the row. Other fields follow from other entities.
+    #[doc(hidden)]
+    const SETTERS: &'static [FieldFacts] = &[];
 
     /// Returns the row of an entity; `None` if the entity does not exist. Depends on the state only: the
     /// counts are derived from the state.

@@ -10,6 +10,8 @@ pub mod build_row;
 #[cfg(feature = "store")]
 mod bulk_load;
 #[cfg(feature = "store")]
+pub mod causes;
+#[cfg(feature = "store")]
 mod changes;
 #[cfg(feature = "store")]
 mod counts;
@@ -46,6 +48,8 @@ pub mod snapshot;
 mod store;
 #[cfg(all(test, feature = "store"))]
 mod tests;
+#[cfg(feature = "store")]
+pub mod why;
 
 #[cfg(feature = "store")]
 pub use self::{

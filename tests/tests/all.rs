@@ -5,6 +5,7 @@ mod bad_input;
 mod browser;
 mod bulk;
 mod cache;
+mod causes;
 mod checks;
 mod clocks;
 mod compose;

@@ -149,6 +149,9 @@ kinds! {
     MOMENT_OUT_OF_RANGE = 400 "moment_out_of_range" final
         "The moment in `as_of` is before the first record of the journal, or after the last one. The members `first` and `last` have the position and the time of these records."
         "Name a moment between them. To read the present, omit `as_of`.";
+    VALUE_DIFFERS = 409 "value_differs" final
+        "The field in `field` has another value than `value` at the moment of the answer, so there are no reasons for that value. The member `detail` has the value."
+        "Name another value, or a moment at which the field had this one.";
     MOMENT_UNREADABLE = 410 "moment_unreadable" final
         "Records up to the moment in `as_of` are missing or damaged, or this build cannot fold them. The member `detail` has the reason, and `first` the first moment that can be read, if one is known."
         "Name a later moment. If the records exist elsewhere, restore them.";

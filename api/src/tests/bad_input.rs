@@ -18,7 +18,7 @@ use crate::{AllowedHosts, ApiShared, HttpLimits};
 fn path(route: &HttpRoute) -> String {
     let id = "00000000-0008-8801-8000-000000000007";
     let name = route.path.replace("{fleet}", "default").replace("{type}", "node.applied.v1");
-    let name = name.replace("{code}", "not_found");
+    let name = name.replace("{code}", "not_found").replace("{position}", "1");
     // The id contains the kind.
     let id = match &route.path {
         path if path.contains("/operations/") => id.replace("8801", "8802"),

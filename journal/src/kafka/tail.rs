@@ -97,9 +97,24 @@ impl JournalReader for MergedReader {
     }
 
     fn records_about(&self, subject: &Subject, from: Position) -> Result<RecordIter, ReadError> {
+        self.merged(from, |mirror| mirror.records_about(subject, from))
+    }
+
+    fn records_caused_by(&self, cause: Position, from: Position) -> Result<RecordIter, ReadError> {
+        self.merged(from, |mirror| mirror.records_caused_by(cause, from))
+    }
+}
+
+impl MergedReader {
+    /// Returns records that the mirror finds by an index, and all recent ones.
+    fn merged(
+        &self,
+        from: Position,
+        find: impl FnOnce(&dyn JournalReader) -> Result<RecordIter, ReadError>,
+    ) -> Result<RecordIter, ReadError> {
         // Copied first: a record that moves to the mirror meanwhile is seen twice and returned once.
         let recent = self.recent.all();
-        let older = self.mirror.records_about(subject, from)?;
+        let older = find(&*self.mirror)?;
         let newer = recent.into_iter().map(Ok);
         let mut given = from.get().saturating_sub(1);
         let once = older.chain(newer).filter(move |record| match record {
@@ -195,6 +210,9 @@ mod tests {
                 let about = both.records_about(&subject, Position::new(from)).expect("readable");
                 let about: Vec<_> = about.map(|record| record.expect("a record")).collect();
                 assert_eq!(about, records[at..], "about, {count} {durable} {kept} from {from}");
+                let caused = both.records_caused_by(Position::FIRST, Position::new(from)).expect("readable");
+                let caused: Vec<_> = caused.map(|record| record.expect("a record")).collect();
+                assert_eq!(caused, records[at..], "caused, {count} {durable} {kept} from {from}");
             }
         }
     }

@@ -19,11 +19,11 @@ mod frame;
 mod open;
 mod postings;
 mod postings_cache;
+mod postings_reader;
 mod preallocated;
 mod queue;
 mod reader;
 mod scan;
-mod subject_reader;
 mod verify;
 mod writer;
 

@@ -1,4 +1,4 @@
-//! Postings: an index of the events about each subject in a segment.
+//! Postings: an index of the events about each subject in a segment, and of the facts with each cause.
 //!
 //! The postings of a closed segment are stored next to it in `<position>.post`. Numbers are little-endian.
 //! ```text
@@ -14,8 +14,9 @@
 //! 104 keys, ascending: u64 key, u64 the number of its first entry
 //!     entries: u32 position less the segment's first, u32 offset of the record's frame
 //! ```
-//! A key is a prefix of the SHA-256 of a subject's text, so subjects may share one. An entry means that an
-//! event *may* be about a subject, and readers check. An event that this build cannot read may be about any
+//! A key is a prefix of the SHA-256 of a subject's text, or of that of a position that is a cause in an earlier
+//! record, so several may share one. An entry means that an event *may* be about the subject or have the
+//! cause, and readers check. An event that this build cannot read may be about any
 //! subject, and has a key of its own. Invariants: postings can be deleted at any time and are never trusted.
 //! Postings that do not match their segment are built again, and no event about a subject is ever missing
 //! from its entries. A file is made from a closed, synced segment, so it is also a witness of how far the
@@ -38,21 +39,33 @@ use crate::witness::JournalWitness;
 
 const EXTENSION: &str = "post";
 const UNFINISHED: &str = "post-new";
-const MAGIC: &[u8; 8] = b"ChPost2\n";
+const MAGIC: &[u8; 8] = b"ChPost3\n";
+/// Magic of files without causes, of which only the header is used.
+const WITHOUT_CAUSES: &[u8; 8] = b"ChPost2\n";
 const HEAD: usize = 104;
 const ENTRY: usize = 16;
 const PLACE: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct SubjectKey(u64);
+pub(super) struct PostingKey(u64);
 
-impl SubjectKey {
+impl PostingKey {
     /// Key of events that this build cannot read.
-    pub(super) const UNREADABLE: SubjectKey = SubjectKey(0);
+    pub(super) const UNREADABLE: PostingKey = PostingKey(0);
 
-    pub(super) fn of(subject: &Subject) -> SubjectKey {
-        let hash = RecordHash::of(subject.to_string().as_bytes());
-        SubjectKey(hash.bytes().first_chunk().map_or(1, |front| u64::from_le_bytes(*front)).max(1))
+    pub(super) fn of(subject: &Subject) -> PostingKey {
+        PostingKey::of_text(&subject.to_string())
+    }
+
+    /// Key of the facts with a cause.
+    pub(super) fn of_cause(cause: Position) -> PostingKey {
+        // No subject is a number.
+        PostingKey::of_text(&cause.to_string())
+    }
+
+    fn of_text(text: &str) -> PostingKey {
+        let hash = RecordHash::of(text.as_bytes());
+        PostingKey(hash.bytes().first_chunk().map_or(1, |front| u64::from_le_bytes(*front)).max(1))
     }
 }
 
@@ -66,7 +79,7 @@ pub(super) struct PostingEntry {
 /// Postings of a prefix of a segment, in memory.
 #[derive(Clone, Default, Debug)]
 pub(super) struct SegmentPostings {
-    lists: BTreeMap<SubjectKey, Vec<PostingEntry>>,
+    lists: BTreeMap<PostingKey, Vec<PostingEntry>>,
     last: Option<LastRecord>,
 }
 
@@ -80,35 +93,42 @@ struct LastRecord {
 }
 
 impl SegmentPostings {
-    /// Adds the subjects of a record's events. Records come in order.
+    /// Adds the subjects of a record's events, and the causes of its facts. Records come in order.
     pub(super) fn note(&mut self, record: &Record, offset: u64) {
         let lineage = record.header().lineage;
         for (position, line) in record.events() {
             let place = PostingEntry { position, offset };
             let Ok(event) = Event::read(line) else {
-                self.put(SubjectKey::UNREADABLE, place);
+                self.put(PostingKey::UNREADABLE, place);
                 continue;
             };
             for subject in event.subjects() {
-                self.put(SubjectKey::of(&subject), place);
+                self.put(PostingKey::of(&subject), place);
             }
             if let Event::Fact { fact, .. } = &event
                 && let Some(issued) = fact.issues(lineage, position)
             {
-                self.put(SubjectKey::of(&issued), place);
+                self.put(PostingKey::of(&issued), place);
+            }
+            // Effects in the record of their cause are found there.
+            if let Event::Fact { cause, .. } = &event
+                && *cause < record.first()
+                && *cause != Position::ZERO
+            {
+                self.put(PostingKey::of_cause(*cause), place);
             }
         }
         self.last = Some(LastRecord { offset, hash: record.hash(), through: record.last(), lineage });
     }
 
-    fn put(&mut self, key: SubjectKey, place: PostingEntry) {
+    fn put(&mut self, key: PostingKey, place: PostingEntry) {
         let list = self.lists.entry(key).or_default();
         if list.last() != Some(&place) {
             list.push(place);
         }
     }
 
-    pub(super) fn find(&self, key: SubjectKey) -> &[PostingEntry] {
+    pub(super) fn find(&self, key: PostingKey) -> &[PostingEntry] {
         self.lists.get(&key).map_or(&[], Vec::as_slice)
     }
 
@@ -188,10 +208,8 @@ pub(super) fn witnesses(dir: &Path, last: Option<Position>) -> io::Result<Vec<Jo
             continue;
         }
         // A file that is not as it was written proves nothing.
-        let Some(filed) = PostingsFile::check(&fs::read(&path)?).filter(|filed| Some(filed.first) == first)
-        else {
-            continue;
-        };
+        let filed = PostingsFile::check_header(&fs::read(&path)?);
+        let Some(filed) = filed.filter(|filed| Some(filed.first) == first) else { continue };
         let (name, lineage) = (format!("the file of postings {}", path.display()), filed.lineage);
         if last == Some(filed.first) {
             let position = filed.through.plus(1);
@@ -220,11 +238,17 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl PostingsFile {
-    /// Checks a complete file; `None` if it is not as it was written. The caller must check whether it
-    /// matches its segment.
+    /// Checks a complete file; `None` if it is not as it was written, or has no causes. The caller must check
+    /// whether it matches its segment.
     pub(super) fn check(bytes: &[u8]) -> Option<PostingsFile> {
+        if bytes.starts_with(MAGIC) { PostingsFile::check_header(bytes) } else { None }
+    }
+
+    /// Checks a complete file of any format; `None` if it is not as it was written.
+    fn check_header(bytes: &[u8]) -> Option<PostingsFile> {
         let crc = bytes.get(8..12)?.first_chunk().map(|crc| u32::from_le_bytes(*crc))?;
-        if !bytes.starts_with(MAGIC) || crc != crc32c::crc32c(&bytes[12..]) {
+        let is_known = bytes.starts_with(MAGIC) || bytes.starts_with(WITHOUT_CAUSES);
+        if !is_known || crc != crc32c::crc32c(&bytes[12..]) {
             return None;
         }
         let hash = RecordHash::from_bytes(*bytes.get(40..)?.first_chunk()?);
@@ -237,7 +261,7 @@ impl PostingsFile {
         (len == bytes.len() as u64).then_some(filed)
     }
 
-    pub(super) fn find(&self, file: &File, key: SubjectKey) -> io::Result<Vec<PostingEntry>> {
+    pub(super) fn find(&self, file: &File, key: PostingKey) -> io::Result<Vec<PostingEntry>> {
         let (mut low, mut high) = (0, self.keys);
         while low < high {
             let middle = low.midpoint(high);

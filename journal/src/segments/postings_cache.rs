@@ -17,7 +17,7 @@ use chancery_events::record::{Record, RecordHash};
 
 use super::catalog::{Segment, SegmentCatalog, lock};
 use super::frame::{self, FrameKind, HEAD};
-use super::postings::{self, PostingEntry, PostingsFile, SegmentPostings, SubjectKey};
+use super::postings::{self, PostingEntry, PostingKey, PostingsFile, SegmentPostings};
 use super::reader::SegmentBuffer;
 use crate::journal::ReadError;
 
@@ -32,7 +32,7 @@ pub(super) enum PostingsCache {
 }
 
 /// Returns the entries of `key`, in order: all that are durable now, and perhaps others.
-pub(super) fn places(segment: &Arc<Segment>, key: SubjectKey) -> Result<Vec<PostingEntry>, ReadError> {
+pub(super) fn places(segment: &Arc<Segment>, key: PostingKey) -> Result<Vec<PostingEntry>, ReadError> {
     let failed = |source| ReadError::Io { place: segment.path.display().to_string(), source };
     segment.know().map_err(failed)?;
     let mut shelf = lock(&segment.shelf);
@@ -51,7 +51,7 @@ pub(super) fn places(segment: &Arc<Segment>, key: SubjectKey) -> Result<Vec<Post
     }
     let PostingsCache::InMemory(postings, offset) = &mut *shelf else { return Ok(Vec::new()) };
     extend(segment, postings, offset, &AtomicBool::new(false))?;
-    Ok(merge(postings.find(key), postings.find(SubjectKey::UNREADABLE)))
+    Ok(merge(postings.find(key), postings.find(PostingKey::UNREADABLE)))
 }
 
 /// Whether the postings are in a file.
@@ -72,9 +72,9 @@ pub(super) fn forget(segment: &Segment) {
     *shelf = PostingsCache::InMemory(SegmentPostings::default(), 0);
 }
 
-fn from_file(segment: &Segment, filed: &PostingsFile, key: SubjectKey) -> io::Result<Vec<PostingEntry>> {
+fn from_file(segment: &Segment, filed: &PostingsFile, key: PostingKey) -> io::Result<Vec<PostingEntry>> {
     let file = File::open(postings::path(&segment.path))?;
-    Ok(merge(&filed.find(&file, key)?, &filed.find(&file, SubjectKey::UNREADABLE)?))
+    Ok(merge(&filed.find(&file, key)?, &filed.find(&file, PostingKey::UNREADABLE)?))
 }
 
 fn merge(a: &[PostingEntry], b: &[PostingEntry]) -> Vec<PostingEntry> {

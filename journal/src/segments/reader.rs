@@ -13,7 +13,8 @@ use chancery_events::subject::Subject;
 
 use super::catalog::{Segment, SegmentCatalog};
 use super::frame::{self, Frame, FrameKind, HEAD};
-use super::subject_reader::SubjectReader;
+use super::postings::PostingKey;
+use super::postings_reader::PostingsReader;
 use crate::chain::{ChainCursor, ChainEntry, ChainReader};
 use crate::journal::{JournalReader, ReadError, RecordIter, records_by};
 
@@ -31,8 +32,13 @@ impl JournalReader for SegmentSource {
     }
 
     fn records_about(&self, subject: &Subject, from: Position) -> Result<RecordIter, ReadError> {
-        let mut about = SubjectReader::new(self.0.clone(), subject, from);
+        let mut about = PostingsReader::new(self.0.clone(), PostingKey::of(subject), from);
         Ok(records_by(move || about.step()))
+    }
+
+    fn records_caused_by(&self, cause: Position, from: Position) -> Result<RecordIter, ReadError> {
+        let mut caused = PostingsReader::new(self.0.clone(), PostingKey::of_cause(cause), from);
+        Ok(records_by(move || caused.step()))
     }
 
     fn records(&self, from: Position) -> Result<RecordIter, ReadError> {

@@ -6,6 +6,7 @@ use chancery_events::fact::{
     DeploymentCutOver, DeploymentEnd, DeploymentEnded, DeploymentHalted, DeploymentStalled,
     DeploymentStarted, Fact, OperationEnd, PlanDeleted, ReplicaCreated, ReplicaDeploymentChanged, Requester,
 };
+use chancery_events::id::Position;
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, PlanName, ReplicaName};
 use chancery_events::spec::{DeploymentStrategy, OperationKind, TimeoutAction};
@@ -29,6 +30,36 @@ pub(crate) fn step(fleet: &FleetState, name: &PlanName, ctx: &DecisionContext) -
         carry_out(fleet, plan, work, ctx, &mut draft);
     }
     draft.done()
+}
+
+/// Position of the fact that made the next step of the plan's deployments possible: the last change of what the
+/// step is about, or the last success, which let the deployment go on.
+pub(crate) fn cause(fleet: &FleetState, name: &PlanName) -> Option<Position> {
+    let plan = fleet.plans().get(name)?;
+    let (_, work) = fleet.index().plan_index(name).and_then(PlanIndex::work)?;
+    let of_plan = plan.meta.changed.position;
+    let Some(current) = super::current(fleet, plan) else { return Some(of_plan) };
+    let changed = current.meta.changed.position;
+    let success = current.last_success.map_or(changed, |last| last.position);
+    Some(match work {
+        DeploymentWork::Start | DeploymentWork::Remove | DeploymentWork::Forget => of_plan,
+        DeploymentWork::Begin(id) => {
+            let queued = fleet.operations().get(&id).map_or(changed, |queued| queued.meta.changed.position);
+            queued.max(success)
+        }
+        DeploymentWork::Complete
+        | DeploymentWork::CutOver
+        | DeploymentWork::Create
+        | DeploymentWork::Delete
+        | DeploymentWork::Assign(_)
+        | DeploymentWork::Restart(_)
+        | DeploymentWork::Update(_) => changed.max(success),
+        DeploymentWork::Cancel(_)
+        | DeploymentWork::Abort(_)
+        | DeploymentWork::AbortStart(_)
+        | DeploymentWork::TakeBack(_)
+        | DeploymentWork::End => changed,
+    })
 }
 
 fn carry_out(

@@ -137,7 +137,7 @@ fn carried_out(
         && matches!(deployment.spec.strategy, DeploymentStrategy::Canary { .. })
         && deployment.active_set == SetWord::Old
     {
-        let since = deployment.last_success.unwrap_or(deployment.meta.changed.time);
+        let since = deployment.last_success.unwrap_or(deployment.meta.changed).time;
         let change = format!("promote or roll back deployment {}/{}", plan.name, deployment.name);
         return Some(DeploymentWait {
             what: "the promotion of its canary".into(),

@@ -274,7 +274,7 @@ pub(crate) fn close(
         }
     })?;
     if let Some(key) = rests.filter(|key| fleet.deployments().get(key).is_some()) {
-        fleet.change::<Deployment>(&key, |deployment| deployment.last_success = Some(at.time))?;
+        fleet.change::<Deployment>(&key, |deployment| deployment.last_success = Some(at.into()))?;
         deployment::progress(fleet, &key.0, &key.1, at)?;
     }
     let run = fleet.require::<Replica>(&replica)?.active.as_ref().map(|active| active.incarnation);

@@ -23,11 +23,17 @@ use crate::rows::{
     BypassRow, CapabilityRow, ClusterRow, DisruptionRow, NodeRow, PolicyRow, RequestRow, RequestStatus,
     RequestedKind, SessionRow, SessionStatus, StorageRow, VolumeRow, VolumeStatus,
 };
+use crate::why::FieldFacts;
 
 impl ReadModelRow for ClusterRow {
     const FILTERS: &'static [FilterDef<ClusterRow>] = &[
         by_word!("runtime", ClusterRuntime::ALL, |row| row.runtime),
         by_word!("activity", ClusterActivity::ALL, |row| row.activity),
+    ];
+    const SETTERS: &'static [FieldFacts] = &[
+        (&["runtime", "kubernetes"], &["cluster.applied"]),
+        (&["activity"], &["cluster.applied", "cluster.activity_changed"]),
+        (&["executor", "session"], &["session.opened", "session.closed"]),
     ];
 
     fn of(fleet: &FleetState, counts: &RowCounts, name: &ClusterName) -> Option<ClusterRow> {
@@ -49,6 +55,10 @@ impl ReadModelRow for CapabilityRow {
     const FILTERS: &'static [FilterDef<CapabilityRow>] = &[
         by_name!("type", CapabilityType, |row, kind| row.type_name == *kind),
         by_word!("activity", ClusterActivity::ALL, |row| row.activity),
+    ];
+    const SETTERS: &'static [FieldFacts] = &[
+        (&["type", "score"], &["capability.applied"]),
+        (&["activity"], &["capability.applied", "capability.activity_changed"]),
     ];
 
     fn of(fleet: &FleetState, _: &RowCounts, name: &CapabilityName) -> Option<CapabilityRow> {
@@ -78,6 +88,21 @@ impl ReadModelRow for NodeRow {
             name: "remaining_memory_gte",
             read: |text| at_least(parse_bytes(text, GIB), |row| row.remaining.memory),
         },
+    ];
+    const SETTERS: &'static [FieldFacts] = &[
+        (&["domain", "zone", "labels", "resources", "reserved", "capabilities"], &["node.applied"]),
+        (&["state", "cluster"], &["node.applied", "node.state_changed", "disruption.completed"]),
+        (
+            &["disruptions"],
+            &[
+                "disruption.scheduled",
+                "disruption.approved",
+                "disruption.completed",
+                "disruption.deleted",
+                "node.state_changed",
+            ],
+        ),
+        (&["bypass"], &["approval.bypassed", "node.state_changed"]),
     ];
 
     fn of(fleet: &FleetState, _: &RowCounts, name: &NodeName) -> Option<NodeRow> {
@@ -156,6 +181,7 @@ fn disruption((name, disruption): (&DisruptionName, &Disruption)) -> DisruptionR
 
 impl ReadModelRow for PolicyRow {
     const FILTERS: &'static [FilterDef<PolicyRow>] = &[];
+    const SETTERS: &'static [FieldFacts] = &[(&["spec"], &["policy.applied"])];
 
     fn of(fleet: &FleetState, _: &RowCounts, name: &PolicyName) -> Option<PolicyRow> {
         let policy = fleet.policies().get(name)?;
@@ -171,6 +197,10 @@ impl ReadModelRow for RequestRow {
         by_word!("state", RequestStatus::ALL, |row| row.state),
         by_word!("kind", RequestedKind::ALL, |row| row.kind),
         by_name!("subject", Subject, |row, subject| row.subject == *subject),
+    ];
+    const SETTERS: &'static [FieldFacts] = &[
+        (&["kind", "subject", "change", "effects", "requested_by", "policies", "hash"], &["request.opened"]),
+        (&["state", "expires", "decided"], &["request.opened", "request.approved", "request.ended"]),
     ];
 
     fn of(fleet: &FleetState, _: &RowCounts, id: &RequestId) -> Option<RequestRow> {
@@ -243,6 +273,38 @@ impl ReadModelRow for VolumeRow {
         by_name!("source", VolumeName, |row, source| row.source.as_ref() == Some(source)),
         by_word!("state", VolumeStatus::ALL, |row| row.state),
     ];
+    const SETTERS: &'static [FieldFacts] = &[
+        (
+            &["id", "cluster", "class", "capacity", "on_delete", "source"],
+            &["volume.created", "volume.snapshot_started"],
+        ),
+        (
+            &["state"],
+            &[
+                "volume.created",
+                "volume.snapshot_started",
+                "volume.ready",
+                "volume.lost",
+                "volume.deletion_started",
+                "volume.destroy_requested",
+            ],
+        ),
+        (&["node"], &["volume.created", "volume.snapshot_started", "incarnation.start_requested"]),
+        (
+            &["owner", "deletion_requested_by"],
+            &[
+                "volume.created",
+                "volume.snapshot_started",
+                "volume.deletion_started",
+                "replica.deleted",
+                "volume.command_failed",
+            ],
+        ),
+        (
+            &["replica", "incarnation"],
+            &["incarnation.start_requested", "incarnation.ended", "replica.deleted"],
+        ),
+    ];
 
     fn of(fleet: &FleetState, _: &RowCounts, name: &VolumeName) -> Option<VolumeRow> {
         let volume = fleet.volumes().get(name)?;
@@ -288,6 +350,10 @@ impl ReadModelRow for SessionRow {
     const FILTERS: &'static [FilterDef<SessionRow>] = &[
         by_name!("cluster", ClusterName, |row, cluster| row.cluster == *cluster),
         by_word!("state", SessionStatus::ALL, |row| row.state),
+    ];
+    const SETTERS: &'static [FieldFacts] = &[
+        (&["cluster", "executor", "runtime", "store"], &["session.opened"]),
+        (&["state"], &["session.opened", "session.closed"]),
     ];
 
     fn of(fleet: &FleetState, _: &RowCounts, id: &SessionId) -> Option<SessionRow> {

@@ -19,12 +19,19 @@ use crate::kind::{ReadModelRow, RowKind};
 use crate::rows::{
     DeploymentRow, DeploymentStatus, OperationStatus, PhaseStatus, PlanRow, SetWord, SpreadRow,
 };
+use crate::why::FieldFacts;
 
 impl ReadModelRow for PlanRow {
     const FILTERS: &'static [FilterDef<PlanRow>] = &[
         by_word!("activity", ClusterActivity::ALL, |row| row.activity),
         by_name!("namespace", Namespace, |row, it| row.spec.namespace == *it),
         by_name!("service", ServiceName, |row, it| row.spec.service == *it),
+    ];
+    const SETTERS: &'static [FieldFacts] = &[
+        (&["spec", "generation"], &["plan.applied"]),
+        (&["activity"], &["plan.applied", "plan.activity_changed"]),
+        (&["current"], &["deployment.started", "deployment.ended"]),
+        (&["next"], &["deployment.created", "deployment.started", "deployment.ended"]),
     ];
 
     fn of(fleet: &FleetState, counts: &RowCounts, name: &PlanName) -> Option<PlanRow> {
@@ -129,6 +136,33 @@ impl ReadModelRow for DeploymentRow {
         }),
         by_word!("state", DeploymentStatus::ALL, |row| row.state),
         FilterDef { name: "stalled", read: stalled },
+    ];
+    const SETTERS: &'static [FieldFacts] = &[
+        (
+            &[
+                "generation",
+                "count",
+                "coordinates",
+                "strategy",
+                "progress_deadline",
+                "auto_rollback",
+                "rollback",
+                "requested_by",
+            ],
+            &["deployment.created"],
+        ),
+        (
+            &["state"],
+            &[
+                "deployment.created",
+                "deployment.started",
+                "deployment.paused",
+                "deployment.resumed",
+                "deployment.halted",
+                "deployment.ended",
+            ],
+        ),
+        (&["active_set"], &["deployment.created", "deployment.cut_over"]),
     ];
 
     fn of(fleet: &FleetState, counts: &RowCounts, key: &DeploymentKey) -> Option<DeploymentRow> {

@@ -22,6 +22,7 @@ use crate::rows::{
     CommandRow, IncarnationRow, IncarnationStatus, OperationRow, OperationStatus, PhaseStatus, Reachability,
     ReplicaRow, SecondaryRow, WillWord,
 };
+use crate::why::FieldFacts;
 
 impl ReadModelRow for ReplicaRow {
     const FILTERS: &'static [FilterDef<ReplicaRow>] = &[
@@ -33,6 +34,66 @@ impl ReadModelRow for ReplicaRow {
             is_kept.then(|| AccessPath::Entries(RowIndex::ReplicaPhase.of_word(phase as u8)))
         }),
         by_word!("desired", WillWord::ALL, |row| row.desired),
+    ];
+    const SETTERS: &'static [FieldFacts] = &[
+        (&["plan"], &["replica.created"]),
+        (
+            &["deployment"],
+            &[
+                "replica.created",
+                "replica.deployment_changed",
+                "incarnation.reserved",
+                "incarnation.start_requested",
+                "incarnation.running",
+                "operation.created",
+            ],
+        ),
+        (&["node", "incarnation"], &["incarnation.reserved", "incarnation.running", "incarnation.ended"]),
+        (
+            &["ready", "processes", "unready_at"],
+            &[
+                "replica.created",
+                "incarnation.reserved",
+                "incarnation.started",
+                "incarnation.running",
+                "incarnation.processes_changed",
+                "incarnation.ended",
+                "incarnation.stop_requested",
+                "incarnation.start_requested",
+                "operation.approved",
+                "operation.started",
+            ],
+        ),
+        (&["operation"], &["operation.created", "operation.ended", "incarnation.running", "replica.created"]),
+        (
+            &["desired"],
+            &[
+                "replica.created",
+                "operation.created",
+                "operation.approved",
+                "operation.started",
+                "operation.ended",
+                "incarnation.ended",
+            ],
+        ),
+        (
+            &["phase"],
+            &[
+                "replica.created",
+                "operation.created",
+                "operation.approved",
+                "operation.started",
+                "operation.ended",
+                "incarnation.reserved",
+                "incarnation.started",
+                "incarnation.start_requested",
+                "incarnation.stop_requested",
+                "incarnation.running",
+                "incarnation.processes_changed",
+                "incarnation.ended",
+            ],
+        ),
+        (&["next_restart"], &["incarnation.ended", "operation.created", "operation.ended"]),
     ];
 
     fn of(fleet: &FleetState, _: &RowCounts, name: &ReplicaName) -> Option<ReplicaRow> {
@@ -178,6 +239,62 @@ impl ReadModelRow for IncarnationRow {
         by_name!("node", NodeName, |row, node| row.node == *node, RowIndex::IncarnationNode),
         by_name!("cluster", ClusterName, |row, cluster| row.cluster == *cluster),
         by_word!("state", IncarnationStatus::ALL, |row| row.state),
+    ];
+    const SETTERS: &'static [FieldFacts] = &[
+        (
+            &[
+                "replica",
+                "plan",
+                "deployment",
+                "node",
+                "cluster",
+                "resources",
+                "operation",
+                "starts_after",
+                "affinity_violated",
+            ],
+            &["incarnation.reserved"],
+        ),
+        (
+            &["state"],
+            &[
+                "incarnation.reserved",
+                "operation.approved",
+                "operation.started",
+                "incarnation.start_requested",
+                "incarnation.started",
+                "incarnation.running",
+                "incarnation.processes_changed",
+                "incarnation.stop_requested",
+                "incarnation.command_failed",
+                "incarnation.ended",
+            ],
+        ),
+        (
+            &["ready", "processes", "unready_at"],
+            &[
+                "incarnation.reserved",
+                "incarnation.started",
+                "incarnation.running",
+                "incarnation.processes_changed",
+                "incarnation.ended",
+                "incarnation.stop_requested",
+                "incarnation.start_requested",
+                "operation.approved",
+                "operation.started",
+            ],
+        ),
+        (
+            &["revision"],
+            &[
+                "incarnation.reserved",
+                "operation.approved",
+                "operation.started",
+                "incarnation.start_requested",
+                "incarnation.stop_requested",
+                "incarnation.command_failed",
+            ],
+        ),
     ];
 
     fn of(fleet: &FleetState, _: &RowCounts, id: &IncarnationId) -> Option<IncarnationRow> {
@@ -332,6 +449,35 @@ impl ReadModelRow for OperationRow {
         }),
         by_name!("deployment", DeploymentName, |row, name| row.deployment.as_ref() == Some(name)),
         by_name!("node", NodeName, |row, node| row.node.as_ref() == Some(node), RowIndex::OperationNode),
+    ];
+    const SETTERS: &'static [FieldFacts] = &[
+        (
+            &["replica", "plan", "kind", "deployment", "requested_by", "target_deployment"],
+            &["operation.created"],
+        ),
+        (
+            &["state"],
+            &[
+                "operation.created",
+                "incarnation.reserved",
+                "operation.approved",
+                "operation.started",
+                "operation.ended",
+                "incarnation.running",
+                "incarnation.ended",
+            ],
+        ),
+        (
+            &["hash", "node", "incarnation"],
+            &[
+                "operation.created",
+                "incarnation.reserved",
+                "operation.approved",
+                "operation.started",
+                "incarnation.ended",
+            ],
+        ),
+        (&["approved_by"], &["operation.approved", "incarnation.ended"]),
     ];
 
     fn of(fleet: &FleetState, _: &RowCounts, id: &OperationId) -> Option<OperationRow> {

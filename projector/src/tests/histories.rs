@@ -1,12 +1,15 @@
 //! Histories: each step in order, with its initiator.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+use chancery_events::event::EventKind;
 use chancery_events::id::{OperationId, Position};
 use chancery_events::subject::Subject;
 
 use super::driver::TestDriver;
 use crate::OperationSearch;
+use crate::causes::CauseReader;
 use crate::history::{EventInitiator, HistoryReader};
 use crate::rows::OperationRow;
 
@@ -114,7 +117,8 @@ fn the_history_of_a_replica_shows_every_step_and_its_initiator() {
             ("deployment.created.v1", by),
             ("deployment.started.v1", by),
             ("replica.created.v1", by),
-            ("deployment.ended.v1", by),
+            // The last success completed it.
+            ("deployment.ended.v1", "exec-1"),
         ],
     );
     same(&history(&driver, &Subject::Fleet, 9), &[("term.started.v1", "decider")]);
@@ -177,4 +181,55 @@ fn an_operation_that_ended_reads_alike_from_its_row_and_from_the_journal() {
         }
     }
     assert!(left > 10, "{left} have left the rows");
+}
+
+#[test]
+fn causes_end_at_the_first_event_and_effects_are_their_inverse() {
+    for record_events in [0, 200] {
+        let mut driver = TestDriver::new(71);
+        driver.record_events = record_events;
+        driver.found(6, 4);
+        (0..300).for_each(|_| driver.stir());
+        driver.seal();
+        let head = driver.records.last().expect("a record").last();
+        let reader = CauseReader::new(driver.source(), head);
+        let mut wanted: BTreeMap<Position, Vec<Position>> = BTreeMap::new();
+        let mut longest = 0;
+        for position in (1..=head.get()).map(Position::new) {
+            let event = reader.event(position).expect("readable").expect("an event");
+            if let Some(cause) = event.cause {
+                wanted.entry(cause).or_default().push(position);
+            }
+            // In pages of two, the chain is the same.
+            let all = reader.causes(position, 1000).expect("readable").expect("an event");
+            let chain: Vec<_> = all.events.iter().map(|event| event.position).collect();
+            let (mut paged, mut from) = (Vec::new(), Some(position));
+            while let Some(at) = from {
+                let page = reader.causes(at, 2).expect("readable").expect("an event");
+                paged.extend(page.events.iter().map(|event| event.position));
+                from = page.next.and(page.events.last()).map(|last| last.position);
+            }
+            assert_eq!((&chain, chain.first().copied(), all.next), (&paged, event.cause, None));
+            assert!(chain.is_sorted_by(|a, b| a > b));
+            longest = longest.max(chain.len());
+            let root = all.events.last().unwrap_or(&event);
+            assert!(
+                root.kind != EventKind::Fact || root.type_name == "term.started.v1" || root.cause.is_none(),
+                "{position}: {root:?}"
+            );
+        }
+        assert!(longest > 3, "{longest}");
+        for position in (1..=head.get()).map(Position::new) {
+            let mut found = Vec::new();
+            let mut from = Some(Position::FIRST);
+            while let Some(at) = from {
+                let page = reader.effects(position, at, 2).expect("readable").expect("an event");
+                found.extend(page.events.iter().map(|event| event.position));
+                from = page.next;
+            }
+            assert_eq!(found, wanted.remove(&position).unwrap_or_default(), "effects of {position}");
+        }
+        assert!(reader.event(head.plus(1)).expect("readable").is_none());
+        assert!(reader.effects(Position::ZERO, Position::FIRST, 1).expect("readable").is_none());
+    }
 }

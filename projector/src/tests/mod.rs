@@ -6,6 +6,7 @@ mod histories;
 mod reading;
 mod starting;
 mod stir;
+mod why;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Reading by subject: only the records that postings point to.
+//! Reading by postings: only the records that they point to.
 //!
 //! Each record is checked on its own, by its frame; only the postings ensure that no record between two
 //! of them is missing. An entry that does not match its position shows that the postings belong to another
@@ -8,28 +8,27 @@ use std::sync::Arc;
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
-use chancery_events::subject::Subject;
 
 use super::catalog::{Segment, SegmentCatalog};
 use super::frame::FrameKind;
-use super::postings::{PostingEntry, SubjectKey};
+use super::postings::{PostingEntry, PostingKey};
 use super::postings_cache;
 use super::reader::SegmentBuffer;
 use crate::journal::ReadError;
 
-/// Records that may be about a subject.
-pub(super) struct SubjectReader {
+/// Records that may be about a subject, or have facts with a cause.
+pub(super) struct PostingsReader {
     catalog: Arc<SegmentCatalog>,
-    key: SubjectKey,
+    key: PostingKey,
     /// Lower bound of the positions not returned yet.
     from: Position,
     /// Current segment; `None` after the last one.
     segment: Option<Arc<Segment>>,
     /// Remaining entries of the segment; `None` before the lookup.
-    places: Option<SubjectLookup>,
+    places: Option<PostingsLookup>,
 }
 
-struct SubjectLookup {
+struct PostingsLookup {
     part: SegmentBuffer,
     places: std::vec::IntoIter<PostingEntry>,
     /// Fresh postings are not computed again.
@@ -38,10 +37,10 @@ struct SubjectLookup {
     was_open: bool,
 }
 
-impl SubjectReader {
-    pub(super) fn new(catalog: Arc<SegmentCatalog>, subject: &Subject, from: Position) -> SubjectReader {
+impl PostingsReader {
+    pub(super) fn new(catalog: Arc<SegmentCatalog>, key: PostingKey, from: Position) -> PostingsReader {
         let segment = catalog.holding(from);
-        SubjectReader { catalog, key: SubjectKey::of(subject), from, segment, places: None }
+        PostingsReader { catalog, key, from, segment, places: None }
     }
 
     /// Returns the next record; `None` at the head.
@@ -81,15 +80,15 @@ impl SegmentCatalog {
     fn ask(
         &self,
         segment: &Arc<Segment>,
-        key: SubjectKey,
+        key: PostingKey,
         is_fresh: bool,
-    ) -> Result<SubjectLookup, ReadError> {
+    ) -> Result<PostingsLookup, ReadError> {
         let was_open = self.behind(segment.first).is_none();
         let places = postings_cache::places(segment, key)?.into_iter();
         if !postings_cache::is_filed(segment) {
             self.want(segment);
         }
-        Ok(SubjectLookup {
+        Ok(PostingsLookup {
             part: SegmentBuffer::open_for_single(segment.clone())?,
             places,
             is_fresh,

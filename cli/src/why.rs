@@ -1,0 +1,148 @@
+//! `why`: the facts behind a value, as a tree: who requested the change, who approved it, what was observed.
+
+use serde_json::Value;
+
+use super::client::CommandIo;
+use super::context::OutputFormat;
+use super::error::CliError;
+use super::event_summary::EventSummary;
+use super::flags::WhyArgs;
+use super::get::{json_text, yaml_text};
+use super::kind::KindNaming as _;
+use super::table::add;
+
+use crate::note;
+
+pub(super) fn run(why: &WhyArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
+    io.client.read_at(why.as_of.as_ref());
+    let kind = why.what.kind;
+    let name = why.what.one(None)?;
+    let (field, value) = match &why.field {
+        Some((field, value)) => (Some(field), value.as_ref()),
+        None => (None, None),
+    };
+    let mut query = Vec::new();
+    query.extend(field.map(|field| ("field", field.clone())));
+    query.extend(value.map(|value| ("value", value.clone())));
+    let doing = format!("cannot explain {}/{name}", kind.word());
+    let answer = io.client.get(&doing, &format!("{}/why", kind.path_of(&name)?), &query)?;
+    match output {
+        OutputFormat::Json => json_text(&answer, io.out),
+        OutputFormat::Yaml => yaml_text(&answer, io.out),
+        _ => {
+            io.out.write_all(tree(&answer).as_bytes())?;
+            if answer["reasons"].as_array().is_none_or(Vec::is_empty) {
+                note!("no fact about {}/{name} has set it", kind.word());
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Returns the tree: a line for each event, its causes below it.
+fn tree(answer: &Value) -> String {
+    let mut text = answer["entity"].as_str().unwrap_or_default().to_owned();
+    if let Some(field) = answer["field"].as_str() {
+        add(&mut text, format_args!(" {field}={}", plain(&answer["value"])));
+    }
+    text.push('\n');
+    let reasons = answer["reasons"].as_array().map_or(&[][..], Vec::as_slice);
+    for (number, reason) in reasons.iter().enumerate() {
+        let is_last = number + 1 == reasons.len();
+        let (branch, below) = if is_last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+        let event = EventSummary(&reason["event"]);
+        add(&mut text, format_args!("{branch}{}: {}\n", role(&reason["role"]), line(&event)));
+        let causes = reason["causes"].as_array().map_or(&[][..], Vec::as_slice);
+        for (depth, cause) in causes.iter().enumerate() {
+            let indent = "   ".repeat(depth);
+            add(&mut text, format_args!("{below}{indent}└─ because of {}\n", line(&EventSummary(cause))));
+        }
+        if reason["is_complete"] == false {
+            add(&mut text, format_args!("{below}{}└─ and earlier events\n", "   ".repeat(causes.len())));
+        }
+    }
+    text
+}
+
+/// Returns the words for the part of an event.
+fn role(role: &Value) -> &str {
+    match role.as_str().unwrap_or_default() {
+        "value" => "set by",
+        "reservation" => "node reserved by",
+        "operation" => "operation",
+        "deployment" => "deployment",
+        "approval" => "approved by",
+        "request" => "approval request",
+        "request_approval" => "request approved by",
+        other => other,
+    }
+}
+
+/// Returns the event on one line: position, time, what happened, the actor, and an approved hash.
+fn line(event: &EventSummary<'_>) -> String {
+    let mut text = format!("{} {} {}", event.position(), event.time(), event.what());
+    if let Some(subject) = Some(event.subject()).filter(|subject| *subject != "-") {
+        add(&mut text, format_args!(" on {subject}"));
+    }
+    if let Some(actor) = event.0["actor"].as_str() {
+        add(&mut text, format_args!(" by {actor}"));
+    }
+    if let Some(hash) = event.0["data"]["hash"].as_str() {
+        add(&mut text, format_args!(" hash={hash}"));
+    }
+    text
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "none".into(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_tree_shows_each_event_with_its_causes() {
+        let event = |id: &str, type_name: &str, more: Value| {
+            let mut event = json!({
+                "id": id, "type": format!("chancery.{type_name}.v1"), "time": "2026-11-21T09:00:00.000001Z",
+                "subject": "replica/web-1", "data": {},
+            });
+            for (name, value) in more.as_object().into_iter().flatten() {
+                event[name] = value.clone();
+            }
+            event
+        };
+        let answer = json!({
+            "entity": "replica/web-1", "field": "node", "value": "node-2",
+            "reasons": [
+                {
+                    "role": "value", "event": event("9", "incarnation.running", json!({})), "is_complete": true,
+                    "causes": [event("8", "incarnation.reported", json!({"actor": "local"}))],
+                },
+                {
+                    "role": "approval", "is_complete": false, "causes": [],
+                    "event": event("5", "operation.approved", json!({"data": {"approved_by": {"actor": "bob"}, "hash": "ab"}})),
+                },
+            ],
+        });
+        let time = "2026-11-21T09:00:00Z";
+        assert_eq!(
+            tree(&answer),
+            format!(
+                "replica/web-1 node=node-2\n\
+                 ├─ set by: 9 {time} incarnation.running on replica/web-1\n\
+                 │  └─ because of 8 {time} incarnation.reported on replica/web-1 by local\n\
+                 └─ approved by: 5 {time} operation.approved approved_by=bob on replica/web-1 hash=ab\n   \
+                 └─ and earlier events\n"
+            )
+        );
+    }
+}

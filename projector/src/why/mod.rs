@@ -1,0 +1,382 @@
+//! Reasons for a value: the facts behind a field of a row, and how they came about.
+//!
+//! | role | event |
+//! |---|---|
+//! | `value` | fact that gave the field its value |
+//! | `reservation` | reservation of the incarnation that the fact is about: the choice of the node |
+//! | `operation` | creation of the operation that started the incarnation, or that the fact is about |
+//! | `deployment` | creation of the deployment that requested the operation |
+//! | `approval` | approval of the operation, with the approved hash |
+//! | `request` | approval request of a change that was approved as a whole |
+//! | `request_approval` | approval of that request, with the approved hash |
+//!
+//! The fact of the value is the last one of a type that sets the field ([`fields`]), unless its data states another
+//! value, or the value that an earlier fact had given. Each event has the chain of its causes. Everything here is recorded. What is computed again is marked as such
+//! by the reader ([`crate::FleetMoment::placement_reasons`]).
+
+mod fields;
+
+use std::collections::BTreeSet;
+
+use chancery_events::event::{Event, EventKind, EventLine};
+use chancery_events::fact::Fact;
+use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
+use chancery_events::intent::Intent;
+use chancery_events::record::Record;
+use chancery_events::subject::Subject;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::causes::{CauseReader, RecordedEvent};
+use crate::history::HistoryError;
+use crate::kind::RowKind;
+
+pub use fields::FieldFacts;
+#[cfg(test)]
+pub(crate) use fields::sets;
+
+/// Maximum number of causes of one event in an answer.
+const CAUSES: usize = 100;
+/// Maximum number of approvals of one operation: it has another one for each placement.
+const APPROVALS: usize = 20;
+
+/// Part of an event in the reasons for a value.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReasonRole {
+    /// Fact that gave the field its value.
+    Value,
+    /// Reservation of an incarnation on a node.
+    Reservation,
+    /// Creation of an operation.
+    Operation,
+    /// Creation of a deployment.
+    Deployment,
+    /// Approval of the operation.
+    Approval,
+    /// Approval request that was opened for a change.
+    Request,
+    /// Approval of the approval request.
+    RequestApproval,
+}
+
+/// Event behind a value, and the chain of its causes.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ValueReason {
+    /// Part of the event in the reasons.
+    pub role: ReasonRole,
+    /// CloudEvent of the event.
+    #[schemars(with = "Value")]
+    pub event: RecordedEvent,
+    /// CloudEvents of its causes, the nearest first, at most 100.
+    #[schemars(with = "Vec<Value>")]
+    pub causes: Vec<RecordedEvent>,
+    /// Whether the last cause is the first event of the chain.
+    pub is_complete: bool,
+}
+
+/// Field of which the reasons are requested.
+#[derive(Clone, Copy, Debug)]
+pub struct RowField<'a> {
+    /// Name of the field.
+    pub name: &'a str,
+    /// Row that has the field.
+    pub row: &'a Value,
+}
+
+/// Finds the reasons for values.
+#[derive(Clone)]
+pub struct ReasonReader(CauseReader);
+
+impl ReasonReader {
+    /// Creates a reader of the reasons in these events.
+    pub fn new(events: CauseReader) -> ReasonReader {
+        ReasonReader(events)
+    }
+
+    /// Returns the facts behind a field of an entity's row, or behind its last change. Empty if no fact changed
+    /// the entity.
+    pub fn reasons(
+        &self,
+        kind: RowKind,
+        subject: &Subject,
+        field: Option<RowField<'_>>,
+    ) -> Result<Vec<ValueReason>, HistoryError> {
+        let Some(position) = self.setter(kind, subject, field)? else { return Ok(Vec::new()) };
+        let mut reasons = Reasons { events: &self.0, all: Vec::new(), seen: BTreeSet::new() };
+        reasons.add(ReasonRole::Value, position)?;
+        // The end of its predecessor may have made an incarnation the active one.
+        let active =
+            field.filter(|_| kind == RowKind::Replicas).and_then(|field| field.row["incarnation"].as_str());
+        if let Some(active) = active.and_then(|id| id.parse::<IncarnationId>().ok()) {
+            reasons.add(ReasonRole::Reservation, active.position())?;
+        }
+        Ok(reasons.all)
+    }
+
+    /// Returns the position of the fact that gave the field its value.
+    fn setter(
+        &self,
+        kind: RowKind,
+        subject: &Subject,
+        field: Option<RowField<'_>>,
+    ) -> Result<Option<Position>, HistoryError> {
+        let mut found = FoundSetter::default();
+        let from = subject.issued().unwrap_or(Position::FIRST);
+        for record in self.0.source().records_about(subject, from)? {
+            let record = record?;
+            if record.first() > self.0.until() {
+                break;
+            }
+            for (position, line) in record.events() {
+                let Ok(Event::Fact { fact, .. }) = Event::read(line) else { continue };
+                let is_verdict = matches!(fact, Fact::IntentAccepted(_) | Fact::IntentRefused(_));
+                if is_verdict || !is_about(&fact, subject, &record, position) {
+                    continue;
+                }
+                if ends(fact.type_name(), subject) {
+                    found = FoundSetter::default();
+                }
+                match field {
+                    None => found.position = Some(position),
+                    Some(field) => {
+                        let of_incarnation = incarnation_of(&fact, record.header().lineage, position);
+                        if fields::sets(kind, field.name, fact.type_name())
+                            && found.may_be(kind, field, &fact, of_incarnation)
+                        {
+                            found.take(position, stated(line, field));
+                            found.is_running = matches!(fact, Fact::IncarnationRunning(_));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(found.position)
+    }
+}
+
+/// Relation of a fact's data to the value of a field.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum StatedValue {
+    /// Data that states the value, under the name of the field.
+    Same,
+    /// Data that states another value.
+    Other,
+    /// Data without such a member.
+    None,
+}
+
+/// Setter of a value, among the facts read so far.
+#[derive(Default)]
+struct FoundSetter {
+    position: Option<Position>,
+    /// Whether the data of that fact states the value, and no later fact states another one.
+    is_stated: bool,
+    /// Whether that fact reports that an incarnation runs.
+    is_running: bool,
+}
+
+impl FoundSetter {
+    /// Takes the next fact that sets the field. One that states the same value again did not give it, and one that
+    /// states another value gave that to something that is no longer in the row.
+    fn take(&mut self, position: Position, stated: StatedValue) {
+        let is_stated = stated == StatedValue::Same;
+        if stated != StatedValue::Other && !(is_stated && self.is_stated) {
+            self.position = Some(position);
+        }
+        self.is_stated = is_stated;
+    }
+
+    /// Whether a fact about an incarnation may have set a field of its replica. It must be about the incarnation that
+    /// the row shows, or have ended another one: the predecessor of one that did not run yet, or the last one.
+    fn may_be(&self, kind: RowKind, field: RowField<'_>, fact: &Fact, about: Option<IncarnationId>) -> bool {
+        let of_active = ["node", "incarnation", "ready", "processes", "unready_at"];
+        let (RowKind::Replicas, Some(about)) = (kind, about) else { return true };
+        if !of_active.contains(&field.name) || field.row["incarnation"] == about.to_string() {
+            return true;
+        }
+        let is_end = matches!(fact, Fact::IncarnationEnded(_));
+        is_end && (field.row["incarnation"].is_null() || !self.is_running)
+    }
+}
+
+/// Returns the incarnation that a fact issues or changes, if any.
+fn incarnation_of(fact: &Fact, lineage: Lineage, position: Position) -> Option<IncarnationId> {
+    let mut subjects = fact.issues(lineage, position).into_iter().chain(fact.subjects());
+    subjects.find_map(|subject| match subject {
+        Subject::Incarnation(id) => Some(id),
+        _ => None,
+    })
+}
+
+/// Whether a fact of the type ends the entity, so that another one may have its name.
+fn ends(type_name: &str, subject: &Subject) -> bool {
+    let end = type_name.strip_prefix(subject.kind());
+    end.is_some_and(|end| end.starts_with(".deleted.") || end.starts_with(".destroyed."))
+}
+
+fn is_about(fact: &Fact, subject: &Subject, record: &Record, position: Position) -> bool {
+    fact.subjects().contains(subject)
+        || fact.issues(record.header().lineage, position).as_ref() == Some(subject)
+}
+
+/// Returns what the data of a fact states about the field.
+fn stated(line: &[u8], field: RowField<'_>) -> StatedValue {
+    let Ok(line) = EventLine::read(line) else { return StatedValue::None };
+    let Ok(data) = serde_json::from_str::<Value>(line.data.get()) else { return StatedValue::None };
+    // An end names what it ends, which is not in the row then.
+    if ["incarnation.ended.", "operation.ended."].iter().any(|end| line.type_name.starts_with(end)) {
+        return StatedValue::None;
+    }
+    let value = &field.row[field.name];
+    let stated = [&data[field.name], &data["spec"][field.name]].into_iter().find(|stated| !stated.is_null());
+    match stated {
+        Some(stated) if stated == value => StatedValue::Same,
+        Some(_) if !value.is_null() && field.name != "operation" => StatedValue::Other,
+        _ => StatedValue::None,
+    }
+}
+
+/// Reasons that are being collected.
+struct Reasons<'a> {
+    events: &'a CauseReader,
+    all: Vec<ValueReason>,
+    seen: BTreeSet<Position>,
+}
+
+impl Reasons<'_> {
+    /// Adds an event, its causes, and the events that belong to it.
+    fn add(&mut self, role: ReasonRole, position: Position) -> Result<(), HistoryError> {
+        if !self.seen.insert(position) {
+            return Ok(());
+        }
+        let Some(record) = self.events.record(position)? else { return Ok(()) };
+        let event = crate::causes::recorded(&record, position)?;
+        let chain = self.events.causes(position, CAUSES)?;
+        let (causes, is_complete) =
+            chain.map_or((Vec::new(), true), |chain| (chain.events, chain.next.is_none()));
+        let root = causes.last().filter(|cause| cause.kind == EventKind::Intent).map(|cause| cause.position);
+        self.all.push(ValueReason { role, event, causes, is_complete });
+        if let Some(root) = root {
+            self.add_request(root)?;
+        }
+        let Some(Event::Fact { fact, .. }) = event_of(&record, position) else { return Ok(()) };
+        let issued = fact.issues(record.header().lineage, position);
+        let subjects: Vec<_> = issued.into_iter().chain(fact.subjects()).collect();
+        for subject in &subjects {
+            match subject {
+                Subject::Incarnation(id) => self.add(ReasonRole::Reservation, id.position())?,
+                Subject::Operation(id) => self.add_operation(*id, position)?,
+                // Other entities are not how the fact came about.
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the creation of an operation, the deployment that requested it, and the approvals of what the fact at a
+    /// position did: of the placement, if it reserved one, else those up to the fact.
+    fn add_operation(&mut self, id: OperationId, fact: Position) -> Result<(), HistoryError> {
+        let created = id.position();
+        if !self.seen.contains(&created) {
+            self.add(ReasonRole::Operation, created)?;
+            let record = self.events.record(created)?;
+            let event = record.and_then(|record| event_of(&record, created));
+            if let Some(Event::Fact { fact: Fact::OperationCreated(created), .. }) = event
+                && let Some(deployment) = &created.deployment
+                && let Some(plan) = self.plan_of(&Subject::Replica(created.replica))?
+            {
+                let subject = Subject::Deployment(plan, deployment.clone());
+                let first = self.first(&subject, |fact| matches!(fact, Fact::DeploymentCreated(_)))?;
+                if let Some(position) = first {
+                    self.add(ReasonRole::Deployment, position)?;
+                }
+            }
+        }
+        let mut approvals = Vec::new();
+        // An operation that needs another placement is approved again.
+        let mut is_placement = false;
+        'records: for record in self.events.source().records_about(&Subject::Operation(id), created)? {
+            let record = record?;
+            for (position, line) in record.events().take_while(|(at, _)| *at <= self.events.until()) {
+                match Event::read(line) {
+                    Ok(Event::Fact { fact: Fact::IncarnationReserved(reserved), .. })
+                        if reserved.operation == id =>
+                    {
+                        if position > fact {
+                            break 'records;
+                        }
+                        is_placement = position == fact;
+                        approvals.clear();
+                    }
+                    Ok(Event::Fact { fact: Fact::OperationApproved(approved), .. })
+                        if approved.operation == id =>
+                    {
+                        if position > fact && !is_placement {
+                            break 'records;
+                        }
+                        approvals.push(position);
+                    }
+                    // Other facts approve nothing.
+                    _ => {}
+                }
+            }
+        }
+        let last = approvals.len().saturating_sub(APPROVALS);
+        approvals[last..].iter().try_for_each(|position| self.add(ReasonRole::Approval, *position))
+    }
+
+    /// Adds the approval request that an intent approved, if it did.
+    fn add_request(&mut self, intent: Position) -> Result<(), HistoryError> {
+        let Some(record) = self.events.record(intent)? else { return Ok(()) };
+        let Some(Event::Intent(request)) = event_of(&record, intent) else { return Ok(()) };
+        let Intent::RequestApprove(approve) = request.intent else { return Ok(()) };
+        self.add(ReasonRole::Request, approve.request.position())?;
+        let approved = record.events().find_map(|(position, line)| match Event::read(line) {
+            Ok(Event::Fact { fact: Fact::RequestApproved(fact), cause }) => {
+                (fact.request == approve.request && cause == intent).then_some(position)
+            }
+            _ => None,
+        });
+        approved.map_or(Ok(()), |position| self.add(ReasonRole::RequestApproval, position))
+    }
+
+    fn plan_of(&self, replica: &Subject) -> Result<Option<chancery_events::name::PlanName>, HistoryError> {
+        let created = self.first(replica, |fact| matches!(fact, Fact::ReplicaCreated(_)))?;
+        let Some(position) = created else { return Ok(None) };
+        let record = self.events.record(position)?;
+        Ok(record.and_then(|record| match event_of(&record, position) {
+            Some(Event::Fact { fact: Fact::ReplicaCreated(created), .. }) => Some(created.plan),
+            _ => None,
+        }))
+    }
+
+    /// Returns the position of the first fact about a subject that meets a condition.
+    fn first(
+        &self,
+        subject: &Subject,
+        is_wanted: impl Fn(&Fact) -> bool,
+    ) -> Result<Option<Position>, HistoryError> {
+        for record in self.events.source().records_about(subject, Position::FIRST)? {
+            let record = record?;
+            if record.first() > self.events.until() {
+                break;
+            }
+            let mut events = record.events();
+            let found = events.find(|(_, line)| match Event::read(line) {
+                Ok(Event::Fact { fact, .. }) => fact.subjects().contains(subject) && is_wanted(&fact),
+                _ => false,
+            });
+            if let Some((position, _)) = found {
+                return Ok(Some(position));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn event_of(record: &Record, position: Position) -> Option<Event> {
+    let (_, line) = record.events().find(|(at, _)| *at == position)?;
+    Event::read(line).ok()
+}

@@ -33,7 +33,7 @@ pub(crate) fn step(fleet: &FleetState, name: &PlanName, ctx: &DecisionContext) -
 }
 
 /// Position of the fact that made the next step of the plan's deployments possible: the last change of what the
-/// step is about, or the last success, which let the deployment go on.
+/// step is about, or the last success, which let the deployment continue.
 pub(crate) fn cause(fleet: &FleetState, name: &PlanName) -> Option<Position> {
     let plan = fleet.plans().get(name)?;
     let (_, work) = fleet.index().plan_index(name).and_then(PlanIndex::work)?;

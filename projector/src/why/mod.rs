@@ -1,4 +1,4 @@
-//! Reasons for a value: the facts behind a field of a row, and how they came about.
+//! CollectedReasons for a value: the facts behind a field of a row, and how they came about.
 //!
 //! | role | event |
 //! |---|---|
@@ -104,7 +104,7 @@ impl ReasonReader {
         field: Option<RowField<'_>>,
     ) -> Result<Vec<ValueReason>, HistoryError> {
         let Some(position) = self.setter(kind, subject, field)? else { return Ok(Vec::new()) };
-        let mut reasons = Reasons { events: &self.0, all: Vec::new(), seen: BTreeSet::new() };
+        let mut reasons = CollectedReasons { events: &self.0, all: Vec::new(), seen: BTreeSet::new() };
         reasons.add(ReasonRole::Value, position)?;
         // The end of its predecessor may have made an incarnation the active one.
         let active =
@@ -238,14 +238,14 @@ fn stated(line: &[u8], field: RowField<'_>) -> StatedValue {
     }
 }
 
-/// Reasons that are being collected.
-struct Reasons<'a> {
+/// CollectedReasons that are being collected.
+struct CollectedReasons<'a> {
     events: &'a CauseReader,
     all: Vec<ValueReason>,
     seen: BTreeSet<Position>,
 }
 
-impl Reasons<'_> {
+impl CollectedReasons<'_> {
     /// Adds an event, its causes, and the events that belong to it.
     fn add(&mut self, role: ReasonRole, position: Position) -> Result<(), HistoryError> {
         if !self.seen.insert(position) {

@@ -1,4 +1,4 @@
-//! CollectedReasons for a value: the facts behind a field of a row, and how they came about.
+//! Reasons for a value: the facts behind a field of a row, and how they came about.
 //!
 //! | role | event |
 //! |---|---|
@@ -238,7 +238,7 @@ fn stated(line: &[u8], field: RowField<'_>) -> StatedValue {
     }
 }
 
-/// CollectedReasons that are being collected.
+/// Reasons that are being collected.
 struct CollectedReasons<'a> {
     events: &'a CauseReader,
     all: Vec<ValueReason>,

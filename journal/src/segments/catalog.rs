@@ -85,6 +85,12 @@ impl Segment {
         Ok(())
     }
 
+    /// Returns the segment up to the end of a frame, for readers of a journal that ends there.
+    pub(super) fn cut(&self, end: u64) -> Segment {
+        let index = lock(&self.index).as_ref().map(|index| index.before(end));
+        Segment::new(self.first, self.path.clone(), end, Some(index.unwrap_or_default()))
+    }
+
     pub(super) fn publish(&self, end: u64, places: &[(Position, u64)]) {
         if let Some(index) = &mut *lock(&self.index) {
             for (first, offset) in places {
@@ -127,6 +133,8 @@ pub(super) struct SegmentCatalog {
     has_ended: AtomicBool,
     /// A segment was added or requested, or writing has ended.
     has_changed: Condvar,
+    /// Whether no file is changed, as of a journal that another process may have open.
+    pub(super) is_frozen: bool,
 }
 
 impl SegmentCatalog {
@@ -142,7 +150,22 @@ impl SegmentCatalog {
             wanted: Mutex::default(),
             has_ended: AtomicBool::new(false),
             has_changed: Condvar::new(),
+            is_frozen: false,
         }
+    }
+
+    /// Creates the state of a journal that is only read, and does not grow.
+    pub(super) fn frozen(
+        fleet: Arc<str>,
+        segments: Vec<Arc<Segment>>,
+        head: Option<ChainCursor>,
+    ) -> SegmentCatalog {
+        SegmentCatalog { is_frozen: true, ..SegmentCatalog::new(fleet, segments, head) }
+    }
+
+    /// Returns all segments, in order.
+    pub(super) fn segments(&self) -> Vec<Arc<Segment>> {
+        lock(&self.segments).clone()
     }
 
     pub(super) fn head(&self) -> Option<ChainCursor> {

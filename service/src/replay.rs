@@ -218,7 +218,7 @@ impl ReplayedJournal {
     /// Returns the summary as JSON for programs.
     pub fn json(&self) -> Result<Value> {
         let (counts, state) = (&self.replayed.counts, self.state()?);
-        let end = |end: moment::MomentEnd| json!({"position": end.position, "time": end.time});
+        let end = |end: moment::MomentEnd| json!({"position": end.position, "time": end.time.to_string()});
         let builds = counts.builds.iter().map(|(name, build)| {
             json!({"build": name, "first": build.first, "last": build.last, "records": build.records})
         });

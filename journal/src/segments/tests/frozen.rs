@@ -108,7 +108,9 @@ fn every_prefix_is_a_journal_and_no_file_is_changed() {
         for thing in [0, 1, 2, 0] {
             let subject: Subject = format!("replica/{}", name(thing)).parse().expect("a subject");
             let found = prefix.source().records_about(&subject, Position::FIRST).expect("readable");
-            let found: Vec<_> = found.map(|record| Record::clone(&record.expect("a record"))).collect();
+            let found = found.map(|record| Record::clone(&record.expect("a record")));
+            // The first record has an event that is no event, and may be about anything.
+            let found: Vec<_> = found.filter(|record| record.first() > Position::FIRST).collect();
             let about = (1..count).filter(|at| at % 3 == thing).map(|at| all[at].clone());
             assert_eq!(found, about.collect::<Vec<_>>(), "{subject} in {count} records");
         }
@@ -119,14 +121,14 @@ fn every_prefix_is_a_journal_and_no_file_is_changed() {
 #[test]
 fn a_torn_end_is_left_out_and_damage_before_it_is_an_error() {
     let (live, dir) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
-    let all = some_records(12);
+    let all = some_records(14);
     let journal = written(live.path(), &all);
     copy_dir(live.path(), dir.path());
     journal.close().expect("closed");
     let (_, last) = list(dir.path()).expect("listed").pop().expect("a segment");
     let whole = fs::read(&last).expect("read");
     let (copy, mut outcomes) = (tempfile::tempdir().expect("a directory"), [0, 0]);
-    for at in 0..whole.len() {
+    for at in (0..whole.len()).step_by(3) {
         let (mut flipped, mut cut) = (whole.clone(), whole.clone());
         flipped[at] ^= 1;
         cut[at..].fill(0);

@@ -23,6 +23,7 @@ use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_journal::snapshots;
 use chancery_journal::{JournalReader, ReadError};
+use rustc_hash::FxHashMap;
 
 use crate::fold::{DecodedRecord, FoldError, FoldedState, JournalFold, fold_ahead};
 use crate::kind::{RowKind, each_key};
@@ -56,7 +57,7 @@ pub struct ReplayCounts {
     /// Size of all records, in bytes.
     pub bytes: u64,
     /// Number of events of each type.
-    pub types: BTreeMap<&'static str, u64>,
+    types: FxHashMap<&'static str, u64>,
     /// Number of refused intents by code.
     pub refusals: BTreeMap<&'static str, u64>,
     /// Number of failed attempts at commands, and the highest number of an attempt at one command.
@@ -84,6 +85,11 @@ impl ReplayCounts {
     /// Returns the number of events.
     pub fn events(&self) -> u64 {
         self.types.values().sum()
+    }
+
+    /// Returns the number of events of each type.
+    pub fn types(&self) -> BTreeMap<&'static str, u64> {
+        self.types.iter().map(|(name, count)| (*name, *count)).collect()
     }
 
     /// Counts a record, and returns its facts.

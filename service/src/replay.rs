@@ -204,7 +204,7 @@ impl ReplayedJournal {
         let entities = self.replayed.entities().into_iter().filter(|(_, count)| *count > 0);
         let entities = entities.map(|(kind, count)| vec![kind.to_string(), count.to_string()]);
         table("Entities", &["KIND", "COUNT"], entities.collect());
-        let types = counts.types.iter().map(|(name, count)| vec![(*name).to_owned(), count.to_string()]);
+        let types = counts.types().into_iter().map(|(name, count)| vec![name.to_owned(), count.to_string()]);
         table("Events", &["TYPE", "COUNT"], types.collect());
         let codes = counts.refusals.iter().map(|(code, count)| vec![(*code).to_owned(), count.to_string()]);
         table("Refusals", &["CODE", "COUNT"], codes.collect());
@@ -242,7 +242,7 @@ impl ReplayedJournal {
             "attempts": {"failed": counts.attempts.0, "highest": counts.attempts.1},
             "builds": builds.collect::<Vec<_>>(),
             "entities": entities.collect::<serde_json::Map<_, _>>(),
-            "types": counts.types,
+            "types": counts.types(),
             "refusals": counts.refusals,
             "snapshots": snapshots.collect::<Vec<_>>(),
             "contradictions": self.contradictions(),

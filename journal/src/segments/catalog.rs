@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use chancery_events::id::Position;
 use chancery_events::record::RecordHeader;
 
-use super::frame::{self, FrameKind, FrameLookup};
+use super::frame::{self, FrameKind};
 use super::postings_cache::PostingsCache;
 use super::scan::OffsetIndex;
 use crate::chain::ChainCursor;
@@ -101,23 +101,26 @@ impl Segment {
     }
 }
 
-/// Returns the index and the end of the frames. Damage counts as more frames: its readers will find it.
+/// Returns the index and the end of the frames, of which only indexed ones are checked. Damage counts as more
+/// frames: its readers will find it.
 fn index_of(bytes: &[u8]) -> (OffsetIndex, usize) {
     let mut index = OffsetIndex::default();
     let mut at = 0;
     loop {
-        let frame = match frame::find(&bytes[at..]) {
-            FrameLookup::Frame(frame) => frame,
-            FrameLookup::End => return (index, at),
-            FrameLookup::Damage(_) => return (index, bytes.len()),
+        let rest = &bytes[at..];
+        let len = rest.first_chunk().and_then(|head| frame::len(head).ok());
+        let Some(bytes_of_frame) = len.and_then(|len| rest.get(..len)) else {
+            return (index, if frame::is_zero(rest) { at } else { bytes.len() });
         };
-        if frame.kind == FrameKind::Record
-            && index.is_due(at as u64)
-            && let Ok((header, _)) = RecordHeader::peek(frame.payload)
-        {
-            index.note(header.first, at as u64);
+        if index.is_due(at as u64) {
+            let Ok(frame) = frame::read(bytes_of_frame) else { return (index, bytes.len()) };
+            if frame.kind == FrameKind::Record
+                && let Ok((header, _)) = RecordHeader::peek(frame.payload)
+            {
+                index.note(header.first, at as u64);
+            }
         }
-        at += frame.len();
+        at += bytes_of_frame.len();
     }
 }
 

@@ -100,12 +100,11 @@ impl ReplayCounts {
         self.bytes += record.bytes().len() as u64;
         self.terms += u64::from(header.starts.is_some());
         self.span = Some((self.span.map_or(at, |(first, _)| first), at));
-        match self.builds.get_mut(&header.build) {
-            Some(build) => (build.last, build.records) = (at.position, build.records + 1),
-            None => {
-                let build = BuildRecords { first: header.first, last: at.position, records: 1 };
-                self.builds.insert(Arc::clone(&header.build), build);
-            }
+        if let Some(build) = self.builds.get_mut(&header.build) {
+            (build.last, build.records) = (at.position, build.records + 1);
+        } else {
+            let build = BuildRecords { first: header.first, last: at.position, records: 1 };
+            self.builds.insert(Arc::clone(&header.build), build);
         }
         DecodedRecord::visiting(record, |event| self.count(event))
     }

@@ -194,7 +194,9 @@ impl ReplayedJournal {
             }
             let _ = write!(text, "\n{name} ({})\n", rows.len());
             let mut lines = TextTable::new(heads.iter().copied());
-            rows.into_iter().for_each(|cells| lines.add(cells));
+            for cells in rows {
+                lines.add(cells);
+            }
             text.push_str(&lines.lines("  "));
         };
         let builds = counts.builds.iter().map(|(name, build)| {

@@ -318,8 +318,8 @@ fn a_replayed_journal_is_served_for_reads_and_writes_are_refused() {
     let last = client.must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": 1}}));
     pause(&server);
     let before = tree(server.data());
-    let served = ReplayProcess::start(server.data(), &["--until", &last.to_string()]);
-    let replayed = served.client();
+    let audit = ReplayProcess::start(server.data(), &["--until", &last.to_string()]);
+    let replayed = audit.client();
     assert_eq!(replayed.get("/readyz").status, 200);
     let answers = |client: &TestClient, moment: &str| -> Vec<(u16, String)> {
         let read = |path: &&str| {
@@ -340,8 +340,8 @@ fn a_replayed_journal_is_served_for_reads_and_writes_are_refused() {
     let streamed = events(&replayed);
     let limited = replayed.get(&format!("/v1/fleets/default/events?from=1&follow=true&limit={head}"));
 
-    refuses_writes(&served);
-    let (code, left) = served.stop();
+    refuses_writes(&audit);
+    let (code, left) = audit.stop();
     assert_unchanged(&before, &tree(server.data()));
     assert_eq!((code, left), (Some(0), 0), "its rows are removed");
 

@@ -67,6 +67,7 @@ pub use metrics::{FleetMetrics, ServerMetrics};
 pub use middleware::router;
 pub use moments::MomentQueue;
 pub use openapi::openapi;
+use problem::{ProblemDetails, READ_ONLY};
 pub use rate::RateLimiter;
 pub use serve::serve;
 pub use slots::RESERVED;
@@ -150,6 +151,15 @@ impl FleetApi {
     fn troubles(&self) -> Vec<(FleetPart, String)> {
         let journal = self.source.trouble().map(|trouble| (FleetPart::Journal, trouble));
         journal.into_iter().chain(self.router.troubles.all()).collect()
+    }
+
+    /// Refuses a write to a server that only shows a journal.
+    fn writable(&self) -> Result<(), ProblemDetails> {
+        if !self.router.is_read_only() {
+            return Ok(());
+        }
+        let detail = "cannot write: this server shows a replayed journal, and is read-only";
+        Err(ProblemDetails::new(READ_ONLY, detail))
     }
 }
 

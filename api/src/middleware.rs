@@ -254,7 +254,7 @@ async fn dispatch(
         | RouteTarget::AttachConsole
         | RouteTarget::SendInput
         | RouteTarget::SendMessages => {
-            let app = fleet(api, &call);
+            let app = fleet(api, &call).and_then(|app| app.writable().map(|()| app));
             match sent {
                 RequestBody::Read(body) => {
                     let app = app?;
@@ -343,8 +343,8 @@ async fn say_to(
 }
 
 impl ApiState {
-    /// Reports ready if no part of any fleet is stalled, the leader is known, and the rows reach the durable
-    /// position within one second.
+    /// Reports ready if no part of any fleet is stalled, the leader is known (unless this server only reads), and
+    /// the rows reach the durable position within one second.
     async fn ready(&self) -> Result<Response<Body>, ProblemDetails> {
         for (name, app) in &self.fleets {
             let head = app.source.head();
@@ -356,7 +356,9 @@ impl ApiState {
                 let named = troubles.iter().map(|(part, trouble)| format!("fleet {name}, {part}: {trouble}"));
                 return Err(ProblemDetails::new(FLEET_BLOCKED, named.collect::<Vec<_>>().join("\n")));
             }
-            if let LeaderLocation::Unknown = app.router.find() {
+            if let LeaderLocation::Unknown = app.router.find()
+                && !app.router.is_read_only()
+            {
                 let what = format!("fleet {name}: this server knows no leader");
                 return Err(ProblemDetails::new(NO_LEADER, what));
             }

@@ -1,7 +1,7 @@
 //! W4: replay: read segments, check frames and chain, decode, fold, as a start without a snapshot does.
 //!
 //! The floor is the minimum work to get the events: read the same files and decode the same lines. Both use
-//! one thread. `CHANCERY_BENCH_EVENTS` sets the number of events (default: a million).
+//! one thread. `chancery replay` also opens the journal, counts events and decodes on a second thread. `CHANCERY_BENCH_EVENTS` sets the number of events (default: a million).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,13 +13,14 @@ use chancery_events::id::{Lineage, Position, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::record::{Record, RecordDraft};
 use chancery_events::time::Time;
-use chancery_journal::segments::{SegmentJournal, SegmentOptions};
+use chancery_journal::segments::{FrozenSegments, SegmentJournal, SegmentOptions};
 use chancery_journal::{AppendError, ChainCursor, Journal, JournalDelivery, WriterIdentity, genesis};
 use chancery_machine::context::DecisionContext;
 use chancery_machine::decide::{decide, evolve, pass, verdict};
 use chancery_machine::fleet::FleetState;
 use chancery_machine::meta::FactPosition;
 use chancery_projector::JournalFold;
+use chancery_projector::replay::replay;
 use serde_json::json;
 
 use crate::load::by_turns;
@@ -238,21 +239,31 @@ fn baseline(dir: &Path) -> Result<u64> {
     Ok(events)
 }
 
+/// Replays as `chancery replay` does, from the directory alone.
+fn offline(dir: &Path) -> Result<u64> {
+    let frozen = FrozenSegments::open(dir)?.context("a journal")?;
+    let replayed = replay(&*frozen.source(), frozen.fleet(), Vec::new(), |_| ())?;
+    ensure!(replayed.state.map(|state| state.at) == frozen.source().head(), "the replay has another end");
+    Ok(replayed.counts.events())
+}
+
 pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let (directory, events) = (crate::directory()?, wanted(1_000_000)?);
     make(directory.path(), events, |_, _| Ok(()))?;
     let (journal, _) = SegmentJournal::open(&SegmentOptions::new(directory.path(), FLEET), Box::new(drop))?;
-    let [floor, read, decode, fold] = by_turns([
+    let [floor, read, decode, fold, offline] = by_turns([
         Box::new(|| timed(|| baseline(directory.path()))),
         Box::new(|| timed(|| ours(&journal, ReplayStep::Read))),
         Box::new(|| timed(|| ours(&journal, ReplayStep::Decode))),
         Box::new(|| timed(|| ours(&journal, ReplayStep::Fold))),
+        Box::new(|| timed(|| offline(directory.path()))),
     ])?;
     let (load, rate) = (format!("{events} events"), fold.rate);
-    let row = ResultRow::new("W4", load, fold)
+    let row = ResultRow::new("W4", &load, fold.clone())
         .share_of("read + decode", floor, 0.6)
         .compared_with("ours, read", read)
         .compared_with("ours, + decode", decode)
         .check("events a second", rate, ValueBar::AtLeast(700_000.0));
-    Ok(vec![row])
+    let offline = ResultRow::new("W4 chancery replay", load, offline).share_of("W4", fold, 0.9);
+    Ok(vec![row, offline])
 }

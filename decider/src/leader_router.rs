@@ -16,6 +16,8 @@ pub enum LeaderRole {
     Leader(DeciderHandle),
     /// Standby without decider.
     Standby,
+    /// Server that only shows a journal, and never decides.
+    ReadOnly,
 }
 
 /// Destination of intents.
@@ -47,7 +49,16 @@ pub struct LeaderRouter {
 impl LeaderRouter {
     /// Returns a router whose decider is permanently local.
     pub fn with(decider: DeciderHandle) -> LeaderRouter {
-        let (_, role) = watch::channel(LeaderRole::Leader(decider));
+        LeaderRouter::always(LeaderRole::Leader(decider))
+    }
+
+    /// Returns a router that finds no decider, because the server only shows a journal.
+    pub fn read_only() -> LeaderRouter {
+        LeaderRouter::always(LeaderRole::ReadOnly)
+    }
+
+    fn always(role: LeaderRole) -> LeaderRouter {
+        let (_, role) = watch::channel(role);
         let (_, there) = watch::channel(None);
         LeaderRouter {
             leader_role: role,
@@ -66,6 +77,11 @@ impl LeaderRouter {
         let there = self.decider.borrow().clone();
         // The last decider of this address has stepped down, or died.
         there.filter(|there| *there != self.own).map_or(LeaderLocation::Unknown, LeaderLocation::Remote)
+    }
+
+    /// Whether this server only shows a journal.
+    pub fn is_read_only(&self) -> bool {
+        matches!(&*self.leader_role.borrow(), LeaderRole::ReadOnly)
     }
 
     /// Waits until this server is the leader; permanently if it never is.
@@ -100,7 +116,7 @@ impl LeaderRouter {
     pub fn here(&self) -> Option<DeciderHandle> {
         match &*self.leader_role.borrow() {
             LeaderRole::Leader(decider) => Some(decider.clone()),
-            LeaderRole::Standby => None,
+            LeaderRole::Standby | LeaderRole::ReadOnly => None,
         }
     }
 }

@@ -239,8 +239,8 @@ impl<'a> EventLine<'a> {
 pub enum FoldableEvent {
     /// Fact: changes the state.
     Fact(Fact),
-    /// Intent or observation of a known type: changes the state only through facts.
-    NoChange,
+    /// Intent or observation of this known type: changes the state only through facts.
+    NoChange(&'static str),
 }
 
 impl FoldableEvent {
@@ -258,11 +258,9 @@ impl FoldableEvent {
             EventKind::Intent => Intent::TYPES,
             EventKind::Observation => Observation::TYPES,
         };
-        if known.contains(&&*line.type_name) {
-            Ok(FoldableEvent::NoChange)
-        } else {
-            Err(InvalidEvent::UnknownType { type_name: line.type_name.into_owned() })
-        }
+        let known = known.iter().copied().find(|known| *known == line.type_name);
+        let unknown = || InvalidEvent::UnknownType { type_name: line.type_name.to_string() };
+        known.map(FoldableEvent::NoChange).ok_or_else(unknown)
     }
 
     /// Reads kind, type and data by their places in a line of [`Event::line`]; `None` if the line differs in
@@ -288,7 +286,7 @@ impl FoldableEvent {
             "observation" => Observation::TYPES,
             _ => return None,
         };
-        known.contains(&type_name).then_some(FoldableEvent::NoChange)
+        known.iter().copied().find(|known| *known == type_name).map(FoldableEvent::NoChange)
     }
 }
 
@@ -414,7 +412,8 @@ mod tests {
         }
         let intent =
             r#"{"k":"intent","t":"cluster.delete.v1","id":"1","src":"a","by":"b","d":{"name":"local"}}"#;
-        assert_eq!(FoldableEvent::read(intent.as_bytes()).expect("an intent"), FoldableEvent::NoChange);
+        let of_intent = FoldableEvent::NoChange("cluster.delete.v1");
+        assert_eq!(FoldableEvent::read(intent.as_bytes()).expect("an intent"), of_intent);
         let unknown = |line: &str| {
             matches!(FoldableEvent::read(line.as_bytes()), Err(InvalidEvent::UnknownType { .. }))
         };

@@ -94,8 +94,8 @@ fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Sna
 #[derive(Clone, Debug)]
 pub struct SnapshotStore {
     dir: PathBuf,
-    /// Locked while a snapshot is written.
-    writing: Arc<Mutex<()>>,
+    /// Locked while a snapshot is written; `None` if the directory is only read.
+    writing: Option<Arc<Mutex<()>>>,
 }
 
 /// Snapshot whose bytes were verified against its hash.
@@ -124,7 +124,12 @@ impl SnapshotStore {
                 fs::remove_file(&path).map_err(failed("remove", &path))?;
             }
         }
-        Ok(SnapshotStore { dir, writing: Arc::default() })
+        Ok(SnapshotStore { dir, writing: Some(Arc::default()) })
+    }
+
+    /// Returns the snapshots of a directory that is only read: nothing is created, changed or removed in it.
+    pub fn read_only(dir: impl Into<PathBuf>) -> SnapshotStore {
+        SnapshotStore { dir: dir.into(), writing: None }
     }
 
     /// Writes a snapshot of the state after `at`; `state` writes the state. Then deletes superfluous
@@ -153,8 +158,11 @@ impl SnapshotStore {
             state_hash: RecordHash::ZERO,
             len: 0,
         };
+        let Some(writing) = &self.writing else {
+            return Err(failed("write snapshot in", &self.dir)(io::ErrorKind::ReadOnlyFilesystem.into()));
+        };
         // A panic leaves at most an unfinished file, which the next writer replaces.
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = writing.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.dir.join(format!("{:020}.snap", at.position));
         let unfinished = path.with_extension("tmp");
         let meta = write_file(&unfinished, meta, state).map_err(failed("write snapshot", &unfinished))?;
@@ -200,8 +208,12 @@ impl SnapshotStore {
         Ok(())
     }
 
-    /// Whether a snapshot of the shape would be kept at the position, and is not there yet.
+    /// Whether a snapshot of the shape would be kept at the position, and is not there yet. None is in a directory
+    /// that is only read.
     pub fn is_wanted(&self, position: Position, fingerprint: &str) -> Result<bool, SnapshotError> {
+        if self.writing.is_none() {
+            return Ok(false);
+        }
         let is_own = |path: &Path| first_line(path).is_ok_and(|meta| meta.fingerprint == fingerprint);
         let own = self.list()?.into_iter().filter(|(_, path)| is_own(path));
         let positions: Vec<_> = own.map(|(position, _)| position).collect();
@@ -340,7 +352,9 @@ fn damaged(reason: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
-fn first_line(path: &Path) -> io::Result<SnapshotMeta> {
+/// Reads the metadata of a snapshot. The kind of the error is [`io::ErrorKind::Unsupported`] if the format is that of
+/// another build, and [`io::ErrorKind::InvalidData`] if the metadata is damaged.
+pub fn first_line(path: &Path) -> io::Result<SnapshotMeta> {
     read_meta(&mut BufReader::with_capacity(META, File::open(path)?))
 }
 
@@ -354,14 +368,13 @@ fn read_meta(file: &mut BufReader<File>) -> io::Result<SnapshotMeta> {
     if hash.trim_ascii_end() != RecordHash::of(content).to_string().as_bytes() {
         return Err(damaged("the first line is damaged"));
     }
-    let meta: SnapshotMeta = serde_json::from_slice(content)?;
-    if meta.format != FORMAT {
-        return Err(damaged("the format is that of another build"));
-    }
-    Ok(meta)
+    // The line is as it was written.
+    let meta = serde_json::from_slice(content).ok().filter(|meta: &SnapshotMeta| meta.format == FORMAT);
+    meta.ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "the format is that of another build"))
 }
 
-fn read_file(path: &Path) -> io::Result<Snapshot> {
+/// Reads a snapshot, and checks that all of it is as it was written.
+pub fn read_file(path: &Path) -> io::Result<Snapshot> {
     let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
     let meta = read_meta(&mut file)?;
     let mut body = SnapshotHasher { to: io::sink(), hash: Sha256::new(), len: 0 };

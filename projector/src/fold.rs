@@ -4,6 +4,8 @@
 //! is folded whole or not at all; an event that cannot be folded stops the fold.
 
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread;
 
 use chancery_events::event::{FoldableEvent, InvalidEvent};
 use chancery_events::fact::Fact;
@@ -11,12 +13,15 @@ use chancery_events::id::{IncarnationId, OperationId, Position};
 use chancery_events::name::ReplicaName;
 use chancery_events::record::{InboxWatermark, Record};
 use chancery_events::subject::Subject;
-use chancery_journal::ChainCursor;
+use chancery_journal::{ChainCursor, ReadError};
 use chancery_machine::decide::{evolve, pass};
 use chancery_machine::fleet::{ChangedEntity, FleetState, StateContradiction};
 use chancery_machine::meta::FactPosition;
 use chancery_machine::state::{Incarnation, Operation, Replica};
 use rustc_hash::{FxHashMap, FxHashSet};
+
+/// Maximum number of records decoded ahead of the fold.
+const AHEAD: usize = 8;
 
 /// Record that cannot be folded. The fold stays before it.
 #[derive(Debug, thiserror::Error)]
@@ -108,7 +113,7 @@ impl JournalFold {
 
     /// Folds the next record. A record that was folded before changes nothing.
     pub fn take(&mut self, record: &Record) -> Result<FoldOutcome, FoldError> {
-        self.next(record, || facts(record), None)
+        self.next(record, || facts(record, &mut |_| ()), None)
     }
 
     /// Folds the next record, and adds the entities that it touched to `touched`.
@@ -117,7 +122,7 @@ impl JournalFold {
         record: &Record,
         touched: &mut TouchedEntities,
     ) -> Result<FoldOutcome, FoldError> {
-        self.next(record, || facts(record), Some(touched))
+        self.next(record, || facts(record, &mut |_| ()), Some(touched))
     }
 
     /// Folds a record that another thread has decoded.
@@ -173,17 +178,46 @@ pub(crate) struct DecodedRecord {
 
 impl DecodedRecord {
     pub(crate) fn new(record: Arc<Record>) -> DecodedRecord {
-        DecodedRecord { facts: facts(&record), record }
+        DecodedRecord::visiting(record, |_| ())
+    }
+
+    /// Reads the events, and passes each to `visit`.
+    pub(crate) fn visiting(record: Arc<Record>, mut visit: impl FnMut(&FoldableEvent)) -> DecodedRecord {
+        DecodedRecord { facts: facts(&record, &mut visit), record }
     }
 }
 
-/// Returns the facts. Data of intents and observations is not read, but an unknown type shows a newer build.
-fn facts(record: &Record) -> Result<RecordFacts, FoldError> {
+/// Folds records that another thread reads and decodes. `each` receives the state after each record.
+pub(crate) fn fold_ahead<E: From<ReadError> + From<FoldError>>(
+    fold: &mut JournalFold,
+    records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>> + Send,
+    mut decode: impl FnMut(Arc<Record>) -> DecodedRecord + Send,
+    mut each: impl FnMut(&FoldedState) -> Result<(), E>,
+) -> Result<(), E> {
+    thread::scope(|scope| {
+        let (decoded, ahead) = sync_channel(AHEAD);
+        scope.spawn(move || {
+            for record in records {
+                if decoded.send(record.map(&mut decode)).is_err() {
+                    break;
+                }
+            }
+        });
+        ahead.into_iter().try_for_each(|decoded| {
+            fold.take_decoded(decoded?)?;
+            fold.state().map_or(Ok(()), &mut each)
+        })
+    })
+}
+
+/// Returns the facts, and passes every event to `visit`. Data of intents and observations is not read, but an
+/// unknown type shows a newer build.
+fn facts(record: &Record, visit: &mut dyn FnMut(&FoldableEvent)) -> Result<RecordFacts, FoldError> {
     let mut facts = RecordFacts::with_capacity(record.header().count as usize);
     for (position, line) in record.events() {
-        match FoldableEvent::read(line) {
+        match FoldableEvent::read(line).inspect(&mut *visit) {
             Ok(FoldableEvent::Fact(fact)) => facts.push((position, fact)),
-            Ok(FoldableEvent::NoChange) => {}
+            Ok(FoldableEvent::NoChange(_)) => {}
             Err(InvalidEvent::UnknownType { type_name }) => {
                 return Err(FoldError::Newer { position, type_name });
             }

@@ -3,7 +3,8 @@
 //!
 //! In reading order: rows and their keys, and how they follow from the state ([`build_row`]). Then how records
 //! are folded and which rows change, the store, and the projector. Then reads: their required freshness,
-//! lists and single rows ([`query`]), histories, and past states ([`moment`]).
+//! lists and single rows ([`query`]), histories, past states ([`moment`]), and the offline fold of a whole journal
+//! ([`replay`]).
 
 #[cfg(feature = "store")]
 pub mod build_row;
@@ -41,6 +42,8 @@ pub mod projector;
 pub mod query;
 #[cfg(feature = "store")]
 mod reachability;
+#[cfg(feature = "store")]
+pub mod replay;
 pub mod rows;
 #[cfg(feature = "store")]
 pub mod snapshot;

@@ -17,7 +17,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use chancery_events::id::Position;
@@ -29,14 +28,11 @@ use chancery_journal::{ChainCursor, JournalReader, ReadError};
 use crate::bulk_load::bulk_load;
 use crate::changes::{RowWrites, changes};
 use crate::counts::RowCounts;
-use crate::fold::{DecodedRecord, FoldError, FoldedState, JournalFold, TouchedEntities};
+use crate::fold::{DecodedRecord, FoldError, FoldedState, JournalFold, TouchedEntities, fold_ahead};
 use crate::position_watch::{AppliedPosition, PositionWatch};
 use crate::query::{BatchCounter, RowReader};
 use crate::snapshot;
 use crate::store::{FoundRows, RowStore, StoreError, StoreTuning};
-
-/// Maximum number of records decoded ahead of the fold while the store is filled.
-const AHEAD: usize = 8;
 
 /// Reason why the rows do not continue.
 #[derive(Debug, thiserror::Error)]
@@ -127,6 +123,20 @@ impl Projector {
             watch: PositionWatch::new(applied),
             has_failed: false,
         })
+    }
+
+    /// Opens rows in `dir`, an empty directory, for a state that was folded elsewhere. [`Projector::catch_up`] builds
+    /// the rows.
+    pub fn open_at(
+        dir: &Path,
+        fleet: &str,
+        source: Arc<dyn JournalReader>,
+        state: FoldedState,
+        tuning: StoreTuning,
+    ) -> Result<Projector, ProjectError> {
+        let mut projector = Projector::open(dir, fleet, source, None, tuning)?;
+        projector.fold = JournalFold::from(Some(state));
+        Ok(projector)
     }
 
     /// Returns a reader of the rows.
@@ -235,21 +245,7 @@ impl Projector {
         &mut self,
         records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>> + Send,
     ) -> Result<Position, ProjectError> {
-        let fold = &mut self.fold;
-        let folded = thread::scope(|scope| {
-            let (decoded, ahead) = sync_channel(AHEAD);
-            scope.spawn(move || {
-                for record in records {
-                    if decoded.send(record.map(DecodedRecord::new)).is_err() {
-                        break;
-                    }
-                }
-            });
-            ahead.into_iter().try_for_each(|decoded| {
-                fold.take_decoded(decoded?)?;
-                Ok(())
-            })
-        });
+        let folded = fold_ahead(&mut self.fold, records, DecodedRecord::new, |_| Ok(()));
         // Records folded before an error are valid.
         if let Some(state) = self.fold.state() {
             self.counts = RowCounts::of(&state.fleet);

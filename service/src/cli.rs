@@ -13,7 +13,8 @@ use clap::Parser as _;
 pub use completion::completion;
 pub use executor::{CredentialArgs, ExecutorArgs};
 pub use local::{
-    CliArgs, CliCommand, ConfigCommand, DemoArgs, DiscoverCommand, LocalCommand, PassthroughArgs, ServerArgs,
+    CliArgs, CliCommand, ConfigCommand, DemoArgs, DiscoverCommand, LocalCommand, PassthroughArgs, ReplayArgs,
+    ServerArgs,
 };
 pub use show::config as show_config;
 
@@ -55,6 +56,9 @@ impl CliArgs {
         }
         if let CliCommand::Local(LocalCommand::Doctor { data_dir, .. }) = &self.command {
             flags.push(("data_dir", "--data-dir", data_dir.clone()));
+        }
+        if let CliCommand::Local(LocalCommand::Replay(replay)) = &self.command {
+            flags.push(("listen", "--listen", replay.listen.clone()));
         }
         if let CliCommand::Local(LocalCommand::Executor(executor)) = &self.command {
             flags.extend([
@@ -126,6 +130,8 @@ mod tests {
             "chancery rollback web --to d-1 --name back",
             "chancery delete plan web --cascade",
             "chancery discover nodes --cluster pods --context prod",
+            "chancery replay d --until 120.1f3a5c7e9b2d4f60 --listen 127.0.0.1:0 -o json",
+            "chancery replay --until 2026-11-21T22:00:00Z",
             "chancery doctor --cluster pods --namespace ops --kubeconfig f",
         ] {
             assert!(CliArgs::try_parse_from(line.split(' ')).is_ok(), "{line}");
@@ -138,6 +144,7 @@ mod tests {
             "chancery explain pod.spec",
             "chancery discover nodes",
             "chancery doctor --cluster pods",
+            "chancery replay --until yesterday",
         ] {
             assert!(CliArgs::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

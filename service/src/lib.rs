@@ -25,6 +25,7 @@ pub mod doctor;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod payload;
+pub mod replay;
 pub mod verify;
 
 #[cfg(test)]

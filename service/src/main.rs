@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use chancery::cli::{
-    self, CliCommand, ConfigCommand, CredentialArgs, DiscoverCommand, ExecutorArgs, LocalCommand,
+    self, CliCommand, ConfigCommand, CredentialArgs, DiscoverCommand, ExecutorArgs, LocalCommand, ReplayArgs,
 };
 use chancery::config::{self, JournalLocation, LogFormat, OnLoss, ServiceConfig};
 use chancery::data_dir::ServerDataDir;
@@ -21,7 +21,8 @@ use chancery::kubernetes::NodeManifests;
 use chancery::modes::PermissionFix;
 use chancery::open_files::OpenFileLimit;
 use chancery::remote::ExecutorExit;
-use chancery::{demo, doctor, memory, modes, payload, remote, server, verify};
+use chancery::replay::ReplayTarget;
+use chancery::{demo, doctor, memory, modes, payload, remote, replay, server, verify};
 use chancery_cli::{CliExit, OutputFormat, note};
 use chancery_events::name::{ClusterName, Namespace};
 use chancery_executor::directory::CopyPolicy;
@@ -98,6 +99,7 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
             Ok(ExitCode::SUCCESS)
         }
         LocalCommand::Verify { dir } => check(dir.as_deref().unwrap_or(&config.data_dir), output),
+        LocalCommand::Replay(flags) => replay_journal(flags, config, output),
         #[cfg(feature = "kafka")]
         LocalCommand::InitTopics { partitions, replication_factor: copies, .. } => {
             log(&config);
@@ -296,6 +298,33 @@ fn check(dir: &Path, output: Option<OutputFormat>) -> Result<ExitCode> {
         }
     }
     Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Replays a journal, and serves it if that was requested and nothing contradicts it.
+fn replay_journal(
+    flags: &ReplayArgs,
+    config: ServiceConfig,
+    output: Option<OutputFormat>,
+) -> Result<ExitCode> {
+    log(&config);
+    let listener = flags.listen.as_ref().map(|_| replay::listen(config.listen)).transpose()?;
+    let dir = flags.dir.as_deref().unwrap_or(&config.data_dir);
+    let journal = ReplayTarget::find(dir, &config.fleet)?.replay(flags.until)?;
+    let json = matches!(output, Some(OutputFormat::Json | OutputFormat::Jsonl));
+    print(&if json { format!("{}\n", journal.json()?) } else { journal.text()? })?;
+    let contradictions = journal.contradictions();
+    for contradiction in &contradictions {
+        note!("chancery: {contradiction}");
+    }
+    if !contradictions.is_empty() {
+        return Ok(ExitCode::FAILURE);
+    }
+    if let Some(listener) = listener {
+        let runtime = runtime()?;
+        runtime.block_on(replay::serve(config, journal, listener))?;
+        runtime.shutdown_timeout(LAST_TASKS);
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Serves the payload; the only arguments are `--port N`.

@@ -182,7 +182,7 @@ impl StopSignal {
 }
 
 /// Returns the error of a server that cannot listen on the address, with a remedy.
-fn no_port(listen: SocketAddr, error: std::io::Error) -> anyhow::Error {
+pub(crate) fn no_port(listen: SocketAddr, error: std::io::Error) -> anyhow::Error {
     let (ip, port) = (listen.ip(), listen.port());
     let taken = error.kind() == std::io::ErrorKind::AddrInUse;
     let error = anyhow::Error::new(error).context(format!("cannot listen on {listen}"));

@@ -29,6 +29,7 @@ mod launch;
 mod pod_fleet;
 mod preload;
 mod processes;
+mod replay;
 mod server;
 mod standbys;
 
@@ -38,6 +39,7 @@ pub use executor::ExecutorProcess;
 pub use launch::StartConditions;
 pub use pod_fleet::{PodFleet, uids};
 pub use processes::{PayloadProcess, payloads};
+pub use replay::ReplayProcess;
 pub use server::{NotUp, ServerProcess, program};
 pub use standbys::{StandbyServers, decides};
 

@@ -48,6 +48,7 @@ mod on_kubernetes;
 mod pods_on_kubernetes;
 mod races;
 mod reads;
+mod replay;
 mod rollbacks;
 mod rollouts;
 mod simulation;

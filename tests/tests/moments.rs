@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
 use chancery_tests::kafka::shared;
-use chancery_tests::{ServerProcess, StandbyServers, TestClient, until};
+use chancery_tests::{ReplayProcess, ServerProcess, StandbyServers, TestClient, until};
 use serde_json::{Value, json};
 
 /// Lists and rows that are read; names of replicas, incarnations and operations are added.
@@ -136,6 +136,9 @@ fn as_of_returns_the_bytes_that_were_read_at_the_time_whatever_was_lost_since() 
         server.start_again();
         compare(&server.client(), &answers, round);
     }
+    server.stop();
+    let replay = ReplayProcess::start(server.data(), &[]);
+    compare(&replay.client(), &answers, 5);
 }
 
 #[test]

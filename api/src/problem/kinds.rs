@@ -122,6 +122,9 @@ kinds! {
     ORIGIN_NOT_ALLOWED = 403 "origin_not_allowed" final
         "The request is from a web page of another site."
         "Add the origin of the page to the setting `cors_origins` if the page may use this server.";
+    READ_ONLY = 403 "read_only" final
+        "The server shows a journal that `chancery replay` has folded. It accepts no writes and no executors."
+        "Send the request to a server of the fleet.";
     INVALID_PARAMETER = 400 "invalid_parameter" final
         "A parameter of the path, the query or the headers is missing, unknown or invalid."
         "Correct the parameter that `errors` or `detail` names.";

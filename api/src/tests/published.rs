@@ -93,7 +93,7 @@ fn a_line_of_every_type_is_read_by_this_build_and_written_as_it_was() {
         let fact = if let Event::Fact { fact, .. } = &event {
             FoldableEvent::Fact(fact.clone())
         } else {
-            FoldableEvent::NoChange
+            FoldableEvent::NoChange(event.type_name())
         };
         assert_eq!(foldable, fact, "{type_name}");
         assert_eq!(str::from_utf8(&event.line()), Ok(line));

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use chancery_events::id::Position;
 use chancery_events::record::RecordHeader;
 
-use super::frame::{self, FrameKind, FrameLookup};
+use super::frame::{self, FrameKind};
 use super::postings_cache::PostingsCache;
 use super::scan::OffsetIndex;
 use crate::chain::ChainCursor;
@@ -85,6 +85,12 @@ impl Segment {
         Ok(())
     }
 
+    /// Returns the segment up to the end of a frame, for readers of a journal that ends there.
+    pub(super) fn cut(&self, end: u64) -> Segment {
+        let index = lock(&self.index).as_ref().map(|index| index.before(end));
+        Segment::new(self.first, self.path.clone(), end, Some(index.unwrap_or_default()))
+    }
+
     pub(super) fn publish(&self, end: u64, places: &[(Position, u64)]) {
         if let Some(index) = &mut *lock(&self.index) {
             for (first, offset) in places {
@@ -95,23 +101,26 @@ impl Segment {
     }
 }
 
-/// Returns the index and the end of the frames. Damage counts as more frames: its readers will find it.
+/// Returns the index and the end of the frames, of which only indexed ones are checked. Damage counts as more
+/// frames: its readers will find it.
 fn index_of(bytes: &[u8]) -> (OffsetIndex, usize) {
     let mut index = OffsetIndex::default();
     let mut at = 0;
     loop {
-        let frame = match frame::find(&bytes[at..]) {
-            FrameLookup::Frame(frame) => frame,
-            FrameLookup::End => return (index, at),
-            FrameLookup::Damage(_) => return (index, bytes.len()),
+        let rest = &bytes[at..];
+        let len = rest.first_chunk().and_then(|head| frame::len(head).ok());
+        let Some(bytes_of_frame) = len.and_then(|len| rest.get(..len)) else {
+            return (index, if frame::is_zero(rest) { at } else { bytes.len() });
         };
-        if frame.kind == FrameKind::Record
-            && index.is_due(at as u64)
-            && let Ok((header, _)) = RecordHeader::peek(frame.payload)
-        {
-            index.note(header.first, at as u64);
+        if index.is_due(at as u64) {
+            let Ok(frame) = frame::read(bytes_of_frame) else { return (index, bytes.len()) };
+            if frame.kind == FrameKind::Record
+                && let Ok((header, _)) = RecordHeader::peek(frame.payload)
+            {
+                index.note(header.first, at as u64);
+            }
         }
-        at += frame.len();
+        at += bytes_of_frame.len();
     }
 }
 
@@ -127,6 +136,8 @@ pub(super) struct SegmentCatalog {
     has_ended: AtomicBool,
     /// A segment was added or requested, or writing has ended.
     has_changed: Condvar,
+    /// Whether no file is changed, as of a journal that another process may have open.
+    pub(super) is_frozen: bool,
 }
 
 impl SegmentCatalog {
@@ -142,7 +153,22 @@ impl SegmentCatalog {
             wanted: Mutex::default(),
             has_ended: AtomicBool::new(false),
             has_changed: Condvar::new(),
+            is_frozen: false,
         }
+    }
+
+    /// Creates the state of a journal that is only read, and does not grow.
+    pub(super) fn frozen(
+        fleet: Arc<str>,
+        segments: Vec<Arc<Segment>>,
+        head: Option<ChainCursor>,
+    ) -> SegmentCatalog {
+        SegmentCatalog { is_frozen: true, ..SegmentCatalog::new(fleet, segments, head) }
+    }
+
+    /// Returns all segments, in order.
+    pub(super) fn segments(&self) -> Vec<Arc<Segment>> {
+        lock(&self.segments).clone()
     }
 
     pub(super) fn head(&self) -> Option<ChainCursor> {

@@ -9,13 +9,15 @@
 //! <position>-<offset>.cut     tail truncated on opening, kept for people
 //! ```
 //! In reading order: disk, frames, scan of a segment, opening, queue, spare, writer, the catalog shared with
-//! readers, and readers. Then postings, their cache, reading by postings, and the read-only check.
+//! readers, and readers. Then postings, their cache, reading by postings, the read-only check, and the read-only
+//! journal ([`FrozenSegments`]).
 //! Invariants: acknowledged records were synced. What was ever named as synced is present, or the journal
 //! does not open. Only one process writes.
 
 mod catalog;
 mod disk;
 mod frame;
+mod frozen;
 mod open;
 mod postings;
 mod postings_cache;
@@ -50,6 +52,7 @@ use queue::{AppendPath, AppendQueue};
 use writer::SegmentWriter;
 
 pub use disk::{DiskAccess, DiskFile, FileSystem};
+pub use frozen::FrozenSegments;
 pub use open::{OpenedSegments, SegmentOpenError, TruncatedTail};
 pub use queue::QueueBounds;
 pub use verify::{

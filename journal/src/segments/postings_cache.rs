@@ -59,11 +59,18 @@ pub(super) fn is_filed(segment: &Segment) -> bool {
     matches!(*lock(&segment.shelf), PostingsCache::OnDisk(_))
 }
 
-/// Deletes postings that do not match their segment, and their file, although its checksum is valid.
-pub(super) fn forget(segment: &Segment) {
+/// Releases the memory of the postings: the next lookup reads or builds them again.
+pub(super) fn release(segment: &Segment) {
+    *lock(&segment.shelf) = PostingsCache::Unknown;
+}
+
+/// Deletes postings that do not match their segment, although their checksum is valid; unless `is_frozen`, also their
+/// file.
+pub(super) fn forget(segment: &Segment, is_frozen: bool) {
     tracing::warn!(segment = %segment.path.display(), "postings do not match their segment, building them again");
     let mut shelf = lock(&segment.shelf);
-    if let Err(error) = fs::remove_file(postings::path(&segment.path))
+    if !is_frozen
+        && let Err(error) = fs::remove_file(postings::path(&segment.path))
         && error.kind() != io::ErrorKind::NotFound
     {
         // The file will be detected as wrong again.

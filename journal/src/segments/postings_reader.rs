@@ -67,7 +67,7 @@ impl PostingsReader {
                 }
                 Err(error) if asked.is_fresh => return Err(error),
                 Err(_) => {
-                    postings_cache::forget(segment);
+                    postings_cache::forget(segment, self.catalog.is_frozen);
                     self.places = Some(self.catalog.ask(segment, self.key, true)?);
                 }
             }
@@ -86,7 +86,12 @@ impl SegmentCatalog {
         let was_open = self.behind(segment.first).is_none();
         let places = postings_cache::places(segment, key)?.into_iter();
         if !postings_cache::is_filed(segment) {
-            self.want(segment);
+            if self.is_frozen && !was_open {
+                // Nothing files them, so the postings of all closed segments would stay in memory.
+                postings_cache::release(segment);
+            } else {
+                self.want(segment);
+            }
         }
         Ok(PostingsLookup {
             part: SegmentBuffer::open_for_single(segment.clone())?,

@@ -51,7 +51,7 @@ impl JournalReader for SegmentSource {
     }
 }
 
-fn io_error(segment: &Segment, source: std::io::Error) -> ReadError {
+pub(super) fn io_error(segment: &Segment, source: std::io::Error) -> ReadError {
     ReadError::Io { place: segment.path.display().to_string(), source }
 }
 
@@ -138,7 +138,7 @@ impl SegmentBuffer {
     }
 }
 
-fn damage(segment: &Segment, offset: u64, position: Position, reason: &str) -> ReadError {
+pub(super) fn damage(segment: &Segment, offset: u64, position: Position, reason: &str) -> ReadError {
     let place = format!("{} at offset {offset}", segment.path.display());
     ReadError::Damaged { place, position, reason: reason.to_owned() }
 }

@@ -28,6 +28,11 @@ impl OffsetIndex {
         offset >= self.0.last().map_or(0, |(_, offset)| *offset) + INDEX_STEP
     }
 
+    /// Returns the index of the part of the segment before `end`.
+    pub(super) fn before(&self, end: u64) -> OffsetIndex {
+        OffsetIndex(self.0.iter().copied().filter(|(_, offset)| *offset < end).collect())
+    }
+
     /// Returns the offset to start reading from to find the record that contains `from`.
     pub(super) fn seek(&self, from: Position) -> u64 {
         let after = self.0.partition_point(|(first, _)| *first <= from);

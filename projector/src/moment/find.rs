@@ -13,7 +13,7 @@ use chancery_journal::{ChainCursor, JournalReader, ReadError};
 use super::{MomentError, NamedMoment};
 
 /// Returns the cursor after the record of the moment. The lineage of a position is not compared.
-pub(super) fn find(journal: &dyn JournalReader, moment: NamedMoment) -> Result<ChainCursor, MomentError> {
+pub fn find(journal: &dyn JournalReader, moment: NamedMoment) -> Result<ChainCursor, MomentError> {
     let last = journal.head().ok_or(MomentError::Empty)?;
     match moment {
         NamedMoment::Position(named) => by_position(journal, named.position, &last),

@@ -25,6 +25,7 @@ use sled::IVec;
 
 pub use cache::{MomentCache, MomentLimits};
 pub use diff::{ChangeWord, DiffPage, EntityChange, FieldChange, diff};
+pub use find::find;
 pub use fold::lower_priority;
 
 use crate::counts::RowCounts;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use chancery_cli::{CliExit, ClientCommand, GlobalArgs};
 use chancery_events::name::{ClusterName, Namespace};
 use chancery_events::time::parse_span;
+use chancery_projector::NamedMoment;
 use clap::{Args, Parser, Subcommand};
 
 use super::executor::{CredentialArgs, ExecutorArgs};
@@ -82,6 +83,8 @@ pub enum LocalCommand {
         /// Directory of a journal or of a server [default: directory of the configuration]
         dir: Option<PathBuf>,
     },
+    /// Fold a journal offline, print what it contains, and compare its state with its snapshots
+    Replay(ReplayArgs),
     /// Create missing topics of a journal on Kafka; existing topics stay unchanged
     InitTopics {
         /// Destination of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]
@@ -207,6 +210,21 @@ pub struct ServerArgs {
     /// Continue under a new lineage if records at the journal's end are missing, and report their positions
     #[arg(long)]
     pub accept_loss: bool,
+}
+
+/// Flags of a replay.
+#[derive(Args, Debug, Default)]
+pub struct ReplayArgs {
+    /// Directory of a server, of which --fleet names the fleet, or of a journal [default: directory of the
+    /// configuration]
+    pub dir: Option<PathBuf>,
+    /// Last record to fold: the one with this position, or the last one not later than this time [default: the last
+    /// record]
+    #[arg(long, value_name = "POSITION|TIME")]
+    pub until: Option<NamedMoment>,
+    /// Then serve the folded state on this address, for reads only
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<String>,
 }
 
 /// Flags of the demonstration.

@@ -3,6 +3,7 @@
 mod crash;
 mod damage;
 mod failure;
+mod frozen;
 mod postings;
 mod torn;
 

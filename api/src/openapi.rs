@@ -14,6 +14,7 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
+use super::dry_run::DryRunAnswer;
 use super::problem;
 use super::routes::{BodyShape, HttpRoute, ROUTES, RouteTarget};
 use super::schemas::pretty;
@@ -153,6 +154,10 @@ fn operation(
                 "Page of changes, in the order of kinds and keys.",
             )
         }
+        RouteTarget::DryRun => answer(
+            &types.subschema_for::<DryRunAnswer>().to_value(),
+            "Verdicts, facts, and what follows from them; nothing was recorded.",
+        ),
         RouteTarget::Intent(..) | RouteTarget::Intents => answer(
             &types.subschema_for::<AcceptedResponse>().to_value(),
             "Intent accepted; the verdict is durable.",
@@ -219,6 +224,7 @@ fn operation_id(route: &HttpRoute) -> String {
             }
         }
         RouteTarget::Intents => "intents".into(),
+        RouteTarget::DryRun => "dry_run".into(),
         RouteTarget::OpenChannel => "open_channel".into(),
         RouteTarget::SendMessages => "send_messages".into(),
         RouteTarget::OfferConsoles => "offer_consoles".into(),
@@ -325,6 +331,7 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
             [query(entry.query, schema, about), intent_parameters()].concat()
         }
         RouteTarget::Intents => intent_parameters(),
+        RouteTarget::DryRun => [moment_parameters(), settle_parameters(), intent_parameters()].concat(),
         RouteTarget::SendMessages => message_parameters(),
         RouteTarget::SendReplies | RouteTarget::SendInput => {
             let about = "Number of replies, or of bytes of input, that were sent before: a repeat has no effect twice.";
@@ -369,7 +376,7 @@ fn request_body(
             }
             Some(json_body(schema))
         }
-        RouteTarget::Intents => {
+        RouteTarget::Intents | RouteTarget::DryRun => {
             let types: Vec<_> = Intent::TYPES.iter().map(|name| format!("{TYPE_PREFIX}{name}")).collect();
             let data: Vec<_> = Intent::TYPES
                 .iter()

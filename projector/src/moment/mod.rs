@@ -6,6 +6,7 @@
 //! nothing of a moment is stored on disk; a moment never changes.
 
 mod cache;
+mod copy;
 mod diff;
 mod find;
 mod fold;
@@ -24,6 +25,7 @@ use chancery_journal::{ChainCursor, ReadError};
 use sled::IVec;
 
 pub use cache::{MomentCache, MomentLimits};
+pub use copy::MomentCopy;
 pub use diff::{ChangeWord, DiffPage, EntityChange, FieldChange, diff};
 pub use fold::lower_priority;
 

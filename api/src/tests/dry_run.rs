@@ -2,6 +2,7 @@
 
 use axum::http::Method;
 use chancery_events::id::Position;
+use chancery_journal::Journal as _;
 use serde_json::{Value, json};
 
 use super::world::{CompleteAnswer, ServedFleet, request};

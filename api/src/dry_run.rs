@@ -43,10 +43,10 @@ pub(super) async fn take(
     mut params: QueryParams,
     body: Result<Bytes, ProblemDetails>,
 ) -> Result<Response<Body>, ProblemDetails> {
+    params.only(&OWN)?;
     let named = moments::take(app, &mut params, "as_of")?;
     let intents = read(app, call, body)?;
     settle(app, &mut params, ReadFrom::Journal).await?;
-    params.end(&OWN)?;
     let at = moments::find(app, named.unwrap_or_else(|| last(app))).await?;
     let (now, wall) = times(app, &at, named.is_some());
     let (slots, requests) = slots(intents, &call.context.id);

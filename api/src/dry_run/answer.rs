@@ -9,6 +9,7 @@ use chancery_events::fact::{Fact, UnschedulableReason};
 use chancery_events::id::Position;
 use chancery_events::name::{Actor, PlanName, PolicyName};
 use chancery_events::record::Record;
+use chancery_events::size::json_bytes;
 use chancery_events::subject::Subject;
 use chancery_events::time::{Time, shown};
 use chancery_journal::ChainCursor;
@@ -170,21 +171,28 @@ impl AnswerWriter<'_> {
         let follows = result.follows.iter().map(|record| &**record);
         let own =
             || result.intents.iter().filter_map(|decided| decided.record.as_deref()).chain(follows.clone());
-        let (operations, requests) = (self.operations(result)?, self.requests(own())?);
+        // What is shown of rows is not bounded by the events.
+        let mut left = self.app.common.limits.page;
+        let operations = self.operations(result, &mut left)?;
+        let unschedulable = self.unschedulable(result, &operations, &mut left)?;
+        let requests = self.requests(own())?;
+        let bound = result.bound.map(|bound| bound.to_string());
+        let bound =
+            bound.or_else(|| (left == 0).then(|| "the maximum size of the rows is reached".to_owned()));
         let answer = DryRunAnswer {
             at: MomentEnd::from(self.at).into(),
             time: self.now,
             due: self.facts(result.due.iter().map(|record| &**record))?,
             intents: self.intents(slots, &result.intents)?,
             follows: self.facts(follows.clone())?,
-            unschedulable: self.unschedulable(result, &operations)?,
+            unschedulable,
             approvals: approvals(result, &operations, &requests),
             waits: self.waits(result, &operations, own())?,
             unassigned: self.unassigned(result.due.iter().map(|record| &**record).chain(own())),
             operations,
             requests,
-            truncated: result.bound.is_some(),
-            truncated_because: result.bound.map(|bound| bound.to_string()),
+            truncated: bound.is_some(),
+            truncated_because: bound,
         };
         serde_json::to_string(&answer).map_err(|error| internal(&error))
     }
@@ -253,28 +261,43 @@ impl AnswerWriter<'_> {
         row.map(|row| serde_json::from_str(&row.body)).transpose().map_err(|error| internal(&error))
     }
 
-    /// Returns the reasons of the plans of which operations have no node.
+    /// Returns the reasons of the plans of which operations have no node, as far as they fit the bytes that are left.
     fn unschedulable(
         &self,
         result: &DryRunResult,
         operations: &[DryOperation],
+        left: &mut usize,
     ) -> Result<BTreeMap<PlanName, Vec<UnschedulableReason>>, ProblemDetails> {
         let waits = |operation: &&DryOperation| {
             result.operations.get(&operation.row.id) == Some(&Some(OperationWait::Placement))
         };
         let plans: BTreeSet<_> =
             operations.iter().filter(waits).map(|operation| &operation.row.plan).collect();
-        let row = |plan: &PlanName| {
-            let row = self.row::<PlanRow>(&RowKey::Plan(plan.clone()));
-            row.map(|row| row.map(|row| (plan.clone(), row.unschedulable))).transpose()
-        };
-        plans.into_iter().filter_map(row).collect()
+        let mut all = BTreeMap::new();
+        for plan in plans {
+            let Some(row) = self.row::<PlanRow>(&RowKey::Plan(plan.clone()))? else { continue };
+            if !take_bytes(left, json_bytes(&row.unschedulable)) {
+                break;
+            }
+            all.insert(plan.clone(), row.unschedulable);
+        }
+        Ok(all)
     }
 
-    fn operations(&self, result: &DryRunResult) -> Result<Vec<DryOperation>, ProblemDetails> {
+    /// Returns the operations whose rows fit the bytes that are left.
+    fn operations(
+        &self,
+        result: &DryRunResult,
+        left: &mut usize,
+    ) -> Result<Vec<DryOperation>, ProblemDetails> {
         let mut all = Vec::new();
         for id in result.operations.keys() {
-            let Some(row) = self.row::<OperationRow>(&RowKey::Operation(*id))? else { continue };
+            let row = self.rows.get_json(&RowKey::Operation(*id)).map_err(|error| internal(&error))?;
+            let Some(row) = row else { continue };
+            if !take_bytes(left, row.body.len()) {
+                break;
+            }
+            let row = serde_json::from_str(&row.body).map_err(|error| internal(&error))?;
             let placement = result.placements.get(id).map(|ChosenNode { reason, others }| DryPlacement {
                 reason: reason.clone(),
                 others: others.clone(),
@@ -385,6 +408,12 @@ fn approvals(
         })
     };
     operations.iter().filter_map(of_operation).chain(requests.iter().filter_map(of_request)).collect()
+}
+
+/// Takes bytes of those that are left; takes all and returns false if there are too few.
+fn take_bytes(left: &mut usize, bytes: usize) -> bool {
+    *left = left.saturating_sub(bytes);
+    *left > 0
 }
 
 fn internal(error: &dyn std::fmt::Display) -> ProblemDetails {

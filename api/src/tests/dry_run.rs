@@ -99,9 +99,11 @@ async fn a_dry_run_is_decided_at_a_moment() {
     let apply = event(
         "1",
         "node.apply",
-        &json!({"name": "node-0", "spec": {"domain": "d1", "resources": {"cpu": 1}}}),
+        &json!({"name": "node-0", "spec": {"domain": "d1", "resources": {"cpu": 1, "memory": 1}}}),
     );
-    world.commit(&[r#"node.applied.v1 {"name":"node-0","spec":{"domain":"d1","resources":{"cpu":1}}}"#]);
+    world.commit(&[
+        r#"node.applied.v1 {"name":"node-0","spec":{"domain":"d1","resources":{"cpu":1,"memory":1}}}"#,
+    ]);
     let verdict = |answer: &CompleteAnswer| answer.json()["intents"][0]["answer"]["verdict"].clone();
     let now = run(&world, "/dry-run", &apply).await;
     assert_eq!((verdict(&now), now.header("chancery-position")), ("unchanged".into(), "6"));
@@ -123,7 +125,7 @@ async fn what_is_wrong_with_a_dry_run_is_reported() {
         ("/dry-run?as_of=x", &good, (400, "invalid_parameter", "/as_of")),
         ("/dry-run?limit=1", &good, (400, "invalid_parameter", "/limit")),
         ("/dry-run", &event("1", "cluster.forget", &json!({})), (422, "invalid", "/type")),
-        ("/dry-run", &event("1", "cluster.delete", &json!({})), (422, "invalid", "/data")),
+        ("/dry-run", &event("1", "cluster.delete", &json!({})), (422, "invalid", "/data/name")),
     ] {
         let (status, code, pointer) = run(&world, path, body).await.problem();
         assert_eq!((status, code.as_str(), pointer.as_str()), wanted, "{path} {body}");

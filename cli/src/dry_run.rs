@@ -65,7 +65,7 @@ fn outcomes(
     answer: &Value,
 ) -> Result<(TextTable, Option<(CliExit, usize)>), CliError> {
     let mut known = known(client, manifests)?;
-    let mut rows = TextTable::new(["ENTITY", "OUTCOME", "CHANGED"]);
+    let mut rows = TextTable::new(["ENTITY", "OUTCOME", "FIELDS"]);
     let mut refused = None;
     for (at, manifest) in manifests.iter().enumerate() {
         let (name, answer) = (name(manifest), &answer["intents"][at]["answer"]);

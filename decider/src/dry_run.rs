@@ -238,7 +238,9 @@ impl<'a> DryRun<'a> {
             }
             self.used.steps += 1;
             let (records, _, is_more_due) = self.give(CoreInput::Work);
-            records.iter().for_each(|record| self.explain(record));
+            for record in &records {
+                self.explain(record);
+            }
             all.extend(records);
             if !is_more_due {
                 return (all, None);

@@ -78,7 +78,7 @@ enum DryAnswer {
     /// Intent accepted.
     Accepted(AcceptedResponse),
     /// Intent refused, or invalid.
-    Problem(ProblemBody),
+    Problem(Box<ProblemBody>),
 }
 
 /// Fact that would be recorded.

@@ -124,7 +124,7 @@ async fn what_is_wrong_with_a_dry_run_is_reported() {
         ("/dry-run?as_of=99", &good, (400, "moment_out_of_range", "")),
         ("/dry-run?as_of=x", &good, (400, "invalid_parameter", "/as_of")),
         ("/dry-run?limit=1", &good, (400, "invalid_parameter", "/limit")),
-        ("/dry-run", &event("1", "cluster.forget", &json!({})), (422, "invalid", "/type")),
+        ("/dry-run", &event("1", "cluster.purge", &json!({})), (422, "invalid", "/type")),
         ("/dry-run", &event("1", "cluster.delete", &json!({})), (422, "invalid", "/data/name")),
     ] {
         let (status, code, pointer) = run(&world, path, body).await.problem();

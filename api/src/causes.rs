@@ -4,11 +4,15 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
+use chancery_decider::dry_run::ChosenNode;
+use chancery_events::fact::{Fact, UnschedulableReason};
 use chancery_events::id::Position;
 use chancery_events::lineage::NamedPosition;
+use chancery_events::name::NodeName;
 use chancery_projector::causes::{CauseReader, EventPage};
 use chancery_projector::why::{ReasonReader, RowField, ValueReason};
-use chancery_projector::{HistoryError, RowKind};
+use chancery_projector::{HistoryError, NamedMoment, RowKind};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -113,7 +117,45 @@ struct ReasonsBody<'a> {
     field: Option<&'a str>,
     value: Option<&'a Value>,
     reasons: &'a [ValueReason],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recomputed: Option<RecomputedPlacement>,
     position: Position,
+}
+
+/// Reasons for a reserved node, computed again from the state after the reservation. They are not recorded.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct RecomputedPlacement {
+    /// Position of the record after which the state was used.
+    position: Position,
+    /// Node of the reservation.
+    node: NodeName,
+    /// Reason for the node, for people.
+    reason: String,
+    /// Reasons against other nodes. A node without a reason fits too, and ranks lower.
+    others: Vec<UnschedulableReason>,
+}
+
+/// Returns the reasons for the node of the first reservation among the reasons for a value.
+async fn recomputed(
+    app: &FleetApi,
+    reasons: &[ValueReason],
+) -> Result<Option<RecomputedPlacement>, ProblemDetails> {
+    let reserved = |reason: &ValueReason| {
+        let event: Value = serde_json::from_str(reason.event.json.get()).ok()?;
+        match Fact::read(&reason.event.type_name, &event["data"].to_string())? {
+            Ok(Fact::IncarnationReserved(reserved)) => Some((reason.event.position, reserved)),
+            _ => None,
+        }
+    };
+    let Some((position, reserved)) = reasons.iter().find_map(reserved) else { return Ok(None) };
+    let named = NamedPosition { position, lineage: None };
+    let at = moments::find(app, NamedMoment::Position(named)).await?;
+    let moment = moments::state(app, at).await?;
+    let operation = reserved.operation;
+    let chosen = in_turn(&app.moments.reads, "explain a node", move || moment.chosen_node(operation)).await?;
+    let node = reserved.node;
+    let position = at.position;
+    Ok(chosen.map(|ChosenNode { reason, others }| RecomputedPlacement { position, node, reason, others }))
 }
 
 /// Returns the facts behind a field of an entity's row, or behind its last change.
@@ -126,6 +168,7 @@ pub(super) async fn why(
     let key = key(call, kind)?;
     let field = params.take("field")?;
     let wanted = params.take("value")?;
+    let recompute = params.flag("recompute")?.unwrap_or(false);
     if let Some(name) = field.as_deref().filter(|name| !kind.explained_fields().contains(name)) {
         let known = kind.explained_fields().join(", ");
         let shown: String = name.chars().take(100).collect();
@@ -144,7 +187,7 @@ pub(super) async fn why(
     let moment = moments::take(app, &mut params, "as_of")?;
     // The row and the facts must be of one position.
     settle(app, &mut params, if moment.is_some() { ReadFrom::Journal } else { ReadFrom::Rows }).await?;
-    params.end(&["field", "value", "as_of", "min_position", "consistency"])?;
+    params.end(&["field", "value", "recompute", "as_of", "min_position", "consistency"])?;
     let (row, position, at) = row_at(app, &key, moment).await?;
     let row: Option<Value> = row
         .map(|row| serde_json::from_str(&row.body))
@@ -183,11 +226,13 @@ pub(super) async fn why(
         let path = call.parts.uri.path().trim_end_matches("/why");
         return Err(missing_at(app, &key, path, position).await);
     }
+    let recomputed = if recompute { recomputed(app, &reasons).await? } else { None };
     let body = ReasonsBody {
         entity: key.subject().to_string(),
         field: field.as_deref(),
         value: value.as_ref(),
         reasons: &reasons,
+        recomputed,
         position,
     };
     let body =

@@ -72,7 +72,7 @@ pub(super) async fn get(
 }
 
 /// Returns the moment after the last record of the journal.
-fn last(app: &FleetApi) -> NamedMoment {
+pub(super) fn last(app: &FleetApi) -> NamedMoment {
     let position = app.source.head().map_or_else(Default::default, |head| head.position);
     NamedMoment::Position(chancery_events::lineage::NamedPosition { position, lineage: None })
 }

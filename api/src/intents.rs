@@ -36,14 +36,48 @@ pub(super) async fn take(
     call: RoutedRequest,
     body: Result<Bytes, ProblemDetails>,
 ) -> Result<Response<Body>, ProblemDetails> {
-    let RoutedRequest { context, parts, principal, .. } = call;
-    let headers = &parts.headers;
+    match read(app, &call, body)? {
+        ReadIntents::One(ReadIntent { request, bytes, was_if_match }) => {
+            let asked = AnswerContext::of(&request, was_if_match);
+            let verdict = ask(app, decider, *request, bytes).await;
+            let (status, accepted) = asked.answered(app, decider, verdict).await?;
+            Ok(response(status, &accepted))
+        }
+        ReadIntents::Batch(items) => batch(app, decider, items, &call.context.id).await,
+    }
+}
+
+/// Intent of a request.
+#[derive(Debug)]
+pub(super) struct ReadIntent {
+    pub(super) request: Box<IntentRequest>,
+    /// Size in bytes, as received.
+    pub(super) bytes: usize,
+    /// Whether `If-Match` gave the expected version.
+    pub(super) was_if_match: bool,
+}
+
+/// Intents of a request.
+#[derive(Debug)]
+pub(super) enum ReadIntents {
+    One(ReadIntent),
+    /// Items of a batch, in their order: each an intent, or its problem.
+    Batch(Vec<Result<ReadIntent, ProblemDetails>>),
+}
+
+/// Reads one intent or a batch. The intents of a batch count for the rate limit.
+pub(super) fn read(
+    app: &FleetApi,
+    call: &RoutedRequest,
+    body: Result<Bytes, ProblemDetails>,
+) -> Result<ReadIntents, ProblemDetails> {
+    let headers = &call.parts.headers;
     let meta = IntentHeaders::read(headers)?;
     let media = media(headers, TAKEN)?;
     let bytes = body?;
     let text = check(&bytes, app.common.limits.depth)?;
     if media == BodyFormat::Batch {
-        return batch(app, decider, &meta, text, &context.id, &principal).await;
+        return read_batch(app, &meta, text, &call.principal).map(ReadIntents::Batch);
     }
     let is_binary = headers.keys().any(|name| name.as_str().starts_with("ce-"));
     let (request, was_if_match) = match (media, is_binary) {
@@ -54,10 +88,7 @@ pub(super) async fn take(
         (_, true) => binary(headers, &meta, text)?,
         (_, false) => structured(&meta, JsonPart { whole: text, part: text })?,
     };
-    let asked = AnswerContext::of(&request, was_if_match);
-    let verdict = ask(app, decider, request, bytes.len()).await;
-    let (status, accepted) = asked.answered(app, decider, verdict).await?;
-    Ok(response(status, &accepted))
+    Ok(ReadIntents::One(ReadIntent { request: Box::new(request), bytes: bytes.len(), was_if_match }))
 }
 
 /// Returns the problem of an attribute, with its location.
@@ -153,15 +184,12 @@ fn unquoted(text: &str) -> String {
     plain
 }
 
-/// Submits a batch in its order. Each intent has an answer of its own.
-async fn batch(
-    app: &Arc<FleetApi>,
-    decider: &DeciderHandle,
+fn read_batch(
+    app: &FleetApi,
     meta: &IntentHeaders,
     text: &str,
-    request_id: &str,
     principal: &RequestPrincipal,
-) -> Result<Response<Body>, ProblemDetails> {
+) -> Result<Vec<Result<ReadIntent, ProblemDetails>>, ProblemDetails> {
     if meta.id.is_some() || meta.expect.is_some() {
         let detail = "invalid headers: each event of a batch has its own id and expect";
         return Err(ProblemDetails::new(INVALID_PARAMETER, detail));
@@ -174,20 +202,34 @@ async fn batch(
     }
     // The request itself has taken the token of one intent.
     app.common.rates.owe(principal, items.len().saturating_sub(1));
+    let read = |(index, item): (usize, &&RawValue)| {
+        let read = structured(meta, JsonPart { whole: text, part: item.get() });
+        let bytes = item.get().len();
+        read.map(|(request, _)| ReadIntent { request: Box::new(request), bytes, was_if_match: false })
+            .map_err(|problem| problem.below(&format!("/{index}")))
+    };
+    Ok(items.iter().enumerate().map(read).collect())
+}
+
+/// Submits a batch in its order. Each intent has an answer of its own.
+async fn batch(
+    app: &Arc<FleetApi>,
+    decider: &DeciderHandle,
+    items: Vec<Result<ReadIntent, ProblemDetails>>,
+    request_id: &str,
+) -> Result<Response<Body>, ProblemDetails> {
     let mut answers: Vec<Option<serde_json::Value>> = vec![None; items.len()];
     let mut asked = Vec::new();
-    for (index, item) in items.iter().enumerate() {
-        match structured(meta, JsonPart { whole: text, part: item.get() }) {
-            Ok((request, _)) => {
-                asked.push(((index, AnswerContext::of(&request, false)), (request, item.get().len())));
+    for (index, item) in items.into_iter().enumerate() {
+        match item {
+            Ok(ReadIntent { request, bytes, was_if_match }) => {
+                asked.push(((index, AnswerContext::of(&request, was_if_match)), (request, bytes)));
             }
-            Err(problem) => {
-                answers[index] = Some(problem_value(&problem.below(&format!("/{index}")), request_id));
-            }
+            Err(problem) => answers[index] = Some(problem_value(&problem, request_id)),
         }
     }
     let (places, requests): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
-    let asks = requests.into_iter().map(|(request, bytes)| ask(app, decider, request, bytes));
+    let asks = requests.into_iter().map(|(request, bytes)| ask(app, decider, *request, bytes));
     let verdicts = in_order(asks).await;
     let last = verdicts.iter().filter_map(|verdict| Some(verdict.as_ref().ok()?.position)).max();
     for ((index, asked), verdict) in places.into_iter().zip(verdicts) {
@@ -215,7 +257,7 @@ fn read_items(text: &str) -> Result<Vec<&RawValue>, ProblemDetails> {
     })
 }
 
-fn problem_value(problem: &ProblemDetails, request_id: &str) -> serde_json::Value {
+pub(super) fn problem_value(problem: &ProblemDetails, request_id: &str) -> serde_json::Value {
     serde_json::to_value(problem.shown(request_id)).unwrap_or_default()
 }
 

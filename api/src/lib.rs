@@ -17,6 +17,7 @@ pub mod channels;
 mod connection;
 mod consoles;
 mod diff;
+mod dry_run;
 mod event_filter;
 mod follower;
 mod forward;
@@ -132,6 +133,8 @@ pub struct FleetApi {
     pub reader: RowReader,
     /// Past states, for reads with `as_of`.
     pub moments: Arc<MomentQueue>,
+    /// Maximum number of replicas of one deployment, for dry runs.
+    pub replicas: u32,
     /// Position of the last verdict that this server has given; later reads are at least as new.
     pub last_verdict: Arc<LastVerdict>,
     /// Reader of the journal.

@@ -29,8 +29,8 @@ use super::query::QueryParams;
 use super::rate::RequestPrincipal;
 use super::routes::{self, HttpRoute, RouteMatch, RouteResult, RouteTarget};
 use super::{
-    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, causes, channels, consoles, diff, forward, intents,
-    logs, metrics, openapi, read, schemas, stream, write,
+    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, causes, channels, consoles, diff, dry_run, forward,
+    intents, logs, metrics, openapi, read, schemas, stream, write,
 };
 
 /// Request, as the outermost handler and the handler of its route see it.
@@ -245,6 +245,13 @@ async fn dispatch(
         | RouteTarget::Logs => {
             let app = fleet(api, &call)?;
             read_of(app, &call, params?).await.map(|response| positions::named(app, response))
+        }
+        RouteTarget::DryRun => {
+            let app = fleet(api, &call)?;
+            let RequestBody::Read(body) = sent else {
+                return Err(ProblemDetails::new(INTERNAL, "cannot decide intents: their body was not read"));
+            };
+            dry_run::take(app, &call, params?, body).await.map(|response| positions::named(app, response))
         }
         RouteTarget::Intents
         | RouteTarget::Intent(..)

@@ -17,7 +17,7 @@ use axum::http::{HeaderValue, Response};
 use chancery_journal::ChainCursor;
 use chancery_projector::moment::lower_priority;
 use chancery_projector::{FleetMoment, MomentCache, MomentEnd, MomentError, NamedMoment};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 
 use super::FleetApi;
 use super::positions;
@@ -57,7 +57,7 @@ impl MomentQueue {
 
     /// Prevents folds until the permit is dropped.
     #[cfg(test)]
-    pub(super) async fn hold_turn(&self) -> OwnedSemaphorePermit {
+    pub(super) async fn hold_turn(&self) -> tokio::sync::OwnedSemaphorePermit {
         Arc::clone(&self.turn).acquire_owned().await.expect("it is never closed")
     }
 
@@ -104,53 +104,47 @@ pub(super) async fn find(app: &FleetApi, moment: NamedMoment) -> Result<ChainCur
 
 /// Returns the state after a record: from the cache, or folded.
 pub(super) async fn state(app: &FleetApi, at: ChainCursor) -> Result<Arc<FleetMoment>, ProblemDetails> {
-    let MomentQueue { cache, places, turn, .. } = &*app.moments;
-    if let Some(moment) = cache.cached(&at) {
+    if let Some(moment) = app.moments.cache.cached(&at) {
         return Ok(moment);
     }
+    // The request before may have folded the same moment, which the cache then returns.
+    let folded = in_fold_turn(app, move |cache, is_cancelled| cache.fold(&at, is_cancelled));
+    folded.await?.map_err(|error| unread(&error))
+}
+
+/// Waits for the turn to fold, then runs work that reserves memory of moments. The work runs on a thread of its own,
+/// which has the permits until it ends, and must end early once its flag is true.
+pub(super) async fn in_fold_turn<T: Send + 'static>(
+    app: &FleetApi,
+    work: impl FnOnce(&MomentCache, &AtomicBool) -> T + Send + 'static,
+) -> Result<T, ProblemDetails> {
+    let MomentQueue { cache, places, turn, .. } = &*app.moments;
     let busy = |_| ProblemDetails::new(BUSY, "cannot read a past state: too many others are requested");
     let place = Arc::clone(places).try_acquire_owned().map_err(busy)?;
     let closed = |error| ProblemDetails::internal("fold a moment", &error);
     let turn = Arc::clone(turn).acquire_owned().await.map_err(closed)?;
-    // The request before may have folded the same moment.
-    if let Some(moment) = cache.cached(&at) {
-        return Ok(moment);
-    }
-    let folded = fold(Arc::clone(cache), at, (place, turn))
-        .map_err(|error| ProblemDetails::internal("start a thread for a moment", &error))?;
-    folded.await
-}
-
-/// Folds a moment on a thread of its own, which has the permits until it ends.
-fn fold(
-    cache: Arc<MomentCache>,
-    at: ChainCursor,
-    permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
-) -> std::io::Result<impl Future<Output = Result<Arc<FleetMoment>, ProblemDetails>>> {
-    let (sender, folded) = oneshot::channel();
+    let (sender, done) = oneshot::channel();
     let cancellation = FoldCancellation(Arc::default());
-    let is_cancelled = Arc::clone(&cancellation.0);
+    let (is_cancelled, cache) = (Arc::clone(&cancellation.0), Arc::clone(cache));
     let run = move || {
         lower_priority();
-        let result = cache.fold(&at, &is_cancelled);
+        let result = work(&cache, &is_cancelled);
         // The next request may start when this one is answered.
-        drop(permits);
+        drop((place, turn));
         // The request may have been dropped.
         let _ = sender.send(result);
     };
-    std::thread::Builder::new().name("moment".into()).spawn(run)?;
-    Ok(async move {
-        let result = folded.await;
-        drop(cancellation);
-        match result {
-            Ok(result) => result.map_err(|error| unread(&error)),
-            Err(error) => Err(ProblemDetails::internal("fold a moment", &error)),
-        }
-    })
+    std::thread::Builder::new()
+        .name("moment".into())
+        .spawn(run)
+        .map_err(|error| ProblemDetails::internal("start a thread for a moment", &error))?;
+    let result = done.await;
+    drop(cancellation);
+    result.map_err(|error| ProblemDetails::internal("fold a moment", &error))
 }
 
 /// Returns the problem of a moment that cannot be read.
-fn unread(error: &MomentError) -> ProblemDetails {
+pub(super) fn unread(error: &MomentError) -> ProblemDetails {
     let text = error.to_string();
     match error {
         MomentError::Empty => ProblemDetails::new(MOMENT_OUT_OF_RANGE, text),

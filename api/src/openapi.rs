@@ -15,7 +15,8 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use super::causes::EventRead;
+use super::causes::{EventRead, RecomputedPlacement};
+use super::dry_run::DryRunAnswer;
 use super::problem;
 use super::routes::{BodyShape, HttpRoute, ROUTES, RouteTarget};
 use super::schemas::pretty;
@@ -147,12 +148,12 @@ fn operation(
         RouteTarget::Why(_) => {
             let reason = types.subschema_for::<ValueReason>().to_value();
             let reasons = json!({"type": "array", "items": reason});
-            answer(
-                &object(
-                    &json!({"entity": text(), "field": {"type": ["string", "null"]}, "value": {}, "reasons": reasons, "position": position()}),
-                ),
-                "Value at the position, and the facts behind it.",
-            )
+            let recomputed = types.subschema_for::<RecomputedPlacement>().to_value();
+            let mut body = object(
+                &json!({"entity": text(), "field": {"type": ["string", "null"]}, "value": {}, "reasons": reasons, "position": position()}),
+            );
+            body["properties"]["recomputed"] = recomputed;
+            answer(&body, "Value at the position, and the facts behind it.")
         }
         RouteTarget::Event(EventRead::Event) => {
             json!({"description": "CloudEvent of the event.", "content": {"application/cloudevents+json": {"schema": {"type": "object"}}}})
@@ -185,6 +186,10 @@ fn operation(
                 "Page of changes, in the order of kinds and keys.",
             )
         }
+        RouteTarget::DryRun => answer(
+            &types.subschema_for::<DryRunAnswer>().to_value(),
+            "Verdicts, facts, and what follows from them; nothing was recorded.",
+        ),
         RouteTarget::Intent(..) | RouteTarget::Intents => answer(
             &types.subschema_for::<AcceptedResponse>().to_value(),
             "Intent accepted; the verdict is durable.",
@@ -255,6 +260,7 @@ fn operation_id(route: &HttpRoute) -> String {
             }
         }
         RouteTarget::Intents => "intents".into(),
+        RouteTarget::DryRun => "dry_run".into(),
         RouteTarget::OpenChannel => "open_channel".into(),
         RouteTarget::SendMessages => "send_messages".into(),
         RouteTarget::OfferConsoles => "offer_consoles".into(),
@@ -310,6 +316,7 @@ parameters! {
         "query" "page_token" {"type": "string"} "Token of the page after which to continue.";
     why_parameters:
         "query" "value" {"type": "string"} "Expected value of the field: another one is refused as `value_differs`.";
+        "query" "recompute" {"type": "boolean"} "Whether to compute again why the node of a reservation was chosen, from the state after it, as `recomputed` (default: false).";
     cause_parameters:
         "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of events, from 1 to 1000 (default: 100).";
     history_parameters:
@@ -374,6 +381,7 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
             [query(entry.query, schema, about), intent_parameters()].concat()
         }
         RouteTarget::Intents => intent_parameters(),
+        RouteTarget::DryRun => [moment_parameters(), settle_parameters(), intent_parameters()].concat(),
         RouteTarget::SendMessages => message_parameters(),
         RouteTarget::SendReplies | RouteTarget::SendInput => {
             let about = "Number of replies, or of bytes of input, that were sent before: a repeat has no effect twice.";
@@ -418,7 +426,7 @@ fn request_body(
             }
             Some(json_body(schema))
         }
-        RouteTarget::Intents => {
+        RouteTarget::Intents | RouteTarget::DryRun => {
             let types: Vec<_> = Intent::TYPES.iter().map(|name| format!("{TYPE_PREFIX}{name}")).collect();
             let data: Vec<_> = Intent::TYPES
                 .iter()

@@ -52,6 +52,14 @@ impl QueryParams {
         self.0
     }
 
+    /// Refuses parameters other than these.
+    pub(super) fn only(&self, known: &[&str]) -> Result<(), ProblemDetails> {
+        match self.0.iter().find(|(name, _)| !known.contains(&name.as_str())) {
+            None => Ok(()),
+            Some((name, _)) => Err(unknown(name, known)),
+        }
+    }
+
     /// Refuses remaining parameters.
     pub(super) fn end(&self, known: &[&str]) -> Result<(), ProblemDetails> {
         match self.0.first() {

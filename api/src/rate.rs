@@ -80,7 +80,7 @@ impl RateLimiter {
 
     fn budget(&self, does: Option<RouteTarget>) -> Option<&TokenBuckets> {
         match does {
-            Some(RouteTarget::Intents | RouteTarget::Intent(..)) => Some(&self.writes),
+            Some(RouteTarget::Intents | RouteTarget::DryRun | RouteTarget::Intent(..)) => Some(&self.writes),
             Some(
                 RouteTarget::Events
                 | RouteTarget::Logs

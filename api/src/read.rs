@@ -283,7 +283,7 @@ impl ReservedAnswer {
     }
 
     /// Returns the memory of an answer with one row, whose size is not known before.
-    const fn of_row() -> ReservedAnswer {
+    pub(super) const fn of_row() -> ReservedAnswer {
         ReservedAnswer { compressor: 0, max_bytes: usize::MAX, reserved: None }
     }
 

@@ -50,6 +50,8 @@ pub(super) enum RouteTarget {
     Intent(&'static IntentEntry, BodyShape),
     /// Submits any intents, as CloudEvents.
     Intents,
+    /// Decides any intents on a copy of the state.
+    DryRun,
     /// Opens a channel of an executor outside the server.
     OpenChannel,
     /// Accepts messages of such an executor.
@@ -143,6 +145,9 @@ pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
     }
     let intents = "Submits intents as CloudEvents: structured, binary or a batch.";
     add(Method::POST, format!("{FLEET}/intents"), RouteTarget::Intents, intents);
+    let dry_run =
+        "Decides intents on a copy of the state, as CloudEvents like those of `intents`; records nothing.";
+    add(Method::POST, format!("{FLEET}/dry-run"), RouteTarget::DryRun, dry_run);
     add(Method::GET, format!("{FLEET}/events"), RouteTarget::Events, "Streams events.");
     let logs = "Returns the output of an incarnation's processes.";
     add(Method::GET, format!("{FLEET}/incarnations/{{id}}/logs"), RouteTarget::Logs, logs);

@@ -4,6 +4,7 @@
 mod bad_input;
 mod channels;
 mod cloudevents;
+mod dry_run;
 mod listener;
 mod moments;
 mod published;

@@ -14,6 +14,7 @@ use chancery_events::intent::{
     ApprovedOperation, BodyRule, Intent, IntentEntry, IntentRequest, OperationApprove, OperationReject,
     SuccessKind,
 };
+use chancery_events::record::Record;
 use chancery_events::spec::{FieldClass, PlanSpec};
 use chancery_events::subject::Subject;
 use chancery_events::text::counted;
@@ -264,7 +265,7 @@ impl AnswerContext {
         verdict: Result<Verdict, VerdictError>,
     ) -> Result<(StatusCode, AcceptedResponse), ProblemDetails> {
         let (status, mut accepted) = self.answer(decider, verdict)?;
-        if self.is_of_plan && accepted.verdict == "accepted" {
+        if self.has_changed_fields(&accepted) {
             let (source, verdict) = (app.source.clone(), Position::new(accepted.position));
             let changed = in_turn(&app.hub.readers, "read an edit", move || changed(&*source, verdict)).await;
             accepted.changed = changed.unwrap_or_default();
@@ -272,12 +273,24 @@ impl AnswerContext {
         Ok((status, accepted))
     }
 
+    /// Whether the answer names the fields that an edit changed.
+    pub(super) fn has_changed_fields(&self, accepted: &AcceptedResponse) -> bool {
+        self.is_of_plan && accepted.verdict == "accepted"
+    }
+
     fn answer(
         &self,
         decider: &DeciderHandle,
         verdict: Result<Verdict, VerdictError>,
     ) -> Result<(StatusCode, AcceptedResponse), ProblemDetails> {
-        let verdict = verdict.map_err(|why| self.no_verdict(decider, why))?;
+        self.verdict(&verdict.map_err(|why| self.no_verdict(decider, why))?)
+    }
+
+    /// Returns the status and the answer to a verdict, or its problem.
+    pub(super) fn verdict(
+        &self,
+        verdict: &Verdict,
+    ) -> Result<(StatusCode, AcceptedResponse), ProblemDetails> {
         let position = verdict.position.get();
         let accepted = verdict.result.as_ref().as_ref();
         let accepted =
@@ -319,8 +332,12 @@ impl AnswerContext {
 
 /// Returns the fields that an edit changed, from the fact after its verdict, also for a repeat; `None` if
 /// new.
-fn changed(source: &dyn JournalReader, verdict: Position) -> Option<ChangedFields> {
-    let record = source.records(verdict).ok()?.next()?.ok()?;
+pub(super) fn changed(source: &dyn JournalReader, verdict: Position) -> Option<ChangedFields> {
+    changed_in(&*source.records(verdict).ok()?.next()?.ok()?, verdict)
+}
+
+/// Returns the fields that an edit changed, from the record of its verdict.
+pub(super) fn changed_in(record: &Record, verdict: Position) -> Option<ChangedFields> {
     let (_, line) = record.events().find(|(at, _)| *at == verdict.plus(1))?;
     let Ok(Event::Fact { fact: Fact::PlanApplied(applied), .. }) = Event::read(line) else { return None };
     let of = |class| {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::act::FORMS;
 use super::bulk::{BulkIntent, ask_all};
-use super::client::{ApiClient, CommandIo, PlanChanges};
+use super::client::{ApiClient, CommandIo, PlanChanges, VerdictResponse};
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit, PointerError};
 use super::get::{json_text, list, name_of};
@@ -30,12 +30,7 @@ pub(super) fn run(
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     io.client.context.output(FORMS)?;
-    let mut manifests = read("apply", "applied", files)?;
-    for manifest in &mut manifests {
-        if let (Some(turn), Intent::DeploymentCreate(create)) = (overlap, &mut manifest.intent) {
-            create.overlap = turn;
-        }
-    }
+    let manifests = documents(files, overlap)?;
     // The verdict does not show whether the entity existed before: a node that is also allocated has more
     // than one version from the start.
     let mut known = known(io.client, &manifests)?;
@@ -48,12 +43,7 @@ pub(super) fn run(
             Err(error) => return report.fault("apply", manifest, &error),
         };
         let name = name(manifest);
-        let outcome = match (verdict.outcome.as_str(), known.contains(&name)) {
-            _ if verdict.request().is_some() => "waits for approval",
-            ("unchanged", _) => "unchanged",
-            (_, true) => "configured",
-            (_, false) => "created",
-        };
+        let outcome = outcome(&verdict, known.contains(&name));
         let mut json = verdict.json(&name, outcome);
         let PlanChanges { immediate, deployed } = &verdict.changed;
         if !immediate.is_empty() || !deployed.is_empty() {
@@ -76,6 +66,30 @@ pub(super) fn run(
         let all = manifests.len();
         format!("applied {applied} of {all} documents: fix the others and apply again")
     })
+}
+
+/// Reads the documents of the files, in the order in which they are applied.
+pub(super) fn documents(
+    files: &[PathBuf],
+    overlap: Option<OverlapPolicy>,
+) -> Result<Vec<ManifestDocument>, CliError> {
+    let mut manifests = read("apply", "applied", files)?;
+    for manifest in &mut manifests {
+        if let (Some(turn), Intent::DeploymentCreate(create)) = (overlap, &mut manifest.intent) {
+            create.overlap = turn;
+        }
+    }
+    Ok(manifests)
+}
+
+/// Returns what the accepted intent of a document does, or did.
+pub(super) fn outcome(verdict: &VerdictResponse, is_known: bool) -> &'static str {
+    match (verdict.outcome.as_str(), is_known) {
+        _ if verdict.request().is_some() => "waits for approval",
+        ("unchanged", _) => "unchanged",
+        (_, true) => "configured",
+        (_, false) => "created",
+    }
 }
 
 /// Output for each document of a command, and the number of documents that succeeded.
@@ -136,7 +150,10 @@ pub(super) fn ask<'i>(verb: &str, manifest: &ManifestDocument, intent: &'i Inten
 }
 
 /// Returns the entities of the documents that exist. Documents must be sorted by kind.
-fn known(client: &ApiClient<'_>, manifests: &[ManifestDocument]) -> Result<BTreeSet<String>, CliError> {
+pub(super) fn known(
+    client: &ApiClient<'_>,
+    manifests: &[ManifestDocument],
+) -> Result<BTreeSet<String>, CliError> {
     let mut known = BTreeSet::new();
     let is_same =
         |a: &ManifestDocument, b: &ManifestDocument| discriminant(&a.intent) == discriminant(&b.intent);
@@ -182,7 +199,7 @@ fn hints(name: &str, changed: &PlanChanges) -> Vec<String> {
 }
 
 /// Formats the errors of a document, each with its location in the file.
-fn error_text(verb: &str, manifest: &ManifestDocument, error: &CliError) -> String {
+pub(super) fn error_text(verb: &str, manifest: &ManifestDocument, error: &CliError) -> String {
     let name = name(manifest);
     let each = error.faults.iter().map(|PointerError { pointer, detail }| {
         let (place, value) = manifest.locate(pointer);

@@ -20,8 +20,8 @@ use super::flags::{
 };
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::{
-    act, apply, console, delete, describe, diff, disruption, drain, events, explain, get, logs, replica,
-    request, rollout, snapshot, wait, why,
+    act, apply, console, delete, describe, diff, disruption, drain, dry_run, events, explain, get, logs,
+    replica, request, rollout, snapshot, wait, why,
 };
 
 /// Help heading of the flags of every command.
@@ -60,6 +60,12 @@ pub enum ServerCommand {
         /// Supersede deployments in progress with those of the manifests (default: as in the manifests)
         #[arg(long)]
         supersede: bool,
+        /// Show what would change, with operations and required approvals, and record nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// Decide on the state after a position, 120, or at a time, 2026-11-21T09:00:00Z (default: the current state)
+        #[arg(long, value_name = "POSITION|TIME", value_parser = as_of, requires = "dry_run")]
+        as_of: Option<String>,
     },
     /// List entities, or show one entity
     Get(GetArgs),
@@ -324,9 +330,10 @@ impl ServerCommand {
     /// Runs the command, and writes its data to `out`.
     pub(super) fn run(&self, io: &mut CommandIo<'_>) -> Result<(), CliError> {
         match self {
-            ServerCommand::Apply { files, supersede } => {
+            ServerCommand::Apply { files, supersede, dry_run, as_of } => {
                 let overlap = if *supersede { Some(OverlapPolicy::Supersede) } else { None };
-                apply::run(files, overlap, io)
+                io.client.read_at(as_of.as_ref());
+                if *dry_run { dry_run::run(files, overlap, io) } else { apply::run(files, overlap, io) }
             }
             ServerCommand::Get(what) => get::run(what, io),
             ServerCommand::Explain(what) => explain::run(what, io.client.context, io.out),

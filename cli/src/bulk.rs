@@ -19,7 +19,8 @@ use super::client::{ApiClient, FinalReply, IntentEnvelope, TRIES, VerdictRespons
 use super::context::CliContext;
 use super::error::CliError;
 
-const BATCH: &str = "application/cloudevents-batch+json";
+/// Media type of a batch of intents.
+pub(super) const BATCH: &str = "application/cloudevents-batch+json";
 /// Maximum number of intents in a batch, which is the limit of servers.
 const MOST: usize = 1000;
 /// Maximum size of a batch in bytes, unless a single intent is larger: half of the default body limit of

@@ -30,6 +30,7 @@ use super::table::add;
 
 use crate::note;
 
+mod dry_run;
 mod input;
 mod moment;
 
@@ -387,15 +388,22 @@ impl<'a> ApiClient<'a> {
             self.after(verdict.position);
             return Ok(verdict);
         }
-        let mut problem: ProblemResponse =
-            serde_json::from_value(item).map_err(|error| not_ours(doing, &error.to_string()))?;
+        Err(ApiClient::item_error(doing, index, status, item))
+    }
+
+    /// Returns the error of the intent at `index` of a batch.
+    pub(super) fn item_error(doing: &str, index: usize, status: u16, item: Value) -> CliError {
+        let mut problem: ProblemResponse = match serde_json::from_value(item) {
+            Ok(problem) => problem,
+            Err(error) => return not_ours(doing, &error.to_string()),
+        };
         let prefix = format!("/{index}");
         for fault in &mut problem.errors {
             if let Some(within) = fault.pointer.strip_prefix(&prefix) {
                 fault.pointer = within.to_owned();
             }
         }
-        Err(error_of(doing, status, problem))
+        error_of(doing, status, problem)
     }
 
     /// Selects the next server and waits, before attempt `tries`.

@@ -162,6 +162,9 @@ pub struct WhyArgs {
     /// Field of the entity's row, and its expected value, as in node=node-2 (default: the last change of the entity)
     #[arg(value_name = "FIELD[=VALUE]", value_parser = field)]
     pub field: Option<(String, Option<String>)>,
+    /// Also compute again why the node was chosen, and why others were not; this is not recorded
+    #[arg(long)]
+    pub recompute: bool,
     /// Explain the value after a position, 120, or at a time, 2026-11-21T09:00:00Z (default: the current value)
     #[arg(long, value_name = "POSITION|TIME", value_parser = as_of)]
     pub as_of: Option<String>,

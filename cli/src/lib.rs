@@ -18,6 +18,7 @@ mod describe;
 mod diff;
 mod disruption;
 mod drain;
+mod dry_run;
 mod error;
 mod event_summary;
 mod events;

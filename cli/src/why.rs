@@ -25,6 +25,7 @@ pub(super) fn run(why: &WhyArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
     let mut query = Vec::new();
     query.extend(field.map(|field| ("field", field.clone())));
     query.extend(value.map(|value| ("value", value.clone())));
+    query.extend(why.recompute.then(|| ("recompute", "true".to_owned())));
     let doing = format!("cannot explain {}/{name}", kind.word());
     let answer = io.client.get(&doing, &format!("{}/why", kind.path_of(&name)?), &query)?;
     match output {
@@ -48,8 +49,9 @@ fn tree(answer: &Value) -> String {
     }
     text.push('\n');
     let reasons = answer["reasons"].as_array().map_or(&[][..], Vec::as_slice);
+    let recomputed = &answer["recomputed"];
     for (number, reason) in reasons.iter().enumerate() {
-        let is_last = number + 1 == reasons.len();
+        let is_last = number + 1 == reasons.len() && recomputed.is_null();
         let (branch, below) = if is_last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
         let event = EventSummary(&reason["event"]);
         add(&mut text, format_args!("{branch}{}: {}\n", role(&reason["role"]), line(&event)));
@@ -60,6 +62,18 @@ fn tree(answer: &Value) -> String {
         }
         if reason["is_complete"] == false {
             add(&mut text, format_args!("{below}{}└─ and earlier events\n", "   ".repeat(causes.len())));
+        }
+    }
+    if !recomputed.is_null() {
+        let [node, reason] = ["node", "reason"].map(|field| recomputed[field].as_str().unwrap_or_default());
+        add(&mut text, format_args!("└─ computed again, not recorded: {node}, because {reason}\n"));
+        for other in recomputed["others"].as_array().into_iter().flatten() {
+            let nodes = other["nodes"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let nodes = nodes.collect::<Vec<_>>().join(", ");
+            add(
+                &mut text,
+                format_args!("   └─ not {nodes}: {}\n", other["reason"].as_str().unwrap_or_default()),
+            );
         }
     }
     text

@@ -178,6 +178,8 @@ pub struct DeciderCore {
     pub(super) decide: fn(&FleetState, &IntentRequest, &DecisionContext) -> Result<Vec<Fact>, Refusal>,
     /// Finds a record that an executor has seen.
     pub(super) lookup: RecordLookup,
+    /// Maximum number of steps of due work for one input.
+    pub(super) steps: usize,
     pub(super) lineage: Lineage,
     term: Term,
     /// Position and hash at the end of the last sealed record, durable or not.
@@ -213,38 +215,13 @@ impl DeciderCore {
         lookup: RecordLookup,
     ) -> DeciderCore {
         let term = end.map_or(Term::FIRST, |end| end.term.next());
-        let (position, hash) = end.map_or((Position::ZERO, RecordHash::ZERO), |end| (end.position, end.hash));
         let time = end.map_or(now, |end| end.time.max(now));
-        let lineage = fleet.lineages().current;
-        let sessions = SessionTable::resume(&fleet, time);
         let inbox = settings.inbox.take().map(InboxProgress::new);
         // Older inbox messages come first, then a lease for executors to reconnect, then deadlines.
         let waits = inbox.as_ref().is_some_and(|inbox| !inbox.is_up_to_date());
         let grace = if waits { Time::FAR } else { time + settings.lease };
-        let mut core = DeciderCore {
-            agenda: AdvanceState::new(grace),
-            settings,
-            inbox,
-            fleet,
-            advance,
-            decide,
-            lookup,
-            lineage,
-            term,
-            sealed: (position, hash),
-            time,
-            wall: time,
-            recorded: time,
-            record_every: None,
-            draft: RecordDraft::new(),
-            starts: Some(RecordStart::Term),
-            durable: JournalHead { position, hash, term },
-            in_flight: VecDeque::new(),
-            held: VecDeque::new(),
-            held_bytes: 0,
-            sessions,
-            outputs: Vec::new(),
-        };
+        let mut core = DeciderCore::continued(settings, fleet, end, (term, time), lookup);
+        (core.inbox, core.agenda, core.starts) = (inbox, AdvanceState::new(grace), Some(RecordStart::Term));
         let fact = TermStarted { address: core.settings.address.clone() }.into();
         let cause = core.next();
         core.commit_events(&[Event::Fact { cause, fact }]).expect("the start of a term can always be folded");
@@ -253,6 +230,60 @@ impl DeciderCore {
             core.commit_own(InboxSkipped { offset }.into());
         }
         core
+    }
+
+    /// Returns a core that continues the term after `end`, on a state folded up to there, and decides with
+    /// each deadline as it is due. It has no inbox and no executors.
+    pub(super) fn resume(
+        settings: DeciderSettings,
+        fleet: FleetState,
+        end: &ChainCursor,
+        now: Time,
+    ) -> DeciderCore {
+        DeciderCore::continued(
+            settings,
+            fleet,
+            Some(end),
+            (end.term, end.time.max(now)),
+            Box::new(|_| Ok(None)),
+        )
+    }
+
+    /// Returns a core at the head of a journal, without inbox or grace.
+    fn continued(
+        settings: DeciderSettings,
+        fleet: FleetState,
+        end: Option<&ChainCursor>,
+        (term, time): (Term, Time),
+        lookup: RecordLookup,
+    ) -> DeciderCore {
+        let (position, hash) = end.map_or((Position::ZERO, RecordHash::ZERO), |end| (end.position, end.hash));
+        let (lineage, sessions) = (fleet.lineages().current, SessionTable::resume(&fleet, time));
+        DeciderCore {
+            agenda: AdvanceState::new(time),
+            settings,
+            inbox: None,
+            fleet,
+            advance,
+            decide,
+            lookup,
+            steps: STEPS,
+            lineage,
+            term,
+            sealed: (position, hash),
+            time,
+            wall: time,
+            recorded: time,
+            record_every: None,
+            draft: RecordDraft::new(),
+            starts: None,
+            durable: JournalHead { position, hash, term },
+            in_flight: VecDeque::new(),
+            held: VecDeque::new(),
+            held_bytes: 0,
+            sessions,
+            outputs: Vec::new(),
+        }
     }
 
     /// Takes an input at `now`. Returns the outputs, in order.
@@ -276,6 +307,11 @@ impl DeciderCore {
             CoreInput::Drain => self.last_message(now),
         }
         std::mem::take(&mut self.outputs)
+    }
+
+    /// Returns the state as decided, by value.
+    pub(super) fn into_fleet(self) -> FleetState {
+        self.fleet
     }
 
     /// Returns the state as decided, durable or not.
@@ -533,7 +569,7 @@ impl DeciderCore {
         self.sweep();
         self.carry_watermark();
         self.record_time();
-        for _ in 0..STEPS {
+        for _ in 0..self.steps {
             if self.is_full() {
                 return true;
             }

@@ -5,6 +5,7 @@ pub mod clock;
 mod commands;
 pub mod core;
 pub mod driver;
+pub mod dry_run;
 mod handle;
 pub mod hub;
 pub mod inbox;

@@ -1,5 +1,6 @@
 //! Core of the decider, driven by hand: its outputs, and the time at which they are released.
 
+mod dry_runs;
 mod executors;
 mod inbox;
 mod races;

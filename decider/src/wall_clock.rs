@@ -143,6 +143,11 @@ impl WallClock {
         }
     }
 
+    /// Whether a decider would follow the clock, if it is ahead of journal time by `gap`.
+    pub fn follows(&self, gap: Duration) -> bool {
+        gap <= self.max_gap()
+    }
+
     /// Returns how far ahead a decider follows the clock, which is ahead of journal time by `gap`. Larger
     /// gaps are not trusted any more.
     pub fn follow_gap(&self, gap: Duration) -> Duration {

@@ -38,10 +38,11 @@
 //!
 // tidy: allow(begin)
 //! In reading order: approval and rejection, creation (`open`), placement (`place`), start (`begin`), end
-//! (`end`), folding (`fold`).
+//! (`end`), folding (`fold`), reasons for a placement (`explain`).
 
 mod begin;
 mod end;
+mod explain;
 mod fold;
 mod open;
 mod place;
@@ -63,6 +64,7 @@ use crate::state::{Deployment, Operation, OperationState, Plan};
 
 pub(crate) use begin::{begin, stop, take_turn};
 pub(crate) use end::{abort, cancel_after_shutdown, end, expire};
+pub use explain::{ChosenNode, OperationWait};
 pub(crate) use fold::{VersionUpdate, approved, close, created, ended, started};
 pub(crate) use open::{OperationRequest, open, push_opened};
 pub(crate) use place::{is_replaceable, place_of_move, prepare, replace};

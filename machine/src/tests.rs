@@ -6,6 +6,7 @@ mod catalogue;
 mod deployments;
 mod disruptions;
 mod edits;
+mod explained;
 mod intents;
 mod kept;
 mod liveness;

@@ -216,6 +216,7 @@ impl PreparedFleet {
             router: self.desk,
             reader: self.reader,
             moments: self.moments,
+            replicas: self.office.settings.replicas,
             last_verdict: Arc::new(LastVerdict::at(head)),
             source: self.source,
             hub: self.hub,

@@ -11,6 +11,7 @@ mod clocks;
 mod compose;
 mod dependencies;
 mod directory;
+mod dry_run;
 mod edits;
 mod executors;
 mod fleets;

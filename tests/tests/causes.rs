@@ -84,6 +84,12 @@ fn why_shows_who_moved_a_replica_who_approved_it_and_what_was_observed() {
     let hash = client.read(&format!("operations/{}", pending["id"].as_str().expect("an id")))["hash"].clone();
     line(&["approved by", "approved_by=bob", &format!("hash={}", hash.as_str().expect("a hash"))]);
     line(&["because of", "operation.approve", "by bob"]);
+    let recomputed = server.cli(&["why", &format!("replica/{replica}"), "node", "--recompute"]);
+    assert!(
+        recomputed.contains("computed again, not recorded: node-2, because ")
+            && recomputed.contains("not node-1: "),
+        "{recomputed}"
+    );
     // The value before the move is explained at a moment before it.
     let old =
         server.cli(&["why", &format!("replica/{replica}"), "node=node-1", "--as-of", &before.to_string()]);

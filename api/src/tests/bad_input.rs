@@ -32,12 +32,12 @@ fn path(route: &HttpRoute) -> String {
 }
 
 fn is_write(route: &HttpRoute) -> bool {
-    matches!(route.does, RouteTarget::Intent(..) | RouteTarget::Intents)
+    matches!(route.does, RouteTarget::Intent(..) | RouteTarget::Intents | RouteTarget::DryRun)
 }
 
 fn json(route: &HttpRoute, body: impl Into<Body>) -> Request<Body> {
     let media_type = match route.does {
-        RouteTarget::Intents => "application/cloudevents+json",
+        RouteTarget::Intents | RouteTarget::DryRun => "application/cloudevents+json",
         _ => "application/json",
     };
     request(route.method.clone(), &path(route), &[("content-type", media_type)], body)

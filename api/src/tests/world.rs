@@ -158,6 +158,7 @@ impl ServedFleet {
             router: LeaderRouter::with(DeciderHandle::over(queue)),
             reader,
             moments: Arc::new(MomentQueue::new(moments)),
+            replicas: 10_000,
             last_verdict: Arc::new(LastVerdict::default()),
             source: log.source(),
             hub,

@@ -187,7 +187,11 @@ fn find(
 }
 
 /// Returns the request for a placement of the deployment's version.
-fn request<'a>(plan: &'a Plan, deployment: &'a Deployment, version: PlanVersion<'a>) -> PlacementRequest<'a> {
+pub(super) fn request<'a>(
+    plan: &'a Plan,
+    deployment: &'a Deployment,
+    version: PlanVersion<'a>,
+) -> PlacementRequest<'a> {
     PlacementRequest {
         plan: &plan.name,
         deployment: &deployment.name,

@@ -156,7 +156,7 @@ impl MomentCache {
     }
 
     /// Reserves memory, and evicts moments to make room.
-    fn resize(
+    pub(super) fn resize(
         &self,
         reserved: &mut ReservedMemory,
         bytes: u64,
@@ -198,7 +198,8 @@ impl MomentCache {
             return Ok(start);
         }
         if let Some(moment) = self.nearest(at) {
-            return self.start_from_moment(moment, resize);
+            let (state, memory) = self.start_from_moment(moment, resize)?;
+            return Ok(FoldStart { state: Some(state), memory });
         }
         let memory = FoldMemory::reserve(ReservedMemory::none(&self.used), 0, resize)?;
         Ok(FoldStart { state: None, memory })
@@ -237,26 +238,26 @@ impl MomentCache {
     }
 
     /// Returns the state of a cached moment: a copy, or the moment itself where memory is scarce.
-    fn start_from_moment<'a>(
+    pub(super) fn start_from_moment<'a>(
         &self,
         moment: Arc<FleetMoment>,
         resize: &'a dyn Fn(&mut ReservedMemory, u64) -> Result<(), MomentError>,
-    ) -> Result<FoldStart<'a>, MomentError> {
+    ) -> Result<(FoldedState, FoldMemory<'a>), MomentError> {
         let encoded = moment.encoded();
         let mut copied = ReservedMemory::none(&self.used);
         if copied.resize(memory_of(encoded + margin(encoded)), self.limits.memory) {
             let memory = FoldMemory::reserve(copied, encoded, resize)?;
-            return Ok(FoldStart { state: Some(moment.state.clone()), memory });
+            return Ok((moment.state.clone(), memory));
         }
         self.lock().retain(|kept| !Arc::ptr_eq(kept, &moment));
         match Arc::try_unwrap(moment) {
             Ok(FleetMoment { state, reserved, .. }) => {
                 let memory = FoldMemory::reserve(reserved, encoded, resize)?;
-                Ok(FoldStart { state: Some(state), memory })
+                Ok((state, memory))
             }
             Err(moment) => {
                 let memory = FoldMemory::reserve(copied, encoded, resize)?;
-                Ok(FoldStart { state: Some(moment.state.clone()), memory })
+                Ok((moment.state.clone(), memory))
             }
         }
     }

@@ -6,6 +6,7 @@
 //! nothing of a moment is stored on disk; a moment never changes.
 
 mod cache;
+mod copy;
 mod diff;
 mod find;
 mod fold;
@@ -17,13 +18,15 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use chancery_events::id::Position;
+use chancery_events::id::{OperationId, Position};
 use chancery_events::lineage::NamedPosition;
 use chancery_events::time::Time;
 use chancery_journal::{ChainCursor, ReadError};
+use chancery_machine::operation::ChosenNode;
 use sled::IVec;
 
 pub use cache::{MomentCache, MomentLimits};
+pub use copy::MomentCopy;
 pub use diff::{ChangeWord, DiffPage, EntityChange, FieldChange, diff};
 pub use find::find;
 pub use fold::lower_priority;
@@ -173,6 +176,11 @@ impl FleetMoment {
     /// Returns a page of a list, as JSON. Its token is valid only for this moment.
     pub fn list_json(&self, kind: RowKind, query: &ListQuery) -> Result<JsonPage, QueryError> {
         with_row!(kind, R => self.json_page::<R>(query))
+    }
+
+    /// Explains the node that an operation has reserved. Computed from the state, and recorded nowhere.
+    pub fn chosen_node(&self, operation: OperationId) -> Option<ChosenNode> {
+        ChosenNode::of(&self.state.fleet, operation)
     }
 
     /// Returns the length of the encoded state from which its memory was estimated, in bytes.

@@ -95,6 +95,7 @@ impl ReplayedFleet {
             hub: Arc::new(EventHub::of(Some(lineages))),
             figures: Arc::new(common.metrics.of(&name)),
             logs: Arc::new(NoLogSource),
+            replicas: config.replicas,
             channels: Arc::new(ExecutorChannels::new(numbers, config.session_lease, executors)),
             common,
         };

@@ -1,0 +1,108 @@
+//! `POST …/dry-run`: intents decided on a copy of the current or a past state, with everything that follows before
+//! an approval or a report.
+//!
+//! A dry run has the turn of folds, as it copies a moment: one at a time, at the lowest priority. It writes nothing.
+
+mod answer;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::http::Response;
+use chancery_decider::dry_run::{DryRunBounds, DryRunStart, dry_run};
+use chancery_decider::wall_clock;
+use chancery_events::intent::IntentRequest;
+use chancery_events::name::FleetName;
+use chancery_events::record::MAX_BYTES;
+use chancery_events::time::Time;
+use chancery_journal::ChainCursor;
+
+pub(super) use self::answer::DryRunAnswer;
+use self::answer::{AnswerWriter, DrySlot};
+use super::FleetApi;
+use super::diff::last;
+use super::intents::{ReadIntent, ReadIntents, problem_value, read};
+use super::middleware::RoutedRequest;
+use super::moments;
+use super::problem::ProblemDetails;
+use super::query::QueryParams;
+use super::read::{ReadFrom, ReservedAnswer, at_moment, settle};
+use super::write::AnswerContext;
+
+/// Maximum time of a dry run, after its state was folded.
+const TIME: Duration = Duration::from_secs(2);
+/// Parameters of a dry run.
+const OWN: [&str; 3] = ["as_of", "min_position", "consistency"];
+
+/// Answers a dry run of one intent or a batch.
+pub(super) async fn take(
+    app: &Arc<FleetApi>,
+    call: &RoutedRequest,
+    mut params: QueryParams,
+    body: Result<Bytes, ProblemDetails>,
+) -> Result<Response<Body>, ProblemDetails> {
+    params.only(&OWN)?;
+    let named = moments::take(app, &mut params, "as_of")?;
+    let intents = read(app, call, body)?;
+    settle(app, &mut params, ReadFrom::Journal).await?;
+    let at = moments::find(app, named.unwrap_or_else(|| last(app))).await?;
+    let (now, wall) = times(app, &at, named.is_some());
+    let (slots, requests) = slots(intents, &call.context.id);
+    let fleet: FleetName = call
+        .found
+        .param("fleet")
+        .unwrap_or_default()
+        .parse()
+        .map_err(|error| ProblemDetails::internal("read the name of the fleet", &error))?;
+    let time = TIME.min(app.common.limits.request_timeout.mul_f32(0.4));
+    let (served, request_id) = (Arc::clone(app), call.context.id.clone());
+    let ran = moments::in_fold_turn(app, move |cache, is_cancelled| {
+        let bounds = DryRunBounds::default();
+        // A bound may be exceeded by a record.
+        let copy = cache.copy(cache.fold(&at, is_cancelled)?, (bounds.bytes + MAX_BYTES) as u64)?;
+        let end = Instant::now() + time;
+        let may_continue = || !is_cancelled.load(Ordering::Relaxed) && Instant::now() < end;
+        let (rows, result) = copy.change(|state| {
+            let start = DryRunStart { fleet, state, at, now, wall, replicas: served.replicas, bounds };
+            dry_run(start, requests, &may_continue)
+        });
+        let writer = AnswerWriter { app: &served, at, now, request_id: &request_id, rows: &rows };
+        Ok(writer.answer(slots, &result))
+    });
+    let body = ran.await?.map_err(|error| moments::unread(&error))??;
+    Ok(at_moment(ReservedAnswer::of_row().with(app, body)?, at.position, Some(&at)))
+}
+
+/// Returns the time of the decisions and the wall clock. The current state is decided on at the current time, as a
+/// leader would; a past one at the time of its record.
+fn times(app: &FleetApi, at: &ChainCursor, is_past: bool) -> (Time, Time) {
+    let wall = wall_clock::now();
+    let is_followed = app.router.clock.follows(wall.since(at.time));
+    match (is_past, is_followed) {
+        (true, _) => (at.time, wall.max(at.time)),
+        (false, true) => (wall.max(at.time), wall.max(at.time)),
+        (false, false) => (at.time, at.time),
+    }
+}
+
+/// Returns a slot for each answer, and the intents to decide.
+fn slots(intents: ReadIntents, request_id: &str) -> (Vec<DrySlot>, Vec<IntentRequest>) {
+    let items = match intents {
+        ReadIntents::One(intent) => vec![Ok(intent)],
+        ReadIntents::Batch(items) => items,
+    };
+    let (mut slots, mut requests) = (Vec::new(), Vec::new());
+    for item in items {
+        slots.push(match item {
+            Ok(ReadIntent { request, was_if_match, .. }) => {
+                let slot = DrySlot::Decided(AnswerContext::of(&request, was_if_match));
+                requests.push(*request);
+                slot
+            }
+            Err(problem) => DrySlot::Invalid(problem_value(&problem, request_id)),
+        });
+    }
+    (slots, requests)
+}

@@ -1,0 +1,35 @@
+//! Dry runs: all intents of a command in one request, as later intents depend on earlier ones.
+
+use chancery_events::intent::Intent;
+use serde_json::Value;
+
+use super::{ApiClient, FinalReply, not_ours, problem};
+use crate::bulk::BATCH;
+use crate::error::CliError;
+
+impl ApiClient<'_> {
+    /// Returns the answer to a dry run of the intents, at the moment of reads.
+    pub(crate) fn dry_run<'i>(
+        &self,
+        doing: &str,
+        intents: impl Iterator<Item = &'i Intent>,
+    ) -> Result<Value, CliError> {
+        let bodies: Vec<_> = intents.map(|intent| self.envelope(intent).body).collect();
+        let body = format!("[{}]", bodies.join(","));
+        let ran = self.tried(|| {
+            let mut request = self.agent.post(self.url("/dry-run")).header("content-type", BATCH);
+            if let Some(moment) = self.moment.get() {
+                request = request.query("as_of", moment);
+            }
+            if self.seen.get() > 0 {
+                request = request.query("min_position", self.named(self.seen.get()).to_string());
+            }
+            self.answer(request.send(&body))
+        });
+        let FinalReply { status, body, .. } = ran.map_err(|lost| self.unread(doing, &lost))?;
+        if status != 200 {
+            return Err(problem(doing, status, &body));
+        }
+        serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))
+    }
+}

@@ -1,0 +1,154 @@
+//! `apply --dry-run`: what the documents would change, and what would follow before an approval or a report.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use chancery_events::intent::OverlapPolicy;
+use chancery_events::text::counted;
+use serde_json::Value;
+
+use super::apply::{ask, documents, error_text, known, name, outcome};
+use super::client::{ApiClient, CommandIo, VerdictResponse, not_ours};
+use super::context::OutputFormat;
+use super::error::{CliError, CliExit};
+use super::get::{json_text, yaml_text};
+use super::table::TextTable;
+use crate::manifest::ManifestDocument;
+use crate::note;
+
+const DOING: &str = "cannot apply in a dry run";
+/// Maximum number of documents, which is the limit of servers.
+const MOST: usize = 1000;
+
+pub(super) fn run(
+    files: &[PathBuf],
+    overlap: Option<OverlapPolicy>,
+    io: &mut CommandIo<'_>,
+) -> Result<(), CliError> {
+    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
+    let manifests = documents(files, overlap)?;
+    if manifests.len() > MOST {
+        let count = manifests.len();
+        return Err(CliError::failure(format!(
+            "{DOING}: {count} documents, at most {MOST} are decided in one dry run\nhint: give fewer files"
+        )));
+    }
+    let answer = io.client.dry_run(DOING, manifests.iter().map(|manifest| &manifest.intent))?;
+    let (table, refused) = outcomes(io.client, &manifests, &answer)?;
+    match output {
+        OutputFormat::Json => json_text(&answer, io.out)?,
+        OutputFormat::Yaml => yaml_text(&answer, io.out)?,
+        _ => {
+            let tables = [table, operations(&answer), unschedulable(&answer), approvals(&answer)];
+            let shown: Vec<_> =
+                tables.iter().filter(|table| !table.is_empty()).map(|table| table.lines("")).collect();
+            io.out.write_all(shown.join("\n").as_bytes())?;
+        }
+    }
+    if let Some(reason) = answer["truncated_because"].as_str() {
+        note!("warning: the dry run stopped early, so the output is incomplete: {reason}");
+    }
+    note!("dry run: nothing was recorded; names of new replicas and ids are not assigned yet");
+    match refused {
+        None => Ok(()),
+        Some((exit, count)) => {
+            let all = counted(manifests.len(), "document");
+            Err(CliError::new(exit, format!("{count} of {all} would be refused")))
+        }
+    }
+}
+
+/// Returns a line for each document. Refusals are written as errors; the first exit code and their number are returned.
+fn outcomes(
+    client: &ApiClient<'_>,
+    manifests: &[ManifestDocument],
+    answer: &Value,
+) -> Result<(TextTable, Option<(CliExit, usize)>), CliError> {
+    let mut known = known(client, manifests)?;
+    let mut rows = TextTable::new(["ENTITY", "OUTCOME", "FIELDS"]);
+    let mut refused = None;
+    for (at, manifest) in manifests.iter().enumerate() {
+        let (name, answer) = (name(manifest), &answer["intents"][at]["answer"]);
+        let Some(status) = answer["status"].as_u64().and_then(|status| u16::try_from(status).ok()) else {
+            rows.add([name.as_str(), "not decided", ""]);
+            continue;
+        };
+        if !(200..300).contains(&status) {
+            let doing = ask("apply", manifest, &manifest.intent).doing;
+            let error = ApiClient::item_error(&doing, at, status, answer.clone());
+            note!("{}", error_text("apply", manifest, &error));
+            let (_, count) = refused.get_or_insert((error.exit, 0));
+            *count += 1;
+            rows.add([name.as_str(), "refused", ""]);
+            continue;
+        }
+        let verdict: VerdictResponse =
+            serde_json::from_value(answer.clone()).map_err(|error| not_ours(DOING, &error.to_string()))?;
+        let changed = [verdict.changed.immediate.as_slice(), verdict.changed.deployed.as_slice()].concat();
+        rows.add([name.clone(), outcome(&verdict, known.contains(&name)).to_owned(), changed.join(", ")]);
+        known.insert(name);
+    }
+    Ok((rows, refused))
+}
+
+fn items<'a>(answer: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
+    answer[name].as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// Returns the items by their subject.
+fn by_subject<'a>(
+    answer: &'a Value,
+    name: &str,
+    subject: impl Fn(&Value) -> String,
+) -> BTreeMap<String, &'a Value> {
+    items(answer, name).map(|item| (subject(item), item)).collect()
+}
+
+fn operation_of(item: &Value) -> String {
+    format!("operation/{}", text(&item["id"]))
+}
+
+fn operations(answer: &Value) -> TextTable {
+    let mut rows = TextTable::new(["OPERATION", "REPLICA", "NODE", "STATE", "REASON"]);
+    let waits = by_subject(answer, "waits", |wait| text(&wait["subject"]));
+    for item in items(answer, "operations") {
+        let wait = || waits.get(&operation_of(item))?["reason"].as_str();
+        let reason = item["placement"]["reason"].as_str().or_else(wait);
+        let [kind, replica, node, state] = ["kind", "replica", "node", "state"].map(|name| text(&item[name]));
+        rows.add([kind, replica, node, state, reason.unwrap_or_default().to_owned()]);
+    }
+    rows
+}
+
+fn unschedulable(answer: &Value) -> TextTable {
+    let mut rows = TextTable::new(["PLAN", "NODES", "REASON"]);
+    for (plan, reasons) in answer["unschedulable"].as_object().into_iter().flatten() {
+        for reason in reasons.as_array().into_iter().flatten() {
+            rows.add([plan.clone(), reason["count"].to_string(), text(&reason["reason"])]);
+        }
+    }
+    rows
+}
+
+fn approvals(answer: &Value) -> TextTable {
+    let mut rows = TextTable::new(["APPROVAL OF", "COUNT", "BY", "POLICIES"]);
+    let operations = by_subject(answer, "operations", operation_of);
+    for item in items(answer, "approvals") {
+        let policies: Vec<_> = items(item, "policies").map(text).collect();
+        let by = match item["requested_by"].as_str() {
+            Some(actor) if !policies.is_empty() => format!("anyone but {actor}"),
+            _ => "anyone".to_owned(),
+        };
+        let subject = text(&item["subject"]);
+        let shown = match operations.get(&subject) {
+            Some(operation) => format!("{} {}", text(&operation["kind"]), text(&operation["replica"])),
+            None => subject,
+        };
+        rows.add([shown, item["count"].to_string(), by, policies.join(", ")]);
+    }
+    rows
+}

@@ -117,6 +117,35 @@ fn position() -> Value {
     json!({"type": "integer", "minimum": 0})
 }
 
+/// Returns the answer of a route about causes.
+fn of_causes(does: RouteTarget, types: &mut SchemaGenerator) -> Value {
+    let (next, about) = match does {
+        RouteTarget::Event(EventRead::Event) => {
+            let content = json!({"application/cloudevents+json": {"schema": {"type": "object"}}});
+            return json!({"description": "CloudEvent of the event.", "content": content});
+        }
+        RouteTarget::Event(EventRead::Causes) => (
+            "next_event",
+            "CloudEvents of the causes, the nearest first; continue with the causes of `next_event`.",
+        ),
+        RouteTarget::Event(EventRead::Effects) => {
+            ("next_from", "CloudEvents of the effects; continue with `next_from` as `from`.")
+        }
+        _ => {
+            let reason = types.subschema_for::<ValueReason>().to_value();
+            let mut body = object(&json!({
+                "entity": {"type": "string"}, "field": {"type": ["string", "null"]}, "value": {},
+                "reasons": {"type": "array", "items": reason}, "position": position(),
+            }));
+            body["properties"]["recomputed"] = types.subschema_for::<RecomputedPlacement>().to_value();
+            return answer(&body, "Value at the position, and the facts behind it.");
+        }
+    };
+    let items = json!({"type": "array", "items": {"type": "object"}});
+    let page = object(&json!({"items": items, next: {"type": ["integer", "null"]}, "position": position()}));
+    answer(&page, about)
+}
+
 fn operation(
     route: &HttpRoute,
     types: &mut SchemaGenerator,
@@ -145,36 +174,7 @@ fn operation(
                 "Page of events; continue with `next_from` as `from`.",
             )
         }
-        RouteTarget::Why(_) => {
-            let reason = types.subschema_for::<ValueReason>().to_value();
-            let reasons = json!({"type": "array", "items": reason});
-            let recomputed = types.subschema_for::<RecomputedPlacement>().to_value();
-            let mut body = object(
-                &json!({"entity": text(), "field": {"type": ["string", "null"]}, "value": {}, "reasons": reasons, "position": position()}),
-            );
-            body["properties"]["recomputed"] = recomputed;
-            answer(&body, "Value at the position, and the facts behind it.")
-        }
-        RouteTarget::Event(EventRead::Event) => {
-            json!({"description": "CloudEvent of the event.", "content": {"application/cloudevents+json": {"schema": {"type": "object"}}}})
-        }
-        RouteTarget::Event(read) => {
-            let items = json!({"type": "array", "items": {"type": "object"}});
-            let (next, about) = if read == EventRead::Causes {
-                (
-                    "next_event",
-                    "CloudEvents of the causes, the nearest first; continue with the causes of `next_event`.",
-                )
-            } else {
-                ("next_from", "CloudEvents of the effects; continue with `next_from` as `from`.")
-            };
-            answer(
-                &object(
-                    &json!({"items": items, next: {"type": ["integer", "null"]}, "position": position()}),
-                ),
-                about,
-            )
-        }
+        RouteTarget::Why(_) | RouteTarget::Event(_) => of_causes(route.does, types),
         RouteTarget::Diff => {
             let change = types.subschema_for::<EntityChange>().to_value();
             let moment = types.subschema_for::<problem::MomentBody>().to_value();

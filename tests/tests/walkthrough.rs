@@ -33,6 +33,8 @@ fn variable() -> Regex {
         r"|(?P<age>\b\d+(\.\d+)?(ms|s|m)\b)",
         r"|(?P<pid>(?:\bpid |process )\d+)",
         r"|(?P<path>/[\w./-]*chancery-[\w./-]+)",
+        // An executor within the server, or the one of the standby servers.
+        r"|(?P<executor>\b(embedded-local|local-1)\b)",
     ))
     .expect("a regular expression")
 }

@@ -366,7 +366,10 @@ fn parameters(route: &HttpRoute) -> Vec<Value> {
         RouteTarget::Get(_) => [moment_parameters(), settle_parameters()].concat(),
         RouteTarget::History(_) => [history_parameters(), moment_parameters(), settle_parameters()].concat(),
         RouteTarget::Why(kind) => {
-            let field = query(&["field"], json!({"type": "string", "enum": kind.explained_fields()}), FIELD);
+            // An enumeration has at least one value.
+            let fields = kind.explained_fields();
+            let names = if fields.is_empty() { &[][..] } else { &["field"] };
+            let field = query(names, json!({"type": "string", "enum": fields}), FIELD);
             [field, why_parameters(), moment_parameters(), settle_parameters()].concat()
         }
         RouteTarget::Event(EventRead::Event) => settle_parameters(),

@@ -13,6 +13,9 @@ use super::table::add;
 
 use crate::note;
 
+/// Maximum number of characters of a value in the first line.
+const SHOWN: usize = 80;
+
 pub(super) fn run(why: &WhyArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
     io.client.read_at(why.as_of.as_ref());
@@ -108,12 +111,14 @@ fn line(event: &EventSummary<'_>) -> String {
     text
 }
 
+/// Returns the value in at most [`SHOWN`] characters; `-o json` has all of it.
 fn plain(value: &Value) -> String {
-    match value {
+    let text = match value {
         Value::String(text) => text.clone(),
         Value::Null => "none".into(),
         other => other.to_string(),
-    }
+    };
+    if text.chars().count() <= SHOWN { text } else { text.chars().take(SHOWN - 1).chain(['…']).collect() }
 }
 
 #[cfg(test)]

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
-use chancery_decider::dry_run::ChosenNode;
-use chancery_events::fact::{Fact, UnschedulableReason};
+use chancery_events::fact::Fact;
 use chancery_events::id::Position;
 use chancery_events::lineage::NamedPosition;
 use chancery_events::name::NodeName;
@@ -17,6 +16,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::FleetApi;
+use super::dry_run::PlacementReasons;
 use super::middleware::RoutedRequest;
 use super::moments;
 use super::positions;
@@ -129,10 +129,8 @@ pub(super) struct RecomputedPlacement {
     position: Position,
     /// Node of the reservation.
     node: NodeName,
-    /// Reason for the node, for people.
-    reason: String,
-    /// Reasons against other nodes. A node without a reason fits too, and ranks lower.
-    others: Vec<UnschedulableReason>,
+    #[serde(flatten)]
+    reasons: PlacementReasons,
 }
 
 /// Returns the reasons for the node of the first reservation among the reasons for a value.
@@ -155,7 +153,7 @@ async fn recomputed(
     let chosen = in_turn(&app.moments.reads, "explain a node", move || moment.chosen_node(operation)).await?;
     let node = reserved.node;
     let position = at.position;
-    Ok(chosen.map(|ChosenNode { reason, others }| RecomputedPlacement { position, node, reason, others }))
+    Ok(chosen.map(|chosen| RecomputedPlacement { position, node, reasons: chosen.into() }))
 }
 
 /// Returns the facts behind a field of an entity's row, or behind its last change.
@@ -212,12 +210,12 @@ pub(super) async fn why(
         return Err(ProblemDetails::new(VALUE_DIFFERS, detail).position(position.get()));
     }
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
-    let (reader, subject) =
-        (ReasonReader::new(CauseReader::new(app.source.clone(), position)), key.subject());
+    let (events, subject) = (CauseReader::new(app.source.clone(), position), key.subject());
     let (name, of) = (field.clone(), row.clone());
     let found = in_turn(&app.hub.readers, "read reasons", move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
         let field = name.as_deref().zip(of.as_ref()).map(|(name, row)| RowField { name, row });
+        let reader = ReasonReader::new(events.max_bytes(answer.max_bytes()));
         (answer, reader.reasons(kind, &subject, field))
     });
     let (mut answer, reasons) = found.await?;

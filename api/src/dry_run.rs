@@ -19,8 +19,8 @@ use chancery_events::record::MAX_BYTES;
 use chancery_events::time::Time;
 use chancery_journal::ChainCursor;
 
-pub(super) use self::answer::DryRunAnswer;
 use self::answer::{AnswerWriter, DrySlot};
+pub(super) use self::answer::{DryRunAnswer, PlacementReasons};
 use super::FleetApi;
 use super::diff::last;
 use super::intents::{ReadIntent, ReadIntents, problem_value, read};

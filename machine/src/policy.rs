@@ -189,7 +189,7 @@ pub(crate) fn step(
 ) -> Option<DueStep> {
     let policies = &fleet.index().policies;
     policies.approving.iter().find_map(|(name, of)| {
-        // A window that opens is a matter of the policy.
+        // The opening of a window is no fact: the policy with the window is named.
         let applied = fleet.policies().get(name)?.meta.changed.position;
         if !is_open(&of.spec, ctx.now) || !has_capacity(fleet, name, &of.spec) {
             return None;

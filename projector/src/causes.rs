@@ -16,12 +16,7 @@ use chancery_journal::JournalReader;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::history::HistoryError;
-
-/// Maximum number of events on a page.
-pub const LIMIT_MAX: usize = 1000;
-/// Maximum number of events checked for one page of effects.
-const LOOKS: u64 = 2_000_000;
+use crate::history::{HistoryError, LIMIT_MAX, LOOKS};
 
 /// Event of the journal, for clients.
 #[derive(Clone, Debug, Serialize)]
@@ -79,6 +74,11 @@ impl CauseReader {
         &self.source
     }
 
+    /// Returns the maximum bytes of a page.
+    pub(crate) fn bytes(&self) -> usize {
+        self.max_bytes
+    }
+
     /// Returns the last position that is read.
     pub(crate) fn until(&self) -> Position {
         self.until
@@ -93,7 +93,7 @@ impl CauseReader {
     /// the first event of the chain unless the page has a next one, which starts with a cause at that position.
     pub fn causes(&self, position: Position, limit: usize) -> Result<Option<EventPage>, HistoryError> {
         let Some(mut record) = self.record(position)? else { return Ok(None) };
-        let mut next = earlier_cause(&record, position)?;
+        let mut next = recorded(&record, position)?.cause;
         let mut page = PageInProgress::new(limit, self.max_bytes);
         while let Some(cause) = next {
             if !span(&record).contains(&cause) {
@@ -101,10 +101,11 @@ impl CauseReader {
                 let Some(holder) = self.record(cause)? else { break };
                 record = holder;
             }
-            if !page.add(recorded(&record, cause)?) {
+            let event = recorded(&record, cause)?;
+            next = event.cause;
+            if !page.add(event) {
                 return Ok(Some(page.end(Some(cause))));
             }
-            next = earlier_cause(&record, cause)?;
         }
         Ok(Some(page.end(None)))
     }
@@ -183,22 +184,10 @@ fn span(record: &Record) -> RangeInclusive<Position> {
     record.first()..=record.last()
 }
 
-/// Returns the line of an event of the record.
-fn line_of(record: &Record, position: Position) -> Result<EventLine<'_>, HistoryError> {
-    let (_, line) =
-        record.events().find(|(at, _)| *at == position).expect("the record contains the position");
-    EventLine::read(line).map_err(|source| HistoryError::Event { position, source })
-}
-
-/// Returns the cause of an event of the record; `None` for the first event of a chain.
-fn earlier_cause(record: &Record, position: Position) -> Result<Option<Position>, HistoryError> {
-    let cause = line_of(record, position)?.cause;
-    Ok(cause.filter(|cause| *cause != Position::ZERO && *cause < position))
-}
-
 /// Returns an event of the record.
 pub(crate) fn recorded(record: &Record, position: Position) -> Result<RecordedEvent, HistoryError> {
     let bad = |source| HistoryError::Event { position, source };
+    // Callers have found the record by the position.
     let (_, bytes) =
         record.events().find(|(at, _)| *at == position).expect("the record contains the position");
     let line = EventLine::read(bytes).map_err(bad)?;

@@ -23,7 +23,7 @@ use serde_json::value::RawValue;
 /// Maximum number of entries on a page.
 pub const LIMIT_MAX: usize = 1000;
 /// Maximum number of events checked for one page.
-const LOOKS: u64 = 2_000_000;
+pub(crate) const LOOKS: u64 = 2_000_000;
 /// Approximate bytes of an entry without its data.
 const HEAD: usize = 300;
 /// Maximum number of causes followed back; the state machine's chains are shorter.

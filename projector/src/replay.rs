@@ -122,7 +122,8 @@ impl ReplayCounts {
             }
             FoldableEvent::Fact(Fact::IncarnationCommandFailed(failed)) => failed.attempt,
             FoldableEvent::Fact(Fact::VolumeCommandFailed(failed)) => failed.attempt,
-            _ => return,
+            // Only a failed command has an attempt.
+            FoldableEvent::Fact(_) | FoldableEvent::NoChange(_) => return,
         };
         let (failed, highest) = self.attempts;
         self.attempts = (failed + 1, highest.max(attempt));

@@ -104,16 +104,22 @@ struct DryOperation {
     #[serde(flatten)]
     row: OperationRow,
     /// Reasons for the node; computed for the first placements of a dry run, and recorded nowhere.
-    placement: Option<DryPlacement>,
+    placement: Option<PlacementReasons>,
 }
 
 /// Reasons for a node.
 #[derive(Serialize, JsonSchema)]
-struct DryPlacement {
+pub(crate) struct PlacementReasons {
     /// Reason for the node, for people.
     reason: String,
     /// Reasons against other nodes. A node without a reason fits too, and ranks lower.
     others: Vec<UnschedulableReason>,
+}
+
+impl From<ChosenNode> for PlacementReasons {
+    fn from(ChosenNode { reason, others }: ChosenNode) -> PlacementReasons {
+        PlacementReasons { reason, others }
+    }
 }
 
 /// Approval that is required.
@@ -298,10 +304,7 @@ impl AnswerWriter<'_> {
                 break;
             }
             let row = serde_json::from_str(&row.body).map_err(|error| internal(&error))?;
-            let placement = result.placements.get(id).map(|ChosenNode { reason, others }| DryPlacement {
-                reason: reason.clone(),
-                others: others.clone(),
-            });
+            let placement = result.placements.get(id).cloned().map(PlacementReasons::from);
             all.push(DryOperation { row, placement });
         }
         Ok(all)

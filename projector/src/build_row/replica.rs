@@ -24,6 +24,20 @@ use crate::rows::{
 };
 use crate::why::FieldFacts;
 
+/// Facts that set what is known of the processes of an incarnation, also in the row of its replica.
+const OF_PROCESSES: &[&str] = &[
+    "replica.created",
+    "incarnation.reserved",
+    "incarnation.started",
+    "incarnation.running",
+    "incarnation.processes_changed",
+    "incarnation.ended",
+    "incarnation.stop_requested",
+    "incarnation.start_requested",
+    "operation.approved",
+    "operation.started",
+];
+
 impl ReadModelRow for ReplicaRow {
     const FILTERS: &'static [FilterDef<ReplicaRow>] = &[
         by_name!("plan", PlanName, |row, plan| row.plan == *plan, RowIndex::ReplicaPlan),
@@ -49,21 +63,7 @@ impl ReadModelRow for ReplicaRow {
             ],
         ),
         (&["node", "incarnation"], &["incarnation.reserved", "incarnation.running", "incarnation.ended"]),
-        (
-            &["ready", "processes", "unready_at"],
-            &[
-                "replica.created",
-                "incarnation.reserved",
-                "incarnation.started",
-                "incarnation.running",
-                "incarnation.processes_changed",
-                "incarnation.ended",
-                "incarnation.stop_requested",
-                "incarnation.start_requested",
-                "operation.approved",
-                "operation.started",
-            ],
-        ),
+        (&["ready", "processes", "unready_at"], OF_PROCESSES),
         (&["operation"], &["operation.created", "operation.ended", "incarnation.running", "replica.created"]),
         (
             &["desired"],
@@ -270,20 +270,7 @@ impl ReadModelRow for IncarnationRow {
                 "incarnation.ended",
             ],
         ),
-        (
-            &["ready", "processes", "unready_at"],
-            &[
-                "incarnation.reserved",
-                "incarnation.started",
-                "incarnation.running",
-                "incarnation.processes_changed",
-                "incarnation.ended",
-                "incarnation.stop_requested",
-                "incarnation.start_requested",
-                "operation.approved",
-                "operation.started",
-            ],
-        ),
+        (&["ready", "processes", "unready_at"], OF_PROCESSES),
         (
             &["revision"],
             &[

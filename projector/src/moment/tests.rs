@@ -11,6 +11,7 @@ use chancery_events::record::Record;
 use chancery_events::time::Time;
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{ChainCursor, JournalReader, ReadError, RecordIter};
+use chancery_machine::fleet::FleetState;
 use serde_json::Value;
 
 use super::*;
@@ -511,4 +512,27 @@ fn the_position_of_a_row_is_that_of_its_read() {
         let page = reader.list_json(RowKind::Nodes, &ListQuery::all()).expect("a page");
         assert_eq!(page.position, record.last());
     }
+}
+
+#[test]
+fn a_copy_changes_apart_from_its_moment_and_releases_its_memory() {
+    let driver = stirred(7, 40);
+    let cache = cache(&driver, None, MomentLimits::default());
+    let moment = fold(&cache, &driver.source().head().expect("a record"));
+    let (keys, used) = (keys(&driver), cache.used());
+    let before = seen_at(&moment, &keys);
+    let copy = cache.copy(Arc::clone(&moment), 1 << 20).expect("memory");
+    assert!(cache.used() >= used + (1 << 20), "the memory of the copy is not reserved");
+    assert_eq!(copy.at(), moment.at());
+    let (rows, found) = copy.change(|fleet| {
+        let found = fleet.size();
+        (FleetState::new(fleet.lineages().current), found)
+    });
+    assert!(found > 0 && keys.iter().all(|key| rows.get_json(key).expect("read").is_none()));
+    assert_eq!(seen_at(&moment, &keys), before);
+    drop(rows);
+    assert_eq!(cache.used(), used);
+    let too_large = cache.copy(moment, MomentLimits::default().memory);
+    assert!(matches!(too_large, Err(MomentError::TooLarge { .. })));
+    assert!(cache.used() <= used, "nothing stays reserved");
 }

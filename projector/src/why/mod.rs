@@ -10,25 +10,26 @@
 //! | `request` | approval request of a change that was approved as a whole |
 //! | `request_approval` | approval of that request, with the approved hash |
 //!
-//! The fact of the value is the last one of a type that sets the field ([`fields`]), unless its data states another
-//! value, or the value that an earlier fact had given. Each event has the chain of its causes. Everything here is recorded. What is computed again is marked as such
-//! by the reader ([`crate::FleetMoment::placement_reasons`]).
+//! The fact of the value is the last one of a type that sets the field (`fields`), unless its data states another
+//! value, or the value that an earlier fact had given. Each event has the chain of its causes. Everything here is
+//! recorded; [`crate::FleetMoment::chosen_node`] computes reasons again.
 
 mod fields;
 
 use std::collections::BTreeSet;
 
-use chancery_events::event::{Event, EventKind, EventLine};
+use chancery_events::event::{Event, EventKind, EventLine, InvalidEvent};
 use chancery_events::fact::Fact;
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
 use chancery_events::intent::Intent;
+use chancery_events::name::PlanName;
 use chancery_events::record::Record;
 use chancery_events::subject::Subject;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::causes::{CauseReader, RecordedEvent};
+use crate::causes::{CauseReader, RecordedEvent, recorded};
 use crate::history::HistoryError;
 use crate::kind::RowKind;
 
@@ -104,7 +105,8 @@ impl ReasonReader {
         field: Option<RowField<'_>>,
     ) -> Result<Vec<ValueReason>, HistoryError> {
         let Some(position) = self.setter(kind, subject, field)? else { return Ok(Vec::new()) };
-        let mut reasons = CollectedReasons { events: &self.0, all: Vec::new(), seen: BTreeSet::new() };
+        let left = self.0.bytes();
+        let mut reasons = CollectedReasons { events: &self.0, all: Vec::new(), seen: BTreeSet::new(), left };
         reasons.add(ReasonRole::Value, position)?;
         // The end of its predecessor may have made an incarnation the active one.
         let active =
@@ -130,7 +132,10 @@ impl ReasonReader {
                 break;
             }
             for (position, line) in record.events() {
-                let Ok(Event::Fact { fact, .. }) = Event::read(line) else { continue };
+                let bad = |source| HistoryError::Event { position, source };
+                let line = EventLine::read(line).map_err(bad)?;
+                let data = line.data;
+                let Event::Fact { fact, .. } = line.event().map_err(bad)? else { continue };
                 let is_verdict = matches!(fact, Fact::IntentAccepted(_) | Fact::IntentRefused(_));
                 if is_verdict || !is_about(&fact, subject, &record, position) {
                     continue;
@@ -145,7 +150,8 @@ impl ReasonReader {
                         if fields::sets(kind, field.name, fact.type_name())
                             && found.may_be(kind, field, &fact, of_incarnation)
                         {
-                            found.take(position, stated(line, field));
+                            let data = serde_json::from_str(data.get()).map_err(InvalidEvent::Line);
+                            found.take(position, stated(&fact, &data.map_err(bad)?, field));
                             found.is_running = matches!(fact, Fact::IncarnationRunning(_));
                         }
                     }
@@ -221,18 +227,17 @@ fn is_about(fact: &Fact, subject: &Subject, record: &Record, position: Position)
         || fact.issues(record.header().lineage, position).as_ref() == Some(subject)
 }
 
-/// Returns what the data of a fact states about the field.
-fn stated(line: &[u8], field: RowField<'_>) -> StatedValue {
-    let Ok(line) = EventLine::read(line) else { return StatedValue::None };
-    let Ok(data) = serde_json::from_str::<Value>(line.data.get()) else { return StatedValue::None };
+/// Returns what a fact states about the field in its data.
+fn stated(fact: &Fact, data: &Value, field: RowField<'_>) -> StatedValue {
     // An end names what it ends, which is not in the row then.
-    if ["incarnation.ended.", "operation.ended."].iter().any(|end| line.type_name.starts_with(end)) {
+    if matches!(fact, Fact::IncarnationEnded(_) | Fact::OperationEnded(_)) {
         return StatedValue::None;
     }
     let value = &field.row[field.name];
     let stated = [&data[field.name], &data["spec"][field.name]].into_iter().find(|stated| !stated.is_null());
     match stated {
         Some(stated) if stated == value => StatedValue::Same,
+        // A report names the operation that it ends, which is not in the row then.
         Some(_) if !value.is_null() && field.name != "operation" => StatedValue::Other,
         _ => StatedValue::None,
     }
@@ -243,6 +248,8 @@ struct CollectedReasons<'a> {
     events: &'a CauseReader,
     all: Vec<ValueReason>,
     seen: BTreeSet<Position>,
+    /// Bytes that are left for causes. Without any, each event has only its nearest cause.
+    left: usize,
 }
 
 impl CollectedReasons<'_> {
@@ -252,22 +259,23 @@ impl CollectedReasons<'_> {
             return Ok(());
         }
         let Some(record) = self.events.record(position)? else { return Ok(()) };
-        let event = crate::causes::recorded(&record, position)?;
-        let chain = self.events.causes(position, CAUSES)?;
+        let event = recorded(&record, position)?;
+        let chain = self.events.clone().max_bytes(self.left).causes(position, CAUSES)?;
         let (causes, is_complete) =
             chain.map_or((Vec::new(), true), |chain| (chain.events, chain.next.is_none()));
+        let bytes: usize = causes.iter().chain([&event]).map(|event| event.json.get().len()).sum();
+        self.left = self.left.saturating_sub(bytes);
         let root = causes.last().filter(|cause| cause.kind == EventKind::Intent).map(|cause| cause.position);
         self.all.push(ValueReason { role, event, causes, is_complete });
         if let Some(root) = root {
             self.add_request(root)?;
         }
-        let Some(Event::Fact { fact, .. }) = event_of(&record, position) else { return Ok(()) };
+        let Some(Event::Fact { fact, .. }) = event_of(&record, position)? else { return Ok(()) };
         let issued = fact.issues(record.header().lineage, position);
-        let subjects: Vec<_> = issued.into_iter().chain(fact.subjects()).collect();
-        for subject in &subjects {
+        for subject in issued.into_iter().chain(fact.subjects()) {
             match subject {
                 Subject::Incarnation(id) => self.add(ReasonRole::Reservation, id.position())?,
-                Subject::Operation(id) => self.add_operation(*id, position)?,
+                Subject::Operation(id) => self.add_operation(id, position)?,
                 // Other entities are not how the fact came about.
                 _ => {}
             }
@@ -281,40 +289,55 @@ impl CollectedReasons<'_> {
         let created = id.position();
         if !self.seen.contains(&created) {
             self.add(ReasonRole::Operation, created)?;
-            let record = self.events.record(created)?;
-            let event = record.and_then(|record| event_of(&record, created));
-            if let Some(Event::Fact { fact: Fact::OperationCreated(created), .. }) = event
-                && let Some(deployment) = &created.deployment
-                && let Some(plan) = self.plan_of(&Subject::Replica(created.replica))?
-            {
-                let subject = Subject::Deployment(plan, deployment.clone());
-                let first = self.first(&subject, |fact| matches!(fact, Fact::DeploymentCreated(_)))?;
-                if let Some(position) = first {
-                    self.add(ReasonRole::Deployment, position)?;
-                }
-            }
+            self.add_deployment(created)?;
         }
+        let approvals = self.approvals(id, fact)?;
+        let last = approvals.len().saturating_sub(APPROVALS);
+        approvals[last..].iter().try_for_each(|position| self.add(ReasonRole::Approval, *position))
+    }
+
+    /// Adds the creation of the deployment that requested the operation created at a position, if one did.
+    fn add_deployment(&mut self, operation: Position) -> Result<(), HistoryError> {
+        let record = self.events.record(operation)?;
+        let event = record.map(|record| event_of(&record, operation)).transpose()?.flatten();
+        let Some(Event::Fact { fact: Fact::OperationCreated(created), .. }) = event else { return Ok(()) };
+        let Some(deployment) = created.deployment else { return Ok(()) };
+        let of_replica = |_, fact| match fact {
+            Fact::ReplicaCreated(created) => Some(created.plan),
+            _ => None,
+        };
+        let plan: Option<PlanName> = self.first(&Subject::Replica(created.replica), of_replica)?;
+        let Some(plan) = plan else { return Ok(()) };
+        let creation = |position, fact| matches!(fact, Fact::DeploymentCreated(_)).then_some(position);
+        match self.first(&Subject::Deployment(plan, deployment), creation)? {
+            Some(position) => self.add(ReasonRole::Deployment, position),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the positions of the approvals of what the fact at a position did for an operation.
+    fn approvals(&self, id: OperationId, fact: Position) -> Result<Vec<Position>, HistoryError> {
         let mut approvals = Vec::new();
         // An operation that needs another placement is approved again.
         let mut is_placement = false;
-        'records: for record in self.events.source().records_about(&Subject::Operation(id), created)? {
+        for record in self.events.source().records_about(&Subject::Operation(id), id.position())? {
             let record = record?;
-            for (position, line) in record.events().take_while(|(at, _)| *at <= self.events.until()) {
-                match Event::read(line) {
-                    Ok(Event::Fact { fact: Fact::IncarnationReserved(reserved), .. })
-                        if reserved.operation == id =>
-                    {
+            for (position, event) in facts(&record) {
+                let event = event?;
+                if position > self.events.until() {
+                    return Ok(approvals);
+                }
+                match event {
+                    Fact::IncarnationReserved(reserved) if reserved.operation == id => {
                         if position > fact {
-                            break 'records;
+                            return Ok(approvals);
                         }
                         is_placement = position == fact;
                         approvals.clear();
                     }
-                    Ok(Event::Fact { fact: Fact::OperationApproved(approved), .. })
-                        if approved.operation == id =>
-                    {
+                    Fact::OperationApproved(approved) if approved.operation == id => {
                         if position > fact && !is_placement {
-                            break 'records;
+                            return Ok(approvals);
                         }
                         approvals.push(position);
                     }
@@ -323,60 +346,61 @@ impl CollectedReasons<'_> {
                 }
             }
         }
-        let last = approvals.len().saturating_sub(APPROVALS);
-        approvals[last..].iter().try_for_each(|position| self.add(ReasonRole::Approval, *position))
+        Ok(approvals)
     }
 
     /// Adds the approval request that an intent approved, if it did.
     fn add_request(&mut self, intent: Position) -> Result<(), HistoryError> {
         let Some(record) = self.events.record(intent)? else { return Ok(()) };
-        let Some(Event::Intent(request)) = event_of(&record, intent) else { return Ok(()) };
+        let Some(Event::Intent(request)) = event_of(&record, intent)? else { return Ok(()) };
         let Intent::RequestApprove(approve) = request.intent else { return Ok(()) };
         self.add(ReasonRole::Request, approve.request.position())?;
-        let approved = record.events().find_map(|(position, line)| match Event::read(line) {
-            Ok(Event::Fact { fact: Fact::RequestApproved(fact), cause }) => {
-                (fact.request == approve.request && cause == intent).then_some(position)
-            }
+        let approval = |position, fact| match fact {
+            Fact::RequestApproved(fact) if fact.request == approve.request => Some(position),
             _ => None,
-        });
-        approved.map_or(Ok(()), |position| self.add(ReasonRole::RequestApproval, position))
+        };
+        match self.first(&Subject::Request(approve.request), approval)? {
+            Some(position) => self.add(ReasonRole::RequestApproval, position),
+            None => Ok(()),
+        }
     }
 
-    fn plan_of(&self, replica: &Subject) -> Result<Option<chancery_events::name::PlanName>, HistoryError> {
-        let created = self.first(replica, |fact| matches!(fact, Fact::ReplicaCreated(_)))?;
-        let Some(position) = created else { return Ok(None) };
-        let record = self.events.record(position)?;
-        Ok(record.and_then(|record| match event_of(&record, position) {
-            Some(Event::Fact { fact: Fact::ReplicaCreated(created), .. }) => Some(created.plan),
-            _ => None,
-        }))
-    }
-
-    /// Returns the position of the first fact about a subject that meets a condition.
-    fn first(
+    /// Returns the first result of `find` for a fact about the subject.
+    fn first<T>(
         &self,
         subject: &Subject,
-        is_wanted: impl Fn(&Fact) -> bool,
-    ) -> Result<Option<Position>, HistoryError> {
+        find: impl Fn(Position, Fact) -> Option<T>,
+    ) -> Result<Option<T>, HistoryError> {
         for record in self.events.source().records_about(subject, Position::FIRST)? {
             let record = record?;
             if record.first() > self.events.until() {
                 break;
             }
-            let mut events = record.events();
-            let found = events.find(|(_, line)| match Event::read(line) {
-                Ok(Event::Fact { fact, .. }) => fact.subjects().contains(subject) && is_wanted(&fact),
-                _ => false,
-            });
-            if let Some((position, _)) = found {
-                return Ok(Some(position));
+            for (position, fact) in facts(&record) {
+                let fact = fact?;
+                if fact.subjects().contains(subject)
+                    && let Some(found) = find(position, fact)
+                {
+                    return Ok(Some(found));
+                }
             }
         }
         Ok(None)
     }
 }
 
-fn event_of(record: &Record, position: Position) -> Option<Event> {
-    let (_, line) = record.events().find(|(at, _)| *at == position)?;
-    Event::read(line).ok()
+/// Returns the facts of a record, with their positions.
+fn facts(record: &Record) -> impl Iterator<Item = (Position, Result<Fact, HistoryError>)> {
+    record.events().filter_map(|(position, line)| match Event::read(line) {
+        Ok(Event::Fact { fact, .. }) => Some((position, Ok(fact))),
+        Ok(Event::Intent(_) | Event::Observation { .. }) => None,
+        Err(source) => Some((position, Err(HistoryError::Event { position, source }))),
+    })
+}
+
+/// Returns an event of a record; `None` if the record does not contain the position.
+fn event_of(record: &Record, position: Position) -> Result<Option<Event>, HistoryError> {
+    let line = record.events().find(|(at, _)| *at == position);
+    line.map(|(_, line)| Event::read(line).map_err(|source| HistoryError::Event { position, source }))
+        .transpose()
 }

@@ -33,6 +33,21 @@ struct SubjectGuest<'a> {
 }
 
 impl SubjectGuest<'_> {
+    /// Starts a guest in a plan of its own.
+    fn start<'a>(
+        server: &'a mut ServerProcess,
+        plan: &'static str,
+        dead: DeadComponents,
+    ) -> SubjectGuest<'a> {
+        deploy(&server.client(), plan, "");
+        let guest = RunningGuest::wait(server, plan, |_| true);
+        let process = guest.qemu(server).expect("it runs");
+        let (replica, incarnation) = (guest.replica.clone(), guest.incarnation.clone());
+        let directory = executor(server).join("nodes/node-1").join(&incarnation).join("app-0");
+        drop(guest);
+        SubjectGuest { server, dead, plan, replica, incarnation, process, directory }
+    }
+
     /// Carries out an action while the components are dead, and starts the executor again.
     fn while_dead(&mut self, acts: impl FnOnce(&SubjectGuest<'_>)) {
         if self.dead != DeadComponents::Nothing {
@@ -158,14 +173,7 @@ fn with_each(test: impl Fn(&mut SubjectGuest<'_>)) {
         ("executor", DeadComponents::Executor),
         ("both", DeadComponents::ExecutorAndSupervisor),
     ] {
-        deploy(&server.client(), plan, "");
-        let guest = RunningGuest::wait(&server, plan, |_| true);
-        let process = guest.qemu(&server).expect("it runs");
-        let (replica, incarnation) = (guest.replica.clone(), guest.incarnation.clone());
-        let directory = executor(&server).join("nodes/node-1").join(&incarnation).join("app-0");
-        drop(guest);
-        let server = &mut server;
-        let mut guest = SubjectGuest { server, dead, plan, replica, incarnation, process, directory };
+        let mut guest = SubjectGuest::start(&mut server, plan, dead);
         test(&mut guest);
         guest.server.client().must("plan.delete", &json!({"name": plan, "cascade": "yes"}));
     }
@@ -262,6 +270,27 @@ fn a_requested_reboot_resets_the_guest() {
         guest.has_started_again();
         assert!(!guest.facts("processes_changed").is_empty());
     });
+}
+
+#[test]
+fn a_guest_that_has_powered_itself_off_is_not_called_rebooted() {
+    let _permit = TestPermit::take();
+    let mut server = machines();
+    let guest = SubjectGuest::start(&mut server, "web", DeadComponents::Nothing);
+    let supervisor = parent_of(guest.process);
+    // QEMU waits for the supervisor once the guest is off, and does not end before the reboot is requested.
+    kill_process(supervisor, Signal::STOP).expect("a signal");
+    guest.send("o");
+    until("the guest is off", || guest.is_silent().then_some(()));
+    guest.signal(Signal::STOP);
+    kill_process(supervisor, Signal::CONT).expect("a signal");
+    guest.settle();
+    guest.server.client().must("replica.reboot", &json!({"name": guest.replica}));
+    guest.settle();
+    assert_eq!(guest.facts("running").len(), 1, "only the boot was completed");
+    guest.signal(Signal::CONT);
+    guest.ends("powered_off", "its guest powered itself off", &json!("powered_off"));
+    assert_eq!(guest.facts("running").len(), 1, "only the boot was completed");
 }
 
 #[test]

@@ -286,11 +286,12 @@ impl ProcessesFile {
         guests.fold(0, |all, guest| all.saturating_add(guest.resets))
     }
 
-    /// Whether every guest that has not ended was reset for a target of this or a higher revision. `None` without guests.
+    /// Whether every guest was reset for a target of this or a higher revision. `None` without guests. A guest that
+    /// has ended first was not reset: while its QEMU ends, the incarnation must not be reported as rebooted.
     pub(super) fn is_reset_for(&self, revision: u32) -> Option<bool> {
-        let guests: Vec<_> = self.processes.iter().filter_map(|process| process.guest.as_ref()).collect();
-        let is_reset = |guest: &&GuestRecord| guest.end.is_some() || guest.reset_revision >= revision;
-        (!guests.is_empty()).then(|| guests.iter().all(is_reset))
+        let mut guests = self.processes.iter().filter_map(|process| process.guest.as_ref()).peekable();
+        guests.peek()?;
+        Some(guests.all(|guest| guest.reset_revision >= revision))
     }
 
     /// Notes that processes without a recorded end have ended, unobserved and, for all that is known,

@@ -5,6 +5,7 @@ mod bad_input;
 mod channels;
 mod cloudevents;
 mod dry_run;
+mod levels;
 mod listener;
 mod moments;
 mod published;

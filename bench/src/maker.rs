@@ -8,6 +8,7 @@ use chancery_events::event::Event;
 use chancery_events::fact::{Fact, TermStarted};
 use chancery_events::id::{ExecutorStoreId, IncarnationId, Lineage, Position, Term, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
+use chancery_events::level::FleetLevel;
 use chancery_events::observation::{
     IncarnationReport, IncarnationReported, Observation, ObservedState, ProcessInfo, ProcessStatus,
     SessionRequested,
@@ -17,7 +18,7 @@ use chancery_events::spec::ClusterRuntime;
 use chancery_events::time::Time;
 use chancery_journal::{ChainCursor, WriterIdentity, genesis};
 use chancery_machine::advance::{AdvanceState, advance};
-use chancery_machine::context::DecisionContext;
+use chancery_machine::context::{DecisionContext, LevelLimits};
 use chancery_machine::decide::{decide, evolve, observe, pass};
 use chancery_machine::fleet::FleetState;
 use chancery_machine::meta::FactPosition;
@@ -64,7 +65,7 @@ impl FleetMaker {
             receiver.map(|pen| RecordWriter { draft: RecordDraft::new(), end: None, by, receiver: pen });
         let (fleet, agenda) = (FleetState::new(lineage), AdvanceState::new(now));
         let mut maker = FleetMaker { fleet, writer: book, agenda, lineage, now, asked: 0 };
-        let fact = TermStarted { address: None }.into();
+        let fact = TermStarted { address: None, level: FleetLevel::HIGHEST }.into();
         maker.fold(&[Event::Fact { cause: Position::FIRST, fact }])?;
         maker.ask("cluster.apply.v1", &json!({"name": CLUSTER, "spec": {"runtime": "simulated"}}))?;
         let (cluster, executor) = (CLUSTER.parse()?, "ex".parse()?);
@@ -77,7 +78,15 @@ impl FleetMaker {
     fn context(&self, ahead: u64) -> DecisionContext {
         let next = self.fleet.head().plus(ahead);
         let (now, lineage) = (self.now, self.lineage);
-        DecisionContext { now, wall: now, next, lineage, actor: None, replicas: u32::MAX }
+        DecisionContext {
+            now,
+            wall: now,
+            next,
+            lineage,
+            actor: None,
+            replicas: u32::MAX,
+            levels: LevelLimits::ALONE,
+        }
     }
 
     /// Folds as the decider does: each step can be undone.

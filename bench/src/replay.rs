@@ -15,7 +15,7 @@ use chancery_events::record::{Record, RecordDraft};
 use chancery_events::time::Time;
 use chancery_journal::segments::{FrozenSegments, SegmentJournal, SegmentOptions};
 use chancery_journal::{AppendError, ChainCursor, Journal, JournalDelivery, WriterIdentity, genesis};
-use chancery_machine::context::DecisionContext;
+use chancery_machine::context::{DecisionContext, LevelLimits};
 use chancery_machine::decide::{decide, evolve, pass, verdict};
 use chancery_machine::fleet::FleetState;
 use chancery_machine::meta::FactPosition;
@@ -139,6 +139,7 @@ impl JournalMaker {
             lineage: self.lineage,
             actor,
             replicas: u32::MAX,
+            levels: LevelLimits::ALONE,
         };
         let decided = decide(&self.fleet, &request, &context);
         let verdict_fact = verdict(&self.fleet, &request, &decided, &context);

@@ -29,6 +29,7 @@ use chancery_executor::process::{CgroupSetting, OutputLimits, QemuSettings};
 use chancery_journal::segments::{SegmentJournal, SegmentOptions};
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{Journal, JournalDelivery, JournalReader};
+use chancery_machine::context::LevelLimits;
 use chancery_machine::fleet::FleetState;
 use chancery_projector::rows::{DeploymentRow, DeploymentStatus, PlanRow};
 use chancery_projector::{Projector, RowReader, StoreTuning};
@@ -82,6 +83,7 @@ fn open(dir: &Path) -> Result<ServerParts> {
         lease: Duration::from_secs(15),
         part: PART,
         replicas: u32::MAX,
+        levels: LevelLimits::ALONE,
         inbox: None,
     };
     let (decider, ended) = chancery_decider::start(DeciderStart {

@@ -5,7 +5,10 @@ use std::fmt::Display;
 use std::io::{BufRead, Write};
 use std::str::FromStr;
 
-use chancery_events::intent::{CascadePolicy, InboxSkip, Intent, IntentEntry, NodeSetState, PlanRebalance};
+use chancery_events::intent::{
+    CascadePolicy, FleetRaise, InboxSkip, Intent, IntentEntry, NodeSetState, PlanRebalance,
+};
+use chancery_events::level::FleetLevel;
 use chancery_events::name::{ClusterName, DisruptionName};
 use chancery_events::spec::{ClusterActivity, NodeState};
 use chancery_events::subject::{InvalidSubject, Subject};
@@ -152,6 +155,13 @@ pub(super) fn rebalance(name: &str, io: &mut CommandIo<'_>) -> Result<(), CliErr
         note!("try: chancery get operations -l plan={name} -l kind=relocate");
     }
     Ok(())
+}
+
+/// Raises the level of the fleet.
+pub(super) fn raise(to: Option<u32>, without: &[String], io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    let intent =
+        FleetRaise { to: to.map_or(FleetLevel::HIGHEST, FleetLevel::new), without: without.to_vec() }.into();
+    ask_as(io, "raise", "fleet", &intent, "raised")
 }
 
 /// Skips the message that blocks the inbox.

@@ -277,6 +277,21 @@ pub enum ServerCommand {
     Logs(LogsArgs),
     /// Wait until a field of an entity has a value, or the entity is deleted
     Wait(WaitArgs),
+    /// Raise the level of the fleet, after all servers have a newer build: raise fleet
+    ///
+    /// A server records only what the level of the fleet permits, so that servers of an older build can fold it. After the
+    /// raise, builds that do not know the level stop.
+    Raise {
+        /// Always `fleet`
+        #[arg(value_name = "fleet", value_parser = ["fleet"], hide_possible_values = true)]
+        what: String,
+        /// Level to raise the fleet to (default: the highest that this program knows)
+        #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(1..))]
+        to: Option<u32>,
+        /// Address of a server that is gone, or will not start again without a newer build
+        #[arg(long, value_name = "ADDRESS")]
+        without: Vec<String>,
+    },
     /// Skip a message that blocks the inbox
     Inbox {
         /// Action on the inbox
@@ -376,6 +391,7 @@ impl ServerCommand {
                 replica::ask("relocate", replica, to.as_ref(), "relocation requested", io)
             }
             ServerCommand::Rebalance { plan } => act::rebalance(plan, io),
+            ServerCommand::Raise { to, without, .. } => act::raise(*to, without, io),
             ServerCommand::Restart { replica } => {
                 replica::ask("restart", replica, None, "restart requested", io)
             }

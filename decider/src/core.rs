@@ -26,9 +26,10 @@ use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 use chancery_journal::{ChainCursor, ReadError};
 use chancery_machine::advance::{AdvanceState, DueStep, advance, next_alarm};
-use chancery_machine::context::DecisionContext;
+use chancery_machine::context::{DecisionContext, LevelLimits};
 use chancery_machine::decide::{IdempotencyCheck, decide, evolve, observe, pass, repeat, verdict};
 use chancery_machine::fleet::FleetState;
+use chancery_machine::level::check as check_level;
 use chancery_machine::meta::FactPosition;
 
 use super::handle::{ChannelNumber, Verdict};
@@ -125,6 +126,8 @@ pub struct DeciderSettings {
     pub part: usize,
     /// Maximum number of replicas of one deployment.
     pub replicas: u32,
+    /// Levels that the fleet can be raised to.
+    pub levels: LevelLimits,
     /// Inbox whose messages are answered too.
     pub inbox: Option<InboxStart>,
 }
@@ -146,7 +149,8 @@ pub(super) enum RequestOutcome {
     Before(Verdict),
     /// Verdict that the draft commit records.
     Now(Verdict),
-    /// Refusal that is not in the journal, because even the event of the refusal cannot be folded.
+    /// Refusal that is not in the journal: the event of the refusal cannot be folded, or the intent has a higher level than the
+    /// fleet.
     Failed(Refusal),
 }
 
@@ -222,7 +226,9 @@ impl DeciderCore {
         let grace = if waits { Time::FAR } else { time + settings.lease };
         let mut core = DeciderCore::continued(settings, fleet, end, (term, time), lookup);
         (core.inbox, core.agenda, core.starts) = (inbox, AdvanceState::new(grace), Some(RecordStart::Term));
-        let fact = TermStarted { address: core.settings.address.clone() }.into();
+        let fact =
+            TermStarted { address: core.settings.address.clone(), level: core.settings.levels.highest }
+                .into();
         let cause = core.next();
         core.commit_events(&[Event::Fact { cause, fact }]).expect("the start of a term can always be folded");
         // In the same commit, whose watermark is past this offset.
@@ -337,6 +343,7 @@ impl DeciderCore {
             lineage: self.lineage,
             actor: None,
             replicas: self.settings.replicas,
+            levels: self.settings.levels,
         }
     }
 
@@ -411,6 +418,7 @@ impl DeciderCore {
         let mut over = Vec::new();
         let folded = catch_unwind(AssertUnwindSafe(|| {
             for (position, event) in (first.get()..).map(Position::new).zip(events) {
+                self.check_level(event)?;
                 match event {
                     Event::Fact { fact, .. } => {
                         // Before the fold: the same commit may delete the replica, and all that is known of
@@ -451,6 +459,15 @@ impl DeciderCore {
         Err(failure)
     }
 
+    /// Checks that the event has no higher level than the fleet.
+    fn check_level(&self, event: &Event) -> Result<(), CommitError> {
+        let (level, fleet) = (event.level(), self.fleet.level());
+        if level <= fleet {
+            return Ok(());
+        }
+        Err(CommitError::Failed(format!("cannot record event of level {level}: the fleet has level {fleet}")))
+    }
+
     /// Handles what facts mean for executors.
     fn follow(&mut self, events: &[Event]) {
         for event in events {
@@ -488,6 +505,9 @@ impl DeciderCore {
             IdempotencyCheck::KeyReused(refusal) => Err(refusal),
             IdempotencyCheck::New => Ok(()),
         };
+        if let Err(refusal) = check_level(&self.fleet, &request.intent) {
+            return RequestOutcome::Failed(refusal);
+        }
         let position = self.next();
         let mut context = self.context(position.plus(2));
         context.actor = Some(request.actor.clone());

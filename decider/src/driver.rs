@@ -232,6 +232,7 @@ mod tests {
             lease: std::time::Duration::from_secs(15),
             part: 600,
             replicas: 10,
+            levels: chancery_machine::context::LevelLimits::ALONE,
             inbox: None,
         };
         let fleet = FleetState::new(chancery_events::id::Lineage::from_random(1));

@@ -24,6 +24,7 @@ use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::time::Time;
 use chancery_journal::ChainCursor;
 use chancery_machine::advance::AdvanceState;
+use chancery_machine::context::LevelLimits;
 use chancery_machine::fleet::FleetState;
 pub use chancery_machine::operation::{ChosenNode, OperationWait};
 
@@ -188,6 +189,7 @@ impl<'a> DryRun<'a> {
             lease: Duration::MAX,
             part: PART,
             replicas,
+            levels: LevelLimits::ALONE,
             inbox: None,
         };
         let mut core = DeciderCore::resume(settings, state, &at, now);
@@ -216,8 +218,13 @@ impl<'a> DryRun<'a> {
 
     /// Decides an intent.
     fn intent(&mut self, request: IntentRequest) -> DryVerdict {
-        if let Intent::InboxSkip(_) = request.intent {
-            let detail = "cannot decide inbox.skip in a dry run: it depends on the reader of the inbox";
+        let missing = match request.intent {
+            Intent::InboxSkip(_) => Some(("inbox.skip", "the reader of the inbox")),
+            Intent::FleetRaise(_) => Some(("fleet.raise", "the other servers")),
+            _ => None,
+        };
+        if let Some((name, on)) = missing {
+            let detail = format!("cannot decide {name} in a dry run: it depends on {on}");
             let result = Arc::new(Err(Refusal::new(RefusalCode::Unsupported, detail)));
             return DryVerdict {
                 verdict: Verdict { position: self.core.fleet().head(), result },

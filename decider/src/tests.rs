@@ -25,6 +25,7 @@ use chancery_events::time::Time;
 use chancery_journal::{ChainCursor, ReadError};
 use chancery_machine::advance::{AdvanceState, DueStep, advance};
 use chancery_machine::context::DecisionContext;
+use chancery_machine::context::LevelLimits;
 use chancery_machine::fleet::{FleetSnapshot, FleetState};
 use serde_json::json;
 
@@ -68,6 +69,7 @@ fn settings(writer: u64) -> DeciderSettings {
         lease: LEASE,
         part: PART,
         replicas: REPLICAS,
+        levels: LevelLimits::ALONE,
         inbox: None,
     }
 }

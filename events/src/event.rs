@@ -17,6 +17,7 @@ use serde_json::value::RawValue;
 use crate::fact::Fact;
 use crate::id::Position;
 use crate::intent::{Intent, IntentRequest};
+use crate::level::FleetLevel;
 use crate::name::{Actor, ExecutorName, IntentId, SourceName};
 use crate::observation::Observation;
 use crate::subject::Subject;
@@ -39,7 +40,7 @@ impl EventData for str {
 
 /// Declares a closed set of bodies: an enum with a variant for each body, named by type and version.
 macro_rules! bodies {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $type:literal),* $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $type:literal $(since $level:literal)?),* $(,)? }) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Debug)]
         pub enum $name {
@@ -49,6 +50,17 @@ macro_rules! bodies {
         impl $name {
             /// Types of the bodies with their versions, in order.
             pub const TYPES: &[&str] = &[$($type),*];
+
+            /// Levels of the types, in the order of [`Self::TYPES`].
+            pub const LEVELS: &[u32] = &[$($crate::event::bodies!(@level $($level)?)),*];
+
+            /// Level of the body.
+            pub fn level(&self) -> crate::level::FleetLevel {
+                let of_type = match self {
+                    $($name::$variant(_) => ($type, $crate::event::bodies!(@level $($level)?))),*
+                };
+                crate::level::level_of(crate::level::ADDITIONS, of_type, || self.data_json())
+            }
 
             /// Type of the body with its version.
             pub fn type_name(&self) -> &'static str {
@@ -86,6 +98,8 @@ macro_rules! bodies {
             }
         })*
     };
+    (@level) => { 1 };
+    (@level $level:literal) => { $level };
 }
 pub(crate) use bodies;
 
@@ -108,6 +122,17 @@ pub enum Event {
         /// Body of the fact.
         fact: Fact,
     },
+}
+
+impl Event {
+    /// Level of the event.
+    pub fn level(&self) -> FleetLevel {
+        match self {
+            Event::Intent(request) => request.intent.level(),
+            Event::Observation { observation, .. } => observation.level(),
+            Event::Fact { fact, .. } => fact.level(),
+        }
+    }
 }
 
 /// Kind of the event in a line.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use crate::event::bodies;
 use crate::id::{OperationId, RequestId};
+use crate::level::FleetLevel;
 use crate::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, IntentId, NodeName, PayloadName,
     PlanName, PolicyName, ReplicaName, SourceName, VolumeName,
@@ -174,7 +175,7 @@ pub struct IntentEntry {
 /// Declares intents: the enum, their bodies, their subjects, and their routes.
 macro_rules! intents {
     ($(
-        $(#[$doc:meta])* $name:ident = $type:literal $(+ $tail:literal)?, [$($about:tt)*]
+        $(#[$doc:meta])* $name:ident = $type:literal $(+ $tail:literal)? $(since $level:literal)?, [$($about:tt)*]
         => $method:ident $path:literal $([$($query:ident),+])? $body:ident $summary:literal, $done:ident,
         ends $ending:ident$(($policy:ident))? {
             $($(#[$fdoc:meta])* $field:ident: $ftype:ty),* $(,)?
@@ -182,7 +183,7 @@ macro_rules! intents {
     )*) => {
         bodies! {
             /// Intent: a change that an actor requests.
-            Intent { $($(#[$doc])* $name = $type),* }
+            Intent { $($(#[$doc])* $name = $type $(since $level)?),* }
         }
 
         $(
@@ -576,6 +577,15 @@ intents! {
         /// Reason of the rejection, for people.
         #[serde(default)]
         reason: String,
+    }
+    /// Raises the level of the fleet.
+    FleetRaise = "fleet.raise.v1", [Fleet]
+        => POST "/raise" Required "Raises the level of the fleet, so that events of that level are recorded.", Now, ends Nothing {
+        /// Level from now on.
+        to: FleetLevel,
+        /// Addresses of servers that are not started again with a build that does not know the level.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        without: Vec<String>,
     }
     /// Skips an inbox message that cannot be read.
     InboxSkip = "inbox.skip.v1", [Fleet]

@@ -13,6 +13,7 @@ pub mod id;
 pub mod inbox_message;
 pub mod intent;
 pub mod kind;
+pub mod level;
 pub mod lifecycle;
 pub mod lineage;
 pub mod name;

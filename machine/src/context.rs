@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use chancery_events::fact::Fact;
 use chancery_events::id::{EntityId, IdKind, Lineage, Position};
+use chancery_events::level::FleetLevel;
 use chancery_events::name::Actor;
 use chancery_events::time::Time;
 
@@ -25,6 +26,22 @@ pub struct DecisionContext {
     pub actor: Option<Actor>,
     /// Maximum number of replicas that a deployment may request: bounds what follows from one intent.
     pub replicas: u32,
+    /// Levels that the fleet can be raised to.
+    pub levels: LevelLimits,
+}
+
+/// Limits of the level of a fleet, by its servers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LevelLimits {
+    /// Highest level that the build of the leader knows.
+    pub highest: FleetLevel,
+    /// Whether other servers can take over the fleet.
+    pub has_standbys: bool,
+}
+
+impl LevelLimits {
+    /// Limits of a server of this build without standbys.
+    pub const ALONE: LevelLimits = LevelLimits { highest: FleetLevel::HIGHEST, has_standbys: false };
 }
 
 /// Retry of failed commands: after `initial`, then `factor` times as long each time, up to `max`, `attempts`

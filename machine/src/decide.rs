@@ -19,7 +19,7 @@ use crate::meta::FactPosition;
 use crate::refuse::DecidedFacts;
 use crate::state::{ApprovalRequest, Cluster, Incarnation, Operation, Plan, Replica, RequestState, Volume};
 use crate::{
-    catalogue, deployment, disruption, incarnation, node, operation, plan, policy, rebalance, replica,
+    catalogue, deployment, disruption, incarnation, level, node, operation, plan, policy, rebalance, replica,
     request, session, volume,
 };
 
@@ -127,6 +127,7 @@ fn by_type(fleet: &FleetState, intent: &Intent, ctx: &DecisionContext) -> Decide
             request::approve(fleet, ask, ctx, |intent, ctx| by_type(fleet, intent, ctx))
         }
         Intent::RequestReject(ask) => request::reject(fleet, ask, ctx),
+        Intent::FleetRaise(ask) => level::raise(fleet, ask, ctx),
         // The decider's reader checks the position of the inbox.
         Intent::InboxSkip(ask) => Ok(vec![InboxSkipped { offset: ask.offset }.into()]),
     }
@@ -211,7 +212,9 @@ pub fn evolve(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> FoldResu
             fleet.term = at.term;
             fleet.decider = fact.address.as_deref().map(Arc::from);
             fleet.lineages.current = at.lineage;
+            level::term_started(Arc::make_mut(&mut fleet.levels), fact, at);
         }
+        Fact::FleetLevelRaised(fact) => return level::raised(Arc::make_mut(&mut fleet.levels), fact),
         Fact::LineageStarted(fact) => {
             fleet.term = at.term;
             fleet.decider = None;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use chancery_events::each_kind;
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, Term};
 use chancery_events::kind::keys;
+use chancery_events::level::FleetLevel;
 pub use chancery_events::lineage::LineageHistory;
 use chancery_events::name::{ClusterName, DeploymentName, DomainName, NodeName, PlanName, ReplicaName};
 use chancery_events::refusal::Refusal;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::index::FleetIndex;
 use crate::index_keys::IndexChange;
 use crate::keys::{IdempotencyKeys, KeysSavepoint};
+use crate::level::LevelState;
 use crate::meta::{EntityMeta, FactPosition};
 use crate::refuse::not_found;
 pub use crate::state::IMAGE_FINGERPRINT;
@@ -49,6 +51,7 @@ pub(crate) struct FleetGlobals {
     term: Term,
     lineages: LineageHistory,
     decider: Option<Arc<str>>,
+    levels: Arc<LevelState>,
     keys: KeysSavepoint,
     /// Field of the index, the only one that does not follow from the tables. A value that stayed ahead of
     /// the head would hide capacity that grows up to there.
@@ -110,6 +113,7 @@ macro_rules! tables {
             pub(crate) lineages: LineageHistory,
             /// Address of the decider of the term, if reported.
             pub(crate) decider: Option<Arc<str>>,
+            pub(crate) levels: Arc<LevelState>,
             pub(crate) keys: IdempotencyKeys,
             $(pub(crate) $table: EntityTable<($(keys::$type),+), state::$entity>,)*
             pub(crate) index: FleetIndex,
@@ -171,6 +175,7 @@ macro_rules! tables {
                     term: Term::default(),
                     lineages: LineageHistory::new(lineage),
                     decider: None,
+                    levels: Arc::default(),
                     keys: IdempotencyKeys::default(),
                     $($table: EntityTable::default(),)*
                     index: FleetIndex::default(),
@@ -217,6 +222,7 @@ macro_rules! tables {
             term: Term,
             lineages: LineageHistory,
             decider: Option<Arc<str>>,
+            levels: Arc<LevelState>,
             keys: IdempotencyKeys,
             $($table: Vec<Arc<state::$entity>>,)*
         }
@@ -229,6 +235,7 @@ macro_rules! tables {
                     term: fleet.term,
                     lineages: fleet.lineages.clone(),
                     decider: fleet.decider.clone(),
+                    levels: Arc::clone(&fleet.levels),
                     keys: fleet.keys.clone(),
                     $($table: fleet.$table.in_order().into_iter().cloned().collect(),)*
                 }
@@ -241,6 +248,7 @@ macro_rules! tables {
                 fleet.term = self.term;
                 fleet.lineages = self.lineages;
                 fleet.decider = self.decider;
+                fleet.levels = self.levels;
                 fleet.keys = self.keys;
                 // In the register's order: nodes need capabilities and clusters, incarnations their nodes,
                 // plan indexes everything.
@@ -275,6 +283,16 @@ impl FleetState {
         self.decider.as_ref()
     }
 
+    /// Level of the fleet.
+    pub fn level(&self) -> FleetLevel {
+        self.levels.level
+    }
+
+    /// Level of the fleet, and levels that servers know.
+    pub fn levels(&self) -> &LevelState {
+        &self.levels
+    }
+
     /// Approximate number of entities, counting only the most numerous kinds.
     pub fn size(&self) -> usize {
         self.nodes.len() + self.replicas.len() + self.incarnations.len() + self.operations.len()
@@ -305,6 +323,7 @@ impl FleetState {
             term: self.term,
             lineages: self.lineages.clone(),
             decider: self.decider.clone(),
+            levels: Arc::clone(&self.levels),
             keys: self.keys.begin(),
             capacity_grew_at: self.index.capacity_grew_at,
         };
@@ -344,11 +363,13 @@ impl FleetState {
         for before in notes.into_iter().rev() {
             let Some(globals) = self.undo_entity(before, indexes) else { continue };
             // The first of the notes: after it, nothing is restored that could change these fields.
-            let FleetGlobals { head, term, lineages, decider, keys, capacity_grew_at: grown } = *globals;
+            let FleetGlobals { head, term, lineages, decider, levels, keys, capacity_grew_at: grown } =
+                *globals;
             self.head = head;
             self.term = term;
             self.lineages = lineages;
             self.decider = decider;
+            self.levels = levels;
             self.keys.roll_back(keys);
             self.index.capacity_grew_at = grown;
         }

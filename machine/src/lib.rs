@@ -21,6 +21,7 @@ pub mod incarnation;
 pub mod index;
 mod index_keys;
 pub mod keys;
+pub mod level;
 pub mod meta;
 mod node;
 pub mod operation;

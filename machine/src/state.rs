@@ -46,7 +46,7 @@ mod predicates;
 pub use extras::{BoxedExtras, IncarnationExtras};
 
 /// Format of fleet snapshots; changes with the shape or kinds of entities. Other snapshots are not read.
-pub const IMAGE_FINGERPRINT: &str = "fleet-image-20";
+pub const IMAGE_FINGERPRINT: &str = "fleet-image-21";
 
 /// Set of nodes behind one orchestrator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -20,7 +20,7 @@ use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
 use crate::advance::{AdvanceState, advance};
-use crate::context::DecisionContext;
+use crate::context::{DecisionContext, LevelLimits};
 use crate::decide::{decide, evolve, observe, pass, verdict};
 use crate::fleet::{FleetSnapshot, FleetState};
 use crate::meta::FactPosition;
@@ -197,6 +197,7 @@ impl TestFleet {
             lineage: self.lineage,
             actor: Some(name("ann")),
             replicas: self.replicas,
+            levels: LevelLimits::ALONE,
         }
     }
 

@@ -9,6 +9,7 @@ mod edits;
 mod explained;
 mod intents;
 mod kept;
+mod levels;
 mod liveness;
 mod moves;
 mod nodes;

@@ -10,6 +10,7 @@ use std::thread;
 use chancery_events::event::{FoldableEvent, InvalidEvent};
 use chancery_events::fact::Fact;
 use chancery_events::id::{IncarnationId, OperationId, Position};
+use chancery_events::level::FleetLevel;
 use chancery_events::name::ReplicaName;
 use chancery_events::record::{InboxWatermark, Record};
 use chancery_events::subject::Subject;
@@ -33,6 +34,19 @@ pub enum FoldError {
         position: Position,
         /// Type of the event.
         type_name: String,
+    },
+    /// Raise of the fleet to a level that this build does not know: later events cannot be folded.
+    #[error(
+        "cannot fold event at position {position}: the fleet is raised to level {level}, and this build knows levels up to {known}\nhint: \
+         use a newer build"
+    )]
+    Level {
+        /// Position of the raise.
+        position: Position,
+        /// Level of the fleet from there on.
+        level: FleetLevel,
+        /// Highest level that this build knows.
+        known: FleetLevel,
     },
     /// Event that cannot be read: a damaged journal, or a broken writer.
     #[error("cannot fold event at position {position}")]
@@ -216,6 +230,9 @@ fn facts(record: &Record, visit: &mut dyn FnMut(&FoldableEvent)) -> Result<Recor
     let mut facts = RecordFacts::with_capacity(record.header().count as usize);
     for (position, line) in record.events() {
         match FoldableEvent::read(line).inspect(&mut *visit) {
+            Ok(FoldableEvent::Fact(Fact::FleetLevelRaised(raised))) if raised.to > FleetLevel::HIGHEST => {
+                return Err(FoldError::Level { position, level: raised.to, known: FleetLevel::HIGHEST });
+            }
             Ok(FoldableEvent::Fact(fact)) => facts.push((position, fact)),
             Ok(FoldableEvent::NoChange(_)) => {}
             Err(InvalidEvent::UnknownType { type_name }) => {

@@ -26,6 +26,7 @@ use chancery_events::name::FleetName;
 use chancery_journal::segments::{OpenEvidence, SegmentJournal, SegmentOptions};
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{ChainCursor, DeliverySink, Journal, JournalDelivery, JournalReader, is_mirror};
+use chancery_machine::context::LevelLimits;
 use chancery_projector::{FoundRows, MomentCache, Projector, RowReader, StoreTuning};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -116,6 +117,7 @@ impl PreparedFleet {
             lease: config.session_lease,
             part: PART,
             replicas: config.replicas,
+            levels: LevelLimits { has_standbys: tasks.is_some(), ..LevelLimits::ALONE },
             inbox: None,
         };
         let clock = clock_of(config, head.as_ref());

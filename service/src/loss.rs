@@ -12,6 +12,7 @@ use chancery_decider::random;
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, LineageStarted, TermStarted};
 use chancery_events::id::{Lineage, Position, WriterId};
+use chancery_events::level::FleetLevel;
 use chancery_events::name::FleetName;
 use chancery_events::record::{HeaderParts, Record, RecordDraft};
 use chancery_events::time::Time;
@@ -133,7 +134,7 @@ fn records(options: &SegmentOptions, loss: &JournalLoss, lineage: Lineage) -> Re
     } else {
         let now = Time::from_micros(chrono::Utc::now().timestamp_micros());
         let parts = genesis(&by, now, Lineage::from_random(random()));
-        let record = seal(parts, TermStarted { address: None }.into())?;
+        let record = seal(parts, TermStarted { address: None, level: FleetLevel::HIGHEST }.into())?;
         let head = ChainCursor::after(&record);
         records.push(record);
         (head, head.position)

@@ -15,6 +15,7 @@ use chancery_decider::{EventHub, PublishFn};
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, TermStarted};
 use chancery_events::id::Position;
+use chancery_events::level::FleetLevel;
 use chancery_events::record::Record;
 use chancery_journal::JournalReader;
 use chancery_journal::snapshots::SnapshotStore;
@@ -123,7 +124,7 @@ fn term_of(record: &Record) -> Option<TermStarted> {
     match Event::read(record.events().next()?.1) {
         Ok(Event::Fact { fact: Fact::TermStarted(fact), .. }) => Some(fact),
         // A record that starts a lineage has no decider yet.
-        _ => Some(TermStarted { address: None }),
+        _ => Some(TermStarted { address: None, level: FleetLevel::HIGHEST }),
     }
 }
 

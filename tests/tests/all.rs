@@ -29,6 +29,7 @@ mod kafka_journal;
 mod kafka_standstill;
 mod kafka_tls;
 mod kills;
+mod levels;
 mod linux_guests;
 mod liveness;
 mod loss;

@@ -126,9 +126,14 @@ fn contains(now: &Value, before: &Value) -> bool {
 
 #[test]
 fn journals_of_plans_with_fewer_fields_give_the_same_rows_with_added_fields() {
-    for directory in
-        ["before-containers", "before-machines", "before-shutdowns", "before-snapshots", "before-causes"]
-    {
+    for directory in [
+        "before-containers",
+        "before-machines",
+        "before-shutdowns",
+        "before-snapshots",
+        "before-causes",
+        "before-levels",
+    ] {
         let fleet = unpacked(&format!("{directory}/fleet.tar.gz"));
         assert_eq!(report(&fleet), read(&format!("{directory}/verify.txt")), "{directory}");
         let options = SegmentOptions::new(fleet.path().join("journal"), "default");

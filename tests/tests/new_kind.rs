@@ -135,15 +135,29 @@ fn built() -> &'static PatchedBuild {
     })
 }
 
+/// Returns the conditions of a start of the patched program.
+pub(crate) fn patched_launch() -> StartConditions {
+    let instead = ["sh", "-c", "shift; exec \"$INSTEAD\" \"$@\"", "sh"].map(str::to_owned).to_vec();
+    let env = vec![("INSTEAD".to_owned(), built().program.display().to_string())];
+    StartConditions { wrapper: instead, env, ..StartConditions::default() }
+}
+
+/// Runs a command of the patched program with a server.
+pub(crate) fn patched_command(server: &ServerProcess, args: &[&str]) -> Output {
+    Command::new(&built().program)
+        .args(args)
+        .env("CHANCERY_SERVER", server.url())
+        .output()
+        .expect("the program runs")
+}
+
 /// Server of the patched program, and access to its command line.
 struct PatchedServer(ServerProcess);
 
 impl PatchedServer {
     fn start() -> PatchedServer {
         let mut server = ServerProcess::new();
-        let instead = ["sh", "-c", "shift; exec \"$INSTEAD\" \"$@\"", "sh"].map(str::to_owned).to_vec();
-        let env = vec![("INSTEAD".to_owned(), built().program.display().to_string())];
-        server.set_launch(StartConditions { wrapper: instead, env, ..StartConditions::default() });
+        server.set_launch(patched_launch());
         server.start_again();
         PatchedServer(server)
     }
@@ -253,6 +267,8 @@ fn the_example_of_a_new_kind_builds_and_works() {
     let sample =
         fs::read_to_string(sources.join("schemas/samples/certificate.apply.v1.json")).expect("a sample");
     let sample: Value = serde_json::from_str(&sample).expect("JSON");
+    // Its types have a level of their own: see `levels`.
+    assert_eq!(cli(&["raise", "fleet"]), "fleet raised\n");
     client.must("certificate.apply", &sample["d"]);
     let schema = client.get("/v1/schemas/certificate.apply.v1");
     let stored =

@@ -199,6 +199,7 @@ fn table() -> Vec<WriteCase> {
             202,
         ),
         (Method::DELETE, "/volumes/data".into(), String::new(), "volume.delete.v1", 202),
+        (Method::POST, "/raise".into(), r#"{"to":1}"#.into(), "fleet.raise.v1", 200),
         (Method::POST, "/inbox/skip".into(), r#"{"offset":3}"#.into(), "inbox.skip.v1", 200),
         (
             Method::POST,

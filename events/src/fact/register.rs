@@ -6,6 +6,8 @@
 //! | `Node(name)` | entity that these fields of the body name |
 //! | `..Volume(mounts)` | each entity that the field names, if any |
 //! | `(subject)`, `..(subject)` | entity in the field itself, if present |
+//!
+//! `since LEVEL` after the type declares the level of a type that was added later: see [`crate::level`].
 
 use std::collections::BTreeMap;
 
@@ -22,6 +24,7 @@ use crate::event::bodies;
 use crate::id::{
     ExecutorStoreId, IncarnationId, Lineage, ObjectId, OperationId, Position, RequestId, SessionId, VolumeId,
 };
+use crate::level::FleetLevel;
 use crate::name::{
     Actor, CapabilityName, ClusterName, DeploymentName, DisruptionName, ExecutorName, GroupName, NodeName,
     PayloadName, PlanName, PolicyName, ReplicaName, StorageClass, VolumeName,
@@ -40,14 +43,14 @@ use crate::time::Time;
 
 macro_rules! facts {
     ($(
-        $(#[$doc:meta])* $name:ident = $type:literal $(+ $tail:literal)?, [$($about:tt)*]
+        $(#[$doc:meta])* $name:ident = $type:literal $(+ $tail:literal)? $(since $level:literal)?, [$($about:tt)*]
         $(issues $issued:ident($id:ident))? {
             $($(#[$fdoc:meta])* $field:ident: $ftype:ty),* $(,)?
         }
     )*) => {
         bodies! {
             /// Fact: a conclusion of the decider.
-            Fact { $($(#[$doc])* $name = $type),* }
+            Fact { $($(#[$doc])* $name = $type $(since $level)?),* }
         }
 
         $(
@@ -101,6 +104,16 @@ facts! {
         /// Address at which the decider accepts requests; absent if it has none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         address: Option<String>,
+        /// Highest level that the build of the server knows.
+        #[serde(default, skip_serializing_if = "FleetLevel::is_first")]
+        level: FleetLevel,
+    }
+    /// Level of the fleet raised: from now on, events of that level are recorded.
+    FleetLevelRaised = "fleet.level_raised.v1", [Fleet] {
+        /// Level before.
+        from: FleetLevel,
+        /// Level from now on.
+        to: FleetLevel,
     }
     /// Journal continued under a new lineage: records at its end are missing, and an operator accepted the
     /// loss.

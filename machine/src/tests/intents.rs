@@ -5,7 +5,7 @@ use std::time::Duration;
 use chancery_events::refusal::RefusalCode;
 use serde_json::json;
 
-use crate::context::DecisionContext;
+use crate::context::{DecisionContext, LevelLimits};
 use crate::decide::{IdempotencyCheck, decide, evolve, repeat, verdict};
 use crate::meta::FactPosition;
 use crate::testing::{TestFleet, intent};
@@ -18,6 +18,7 @@ fn context(world: &TestFleet) -> DecisionContext {
         lineage: world.fleet.lineages().current,
         actor: None,
         replicas: world.replicas,
+        levels: LevelLimits::ALONE,
     }
 }
 

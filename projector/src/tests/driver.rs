@@ -16,7 +16,7 @@ use chancery_events::time::Time;
 use chancery_journal::memory::MemoryLog;
 use chancery_journal::{ChainCursor, JournalReader, WriterIdentity, genesis};
 use chancery_machine::advance::{AdvanceState, advance};
-use chancery_machine::context::DecisionContext;
+use chancery_machine::context::{DecisionContext, LevelLimits};
 use chancery_machine::decide::{decide, evolve, observe, pass, verdict};
 use chancery_machine::fleet::FleetState;
 use chancery_machine::meta::FactPosition;
@@ -145,6 +145,7 @@ impl TestDriver {
             lineage: self.lineage,
             actor,
             replicas: u32::MAX,
+            levels: LevelLimits::ALONE,
         }
     }
 

@@ -16,6 +16,7 @@ use chancery_events::time::Time;
 use chancery_journal::memory::MemoryLog;
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{WriterIdentity, genesis};
+use chancery_machine::context::LevelLimits;
 use chancery_projector::{Projector, StoreTuning};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -95,6 +96,7 @@ impl TestServer {
             lease: Duration::from_secs(15),
             part: PART,
             replicas: 10,
+            levels: LevelLimits::ALONE,
             inbox: None,
         };
         let (role, at_router) = watch::channel(LeaderRole::Standby);
@@ -331,6 +333,7 @@ async fn a_clock_that_jumps_between_its_check_and_the_first_record_is_not_follow
         lease: Duration::from_secs(15),
         part: PART,
         replicas: 10,
+        levels: LevelLimits::ALONE,
         inbox: None,
     };
     let following = JournalFollower {

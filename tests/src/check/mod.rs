@@ -16,6 +16,7 @@
 //! | 12 | a replica is placed where the replicas of its plan stay as even as possible, over domains, then nodes; a rebalance moves what makes them more even, within `max_unavailable`; a plan at rest that a move would make more even is marked so |
 //! | 11 | a set alongside the old one replaces it when all of it is ready, or on request of a person; before that the old set is left alone, and if the new set failed nothing of it is left. An incarnation is stopped for another one alongside it only when that one is ready |
 //! | 13 | a read is at least as new as every verdict that its server returned before, and shows what the facts up to its named position state; a read is refused as too new only while the rows are behind a position of the journal |
+//! | 14 | no event has a higher level than the fleet; a raise raises the level |
 //!
 //! Reading order: `state`, obligations of facts to the rest of a record (`obligations`), modules for fact groups,
 //! real processes (`alive`), and answers to readers (`reads`).
@@ -28,6 +29,7 @@ mod disruptions;
 mod ends;
 mod inbox;
 mod incarnations;
+mod level;
 mod nodes;
 mod obligations;
 mod operations;
@@ -56,6 +58,7 @@ use chancery_events::record::Record;
 use crate::history::InvocationHistory;
 use chain::HeaderChain;
 use inbox::InboxAnswers;
+use level::CheckedLevel;
 use plans::ReplicaPresence;
 use state::{CheckedFleet, FactLocation, InputVerdict, LastInput};
 use verdicts::RecordedVerdicts;
@@ -70,6 +73,7 @@ pub use violation::InvariantViolation;
 pub struct JournalChecker {
     chain: HeaderChain,
     inbox: InboxAnswers,
+    level: CheckedLevel,
     verdicts: RecordedVerdicts,
     world: CheckedFleet,
     reads: ReadChecker,
@@ -97,6 +101,7 @@ impl JournalChecker {
     }
 
     fn event(&mut self, position: Position, record: &Record, event: Event) -> RuleResult {
+        self.level.permits(&event)?;
         let now = record.header().time;
         let Event::Fact { cause, fact } = event else {
             self.finish_input()?;
@@ -179,6 +184,7 @@ impl JournalChecker {
                 world.starts_term[0] = true;
                 Ok(())
             }
+            Fact::FleetLevelRaised(x) => self.level.raised(x),
             Fact::TimeRecorded(_) => Ok(()),
             Fact::LineageStarted(x) => lineage_started(x, at),
             Fact::IntentAccepted(_) | Fact::IntentRefused(_) => self.verdict(fact, at),

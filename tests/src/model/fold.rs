@@ -93,6 +93,7 @@ impl VisibleEntities {
         match fact {
             Fact::TermStarted(_)
             | Fact::LineageStarted(_)
+            | Fact::FleetLevelRaised(_)
             | Fact::IntentAccepted(_)
             | Fact::IntentRefused(_)
             | Fact::InboxMessageRefused(_)

@@ -16,6 +16,7 @@ use chancery_events::record::Record;
 use chancery_events::time::Time;
 use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_journal::{Journal, JournalDelivery};
+use chancery_machine::context::LevelLimits;
 use chancery_machine::fleet::FleetState;
 use chancery_projector::{FoldError, FoldedState};
 
@@ -102,6 +103,7 @@ impl SimulatedServer {
             // One or two commands: inventories have many parts.
             part: 600,
             replicas: 1000,
+            levels: LevelLimits::ALONE,
             inbox,
         };
         let fleet = state.map_or_else(|| FleetState::new(Lineage::from_random(random)), |state| state.fleet);

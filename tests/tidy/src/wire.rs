@@ -256,6 +256,7 @@ const VERBS: &[&str] = &[
     "open",
     "pause",
     "promote",
+    "raise",
     "rebalance",
     "reboot",
     "reject",

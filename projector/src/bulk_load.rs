@@ -50,7 +50,7 @@ pub(crate) fn bulk_load(
         drop(filling);
         let count = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         debug_assert!(is_whole, "a writer that ends early returns an error");
-        store.apply(RowWrites::default(), Some(&state.at))?;
+        store.complete(&state.at)?;
         Ok(count)
     })
 }

@@ -57,10 +57,12 @@ pub enum FoldError {
         source: InvalidEvent,
     },
     /// Journal that contradicts itself, or is misread by this build.
-    #[error("cannot fold event at position {position}")]
+    #[error("cannot fold event at position {position}: {type_name} does not fit the state")]
     Contradiction {
         /// Position of the event.
         position: Position,
+        /// Type of the event.
+        type_name: &'static str,
         /// Fact that does not fit the state.
         source: StateContradiction,
     },
@@ -259,7 +261,11 @@ fn fold(
             term: header.term,
             lineage: header.lineage,
         };
-        evolve(fleet, fact, at).map_err(|source| FoldError::Contradiction { position: *position, source })
+        evolve(fleet, fact, at).map_err(|source| FoldError::Contradiction {
+            position: *position,
+            type_name: fact.type_name(),
+            source,
+        })
     });
     if folded.is_err() {
         fleet.roll_back();

@@ -3,8 +3,8 @@
 //!
 //! In reading order: rows and their keys, and how they follow from the state ([`build_row`]). Then how records
 //! are folded and which rows change, the store, and the projector. Then reads: their required freshness,
-//! lists and single rows ([`query`]), histories, past states ([`moment`]), and the offline fold of a whole journal
-//! ([`replay`]).
+//! lists and single rows ([`query`]), histories, past states ([`moment`]), the offline fold of a whole journal
+//! ([`replay`]), and the comparison of stored rows with those of this build ([`upgrade`]).
 
 #[cfg(feature = "store")]
 pub mod build_row;
@@ -29,6 +29,8 @@ pub mod kind;
 #[cfg(feature = "store")]
 pub mod last_verdict;
 #[cfg(feature = "store")]
+mod layout;
+#[cfg(feature = "store")]
 pub mod moment;
 #[cfg(feature = "store")]
 pub mod page;
@@ -51,6 +53,8 @@ pub mod snapshot;
 mod store;
 #[cfg(all(test, feature = "store"))]
 mod tests;
+#[cfg(feature = "store")]
+pub mod upgrade;
 #[cfg(feature = "store")]
 pub mod why;
 

@@ -253,13 +253,13 @@ impl JournalReplay {
     }
 }
 
-/// Folds a journal from its start to its head, and compares the state with these snapshots. `progress` receives the
-/// position after each record.
+/// Folds a journal from its start to its head, and compares the state with these snapshots. `each` receives the state
+/// after each record.
 pub fn replay(
     journal: &dyn JournalReader,
     fleet: &str,
     snapshots: Vec<(Position, PathBuf)>,
-    mut progress: impl FnMut(Position),
+    mut each: impl FnMut(&FoldedState),
 ) -> Result<JournalReplay, ReplayError> {
     let mut waiting = snapshots;
     waiting.sort_by(|a, b| b.cmp(a));
@@ -271,7 +271,7 @@ pub fn replay(
         records,
         |record| counts.decode(record),
         |state| {
-            progress(state.at.position);
+            each(state);
             comparison.after(state)
         },
     )?;

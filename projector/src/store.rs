@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! 0x00 "cursor"            position of the rows
+//! 0x00 "layout"            names of the fields of each kind, for other builds ([`crate::layout`])
 //! kind key                 a row: its kind's number, its key, its fields by position
 //! index term … key         an index entry, without a value
 //! ```
@@ -26,11 +27,13 @@ use sled::IVec;
 
 use crate::changes::{RowLookup, RowWrites};
 use crate::kind::{ReadModelRow, RowKind, with_row};
+use crate::layout::RowLayouts;
 
 /// Number of changes to rows, entries and keys that their schemas do not show, above all to content.
-const LAYOUT: u32 = 8;
+const LAYOUT: u32 = 9;
 
 const CURSOR: &[u8] = b"\0cursor";
+const FIELDS: &[u8] = b"\0layout";
 
 /// Number of attempts to open a store that seems to be in use.
 const ATTEMPTS: u32 = 20;
@@ -88,11 +91,11 @@ pub enum StoreError {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot decode row of kind {kind}")]
 pub struct InvalidRow {
-    kind: u8,
-    source: bincode::error::DecodeError,
+    pub(crate) kind: u8,
+    pub(crate) source: bincode::error::DecodeError,
 }
 
-fn failed(operation: &'static str) -> impl FnOnce(sled::Error) -> StoreError {
+pub(crate) fn failed(operation: &'static str) -> impl FnOnce(sled::Error) -> StoreError {
     move |source| StoreError::Sled { operation, source }
 }
 
@@ -178,6 +181,11 @@ impl FoundRows {
 
     pub(crate) const fn tuning(&self) -> StoreTuning {
         self.tuning
+    }
+
+    /// Returns the rows as they were found, of whatever build.
+    pub(crate) fn into_store(self) -> Result<RowStore, StoreError> {
+        self.opened
     }
 }
 
@@ -266,6 +274,11 @@ impl RowStore {
         Ok(self.stored_cursor()?.map(|(_, cursor)| cursor))
     }
 
+    /// Whether this build wrote the rows, or one whose rows have the same shape.
+    pub(crate) fn is_current(&self) -> Result<bool, StoreError> {
+        Ok(self.stored_cursor()?.is_some_and(|(shape, _)| shape == self.shape))
+    }
+
     /// Applies a whole batch atomically. Without `at`, no cursor is stored. Rows without a cursor are
     /// incomplete: a restart removes them and builds them again.
     pub(crate) fn apply(&self, changes: RowWrites, at: Option<&ChainCursor>) -> Result<(), StoreError> {
@@ -280,6 +293,18 @@ impl RowStore {
             batch.insert(CURSOR, encode(&(self.shape, *at)));
         }
         self.tree.apply_batch(batch).map_err(failed("write"))
+    }
+
+    /// Ends the first build of all rows: stores their layout and their cursor in one batch.
+    pub(crate) fn complete(&self, at: &ChainCursor) -> Result<(), StoreError> {
+        let layouts = serde_json::to_vec(&RowLayouts::of_this_build()).expect("layouts are JSON");
+        self.apply(RowWrites(vec![(FIELDS.to_vec(), Some(layouts))]), Some(at))
+    }
+
+    /// Returns the layouts of the build that wrote the rows; `None` if it stored none, or stored them in another form.
+    pub(crate) fn layouts(&self) -> Result<Option<RowLayouts>, StoreError> {
+        let bytes = self.tree.get(FIELDS).map_err(failed("read"))?;
+        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
     /// Returns the tree, for readers.

@@ -14,7 +14,7 @@ pub use completion::completion;
 pub use executor::{CredentialArgs, ExecutorArgs};
 pub use local::{
     CliArgs, CliCommand, ConfigCommand, DemoArgs, DiscoverCommand, LocalCommand, PassthroughArgs, ReplayArgs,
-    ServerArgs,
+    ServerArgs, UpgradeCheckArgs, UpgradeCommand,
 };
 pub use show::config as show_config;
 
@@ -132,6 +132,8 @@ mod tests {
             "chancery discover nodes --cluster pods --context prod",
             "chancery replay d --until 120.1f3a5c7e9b2d4f60 --listen 127.0.0.1:0 -o json",
             "chancery replay --until 2026-11-21T22:00:00Z",
+            "chancery upgrade check d --limit 20 -o json",
+            "chancery upgrade check",
             "chancery doctor --cluster pods --namespace ops --kubeconfig f",
         ] {
             assert!(CliArgs::try_parse_from(line.split(' ')).is_ok(), "{line}");
@@ -145,6 +147,8 @@ mod tests {
             "chancery discover nodes",
             "chancery doctor --cluster pods",
             "chancery replay --until yesterday",
+            "chancery upgrade",
+            "chancery upgrade check --limit 65536",
         ] {
             assert!(CliArgs::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

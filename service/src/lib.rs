@@ -26,6 +26,8 @@ pub mod doctor;
 pub mod kubernetes;
 pub mod payload;
 pub mod replay;
+mod temporary_rows;
+pub mod upgrade;
 pub mod verify;
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use chancery::cli::{
     self, CliCommand, ConfigCommand, CredentialArgs, DiscoverCommand, ExecutorArgs, LocalCommand, ReplayArgs,
+    UpgradeCheckArgs, UpgradeCommand,
 };
 use chancery::config::{self, JournalLocation, LogFormat, OnLoss, ServiceConfig};
 use chancery::data_dir::ServerDataDir;
@@ -22,7 +23,7 @@ use chancery::modes::PermissionFix;
 use chancery::open_files::OpenFileLimit;
 use chancery::remote::ExecutorExit;
 use chancery::replay::ReplayTarget;
-use chancery::{demo, doctor, memory, modes, payload, remote, replay, server, verify};
+use chancery::{demo, doctor, memory, modes, payload, remote, replay, server, upgrade, verify};
 use chancery_cli::{CliExit, OutputFormat, note};
 use chancery_events::name::{ClusterName, Namespace};
 use chancery_executor::directory::CopyPolicy;
@@ -100,6 +101,7 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
         }
         LocalCommand::Verify { dir } => check(dir.as_deref().unwrap_or(&config.data_dir), output),
         LocalCommand::Replay(flags) => replay_journal(flags, config, output),
+        LocalCommand::Upgrade { what: UpgradeCommand::Check(flags) } => check_upgrade(flags, &config, output),
         #[cfg(feature = "kafka")]
         LocalCommand::InitTopics { partitions, replication_factor: copies, .. } => {
             log(&config);
@@ -313,18 +315,35 @@ fn replay_journal(
     let json = matches!(output, Some(OutputFormat::Json | OutputFormat::Jsonl));
     print(&if json { format!("{}\n", journal.json()?) } else { journal.text()? })?;
     let contradictions = journal.contradictions();
-    for contradiction in &contradictions {
-        note!("chancery: {contradiction}");
-    }
-    if !contradictions.is_empty() {
-        return Ok(ExitCode::FAILURE);
-    }
-    if let Some(listener) = listener {
+    let reported = report(&contradictions);
+    if let (true, Some(listener)) = (contradictions.is_empty(), listener) {
         let runtime = runtime()?;
         runtime.block_on(replay::serve(config, journal, listener))?;
         runtime.shutdown_timeout(LAST_TASKS);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(reported)
+}
+
+/// Checks a journal and its rows before an upgrade to this build.
+fn check_upgrade(
+    flags: &UpgradeCheckArgs,
+    config: &ServiceConfig,
+    output: Option<OutputFormat>,
+) -> Result<ExitCode> {
+    log(config);
+    let dir = flags.dir.as_deref().unwrap_or(&config.data_dir);
+    let checked = upgrade::check(dir, &config.fleet, usize::from(flags.limit))?;
+    let json = matches!(output, Some(OutputFormat::Json | OutputFormat::Jsonl));
+    print(&if json { format!("{}\n", checked.json()?) } else { checked.text()? })?;
+    Ok(report(&checked.contradictions()))
+}
+
+/// Writes what is wrong to standard error, and returns the exit code.
+fn report(contradictions: &[String]) -> ExitCode {
+    for contradiction in contradictions {
+        note!("chancery: {contradiction}");
+    }
+    if contradictions.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Serves the payload; the only arguments are `--port N`.

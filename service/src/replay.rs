@@ -30,6 +30,8 @@ pub struct ReplayTarget {
     journal: PathBuf,
     /// Directory of its snapshots, which may be missing.
     snapshots: PathBuf,
+    /// Directory of its rows, which may be missing.
+    pub(crate) rows: PathBuf,
 }
 
 impl ReplayTarget {
@@ -38,13 +40,15 @@ impl ReplayTarget {
         let dir = dir.canonicalize().with_context(|| format!("cannot read directory {}", dir.display()))?;
         let fleets = dir.join("fleets");
         if !fleets.is_dir() {
-            let snapshots = dir.parent().unwrap_or(&dir).join("snapshots");
-            return Ok(ReplayTarget { journal: dir, snapshots });
+            let of_fleet = dir.parent().unwrap_or(&dir);
+            let (snapshots, rows) = (of_fleet.join("snapshots"), of_fleet.join("rows"));
+            return Ok(ReplayTarget { journal: dir, snapshots, rows });
         }
         let of_fleet = fleets.join(fleet.as_str());
         let journal = of_fleet.join("journal");
         if journal.is_dir() {
-            return Ok(ReplayTarget { journal, snapshots: of_fleet.join("snapshots") });
+            let (snapshots, rows) = (of_fleet.join("snapshots"), of_fleet.join("rows"));
+            return Ok(ReplayTarget { journal, snapshots, rows });
         }
         let mut names = Vec::new();
         let failed = || format!("cannot list {}", fleets.display());
@@ -61,7 +65,16 @@ impl ReplayTarget {
 
     /// Folds the journal up to a moment, or to its last record. Progress is written to standard error.
     pub fn replay(self, until: Option<NamedMoment>) -> Result<ReplayedJournal> {
-        let ReplayTarget { journal, snapshots } = self;
+        self.replay_each(until, |_| ())
+    }
+
+    /// Folds the journal as [`ReplayTarget::replay`] does. `each` receives the state after each record.
+    pub(crate) fn replay_each(
+        self,
+        until: Option<NamedMoment>,
+        mut each: impl FnMut(&FoldedState),
+    ) -> Result<ReplayedJournal> {
+        let ReplayTarget { journal, snapshots, .. } = self;
         let frozen = FrozenSegments::open(&journal)?;
         let frozen = frozen.with_context(|| format!("cannot find records in {}", journal.display()))?;
         let frozen = match until {
@@ -72,7 +85,10 @@ impl ReplayTarget {
         let head = source.head().context("cannot read journal: it has no last record")?;
         let listed = if snapshots.is_dir() { snapshots::list(&snapshots)? } else { Vec::new() };
         let mut progress = ReplayProgress::new(head.position);
-        let replayed = replay(&*source, frozen.fleet(), listed, |position| progress.show(position));
+        let replayed = replay(&*source, frozen.fleet(), listed, |state| {
+            progress.show(state.at.position);
+            each(state);
+        });
         progress.end();
         let replayed = replayed.with_context(|| format!("cannot replay {}", journal.display()))?;
         let state = replayed.state.as_ref().filter(|state| state.at == head);
@@ -123,6 +139,18 @@ fn word(result: &SnapshotResult) -> &'static str {
     }
 }
 
+/// Returns a table with its title; empty without rows. `count` is the number of all rows, of which some may be left out.
+pub(crate) fn titled(name: &str, count: usize, heads: &[&str], rows: Vec<Vec<String>>) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut lines = TextTable::new(heads.iter().copied());
+    let count =
+        if rows.len() == count { count.to_string() } else { format!("first {} of {count}", rows.len()) };
+    rows.into_iter().for_each(|cells| lines.add(cells));
+    format!("\n{name} ({count})\n{}", lines.lines("  "))
+}
+
 /// Returns the reason of a result that contradicts the journal.
 fn contradiction(snapshot: &ComparedSnapshot) -> Option<String> {
     let (position, path) = (snapshot.position, snapshot.path.display());
@@ -151,7 +179,13 @@ impl ReplayedJournal {
         damage.into_iter().chain(self.replayed.snapshots.iter().filter_map(contradiction)).collect()
     }
 
-    fn state(&self) -> Result<&FoldedState> {
+    /// Returns the directory of the journal.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Returns the state after the last record.
+    pub(crate) fn state(&self) -> Result<&FoldedState> {
         self.replayed.state.as_ref().context("cannot read state: the journal is empty")
     }
 
@@ -189,15 +223,7 @@ impl ReplayedJournal {
         let counts = &self.replayed.counts;
         let mut text = String::new();
         let mut table = |name: &str, heads: &[&str], rows: Vec<Vec<String>>| {
-            if rows.is_empty() {
-                return;
-            }
-            let _ = write!(text, "\n{name} ({})\n", rows.len());
-            let mut lines = TextTable::new(heads.iter().copied());
-            for cells in rows {
-                lines.add(cells);
-            }
-            text.push_str(&lines.lines("  "));
+            text.push_str(&titled(name, rows.len(), heads, rows));
         };
         let builds = counts.builds.iter().map(|(name, build)| {
             vec![name.to_string(), build.first.to_string(), build.last.to_string(), build.records.to_string()]
@@ -210,11 +236,15 @@ impl ReplayedJournal {
         table("Events", &["TYPE", "COUNT"], types.collect());
         let codes = counts.refusals.iter().map(|(code, count)| vec![(*code).to_owned(), count.to_string()]);
         table("Refusals", &["CODE", "COUNT"], codes.collect());
+        text + &self.snapshot_table()
+    }
+
+    /// Returns the table of the snapshots, with its title; empty without snapshots.
+    pub(crate) fn snapshot_table(&self) -> String {
         let snapshots = self.replayed.snapshots.iter();
         let snapshots =
             snapshots.map(|snapshot| vec![snapshot.position.to_string(), word(&snapshot.result).to_owned()]);
-        table("Snapshots", &["POSITION", "STATE"], snapshots.collect());
-        text
+        titled("Snapshots", self.replayed.snapshots.len(), &["POSITION", "STATE"], snapshots.collect())
     }
 
     /// Returns the summary as JSON for programs.

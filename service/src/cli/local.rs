@@ -67,6 +67,24 @@ pub enum DiscoverCommand {
     },
 }
 
+/// Commands to run before an upgrade.
+#[derive(Subcommand, Debug)]
+pub enum UpgradeCommand {
+    /// Fold a journal offline, and compare the rows of this program with the stored rows, which another one has written
+    Check(UpgradeCheckArgs),
+}
+
+/// Flags of the check before an upgrade.
+#[derive(Args, Debug, Default)]
+pub struct UpgradeCheckArgs {
+    /// Directory of a server, of which --fleet names the fleet, or of a journal [default: directory of the
+    /// configuration]
+    pub dir: Option<PathBuf>,
+    /// Maximum number of differences to print; all are counted
+    #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u16))]
+    pub limit: u16,
+}
+
 /// Commands that run in this process.
 #[derive(Subcommand, Debug)]
 pub enum LocalCommand {
@@ -85,6 +103,12 @@ pub enum LocalCommand {
     },
     /// Fold a journal offline, print what it contains, and compare its state with its snapshots
     Replay(ReplayArgs),
+    /// Commands to run before an upgrade, with the new program
+    Upgrade {
+        /// Part of the upgrade
+        #[command(subcommand)]
+        what: UpgradeCommand,
+    },
     /// Create missing topics of a journal on Kafka; existing topics stay unchanged
     InitTopics {
         /// Destination of the journal: kafka://HOST:PORT,…/PREFIX [env: CHANCERY_JOURNAL]

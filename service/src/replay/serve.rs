@@ -5,17 +5,16 @@
 //! Past states are folded from the snapshots that the replay has compared.
 
 use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use chancery_api::{AllowedHosts, ApiShared, ApiState, ExecutorChannels, FleetApi, LastVerdict, MomentQueue};
 use chancery_cli::note;
 use chancery_decider::leader_router::LeaderRouter;
-use chancery_decider::{ChannelNumbers, EventHub, random};
+use chancery_decider::{ChannelNumbers, EventHub};
 use chancery_events::name::FleetName;
 use chancery_executor::logs::NoLogSource;
-use chancery_journal::private;
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_projector::{MomentCache, Projector, StoreTuning};
 
@@ -23,6 +22,7 @@ use super::ReplayedJournal;
 use crate::config::ServiceConfig;
 use crate::open_files::OpenFileLimit;
 use crate::server::{no_port, stop_signal};
+use crate::temporary_rows::TemporaryRows;
 
 /// Accepts connections on an address, which wait until the journal is served. Called before the fold, which may take
 /// long.
@@ -30,31 +30,6 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     let listener = TcpListener::bind(address).map_err(|error| no_port(address, error))?;
     listener.set_nonblocking(true).context("cannot listen without blocking")?;
     Ok(listener)
-}
-
-/// Directory of the rows, which is removed when the value is dropped.
-#[derive(Debug)]
-struct TemporaryRows(PathBuf);
-
-impl TemporaryRows {
-    fn create() -> Result<TemporaryRows> {
-        let path = std::env::temp_dir().join(format!("chancery-replay-{:016x}", random()));
-        private::create_dir_all(&path)
-            .with_context(|| format!("cannot create directory {}", path.display()))?;
-        Ok(TemporaryRows(path))
-    }
-
-    fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for TemporaryRows {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            note!("chancery: cannot remove {}: {error}", self.0.display());
-        }
-    }
 }
 
 /// API of a replayed journal, and the projector that keeps its rows open.

@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::FleetApi;
 use super::dry_run::PlacementReasons;
 use super::middleware::RoutedRequest;
-use super::moments;
+use super::moments::{self, FoldCancellation};
 use super::positions;
 use super::problem::{INVALID_PARAMETER, NOT_FOUND, ProblemDetails, RequestPart, VALUE_DIFFERS};
 use super::query::QueryParams;
@@ -204,21 +204,25 @@ pub(super) async fn why(
     {
         let found = shown(found);
         let detail = format!(
-            "{name} of {} is {found:?} at position {position}, not {wanted:?}\nhint: name a moment at which it was, with as_of",
+            "{name} of {} is {found:?} at position {position}, not {wanted:?}\nhint: name a moment at which it was: as_of, or --as-of",
             key.subject()
         );
         return Err(ProblemDetails::new(VALUE_DIFFERS, detail).position(position.get()));
     }
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
-    let (events, subject) = (CauseReader::new(app.source.clone(), position), key.subject());
+    let cancellation = FoldCancellation::default();
+    let events = CauseReader::new(app.source.clone(), position).cancelled_by(cancellation.flag());
+    let subject = key.subject();
     let (name, of) = (field.clone(), row.clone());
-    let found = in_turn(&app.hub.readers, "read reasons", move || {
+    // It may read every event about the entity: not with the permits of histories and streams.
+    let found = in_turn(&app.moments.reads, "read reasons", move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
         let field = name.as_deref().zip(of.as_ref()).map(|(name, row)| RowField { name, row });
         let reader = ReasonReader::new(events.max_bytes(answer.max_bytes()));
         (answer, reader.reasons(kind, &subject, field))
     });
     let (mut answer, reasons) = found.await?;
+    drop(cancellation);
     let reasons = reasons.map_err(|error| unread(&error))?;
     if reasons.is_empty() && row.is_none() {
         let path = call.parts.uri.path().trim_end_matches("/why");

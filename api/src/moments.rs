@@ -68,8 +68,16 @@ impl MomentQueue {
     }
 }
 
-/// Cancels a fold when its request is dropped.
-struct FoldCancellation(Arc<AtomicBool>);
+/// Cancels a fold or a search when its request is dropped.
+#[derive(Default)]
+pub(super) struct FoldCancellation(Arc<AtomicBool>);
+
+impl FoldCancellation {
+    /// Returns the flag, which is true once the request was dropped.
+    pub(super) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
 
 impl Drop for FoldCancellation {
     fn drop(&mut self) {
@@ -124,8 +132,8 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let closed = |error| ProblemDetails::internal("fold a moment", &error);
     let turn = Arc::clone(turn).acquire_owned().await.map_err(closed)?;
     let (sender, done) = oneshot::channel();
-    let cancellation = FoldCancellation(Arc::default());
-    let (is_cancelled, cache) = (Arc::clone(&cancellation.0), Arc::clone(cache));
+    let cancellation = FoldCancellation::default();
+    let (is_cancelled, cache) = (cancellation.flag(), Arc::clone(cache));
     let run = move || {
         lower_priority();
         let result = work(&cache, &is_cancelled);

@@ -148,7 +148,7 @@ pub struct DiffArgs {
     /// Compare only entities of this kind; repeatable
     #[arg(short, long = "kind", value_name = "KIND", value_parser = EntitySelectorParser, hide_possible_values = true)]
     pub kinds: Vec<EntitySelector>,
-    /// Compare only entities that have this value at either moment, as in plan=web; repeatable
+    /// Compare only entities that have this value at either moment, as in plan=web with --kind replica; repeatable
     #[arg(short = 'l', long = "filter", value_name = "NAME=VALUE", value_parser = pair)]
     pub filters: Vec<(String, String)>,
 }

@@ -27,6 +27,7 @@ use chancery_machine::advance::AdvanceState;
 use chancery_machine::context::LevelLimits;
 use chancery_machine::fleet::FleetState;
 pub use chancery_machine::operation::{ChosenNode, OperationWait};
+use tracing::subscriber::NoSubscriber;
 
 use super::core::{CoreInput, CoreOutput, DeciderCore, DeciderEffect, DeciderSettings, PART, RequestTicket};
 use super::handle::Verdict;
@@ -132,6 +133,15 @@ struct DryRun<'a> {
 /// Decides the intents on the state, and does the work that is due then. Also returns the state at the end. Stops
 /// early once `may_continue` returns false.
 pub fn dry_run(
+    start: DryRunStart,
+    intents: Vec<IntentRequest>,
+    may_continue: &dyn Fn() -> bool,
+) -> (FleetState, DryRunResult) {
+    // The core logs what happens to a fleet, as an expunge without approval: nothing of it happens.
+    tracing::subscriber::with_default(NoSubscriber::new(), || decided(start, intents, may_continue))
+}
+
+fn decided(
     start: DryRunStart,
     intents: Vec<IntentRequest>,
     may_continue: &dyn Fn() -> bool,

@@ -7,11 +7,13 @@
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use chancery_events::cloudevent::render;
 use chancery_events::event::{EventKind, EventLine};
 use chancery_events::id::Position;
 use chancery_events::record::Record;
+use chancery_events::subject::Subject;
 use chancery_journal::JournalReader;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -54,12 +56,14 @@ pub struct CauseReader {
     max_bytes: usize,
     /// Last position that is read.
     until: Position,
+    /// Whether the events are needed no more.
+    is_cancelled: Arc<AtomicBool>,
 }
 
 impl CauseReader {
     /// Creates a reader of the events up to `until`, which is the last position of a record.
     pub fn new(source: Arc<dyn JournalReader>, until: Position) -> CauseReader {
-        CauseReader { source, max_bytes: usize::MAX, until }
+        CauseReader { source, max_bytes: usize::MAX, until, is_cancelled: Arc::default() }
     }
 
     /// Ends pages before their events exceed `max_bytes`, except for the first event.
@@ -67,6 +71,32 @@ impl CauseReader {
     pub fn max_bytes(mut self, max_bytes: usize) -> CauseReader {
         self.max_bytes = max_bytes;
         self
+    }
+
+    /// Ends reads with [`HistoryError::Cancelled`] once the flag is true.
+    #[must_use]
+    pub fn cancelled_by(mut self, flag: Arc<AtomicBool>) -> CauseReader {
+        self.is_cancelled = flag;
+        self
+    }
+
+    /// Returns every record with an event about the subject, from a position on, up to the last one that is read.
+    pub(crate) fn records_about(
+        &self,
+        subject: &Subject,
+        from: Position,
+    ) -> Result<impl Iterator<Item = Result<Arc<Record>, HistoryError>>, HistoryError> {
+        let records = self.source.records_about(subject, from)?;
+        let until = self.until;
+        let is_cancelled = Arc::clone(&self.is_cancelled);
+        let records =
+            records.take_while(move |record| record.as_ref().map_or(true, |record| record.first() <= until));
+        Ok(records.map(move |record| {
+            if is_cancelled.load(Ordering::Relaxed) {
+                return Err(HistoryError::Cancelled);
+            }
+            Ok(record?)
+        }))
     }
 
     /// Returns the journal that is read.

@@ -26,8 +26,6 @@ pub const LIMIT_MAX: usize = 1000;
 pub(crate) const LOOKS: u64 = 2_000_000;
 /// Approximate bytes of an entry without its data.
 const HEAD: usize = 300;
-/// Maximum number of causes followed back; the state machine's chains are shorter.
-const DEPTH: usize = 16;
 
 /// Initiator of an event.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -112,6 +110,9 @@ pub enum HistoryError {
         /// Problem of the event.
         source: InvalidEvent,
     },
+    /// Request that was cancelled while events were read.
+    #[error("cannot read events: the request was cancelled")]
+    Cancelled,
 }
 
 /// Reads histories from a journal. Cheap to clone.
@@ -202,7 +203,7 @@ impl HistoryReader {
         if !is_about(&event, subject, record, position) {
             return Ok(None);
         }
-        let root = self.root(&event, position, record, known, DEPTH)?;
+        let root = self.root(&event, position, record, known)?;
         // Most later entries of the page result from this event.
         known.insert(position, root.clone());
         let CauseRoot { initiator: who, root_cause: because } = root;
@@ -221,46 +222,54 @@ impl HistoryReader {
         }))
     }
 
-    /// Follows causes back to an intent, an observation or a rule.
+    /// Follows causes back to an intent, an observation or a rule. Each cause is read once for a page.
     fn root(
         &self,
         event: &Event,
         position: Position,
         record: &Record,
         known: &mut BTreeMap<Position, CauseRoot>,
-        depth: usize,
     ) -> Result<CauseRoot, HistoryError> {
-        let itself = |who| CauseRoot {
-            initiator: who,
-            root_cause: RootCause { position, type_name: event.type_name().to_owned() },
-        };
-        let cause = match event {
-            Event::Intent(request) => return Ok(itself(EventInitiator::Actor(request.actor.clone()))),
-            Event::Observation { by, .. } => return Ok(itself(EventInitiator::Executor(by.clone()))),
-            Event::Fact {
-                fact:
-                    Fact::OperationApproved(OperationApproved { approved_by: ApprovalActor::Rule(rule), .. }),
-                ..
-            } => {
-                return Ok(itself(EventInitiator::Rule(rule.clone())));
+        let mut passed = Vec::new();
+        let (mut earlier, mut holder, mut at) = (None::<Event>, None::<Arc<Record>>, position);
+        let root = loop {
+            let event = earlier.as_ref().unwrap_or(event);
+            let itself = |who| CauseRoot {
+                initiator: who,
+                root_cause: RootCause { position: at, type_name: event.type_name().to_owned() },
+            };
+            let cause = match event {
+                Event::Intent(request) => break itself(EventInitiator::Actor(request.actor.clone())),
+                Event::Observation { by, .. } => break itself(EventInitiator::Executor(by.clone())),
+                Event::Fact {
+                    fact:
+                        Fact::OperationApproved(OperationApproved {
+                            approved_by: ApprovalActor::Rule(rule), ..
+                        }),
+                    ..
+                } => break itself(EventInitiator::Rule(rule.clone())),
+                Event::Fact { cause, .. } => *cause,
+            };
+            if let Some(root) = known.get(&cause) {
+                break root.clone();
             }
-            Event::Fact { cause, .. } => *cause,
+            // A fact that is its own cause, as a takeover is, has no other initiator.
+            if cause == Position::ZERO || cause >= at {
+                break itself(EventInitiator::Decider);
+            }
+            if holder.as_deref().unwrap_or(record).first() > cause {
+                holder = self.source.records(cause)?.next().transpose()?;
+            }
+            let mut events = holder.as_deref().unwrap_or(record).events();
+            let Some((_, line)) = events.find(|(at, _)| *at == cause) else {
+                break itself(EventInitiator::Decider);
+            };
+            let bad = |source| HistoryError::Event { position: cause, source };
+            let before = Event::read(line).map_err(bad)?;
+            passed.push(cause);
+            (earlier, at) = (Some(before), cause);
         };
-        if let Some(root) = known.get(&cause) {
-            return Ok(root.clone());
-        }
-        // A fact that is its own cause, as a takeover is, has no other initiator.
-        if cause == Position::ZERO || cause >= position || depth == 0 {
-            return Ok(itself(EventInitiator::Decider));
-        }
-        let earlier =
-            if record.first() <= cause { None } else { self.source.records(cause)?.next().transpose()? };
-        let holder = earlier.as_deref().unwrap_or(record);
-        let found = holder.events().find(|(at, _)| *at == cause);
-        let Some((_, line)) = found else { return Ok(itself(EventInitiator::Decider)) };
-        let before = Event::read(line).map_err(|source| HistoryError::Event { position: cause, source })?;
-        let root = self.root(&before, cause, holder, known, depth - 1)?;
-        known.insert(cause, root.clone());
+        known.extend(passed.into_iter().map(|passed| (passed, root.clone())));
         Ok(root)
     }
 }

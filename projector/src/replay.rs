@@ -206,6 +206,10 @@ fn compare(
         io::ErrorKind::Unsupported => Ok(SnapshotResult::OtherBuild),
         _ => Ok(SnapshotResult::Damaged(error.to_string())),
     };
+    // Opening another kind of file, as a named pipe, may block.
+    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return Ok(SnapshotResult::Damaged("it is not a file".to_owned()));
+    }
     let meta = match snapshots::first_line(path) {
         Ok(meta) => meta,
         Err(error) => return unread(error),

@@ -92,7 +92,10 @@ pub enum MomentError {
     #[error("cannot read a past state: the journal is empty")]
     Empty,
     /// Moment before the first record or after the last one: name another moment.
-    #[error("cannot read a past state {} the journal, which reaches from {first} to {last}", if *is_before { "before" } else { "after" })]
+    #[error(
+        "cannot read the state {} record: the journal reaches from {first} to {last}",
+        if *is_before { "before the first" } else { "after the last" }
+    )]
     OutOfRange {
         /// Whether the moment is before the first record.
         is_before: bool,

@@ -126,14 +126,16 @@ impl ReasonReader {
     ) -> Result<Option<Position>, HistoryError> {
         let mut found = FoundSetter::default();
         let from = subject.issued().unwrap_or(Position::FIRST);
-        for record in self.0.source().records_about(subject, from)? {
+        for record in self.0.records_about(subject, from)? {
             let record = record?;
-            if record.first() > self.0.until() {
-                break;
-            }
             for (position, line) in record.events() {
                 let bad = |source| HistoryError::Event { position, source };
                 let line = EventLine::read(line).map_err(bad)?;
+                let of_field = field.is_none_or(|field| fields::sets(kind, field.name, &line.type_name));
+                // Most events of an entity that is often applied are intents and verdicts: their data is not read.
+                if line.kind != EventKind::Fact || !(of_field || ends(&line.type_name, subject)) {
+                    continue;
+                }
                 let data = line.data;
                 let Event::Fact { fact, .. } = line.event().map_err(bad)? else { continue };
                 let is_verdict = matches!(fact, Fact::IntentAccepted(_) | Fact::IntentRefused(_));
@@ -147,9 +149,7 @@ impl ReasonReader {
                     None => found.position = Some(position),
                     Some(field) => {
                         let of_incarnation = incarnation_of(&fact, record.header().lineage, position);
-                        if fields::sets(kind, field.name, fact.type_name())
-                            && found.may_be(kind, field, &fact, of_incarnation)
-                        {
+                        if of_field && found.may_be(kind, field, &fact, of_incarnation) {
                             let data = serde_json::from_str(data.get()).map_err(InvalidEvent::Line);
                             found.take(position, stated(&fact, &data.map_err(bad)?, field));
                             found.is_running = matches!(fact, Fact::IncarnationRunning(_));
@@ -320,7 +320,7 @@ impl CollectedReasons<'_> {
         let mut approvals = Vec::new();
         // An operation that needs another placement is approved again.
         let mut is_placement = false;
-        for record in self.events.source().records_about(&Subject::Operation(id), id.position())? {
+        for record in self.events.records_about(&Subject::Operation(id), id.position())? {
             let record = record?;
             for (position, event) in facts(&record) {
                 let event = event?;
@@ -371,11 +371,8 @@ impl CollectedReasons<'_> {
         subject: &Subject,
         find: impl Fn(Position, Fact) -> Option<T>,
     ) -> Result<Option<T>, HistoryError> {
-        for record in self.events.source().records_about(subject, Position::FIRST)? {
+        for record in self.events.records_about(subject, Position::FIRST)? {
             let record = record?;
-            if record.first() > self.events.until() {
-                break;
-            }
             for (position, fact) in facts(&record) {
                 let fact = fact?;
                 if fact.subjects().contains(subject)

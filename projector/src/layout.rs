@@ -42,13 +42,13 @@ pub(crate) enum RowLayout {
     Signed,
     /// Time in microseconds: rows have no other numbers of 64 bits that may be negative.
     Time,
-    /// Text.
+    /// Text in UTF-8.
     Text,
     /// Id of 16 bytes.
     Id,
     /// Optional value.
     Optional(Box<RowLayout>),
-    /// List.
+    /// List of values.
     List(Box<RowLayout>),
     /// Map, with the forms of keys and values.
     Map(Box<RowLayout>, Box<RowLayout>),

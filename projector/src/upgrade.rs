@@ -32,7 +32,7 @@ use crate::store::{FoundRows, RowStore, StoreError, StoreTuning, failed};
 
 /// Rows of some build, opened to be read.
 #[derive(Debug)]
-pub struct StoredRows {
+pub struct OpenedRows {
     store: RowStore,
     layouts: RowLayouts,
     at: ChainCursor,
@@ -43,24 +43,24 @@ pub struct StoredRows {
 #[derive(Debug, thiserror::Error)]
 pub enum UnreadableRows {
     /// Directory without rows.
-    #[error("there are no stored rows")]
+    #[error("cannot compare rows: there are none")]
     Missing,
     /// Rows without a position: their build was interrupted.
-    #[error("the stored rows are incomplete")]
+    #[error("cannot compare rows: they are incomplete")]
     Incomplete,
     /// Rows without a layout that this build can read.
     #[error(
-        "the build that wrote the stored rows is too old or too new: it stored no layout that this build can read"
+        "cannot compare rows: they have no layout that this build can read, because a much older or newer build wrote them"
     )]
     NoLayout,
     /// Rows that cannot be opened.
-    #[error("the stored rows cannot be opened: {0}")]
+    #[error("cannot compare rows")]
     Store(#[source] StoreError),
 }
 
-impl StoredRows {
+impl OpenedRows {
     /// Opens the rows in a directory that no other process uses. Opening may change files: give a copy.
-    pub fn open(dir: &Path) -> Result<StoredRows, UnreadableRows> {
+    pub fn open(dir: &Path) -> Result<OpenedRows, UnreadableRows> {
         let store = FoundRows::open(dir, StoreTuning::default()).and_then(FoundRows::into_store);
         let store = store.map_err(UnreadableRows::Store)?;
         if store.tree().is_empty() {
@@ -75,7 +75,7 @@ impl StoredRows {
         let layouts = layouts.ok_or(UnreadableRows::NoLayout)?;
         let at = cursor.map_err(UnreadableRows::Store)?.ok_or(UnreadableRows::Incomplete)?;
         let is_current = store.is_current().map_err(UnreadableRows::Store)?;
-        Ok(StoredRows { store, layouts, at, is_current })
+        Ok(OpenedRows { store, layouts, at, is_current })
     }
 
     /// Returns the last record in the rows.
@@ -156,7 +156,7 @@ fn path(parts: &[PathPart<'_>], of_any: bool) -> String {
 
 /// Comparison under way.
 struct RowComparer<'a> {
-    stored: &'a StoredRows,
+    stored: &'a OpenedRows,
     limit: usize,
     /// Number of rows of each kind that exist in both.
     found: BTreeMap<u8, usize>,

@@ -146,5 +146,19 @@ mod tests {
         let path = copy.path().to_owned();
         drop(copy);
         assert!(!path.exists());
+
+        // What makes a copy count no more.
+        let changed = |change: &dyn Fn(&Path)| {
+            let before = list(rows.path()).expect("listed");
+            change(rows.path());
+            list(rows.path()).expect("listed") != before
+        };
+        assert!(!changed(&|_| ()));
+        assert!(changed(&|dir| fs::write(dir.join("db"), "more rows").expect("written")));
+        assert!(changed(&|dir| {
+            let file = fs::File::options().write(true).open(dir.join("db")).expect("opened");
+            file.set_modified(SystemTime::UNIX_EPOCH).expect("set");
+        }));
+        assert!(changed(&|dir| fs::remove_file(dir.join("blobs/1")).expect("removed")));
     }
 }

@@ -7,11 +7,11 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Error, Result};
 use chancery_events::name::FleetName;
 use chancery_events::text::counted;
 use chancery_projector::moment::MomentEnd;
-use chancery_projector::upgrade::{RowComparison, RowDifference, StoredRows};
+use chancery_projector::upgrade::{OpenedRows, RowComparison, RowDifference, UnreadableRows};
 use serde_json::{Value, json};
 
 use crate::replay::{ReplayTarget, ReplayedJournal, titled};
@@ -50,8 +50,8 @@ pub fn check(dir: &Path, fleet: &FleetName, limit: usize) -> Result<CheckedUpgra
     // Before the journal is read, so that it is not behind its rows.
     let copy = TemporaryRows::copy_of(&target.rows)?;
     let stored = match &copy {
-        None => Err("there are no stored rows".to_owned()),
-        Some(copy) => StoredRows::open(copy.path()).map_err(|error| error.to_string()),
+        None => Err(UnreadableRows::Missing.to_string()),
+        Some(copy) => OpenedRows::open(copy.path()).map_err(|error| format!("{:#}", Error::from(error))),
     };
     let mut compared = None;
     let replayed = target.replay_each(None, |state| {
@@ -64,7 +64,7 @@ pub fn check(dir: &Path, fleet: &FleetName, limit: usize) -> Result<CheckedUpgra
     let rows = match (stored, compared.transpose().context("cannot compare rows")?) {
         (Err(reason), _) => CheckedRows::NotCompared(reason),
         (Ok(stored), None) => CheckedRows::NotCompared(format!(
-            "the journal does not have the record of the stored rows at position {}",
+            "cannot compare rows: the journal does not have their last record, at position {}",
             stored.at().position
         )),
         (Ok(stored), Some(found)) => {
@@ -100,7 +100,7 @@ impl CheckedUpgrade {
         line("folded", format!("up to {at}"));
         match &self.rows {
             CheckedRows::NotCompared(reason) => {
-                line("rows", format!("not compared: {reason}"));
+                line("rows", reason.clone());
                 line("start", "a server of this build builds the rows again".to_owned());
             }
             CheckedRows::Compared { at, is_current, found } => {

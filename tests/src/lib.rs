@@ -9,6 +9,7 @@ pub mod check;
 pub mod clock;
 pub mod fault_campaigns;
 pub mod fuzz;
+pub mod golden;
 pub mod history;
 pub mod host;
 pub mod kafka;

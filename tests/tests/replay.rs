@@ -18,7 +18,7 @@ const META: usize = 2048;
 const HASHED: usize = META - 65;
 
 /// Mode, size, time of the last change and content, by path.
-type DirectoryContent = BTreeMap<PathBuf, (u32, u64, i64, i64, Vec<u8>)>;
+pub(crate) type DirectoryContent = BTreeMap<PathBuf, (u32, u64, i64, i64, Vec<u8>)>;
 
 fn replay(data: &Path, args: &[&str]) -> Output {
     Command::new(program()).arg("replay").arg(data).args(args).output().expect("the program runs")
@@ -40,7 +40,7 @@ fn outcome(data: &Path, args: &[&str]) -> (Option<i32>, String, String) {
 }
 
 /// Stops the server's process, which keeps its locks and changes nothing until it continues.
-fn pause(server: &ServerProcess) {
+pub(crate) fn pause(server: &ServerProcess) {
     server.signal(Signal::STOP);
     until("all of its threads are stopped", || {
         let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).expect("it runs");
@@ -52,7 +52,7 @@ fn pause(server: &ServerProcess) {
 }
 
 /// Returns mode, size, time of the last change and content of everything in a directory.
-fn tree(dir: &Path) -> DirectoryContent {
+pub(crate) fn tree(dir: &Path) -> DirectoryContent {
     let mut found = BTreeMap::new();
     let mut waiting = vec![dir.to_owned()];
     while let Some(path) = waiting.pop() {
@@ -66,14 +66,14 @@ fn tree(dir: &Path) -> DirectoryContent {
     found
 }
 
-fn assert_unchanged(before: &DirectoryContent, after: &DirectoryContent) {
+pub(crate) fn assert_unchanged(before: &DirectoryContent, after: &DirectoryContent) {
     let paths = before.keys().chain(after.keys());
     let changed: Vec<_> = paths.filter(|path| before.get(*path) != after.get(*path)).collect();
     assert!(changed.is_empty(), "{changed:?}");
 }
 
 /// Starts a server with small segments and frequent snapshots, on which replicas run, and kills it twice.
-fn fleet_with_a_past() -> ServerProcess {
+pub(crate) fn fleet_with_a_past() -> ServerProcess {
     let mut server = ServerProcess::new();
     server.set("CHANCERY_SNAPSHOT_INTERVAL_EVENTS", "60");
     server.set("CHANCERY_SEGMENT_BYTES", "64KiB");
@@ -233,7 +233,7 @@ fn a_replay_names_the_position_of_a_damaged_record_and_folds_those_before_it() {
 }
 
 /// Paths of snapshots, oldest first.
-fn snapshots(data: &Path) -> Vec<PathBuf> {
+pub(crate) fn snapshots(data: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(data.join("fleets/default/snapshots")).expect("snapshots");
     let mut found: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
     found.sort();
@@ -241,7 +241,7 @@ fn snapshots(data: &Path) -> Vec<PathBuf> {
 }
 
 /// Writes a snapshot with other metadata and the state of `state`.
-fn forge(path: &Path, state: &Path, change: impl FnOnce(&mut Value, &Value)) {
+pub(crate) fn forge(path: &Path, state: &Path, change: impl FnOnce(&mut Value, &Value)) {
     let meta = |bytes: &[u8]| -> Value { serde_json::from_slice(&bytes[..HASHED]).expect("metadata") };
     let (bytes, of_state) = (fs::read(path).expect("read"), fs::read(state).expect("read"));
     let mut forged = meta(&bytes);

@@ -38,8 +38,8 @@ impl ComparedFleet {
         fold.into_state().expect("a state")
     }
 
-    fn stored(&self) -> StoredRows {
-        StoredRows::open(self.rows.path()).expect("rows")
+    fn stored(&self) -> OpenedRows {
+        OpenedRows::open(self.rows.path()).expect("rows")
     }
 }
 
@@ -154,7 +154,7 @@ fn rows_of_another_build_are_read_by_their_own_layout() {
     };
     put(&key, nodes + 1, &name);
     put(&[&[clusters][..], b"zz-gone"].concat(), 0, "zz-gone");
-    let old = StoredRows { layouts, ..stored };
+    let old = OpenedRows { layouts, ..stored };
     let found = old.compare(&state, 9).expect("compared");
     let shown: Vec<_> =
         found.differences.iter().map(|one| (one.key.as_str(), one.field.as_deref())).collect();
@@ -173,16 +173,16 @@ fn rows_of_another_build_are_read_by_their_own_layout() {
 #[test]
 fn rows_that_cannot_be_read_have_a_reason() {
     let empty = tempfile::tempdir().expect("a directory");
-    assert!(matches!(StoredRows::open(empty.path()), Err(UnreadableRows::Missing)));
+    assert!(matches!(OpenedRows::open(empty.path()), Err(UnreadableRows::Missing)));
     let fleet = ComparedFleet::new(1);
     let stored = fleet.stored();
     stored.store.tree().insert(b"\0layout", &b"[]"[..]).expect("written");
     drop(stored);
-    assert!(matches!(StoredRows::open(fleet.rows.path()), Err(UnreadableRows::NoLayout)));
+    assert!(matches!(OpenedRows::open(fleet.rows.path()), Err(UnreadableRows::NoLayout)));
     let found = FoundRows::open(fleet.rows.path(), StoreTuning::default())
         .and_then(FoundRows::into_store)
         .expect("rows");
     found.tree().remove(b"\0cursor").expect("removed");
     drop(found);
-    assert!(matches!(StoredRows::open(fleet.rows.path()), Err(UnreadableRows::Incomplete)));
+    assert!(matches!(OpenedRows::open(fleet.rows.path()), Err(UnreadableRows::Incomplete)));
 }

@@ -99,11 +99,6 @@ impl CauseReader {
         }))
     }
 
-    /// Returns the journal that is read.
-    pub(crate) fn source(&self) -> &Arc<dyn JournalReader> {
-        &self.source
-    }
-
     /// Returns the maximum bytes of a page.
     pub(crate) fn bytes(&self) -> usize {
         self.max_bytes

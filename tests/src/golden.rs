@@ -10,6 +10,7 @@ use chancery_events::event::{Event, EventLine};
 use chancery_events::fact::{EntityQuarantined, Fact, LineageStarted};
 use chancery_events::id::{Lineage, Position};
 use chancery_events::intent::Intent;
+use chancery_events::level::FleetLevel;
 use chancery_events::observation::Observation;
 use chancery_events::record::{HeaderParts, Record, RecordDraft};
 use chancery_events::subject::Subject;
@@ -25,9 +26,15 @@ const OVERHEAD: usize = 64 << 10;
 /// Records of a journal, from its first one on.
 pub type JournalStart = Vec<Arc<Record>>;
 
-/// Returns every type of the registers.
+/// Returns every type of the registers that a journal of this build can have.
 pub fn types() -> BTreeSet<&'static str> {
-    [Intent::TYPES, Fact::TYPES, Observation::TYPES].concat().into_iter().collect()
+    let mut all: BTreeSet<_> =
+        [Intent::TYPES, Fact::TYPES, Observation::TYPES].concat().into_iter().collect();
+    // A fleet can be raised once there is a second level.
+    if FleetLevel::HIGHEST.is_first() {
+        all.remove("fleet.level_raised.v1");
+    }
+    all
 }
 
 /// Returns the types of the events of a record.
@@ -103,8 +110,14 @@ pub fn journals_with(wanted: &BTreeSet<&str>, seeds: std::ops::RangeInclusive<u6
 
 /// Types that no world writes: a skipped inbox message and an accepted loss need an operator, a quarantine a defect, and
 /// a record of the time an idle server.
-const WITHOUT_A_WORLD: [&str; 5] =
-    ["entity.quarantined.v1", "inbox.skip.v1", "inbox.skipped.v1", "lineage.started.v1", "time.recorded.v1"];
+const WITHOUT_A_WORLD: [&str; 6] = [
+    "entity.quarantined.v1",
+    "inbox.skip.v1",
+    "inbox.skipped.v1",
+    "lineage.started.v1",
+    "time.recorded.v1",
+    "fleet.raise.v1",
+];
 
 /// Returns records with the types that no world writes, as a server could write them after these records.
 fn without_a_world(journal: &[Arc<Record>]) -> Vec<Arc<Record>> {
@@ -121,8 +134,12 @@ fn without_a_world(journal: &[Arc<Record>]) -> Vec<Arc<Record>> {
     let quarantined = EntityQuarantined { subject: Subject::Plan(plan), detail };
     let quarantined = Event::Fact { cause, fact: quarantined.into() }.line();
     let last = journal.last().expect("a record");
+    let raise = r#"{"k":"intent","t":"fleet.raise.v1","id":"raise","src":"cli","by":"local","d":{"to":1}}"#;
     let time = format!(r#"{{"k":"fact","t":"time.recorded.v1","c":{cause},"d":{{}}}}"#);
-    let next = appended(last, &[skip.as_bytes(), skipped.as_bytes(), &quarantined, time.as_bytes()]);
+    let next = appended(
+        last,
+        &[skip.as_bytes(), skipped.as_bytes(), &quarantined, raise.as_bytes(), time.as_bytes()],
+    );
 
     let head = ChainCursor::after(&next);
     let header = next.header();

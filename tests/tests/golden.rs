@@ -1,18 +1,22 @@
-//! Data of an earlier build (`tests/golden`) with the same meaning for this build.
+//! Data of earlier builds (`tests/golden`) with the same meaning for this build.
+//!
+//! `GOLDEN=NAME cargo test -p chancery-tests golden_journals_are_written` writes data of the types that have none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use chancery_events::id::Position;
-use chancery_journal::segments::{SegmentJournal, SegmentOptions, verify_each};
+use chancery_events::record::Record;
+use chancery_journal::segments::{FrozenSegments, SegmentJournal, SegmentOptions, verify_each};
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{Journal as _, JournalReader};
 use chancery_projector::{JournalFold, ListQuery, Projector, RowKind, StoreTuning, snapshot};
+use chancery_tests::golden::{JournalStart, journals_with, types, types_of};
 use chancery_tests::program;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 fn golden(file: &str) -> PathBuf {
@@ -82,6 +86,7 @@ fn rows(
     position: Position,
 ) -> BTreeMap<&'static str, String> {
     let dir = tempfile::tempdir().expect("a temporary directory");
+    // The name matters only to snapshots, which are all of this fleet.
     let mut projector = Projector::open(dir.path(), "default", source, snapshots, StoreTuning::default())
         .expect("a projector");
     assert_eq!(projector.snapshot(), position, "position of the snapshot that is used");
@@ -124,25 +129,96 @@ fn contains(now: &Value, before: &Value) -> bool {
     }
 }
 
+/// Directories with golden data of earlier builds, apart from the data that `play.sh` wrote first.
+fn directories() -> Vec<String> {
+    let entries = fs::read_dir(golden("")).expect("golden data").map(|entry| entry.expect("an entry"));
+    let directories = entries.filter(|entry| entry.path().join("fleet.tar.gz").is_file());
+    let mut names: Vec<_> =
+        directories.map(|entry| entry.file_name().into_string().expect("a name")).collect();
+    names.sort();
+    names
+}
+
+/// Rows of a kind, as golden data have them; a kind without rows has no file.
+fn rows_of(directory: &str, kind: &str) -> Value {
+    let file = golden(&format!("{directory}/rows/{kind}.json"));
+    if !file.is_file() {
+        return json!({"items": []});
+    }
+    serde_json::from_str(&fs::read_to_string(file).expect("rows")).expect("JSON")
+}
+
 #[test]
-fn journals_of_plans_with_fewer_fields_give_the_same_rows_with_added_fields() {
-    for directory in [
-        "before-containers",
-        "before-machines",
-        "before-shutdowns",
-        "before-snapshots",
-        "before-causes",
-        "before-levels",
-    ] {
+fn every_earlier_journal_gives_the_same_rows_with_added_fields() {
+    let all = directories();
+    assert!(all.len() > 5, "{all:?}");
+    for directory in all {
         let fleet = unpacked(&format!("{directory}/fleet.tar.gz"));
         assert_eq!(report(&fleet), read(&format!("{directory}/verify.txt")), "{directory}");
-        let options = SegmentOptions::new(fleet.path().join("journal"), "default");
-        let (journal, _) = SegmentJournal::open(&options, Box::new(|_| ())).expect("a journal");
-        for (kind, text) in rows(journal.source(), None, Position::ZERO) {
-            let before = read(&format!("{directory}/rows/{kind}.json"));
-            let before: Value = serde_json::from_str(&before).expect("JSON");
-            let now: Value = serde_json::from_str(&text).expect("JSON");
+        let frozen =
+            FrozenSegments::open(&fleet.path().join("journal")).expect("a journal").expect("records");
+        for (kind, text) in rows(frozen.source(), None, Position::ZERO) {
+            let (before, now) = (rows_of(&directory, kind), serde_json::from_str(&text).expect("JSON"));
             assert!(contains(&now, &before), "{directory}, {kind}: {now}\nbefore: {before}");
         }
     }
+}
+
+/// Types that occur in the golden journals.
+fn golden_types() -> BTreeSet<String> {
+    let archives = directories().into_iter().map(|directory| format!("{directory}/fleet.tar.gz"));
+    let mut found = BTreeSet::new();
+    for archive in archives.chain(["fleet.tar.gz".to_owned()]) {
+        let mut add = |record: &Record| found.extend(types_of(record));
+        verify_each(&unpacked(&archive).path().join("journal"), &mut add).expect("a journal");
+    }
+    found
+}
+
+#[test]
+fn every_type_of_the_registers_occurs_in_a_golden_journal() {
+    let found = golden_types();
+    let missing: Vec<_> = types().into_iter().filter(|name| !found.contains(*name)).collect();
+    assert!(missing.is_empty(), "{missing:?}: write golden data as tests/golden/README.md describes");
+}
+
+/// Number of worlds among whose journals the written ones are chosen.
+const WORLDS: u64 = 1000;
+
+/// Writes golden journals with the types that occur in none, if `GOLDEN` has the name of the data.
+#[test]
+fn golden_journals_are_written() {
+    let Ok(name) = std::env::var("GOLDEN") else { return };
+    let found = golden_types();
+    let missing = types().into_iter().filter(|name| !found.contains(*name)).collect();
+    for (number, records) in (1..).zip(journals_with(&missing, 1..=WORLDS)) {
+        write(&golden(&format!("{name}-{number}")), &records);
+    }
+}
+
+/// Writes golden data: the journal, its report, and the rows of each kind that has any.
+fn write(directory: &Path, records: &JournalStart) {
+    let fleet = tempfile::tempdir().expect("a temporary directory");
+    let header = records[0].header();
+    let mut options = SegmentOptions::new(fleet.path().join("journal"), &header.fleet);
+    (options.first_segment, options.largest_segment) = (64 << 10, 64 << 10);
+    let (journal, _) = SegmentJournal::open(&options, Box::new(|_| ())).expect("a journal");
+    for record in records {
+        journal.append_here(Record::clone(record)).expect("appended");
+    }
+    fs::create_dir_all(directory.join("rows")).expect("a directory");
+    let all = rows(journal.source(), None, Position::ZERO).into_iter();
+    for (kind, text) in all.filter(|(_, text)| !text.starts_with(r#"{"items":[],"#)) {
+        fs::write(directory.join("rows").join(format!("{kind}.json")), text).expect("written");
+    }
+    journal.close().expect("synced");
+    fs::write(directory.join("verify.txt"), report(&fleet)).expect("written");
+    let tar = Command::new("tar")
+        .arg("-C")
+        .arg(fleet.path())
+        .args(["--exclude", "lock", "--exclude", "spare", "-czf"])
+        .arg(directory.join("fleet.tar.gz"))
+        .arg("journal")
+        .status();
+    assert!(tar.expect("tar runs").success());
 }

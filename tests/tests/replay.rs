@@ -174,8 +174,8 @@ fn a_replay_ends_at_a_position_or_a_time() {
     assert_eq!(summary(&data.join("fleets/default/journal"), &["--until", time]), part);
     let cases: [(&[&str], &str); 4] = [
         (&["--until", &format!("{first}.00000000000000aa")], "the journal does not have it"),
-        (&["--until", "99999"], "after the journal, which reaches from position 1"),
-        (&["--until", "2001-01-01T00:00:00Z"], "before the journal"),
+        (&["--until", "99999"], "after the last record: the journal reaches from position 1"),
+        (&["--until", "2001-01-01T00:00:00Z"], "before the first record"),
         (&["--fleet", "other"], "name one of its fleets with --fleet: default"),
     ];
     for (args, wanted) in cases {

@@ -147,7 +147,9 @@ pub(crate) fn titled(name: &str, count: usize, heads: &[&str], rows: Vec<Vec<Str
     let mut lines = TextTable::new(heads.iter().copied());
     let count =
         if rows.len() == count { count.to_string() } else { format!("first {} of {count}", rows.len()) };
-    rows.into_iter().for_each(|cells| lines.add(cells));
+    for cells in rows {
+        lines.add(cells);
+    }
     format!("\n{name} ({count})\n{}", lines.lines("  "))
 }
 

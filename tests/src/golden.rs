@@ -159,7 +159,9 @@ fn without_a_world(journal: &[Arc<Record>]) -> Vec<Arc<Record>> {
 
 fn sealed(lines: &[&[u8]], parts: HeaderParts) -> Record {
     let mut draft = RecordDraft::new();
-    lines.iter().for_each(|line| draft.push(line).expect("space in the record"));
+    for line in lines {
+        draft.push(line).expect("space in the record");
+    }
     draft.seal(parts).expect("a record")
 }
 

@@ -58,6 +58,9 @@ fn compared(layout: &RowLayout, stored: &Value, built: &Value) -> (Vec<String>, 
     (result.differences.into_iter().map(shown).collect(), added)
 }
 
+/// Row of this build, the fields that differ from the stored one, and the numbers of added fields.
+type ChangedRow<'a> = (Value, &'a [&'a str], &'a [(&'a str, u64)]);
+
 #[test]
 fn differences_are_named_and_added_fields_are_counted() {
     let leaf = || Box::new(RowLayout::Fields(vec![("x".into(), RowLayout::Unsigned)]));
@@ -80,7 +83,7 @@ fn differences_are_named_and_added_fields_are_counted() {
         built
     };
     // Changes of the row, the differences, the added fields.
-    let cases: [(Value, &[&str], &[(&str, u64)]); 9] = [
+    let cases: [ChangedRow<'_>; 9] = [
         (json!({}), &[], &[]),
         (json!({"n": 2}), &["n: 1 2"], &[]),
         (json!({"new": 1, "newer": null}), &[], &[("new", 1), ("newer", 1)]),

@@ -127,8 +127,7 @@ fn rows(dir: &Path) -> Result<Vec<(sled::IVec, sled::IVec)>> {
 fn baseline(dir: &Path, rows: &[(sled::IVec, sled::IVec)], count: u64) -> Result<CellResult> {
     let tuning = StoreTuning::default();
     let (began, watched) = (Instant::now(), MeasuredProcess::begin(std::process::id())?);
-    let config =
-        sled::Config::new().path(dir).cache_capacity(tuning.cache).flush_every_ms(Some(tuning.flush));
+    let config = sled::Config::new().path(dir).cache_capacity(tuning.cache).flush_every_ms(None);
     let db = config.mode(sled::Mode::HighThroughput).open()?;
     let mut left = usize::try_from(count)?;
     let mut all = rows.iter().cycle();
@@ -138,6 +137,7 @@ fn baseline(dir: &Path, rows: &[(sled::IVec, sled::IVec)], count: u64) -> Result
             batch.insert(key, value);
         }
         db.apply_batch(batch)?;
+        db.flush()?;
         left = left.saturating_sub(WRITTEN);
     }
     let took = began.elapsed().as_secs_f64();

@@ -8,12 +8,17 @@
 //! ```
 //! Invariants: the cursor is written in the same atomic batch as its rows, so that they are always those of
 //! exactly one position. A store without a cursor of this build is removed, and that is logged. Batches are
-//! not synced: after a crash, sled recovers to the end of a batch, perhaps an earlier one.
+//! written, but not synced: after a power failure, sled recovers to the end of a batch, perhaps an earlier one.
+//!
+//! sled writes its log on seven threads of the process and truncates its file on the same threads. With enough writes
+//! in flight, all threads wait for a lock whose holder waits for the truncation, and nothing is written any more.
+//! Therefore one store of the process writes at a time, and waits for all its writes ([`RowStore::apply`]).
 
 use std::fs;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -40,6 +45,12 @@ const ATTEMPTS: u32 = 20;
 /// Pause between attempts to open a store.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// File of sled that contains all rows.
+const FILE: &str = "db";
+
+/// Lock of the store whose writes are in flight. sled's threads are those of the process.
+static WRITING: Mutex<()> = Mutex::new(());
+
 /// Minimum free bytes of disk to open a store.
 const ROOM: u64 = 4 << 20;
 
@@ -48,15 +59,13 @@ const ROOM: u64 = 4 << 20;
 pub struct StoreTuning {
     /// Bytes of rows that are kept in memory (default: 64 MiB).
     pub cache: u64,
-    /// Interval of flushes to disk, in milliseconds (default: 500).
-    pub flush: u64,
     /// Approximate maximum of touched entities in a batch (default: 500): readers wait while one is applied.
     pub batch: usize,
 }
 
 impl Default for StoreTuning {
     fn default() -> StoreTuning {
-        StoreTuning { cache: 64 << 20, flush: 500, batch: 500 }
+        StoreTuning { cache: 64 << 20, batch: 500 }
     }
 }
 
@@ -238,7 +247,7 @@ impl RowStore {
         let config = sled::Config::new()
             .path(path)
             .cache_capacity(tuning.cache)
-            .flush_every_ms(Some(tuning.flush))
+            .flush_every_ms(None)
             .mode(sled::Mode::HighThroughput);
         // sled panics on some kinds of damage.
         let db = catch_unwind(AssertUnwindSafe(|| config.open())).map_err(|_| StoreError::Sled {
@@ -279,8 +288,8 @@ impl RowStore {
         Ok(self.stored_cursor()?.is_some_and(|(shape, _)| shape == self.shape))
     }
 
-    /// Applies a whole batch atomically. Without `at`, no cursor is stored. Rows without a cursor are
-    /// incomplete: a restart removes them and builds them again.
+    /// Applies a whole batch atomically, and waits until sled has written it. Without `at`, no cursor is stored. Rows
+    /// without a cursor are incomplete: a restart removes them and builds them again.
     pub(crate) fn apply(&self, changes: RowWrites, at: Option<&ChainCursor>) -> Result<(), StoreError> {
         let mut batch = sled::Batch::default();
         for (key, value) in changes.0 {
@@ -292,7 +301,13 @@ impl RowStore {
         if let Some(at) = at {
             batch.insert(CURSOR, encode(&(self.shape, *at)));
         }
-        self.tree.apply_batch(batch).map_err(failed("write"))
+        let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        self.tree.apply_batch(batch).map_err(failed("write"))?;
+        self.written()
+    }
+
+    fn written(&self) -> Result<(), StoreError> {
+        self.db.flush().map(|_| ()).map_err(failed("write"))
     }
 
     /// Ends the first build of all rows: stores their layout and their cursor in one batch.
@@ -312,9 +327,11 @@ impl RowStore {
         &self.tree
     }
 
-    /// Flushes everything to disk.
+    /// Syncs everything to disk, which sled leaves to the kernel.
     pub(crate) fn flush(&self) -> Result<(), StoreError> {
-        self.db.flush().map(|_| ()).map_err(failed("flush"))
+        self.written()?;
+        let synced = fs::File::open(self.path.join(FILE)).and_then(|file| file.sync_all());
+        synced.map_err(|source| StoreError::Sled { operation: "flush", source: source.into() })
     }
 }
 

@@ -254,9 +254,9 @@ mod tests {
             ProjectorFixture { log: MemoryLog::new("default"), dir, snapshots, made: 0 }
         }
 
-        /// Opens a projector as a server does; nothing is flushed automatically.
+        /// Opens a projector as a server does.
         fn open(&self, rows: &str) -> Projector {
-            let tuning = StoreTuning { flush: 3_600_000, ..StoreTuning::default() };
+            let tuning = StoreTuning::default();
             let (dir, snapshots) = (self.dir.path().join(rows), Some(&self.snapshots));
             Projector::open(&dir, "default", self.log.source(), snapshots, tuning).expect("rows")
         }

@@ -7,6 +7,7 @@ mod reading;
 mod starting;
 mod stir;
 mod why;
+mod writing;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +21,7 @@ use crate::store::StoreTuning;
 use driver::{FLEET, TestDriver};
 
 fn tuning() -> StoreTuning {
-    StoreTuning { cache: 8 << 20, flush: 50, batch: 64 }
+    StoreTuning { cache: 8 << 20, batch: 64 }
 }
 
 pub(crate) fn open(dir: &Path, driver: &TestDriver, snapshots: Option<&SnapshotStore>) -> Projector {

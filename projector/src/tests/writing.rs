@@ -1,0 +1,55 @@
+//! Writes of rows by several stores of a process.
+
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use super::tuning;
+use crate::changes::RowWrites;
+use crate::store::{FoundRows, RowStore};
+
+const STORES: usize = 2;
+const BATCHES: u32 = 8000;
+/// Number of large rows in a batch, and of different ones.
+const ROWS: u32 = 5;
+const KEYS: u64 = 20;
+const BYTES: usize = 60_000;
+/// Number of batches that write rows before as many that delete them, so that sled truncates its file often.
+const PHASE: u32 = 40;
+/// Maximum time of a batch on a slow disk.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn stores_that_grow_and_shrink_never_stop_each_other() {
+    let (written, batches) = channel();
+    for number in 0..STORES {
+        let written = written.clone();
+        // A thread that never ends is left to the end of the process.
+        thread::spawn(move || {
+            let dir = tempfile::tempdir().expect("a directory");
+            let found = FoundRows::open(dir.path(), tuning()).expect("rows");
+            let store = RowStore::settle(found).expect("rows");
+            let mut random = 7 + number as u64;
+            for batch in 0..BATCHES {
+                let is_growing = (batch / PHASE).is_multiple_of(2);
+                let mut row = |_| {
+                    // xorshift64
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    let key = random % KEYS;
+                    (key.to_be_bytes().to_vec(), is_growing.then(|| vec![7; BYTES]))
+                };
+                store.apply(RowWrites((0..ROWS).map(&mut row).collect()), None).expect("written");
+                written.send(number).expect("a test that listens");
+            }
+            drop(store);
+        });
+    }
+    drop(written);
+    let mut counts = [0; STORES];
+    while counts.iter().any(|count| *count < BATCHES) {
+        let number = batches.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("batches: {counts:?}"));
+        counts[number] += 1;
+    }
+}

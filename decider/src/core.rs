@@ -29,7 +29,7 @@ use chancery_machine::advance::{AdvanceState, DueStep, advance, next_alarm};
 use chancery_machine::context::{DecisionContext, LevelLimits};
 use chancery_machine::decide::{IdempotencyCheck, decide, evolve, observe, pass, repeat, verdict};
 use chancery_machine::fleet::FleetState;
-use chancery_machine::level::check as check_level;
+use chancery_machine::level::refuse_higher;
 use chancery_machine::meta::FactPosition;
 
 use super::handle::{ChannelNumber, Verdict};
@@ -184,6 +184,8 @@ pub struct DeciderCore {
     pub(super) lookup: RecordLookup,
     /// Maximum number of steps of due work for one input.
     pub(super) steps: usize,
+    /// Whether the core decides a dry run, of which nothing happens to the fleet.
+    pub(super) is_dry: bool,
     pub(super) lineage: Lineage,
     term: Term,
     /// Position and hash at the end of the last sealed record, durable or not.
@@ -274,6 +276,7 @@ impl DeciderCore {
             decide,
             lookup,
             steps: STEPS,
+            is_dry: false,
             lineage,
             term,
             sealed: (position, hash),
@@ -505,7 +508,7 @@ impl DeciderCore {
             IdempotencyCheck::KeyReused(refusal) => Err(refusal),
             IdempotencyCheck::New => Ok(()),
         };
-        if let Err(refusal) = check_level(&self.fleet, &request.intent) {
+        if let Err(refusal) = refuse_higher(&self.fleet, &request.intent) {
             return RequestOutcome::Failed(refusal);
         }
         let position = self.next();
@@ -621,7 +624,9 @@ impl DeciderCore {
 
     /// Quarantines an entity, by a fact, so that the next entity is processed.
     fn quarantine(&mut self, subject: Subject, cause: Position, detail: String) {
-        tracing::error!(%subject, detail, "entity quarantined");
+        if !self.is_dry {
+            tracing::error!(%subject, detail, "entity quarantined");
+        }
         self.agenda.quarantine(subject.clone());
         let fact = EntityQuarantined { subject, detail }.into();
         if let Err(failure) = self.commit_events(&[Event::Fact { cause, fact }]) {

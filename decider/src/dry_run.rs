@@ -27,7 +27,6 @@ use chancery_machine::advance::AdvanceState;
 use chancery_machine::context::LevelLimits;
 use chancery_machine::fleet::FleetState;
 pub use chancery_machine::operation::{ChosenNode, OperationWait};
-use tracing::subscriber::NoSubscriber;
 
 use super::core::{CoreInput, CoreOutput, DeciderCore, DeciderEffect, DeciderSettings, PART, RequestTicket};
 use super::handle::Verdict;
@@ -137,15 +136,6 @@ pub fn dry_run(
     intents: Vec<IntentRequest>,
     may_continue: &dyn Fn() -> bool,
 ) -> (FleetState, DryRunResult) {
-    // The core logs what happens to a fleet, as an expunge without approval: nothing of it happens.
-    tracing::subscriber::with_default(NoSubscriber::new(), || decided(start, intents, may_continue))
-}
-
-fn decided(
-    start: DryRunStart,
-    intents: Vec<IntentRequest>,
-    may_continue: &dyn Fn() -> bool,
-) -> (FleetState, DryRunResult) {
     let bounds = start.bounds;
     let mut run = DryRun::new(start, may_continue);
     run.bounds = DryRunBounds {
@@ -206,6 +196,7 @@ impl<'a> DryRun<'a> {
         core.set_wall(wall);
         // A record for each step: between two, bounds are checked, and the state is that of the step.
         core.steps = 1;
+        core.is_dry = true;
         let used = DryRunBounds { steps: 0, events: 0, bytes: 0, explained: 0 };
         DryRun { core, now: now.max(at.time), bounds, used, may_continue, placements: BTreeMap::new() }
     }

@@ -147,7 +147,7 @@ impl DeciderCore {
                     self.sessions.retries.insert((when, fact.incarnation.into()));
                 }
             }
-            Fact::ApprovalBypassed(fact) => {
+            Fact::ApprovalBypassed(fact) if !self.is_dry => {
                 let policies: Vec<_> = fact.policies.iter().map(ToString::to_string).collect();
                 let (node, by, reason) = (&fact.node, &fact.requested_by, &fact.reason);
                 let policies = policies.join(", ");

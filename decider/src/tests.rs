@@ -24,8 +24,7 @@ use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 use chancery_journal::{ChainCursor, ReadError};
 use chancery_machine::advance::{AdvanceState, DueStep, advance};
-use chancery_machine::context::DecisionContext;
-use chancery_machine::context::LevelLimits;
+use chancery_machine::context::{DecisionContext, LevelLimits};
 use chancery_machine::fleet::{FleetSnapshot, FleetState};
 use serde_json::json;
 

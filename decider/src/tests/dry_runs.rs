@@ -1,8 +1,11 @@
 //! Dry runs compared with what the decider then does: the events are equal byte by byte.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use chancery_events::fact::Fact;
+use tracing::span::{Attributes, Id, Record as LogRecord};
+use tracing::{Metadata, Subscriber};
 
 use super::*;
 use crate::dry_run::{
@@ -106,6 +109,51 @@ fn a_dry_run_has_the_events_that_the_decider_then_records() {
         assert_eq!(Some(&result.intents[0].verdict), verdict.as_ref());
     }
     assert!(compared > 60, "{compared}");
+}
+
+/// Subscriber that counts events of the log.
+#[derive(Default)]
+struct LoggedEvents(AtomicUsize);
+
+impl Subscriber for LoggedEvents {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &LogRecord<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn a_dry_run_logs_nothing_of_what_would_happen() {
+    let mut rig = rig();
+    let expunge = json!({"name": "n1", "state": "expunged", "break_glass": "fire"});
+    let expunge = rig.request("node.set_state", &expunge);
+    let logged = Arc::new(LoggedEvents::default());
+    let count = || logged.0.load(Ordering::Relaxed);
+    tracing::subscriber::with_default(Arc::clone(&logged), || {
+        let result = rig.try_out(std::slice::from_ref(&expunge));
+        let bypassed = result.intents.iter().filter_map(|decided| decided.record.as_ref());
+        let bypassed = bypassed.flat_map(|record| facts(record)).map(|(_, fact)| fact);
+        assert_eq!(bypassed.filter(|fact| matches!(fact, Fact::ApprovalBypassed(_))).count(), 1);
+        assert_eq!(count(), 0);
+        rig.ask(&expunge);
+        rig.settle();
+    });
+    assert_eq!(count(), 1, "the expunge without approval");
 }
 
 #[test]

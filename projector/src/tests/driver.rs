@@ -131,6 +131,10 @@ impl TestDriver {
             Some(at) => at.follow(&self.by, self.now, None),
         };
         let record = std::mem::take(&mut self.draft).seal(parts).expect("sealed");
+        self.append(record);
+    }
+
+    pub(crate) fn append(&mut self, record: Record) {
         self.cursor = Some(ChainCursor::after(&record));
         self.log.inject(record.bytes().clone());
         self.records.push(Arc::new(record));

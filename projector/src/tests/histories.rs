@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use chancery_events::event::EventKind;
+use chancery_events::event::{Event, EventKind};
+use chancery_events::fact::EntityQuarantined;
 use chancery_events::id::{OperationId, Position};
+use chancery_events::record::RecordDraft;
 use chancery_events::subject::Subject;
+use chancery_journal::{ChainCursor, WriterIdentity};
 
 use super::driver::TestDriver;
 use crate::OperationSearch;
@@ -181,6 +184,39 @@ fn an_operation_that_ended_reads_alike_from_its_row_and_from_the_journal() {
         }
     }
     assert!(left > 10, "{left} have left the rows");
+}
+
+#[test]
+fn the_root_of_a_long_chain_of_causes_is_its_first_event() {
+    let mut driver = TestDriver::new(5);
+    driver.found(2, 1);
+    driver.seal();
+    let last = driver.records.last().expect("a record");
+    let (header, first) = (last.header(), last.last().plus(1));
+    let by =
+        WriterIdentity { fleet: header.fleet.clone(), build: header.build.clone(), writer: header.writer };
+    let mut draft = RecordDraft::new();
+    let intent =
+        r#"{"k":"intent","t":"plan.delete.v1","id":"i","src":"cli","by":"ann","d":{"name":"chained"}}"#;
+    draft.push(intent.as_bytes()).expect("space");
+    let subject = Subject::Plan("chained".parse().expect("a name"));
+    for number in 0..100 {
+        let fact = EntityQuarantined { subject: subject.clone(), detail: String::new() }.into();
+        draft.push(&Event::Fact { cause: first.plus(number), fact }.line()).expect("space");
+    }
+    let parts = ChainCursor::after(last).follow(&by, header.time, None);
+    driver.append(draft.seal(parts).expect("a record"));
+    let history = HistoryReader::new(driver.source());
+    // Alone on its page, the last entry has the same root as after all others.
+    for (from, limit, count) in [(first, 1000, 101), (first.plus(100), 1, 1)] {
+        let page = history.of(&subject, from, limit).expect("a page");
+        assert_eq!(page.entries.len(), count);
+        for entry in page.entries {
+            assert_eq!(entry.initiator, EventInitiator::Actor("ann".parse().expect("a name")));
+            let root = entry.root_cause.map_or(entry.position, |root| root.position);
+            assert_eq!(root, first, "root of {}", entry.position);
+        }
+    }
 }
 
 #[test]

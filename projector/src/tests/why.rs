@@ -1,6 +1,8 @@
 //! Facts behind the fields of rows.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use chancery_events::event::Event;
 use chancery_events::id::Position;
@@ -12,6 +14,7 @@ use super::driver::TestDriver;
 use crate::build_row::shown;
 use crate::causes::CauseReader;
 use crate::fold::JournalFold;
+use crate::history::HistoryError;
 use crate::kind::{RowKey, RowKind};
 use crate::why::{ReasonReader, ReasonRole, RowField, sets};
 
@@ -155,4 +158,17 @@ fn reasons_name_the_operation_its_requester_and_its_approval_with_the_stored_has
         }
     }
     assert!(approvals > 3, "{approvals}");
+}
+
+#[test]
+fn a_cancelled_request_reads_no_more_reasons() {
+    let driver = world(3);
+    let head = driver.records.last().expect("a record").last();
+    let flag = Arc::new(AtomicBool::new(false));
+    let reader = ReasonReader::new(CauseReader::new(driver.source(), head).cancelled_by(Arc::clone(&flag)));
+    let subject = Subject::Node(driver.fleet.nodes().sorted().first().expect("a node").name.clone());
+    let reasons = || reader.reasons(RowKind::Nodes, &subject, None);
+    assert!(!reasons().expect("readable").is_empty());
+    flag.store(true, Ordering::Relaxed);
+    assert!(matches!(reasons(), Err(HistoryError::Cancelled)));
 }

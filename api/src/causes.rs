@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::FleetApi;
 use super::dry_run::PlacementReasons;
 use super::middleware::RoutedRequest;
-use super::moments::{self, FoldCancellation};
+use super::moments::{self, RequestCancellation};
 use super::positions;
 use super::problem::{INVALID_PARAMETER, NOT_FOUND, ProblemDetails, RequestPart, VALUE_DIFFERS};
 use super::query::QueryParams;
@@ -204,13 +204,13 @@ pub(super) async fn why(
     {
         let found = shown(found);
         let detail = format!(
-            "{name} of {} is {found:?} at position {position}, not {wanted:?}\nhint: name a moment at which it was: as_of, or --as-of",
+            "{name} of {} is {found:?} at position {position}, not {wanted:?}\nhint: name an earlier moment (as_of, --as-of) at which it had that value",
             key.subject()
         );
         return Err(ProblemDetails::new(VALUE_DIFFERS, detail).position(position.get()));
     }
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
-    let cancellation = FoldCancellation::default();
+    let cancellation = RequestCancellation::default();
     let events = CauseReader::new(app.source.clone(), position).cancelled_by(cancellation.flag());
     let subject = key.subject();
     let (name, of) = (field.clone(), row.clone());

@@ -70,16 +70,16 @@ impl MomentQueue {
 
 /// Cancels a fold or a search when its request is dropped.
 #[derive(Default)]
-pub(super) struct FoldCancellation(Arc<AtomicBool>);
+pub(super) struct RequestCancellation(Arc<AtomicBool>);
 
-impl FoldCancellation {
+impl RequestCancellation {
     /// Returns the flag, which is true once the request was dropped.
     pub(super) fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }
 }
 
-impl Drop for FoldCancellation {
+impl Drop for RequestCancellation {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -132,7 +132,7 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let closed = |error| ProblemDetails::internal("fold a moment", &error);
     let turn = Arc::clone(turn).acquire_owned().await.map_err(closed)?;
     let (sender, done) = oneshot::channel();
-    let cancellation = FoldCancellation::default();
+    let cancellation = RequestCancellation::default();
     let (is_cancelled, cache) = (cancellation.flag(), Arc::clone(cache));
     let run = move || {
         lower_priority();

@@ -288,7 +288,7 @@ pub enum ServerCommand {
         /// Level to raise the fleet to (default: the highest that this program knows)
         #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(1..))]
         to: Option<u32>,
-        /// Address of a server that is gone, or will not start again without a newer build
+        /// Address of a server that the raise does not wait for: it is gone, or starts again only with a newer build; repeatable
         #[arg(long, value_name = "ADDRESS")]
         without: Vec<String>,
     },

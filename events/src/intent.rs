@@ -583,7 +583,7 @@ intents! {
         => POST "/raise" Required "Raises the level of the fleet, so that events of that level are recorded.", Now, ends Nothing {
         /// Level from now on.
         to: FleetLevel,
-        /// Addresses of servers that are not started again with a build that does not know the level.
+        /// Addresses of servers that the raise does not wait for: they are gone, or start again only with a newer build.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         without: Vec<String>,
     }

@@ -44,7 +44,7 @@ pub struct KnownServer {
 }
 
 /// Refuses an intent of a higher level than that of the fleet. The refusal must not be recorded.
-pub fn check(fleet: &FleetState, intent: &Intent) -> Result<(), Refusal> {
+pub fn refuse_higher(fleet: &FleetState, intent: &Intent) -> Result<(), Refusal> {
     let (needed, level) = (intent.level(), fleet.level());
     if needed <= level {
         return Ok(());
@@ -59,6 +59,9 @@ pub fn check(fleet: &FleetState, intent: &Intent) -> Result<(), Refusal> {
 
 pub(crate) fn raise(fleet: &FleetState, ask: &FleetRaise, ctx: &DecisionContext) -> DecidedFacts {
     let (from, to, highest) = (fleet.level(), ask.to, ctx.levels.highest);
+    if to == from {
+        return Ok(vec![]);
+    }
     if to < from {
         let detail = format!("the fleet has level {from}, and a level is never lowered");
         return Err(Refusal::new(RefusalCode::InvalidTransition, detail).at("/to", "must not be lower"));
@@ -85,7 +88,7 @@ pub(crate) fn raise(fleet: &FleetState, ask: &FleetRaise, ctx: &DecisionContext)
         );
         return Err(Refusal::new(RefusalCode::Unsupported, detail));
     }
-    Ok(if to == from { vec![] } else { vec![FleetLevelRaised { from, to }.into()] })
+    Ok(vec![FleetLevelRaised { from, to }.into()])
 }
 
 pub(crate) fn term_started(state: &mut LevelState, fact: &TermStarted, at: FactPosition) {

@@ -26,7 +26,9 @@ fn collect(root: &Value, schema: &Value, at: &str, refs: &[&str], found: &mut BT
         collect(root, member, &at, refs, found);
     }
     for elements in ["items", "additionalProperties"] {
-        collect_if(root, &schema[elements], &format!("{at}/*"), refs, found);
+        if schema[elements].is_object() {
+            collect(root, &schema[elements], &format!("{at}/*"), refs, found);
+        }
     }
     for choice in ["anyOf", "oneOf", "allOf"] {
         for schema in schema[choice].as_array().into_iter().flatten() {
@@ -35,12 +37,6 @@ fn collect(root: &Value, schema: &Value, at: &str, refs: &[&str], found: &mut BT
     }
     let values = schema["enum"].as_array().into_iter().flatten().chain([&schema["const"]]);
     found.extend(values.filter_map(Value::as_str).map(|value| format!("{at}={value}")));
-}
-
-fn collect_if(root: &Value, schema: &Value, at: &str, refs: &[&str], found: &mut BTreeSet<String>) {
-    if schema.is_object() {
-        collect(root, schema, at, refs, found);
-    }
 }
 
 /// Returns every member and value of each event, without those that have a level above 1.

@@ -62,6 +62,8 @@ fn a_raise_waits_for_each_server_that_has_led_with_an_older_build() {
         // The leader does not know the level.
         (&[("a", 3), ("b", 2)], 3, &[], of(2, true), 1, UNSUPPORTED),
         (&[("a", 2), ("b", 2)], 1, &[], of(2, true), 1, None),
+        // Nothing is raised.
+        (&[("a", 1), ("b", 2)], 1, &[], of(2, true), 1, None),
         (&[], 2, &[], of(2, true), 2, None),
     ] {
         let mut world = TestFleet::new();
@@ -82,6 +84,11 @@ fn a_level_is_never_lowered_and_a_second_raise_changes_nothing() {
     {
         assert_eq!(raise(&mut world, to, &[], limits), (FleetLevel::new(level), refusal), "to {to}");
     }
+    // Also a repeat that excludes no server.
+    lead(&mut world, "a", 1);
+    lead(&mut world, "b", 3);
+    let limits = LevelLimits { has_standbys: true, ..limits };
+    assert_eq!(raise(&mut world, 3, &[], limits), (FleetLevel::new(3), None));
 }
 
 #[test]

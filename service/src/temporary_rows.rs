@@ -29,7 +29,7 @@ type FileList = Vec<(PathBuf, u64, SystemTime)>;
 
 impl TemporaryRows {
     pub(crate) fn create() -> Result<TemporaryRows> {
-        let path = std::env::temp_dir().join(format!("chancery-replay-{:016x}", random()));
+        let path = std::env::temp_dir().join(format!("chancery-rows-{:016x}", random()));
         private::create_dir_all(&path)
             .with_context(|| format!("cannot create directory {}", path.display()))?;
         Ok(TemporaryRows(path))

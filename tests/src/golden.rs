@@ -108,8 +108,8 @@ pub fn journals_with(wanted: &BTreeSet<&str>, seeds: std::ops::RangeInclusive<u6
     chosen
 }
 
-/// Types that no world writes: a skipped inbox message and an accepted loss need an operator, a quarantine a defect, and
-/// a record of the time an idle server.
+/// Types that no world writes: a skipped inbox message, an accepted loss and a raise need an operator, a quarantine a defect,
+/// and a record of the time an idle server.
 const WITHOUT_A_WORLD: [&str; 6] = [
     "entity.quarantined.v1",
     "inbox.skip.v1",

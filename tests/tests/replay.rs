@@ -254,6 +254,21 @@ pub(crate) fn forge(path: &Path, state: &Path, change: impl FnOnce(&mut Value, &
 }
 
 #[test]
+fn a_named_pipe_among_the_snapshots_is_reported_and_delays_nothing() {
+    let mut server = ServerProcess::start();
+    server.client().must("capability.apply", &json!({"name": "c", "spec": {"type": "T", "score": 1}}));
+    server.kill();
+    let directory = server.data().join("fleets/default/snapshots");
+    fs::create_dir_all(&directory).expect("a directory");
+    // Its position is that of a record of the journal.
+    let last = summary(server.data(), &[])["last"]["position"].as_u64().expect("a position");
+    let pipe = directory.join(format!("{last:020}.snap"));
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+    let (code, _, err) = outcome(server.data(), &[]);
+    assert!(code == Some(1) && err.contains("it is not a file"), "{code:?} {err}");
+}
+
+#[test]
 fn a_replay_compares_the_snapshots_of_this_build_with_the_state_of_the_journal() {
     let mut server = fleet_with_a_past();
     server.stop();

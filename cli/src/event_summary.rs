@@ -87,6 +87,13 @@ impl EventSummary<'_> {
                 add(&mut text, format_args!(" {field}={value}"));
             }
         }
+        let observed = &data["report"]["observed"];
+        if let Some(state) = words(observed) {
+            add(&mut text, format_args!(" observed={state}"));
+            if let Some(exit) = words(&observed[&state]["exit"]) {
+                add(&mut text, format_args!(" exit={exit}"));
+            }
+        }
         // The default strategy is not shown.
         let strategy = words(&spec["strategy"]).filter(|word| word != "rolling");
         if let Some(strategy) = strategy {
@@ -188,6 +195,9 @@ mod tests {
         assert_eq!(EventSummary(&rooted).why(), "deployment.create at 2");
         assert_eq!(EventSummary(&json!({"initiator": {"actor": "ann"}})).initiator(), "ann");
         assert_eq!(EventSummary(&ended).what(), "operation.ended end=failed");
+        let observed = json!({"ended": {"exit": "clean", "processes": []}});
+        let report = json!({"type": "incarnation.reported.v1", "data": {"report": {"observed": observed}}});
+        assert_eq!(EventSummary(&report).what(), "incarnation.reported observed=ended exit=clean");
         assert_eq!(EventSummary(&ended).why(), "because of 49: web-0 exited 1");
         let approved = json!({"position": 7, "type": "operation.approved.v1", "data": {"approved_by": {"actor": "ann"}}});
         assert_eq!(EventSummary(&approved).what(), "operation.approved approved_by=ann");

@@ -1,8 +1,8 @@
-//! Walk-throughs of the README, command by command, against the real program: the README shows what users see. One runs on
-//! processes, the other on a real Kubernetes API.
+//! Walk-throughs of the README and of the operations page, command by command, against the real program: the pages show what
+//! users see. They run on processes, on a real Kubernetes API and on virtual machines.
 //!
 //! Names, ids, times, process ids and ports vary, and are compared by kind. A name such as `web-1k00` in the
-//! README is matched with the actual name. `UPDATE=1` writes the actual output into the README.
+//! README is matched with the actual name, and so is the position in `--as-of 120`. `UPDATE=1` writes the actual output into the page.
 //!
 //! The output is the same wherever the journal is: except for these kinds, every line is equal.
 
@@ -27,7 +27,7 @@ fn variable() -> Regex {
         r"|(?P<pod>\bnginx(-[0-9a-f]{4,12}){5}-\d+)",
         r"|(?P<replica>\b(web|nginx|guest)-[0-9a-z]{4,12}\b)",
         r"|(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+Z|\b\d\d:\d\d:\d\d(\.\d+)?\b)",
-        r"|(?P<position>^ *\d+ |because of \d+| at \d+)",
+        r"|(?P<position>^ *\d+ |because of \d+| at \d+| by: \d+|--as-of \d+|\bposition \d+)",
         r"|(?P<address>127\.0\.0\.1:\d+|\b10\.\d+\.\d+\.\d+\b)",
         r"|(?P<hash>\b[0-9a-f]{16,64}\b)",
         r"|(?P<age>\b\d+(\.\d+)?(ms|s|m)\b)",
@@ -51,7 +51,7 @@ fn reduce(line: &str, variable: &Regex) -> (String, Vec<String>) {
     (Regex::new("-{3,}|─+|━+").expect("a regular expression").replace_all(&plain, "-").into_owned(), taken)
 }
 
-/// Walk-through of the README.
+/// Walk-through of a page.
 struct WalkThrough {
     /// Line before it.
     start: &'static str,
@@ -69,6 +69,11 @@ const ON_KUBERNETES: WalkThrough = WalkThrough {
 const OF_A_MACHINE: WalkThrough = WalkThrough {
     start: "<!-- walk-through of a virtual machine -->",
     end: "<!-- end of the walk-through of a virtual machine -->",
+};
+
+const OF_THE_PAST: WalkThrough = WalkThrough {
+    start: "<!-- walk-through of the past -->",
+    end: "<!-- end of the walk-through of the past -->",
 };
 
 impl WalkThrough {
@@ -148,7 +153,13 @@ fn play(
     let mut printed = Vec::new();
     for ShownCommand { command, output } in walk.read(readme) {
         let here = |found: &regex::Captures<'_>| {
-            names.get(&found[0]).cloned().unwrap_or_else(|| found[0].to_owned())
+            let text = found[0].to_owned();
+            match text.strip_prefix("--as-of ") {
+                Some(position) => {
+                    format!("--as-of {}", names.get(position).map_or(position, String::as_str))
+                }
+                None => names.get(&text).cloned().unwrap_or(text),
+            }
         };
         let actual = variable.replace_all(&command, here).into_owned();
         let typed = actual.clone();
@@ -182,10 +193,18 @@ fn play(
             .zip(seen)
             .filter(|((_, documented), (_, seen))| documented.len() == seen.len());
         for (there, here) in both.flat_map(|((_, documented), (_, seen))| documented.into_iter().zip(seen)) {
+            if let (Some(there), Some(here)) = (number(&there), number(&here)) {
+                names.entry(there.to_owned()).or_insert(here.to_owned());
+            }
             names.entry(there).or_insert(here);
         }
     }
     printed
+}
+
+/// Returns the number in the text of a position.
+fn number(text: &str) -> Option<&str> {
+    text.split_whitespace().last().filter(|word| word.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn play_at(place: JournalBackend) {
@@ -242,6 +261,17 @@ fn the_walk_through_of_a_virtual_machine_prints_what_the_readme_shows() {
     let printed = play(&OF_A_MACHINE, &readme, &server, None);
     if is_updating() {
         std::fs::write(&path, OF_A_MACHINE.written(&readme, &printed)).expect("the README can be written");
+    }
+}
+
+#[test]
+fn the_walk_through_of_the_past_prints_what_the_operations_page_shows() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md");
+    let page = std::fs::read_to_string(&path).expect("the page");
+    let server = ServerProcess::start();
+    let printed = play(&OF_THE_PAST, &page, &server, None);
+    if is_updating() {
+        std::fs::write(&path, OF_THE_PAST.written(&page, &printed)).expect("the page can be written");
     }
 }
 

@@ -203,12 +203,12 @@ impl DecodedRecord {
     }
 }
 
-/// Folds records that another thread reads and decodes. `each` receives the state after each record.
+/// Folds records that another thread reads and decodes. `each` receives each record, and the state after it.
 pub(crate) fn fold_ahead<E: From<ReadError> + From<FoldError>>(
     fold: &mut JournalFold,
     records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>> + Send,
     mut decode: impl FnMut(Arc<Record>) -> DecodedRecord + Send,
-    mut each: impl FnMut(&FoldedState) -> Result<(), E>,
+    mut each: impl FnMut(&Record, &FoldedState) -> Result<(), E>,
 ) -> Result<(), E> {
     thread::scope(|scope| {
         let (decoded, ahead) = sync_channel(AHEAD);
@@ -220,8 +220,10 @@ pub(crate) fn fold_ahead<E: From<ReadError> + From<FoldError>>(
             }
         });
         ahead.into_iter().try_for_each(|decoded| {
-            fold.take_decoded(decoded?)?;
-            fold.state().map_or(Ok(()), &mut each)
+            let decoded = decoded?;
+            let record = Arc::clone(&decoded.record);
+            fold.take_decoded(decoded)?;
+            fold.state().map_or(Ok(()), |state| each(&record, state))
         })
     })
 }

@@ -245,7 +245,7 @@ impl Projector {
         &mut self,
         records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>> + Send,
     ) -> Result<Position, ProjectError> {
-        let folded = fold_ahead(&mut self.fold, records, DecodedRecord::new, |_| Ok(()));
+        let folded = fold_ahead(&mut self.fold, records, DecodedRecord::new, |_, _| Ok(()));
         // Records folded before an error are valid.
         if let Some(state) = self.fold.state() {
             self.counts = RowCounts::of(&state.fleet);

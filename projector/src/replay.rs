@@ -274,7 +274,7 @@ pub fn replay(
         &mut fold,
         records,
         |record| counts.decode(record),
-        |state| {
+        |_, state| {
             each(state);
             comparison.after(state)
         },

@@ -1,10 +1,12 @@
 //! Snapshots of the state: written from a clone of the projector's state, and read at every start.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use bincode::config::standard;
+use bincode::enc::write::Writer;
+use bincode::error::EncodeError;
 use chancery_events::id::Position;
 use chancery_events::record::RecordHash;
 use chancery_journal::JournalReader;
@@ -29,20 +31,18 @@ impl FoldedState {
     }
 
     /// Returns the number of bytes that [`FoldedState::encode`] writes.
-    pub(crate) fn encoded_len(&self) -> io::Result<u64> {
-        struct EncodingLength(u64);
-        impl Write for EncodingLength {
-            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                self.0 += bytes.len() as u64;
-                Ok(bytes.len())
-            }
-            fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn encoded_len(&self) -> Result<u64, EncodeError> {
+        struct EncodingLength<'a>(&'a mut u64);
+        impl Writer for EncodingLength<'_> {
+            fn write(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
+                *self.0 += bytes.len() as u64;
                 Ok(())
             }
         }
-        let mut counter = EncodingLength(0);
-        self.encode(&mut counter)?;
-        Ok(counter.0)
+        let mut bytes = 0;
+        let image = FleetSnapshot::of(&self.fleet);
+        bincode::serde::encode_into_writer(&image, EncodingLength(&mut bytes), standard())?;
+        Ok(bytes)
     }
 
     /// Returns the SHA-256 of the state.
@@ -76,9 +76,10 @@ impl FoldedState {
 }
 
 /// Reads a state that [`FoldedState::encode`] wrote.
-pub fn decode(mut from: &mut dyn Read) -> Result<FleetState, bincode::error::DecodeError> {
-    bincode::serde::decode_from_std_read::<FleetSnapshot, _, _>(&mut from, standard())
-        .map(FleetSnapshot::fleet)
+pub fn decode(from: &mut dyn Read) -> Result<FleetState, bincode::error::DecodeError> {
+    // From its own buffer, the decoder takes short values without a call of the reader.
+    let from = BufReader::with_capacity(64 << 10, from);
+    bincode::serde::decode_from_reader::<FleetSnapshot, _, _>(from, standard()).map(FleetSnapshot::fleet)
 }
 
 /// Whether the journal has the snapshot's record; `None` if the journal cannot be read.

@@ -1,6 +1,7 @@
 //! Fold of a moment, from a state before it.
 //!
-//! A fold uses the processor that the decider and the projector leave. It pauses while the projector is behind
+//! A second thread reads and decodes the records. Both have the lowest priority, which a thread inherits. So a fold uses
+//! the processor that the decider and the projector leave. It pauses while the projector is behind
 //! the journal, but for a bounded time after each slice, as a busy projector is mostly behind.
 
 use std::sync::Arc;
@@ -9,12 +10,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use chancery_events::id::Position;
-use chancery_journal::JournalReader;
 use chancery_journal::snapshots::SnapshotStore;
+use chancery_journal::{JournalReader, ReadError};
 
 use super::memory::{ReservedMemory, memory_of};
 use super::{MomentError, MomentLimits, find};
-use crate::fold::{FoldedState, JournalFold};
+use crate::fold::{DecodedRecord, FoldError, FoldedState, JournalFold, fold_ahead};
 use crate::position_watch::PositionWatch;
 use crate::snapshot::fingerprint;
 
@@ -97,7 +98,7 @@ impl<'a> FoldMemory<'a> {
         Ok(FoldMemory { reserved, encoded, grown: 0, resize })
     }
 
-    fn grow(&mut self, bytes: u64, state: Option<&FoldedState>) -> Result<(), MomentError> {
+    fn grow(&mut self, bytes: u64, state: &FoldedState) -> Result<(), MomentError> {
         self.grown += bytes;
         if self.grown > margin(self.encoded) {
             self.measure(state);
@@ -106,16 +107,15 @@ impl<'a> FoldMemory<'a> {
         Ok(())
     }
 
-    fn measure(&mut self, state: Option<&FoldedState>) {
+    fn measure(&mut self, state: &FoldedState) {
         // Counting bytes cannot fail; without a length, the state counts as if it had grown by all records.
-        let encoded = state.and_then(|state| state.encoded_len().ok());
-        (self.encoded, self.grown) = (encoded.unwrap_or(self.encoded + self.grown), 0);
+        (self.encoded, self.grown) = (state.encoded_len().unwrap_or(self.encoded + self.grown), 0);
     }
 
     /// Releases what a whole state does not need.
     pub(super) fn end(mut self, state: &FoldedState) -> Result<ReservedMemory, MomentError> {
         if self.grown > self.encoded / 8 {
-            self.measure(Some(state));
+            self.measure(state);
         }
         (self.resize)(&mut self.reserved, memory_of(self.encoded + self.grown))?;
         Ok(self.reserved)
@@ -180,19 +180,53 @@ pub(super) fn fold_to(
     if fold.position() >= to {
         return Ok(());
     }
-    let unreadable = |error| find::unreadable(error, to);
-    for record in pace.journal.records(fold.position().plus(1)).map_err(unreadable)? {
-        let record = record.map_err(unreadable)?;
-        fold.take(&record).map_err(|error| MomentError::from_fold(&error, to, None))?;
-        memory.grow(record.bytes().len() as u64, fold.state())?;
-        if let Some(state) = fold.state() {
-            snapshots.after(state, pace.journal);
+    let mut records =
+        pace.journal.records(fold.position().plus(1)).map_err(|error| find::unreadable(error, to))?;
+    let mut is_last = false;
+    let records = std::iter::from_fn(move || {
+        let record = if is_last { None } else { records.next() };
+        is_last =
+            record.as_ref().is_some_and(|record| record.as_ref().is_ok_and(|record| record.last() >= to));
+        record
+    });
+    let folded = fold_ahead(fold, records, DecodedRecord::new, |record, state| {
+        memory.grow(record.bytes().len() as u64, state)?;
+        snapshots.after(state, pace.journal);
+        Ok(pace.step()?)
+    });
+    match folded {
+        Ok(()) if fold.position() >= to => Ok(()),
+        Ok(()) => {
+            let reason = format!("the journal ends at position {}", fold.position());
+            Err(MomentError::Unreadable { position: to, reason, first: None })
         }
-        if fold.position() >= to {
-            return Ok(());
-        }
-        pace.step()?;
+        Err(FoldStop::Read(error)) => Err(find::unreadable(error, to)),
+        Err(FoldStop::Fold(error)) => Err(MomentError::from_fold(&error, to, None)),
+        Err(FoldStop::Moment(error)) => Err(error),
     }
-    let reason = format!("the journal ends at position {}", fold.position());
-    Err(MomentError::Unreadable { position: to, reason, first: None })
+}
+
+/// Reason why a fold ends early.
+enum FoldStop {
+    Read(ReadError),
+    Fold(FoldError),
+    Moment(MomentError),
+}
+
+impl From<ReadError> for FoldStop {
+    fn from(error: ReadError) -> FoldStop {
+        FoldStop::Read(error)
+    }
+}
+
+impl From<FoldError> for FoldStop {
+    fn from(error: FoldError) -> FoldStop {
+        FoldStop::Fold(error)
+    }
+}
+
+impl From<MomentError> for FoldStop {
+    fn from(error: MomentError) -> FoldStop {
+        FoldStop::Moment(error)
+    }
 }

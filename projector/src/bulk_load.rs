@@ -40,7 +40,7 @@ pub(crate) fn bulk_load(
                 pairs.sort_unstable();
                 let mut pairs = pairs.into_iter().map(|(key, value)| (key, Some(value))).peekable();
                 while pairs.peek().is_some() {
-                    store.apply(RowWrites(pairs.by_ref().take(WRITTEN).collect()), None)?;
+                    store.apply(RowWrites(pairs.by_ref().take(WRITTEN).collect()), None)?.wait()?;
                 }
             }
             Ok(count)

@@ -290,7 +290,7 @@ struct BatchWriter<'scope, 'all> {
     watch: &'scope PositionWatch,
     rows: &'scope mut Position,
     written: &'scope mut u64,
-    writing: Option<thread::ScopedJoinHandle<'scope, Result<AppliedPosition, StoreError>>>,
+    writing: Option<thread::ScopedJoinHandle<'scope, Result<Position, StoreError>>>,
 }
 
 impl BatchWriter<'_, '_> {
@@ -303,8 +303,8 @@ impl BatchWriter<'_, '_> {
     ) -> Result<(), StoreError> {
         self.wait()?;
         if let Some((changes, at)) = self.next(fold, counts, touched)? {
-            let (store, epoch) = (self.store, self.epoch);
-            self.writing = Some(self.scope.spawn(move || write(store, epoch, changes, &at)));
+            let (store, epoch, watch) = (self.store, self.epoch, self.watch);
+            self.writing = Some(self.scope.spawn(move || write(store, epoch, watch, changes, &at)));
         }
         Ok(())
     }
@@ -318,8 +318,7 @@ impl BatchWriter<'_, '_> {
     ) -> Result<(), StoreError> {
         self.wait()?;
         if let Some((changes, at)) = self.next(fold, counts, touched)? {
-            let applied = write(self.store, self.epoch, changes, &at)?;
-            self.publish(applied);
+            *self.rows = write(self.store, self.epoch, self.watch, changes, &at)?;
         }
         Ok(())
     }
@@ -342,27 +341,24 @@ impl BatchWriter<'_, '_> {
 
     fn wait(&mut self) -> Result<(), StoreError> {
         if let Some(writing) = self.writing.take() {
-            let applied = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            self.publish(applied);
+            *self.rows = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         }
         Ok(())
     }
-
-    fn publish(&mut self, applied: AppliedPosition) {
-        *self.rows = applied.position;
-        self.watch.publish(applied);
-    }
 }
 
-/// Writes one whole batch.
+/// Writes one whole batch, and publishes its position to readers before sled has written it. Returns the position.
 fn write(
     store: &RowStore,
     epoch: &BatchCounter,
+    watch: &PositionWatch,
     changes: RowWrites,
     at: &ChainCursor,
-) -> Result<AppliedPosition, StoreError> {
-    epoch.batch(at.position, || store.apply(changes, Some(at)))?;
-    Ok(AppliedPosition { position: at.position, time: at.time, stopped: None })
+) -> Result<Position, StoreError> {
+    let unwritten = epoch.batch(at.position, || store.apply(changes, Some(at)))?;
+    watch.publish(AppliedPosition { position: at.position, time: at.time, stopped: None });
+    unwritten.wait()?;
+    Ok(at.position)
 }
 
 fn applied(fold: &JournalFold) -> AppliedPosition {

@@ -12,13 +12,13 @@
 //!
 //! sled writes its log on seven threads of the process and truncates its file on the same threads. With enough writes
 //! in flight, all threads wait for a lock whose holder waits for the truncation, and nothing is written any more.
-//! Therefore one store of the process writes at a time, and waits for all its writes ([`RowStore::apply`]).
+//! Therefore one store of the process writes at a time, and waits for all its writes ([`UnwrittenBatch`]).
 
 use std::fs;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -288,9 +288,13 @@ impl RowStore {
         Ok(self.stored_cursor()?.is_some_and(|(shape, _)| shape == self.shape))
     }
 
-    /// Applies a whole batch atomically, and waits until sled has written it. Without `at`, no cursor is stored. Rows
+    /// Applies a whole batch atomically. Readers see the batch from then on. Without `at`, no cursor is stored. Rows
     /// without a cursor are incomplete: a restart removes them and builds them again.
-    pub(crate) fn apply(&self, changes: RowWrites, at: Option<&ChainCursor>) -> Result<(), StoreError> {
+    pub(crate) fn apply(
+        &self,
+        changes: RowWrites,
+        at: Option<&ChainCursor>,
+    ) -> Result<UnwrittenBatch<'_>, StoreError> {
         let mut batch = sled::Batch::default();
         for (key, value) in changes.0 {
             match value {
@@ -301,9 +305,9 @@ impl RowStore {
         if let Some(at) = at {
             batch.insert(CURSOR, encode(&(self.shape, *at)));
         }
-        let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
         self.tree.apply_batch(batch).map_err(failed("write"))?;
-        self.written()
+        Ok(UnwrittenBatch { store: self, _writing: writing })
     }
 
     fn written(&self) -> Result<(), StoreError> {
@@ -313,7 +317,7 @@ impl RowStore {
     /// Ends the first build of all rows: stores their layout and their cursor in one batch.
     pub(crate) fn complete(&self, at: &ChainCursor) -> Result<(), StoreError> {
         let layouts = serde_json::to_vec(&RowLayouts::of_this_build()).expect("layouts are JSON");
-        self.apply(RowWrites(vec![(FIELDS.to_vec(), Some(layouts))]), Some(at))
+        self.apply(RowWrites(vec![(FIELDS.to_vec(), Some(layouts))]), Some(at))?.wait()
     }
 
     /// Returns the layouts of the build that wrote the rows; `None` if it stored none, or stored them in another form.
@@ -332,6 +336,20 @@ impl RowStore {
         self.written()?;
         let synced = fs::File::open(self.path.join(FILE)).and_then(|file| file.sync_all());
         synced.map_err(|source| StoreError::Sled { operation: "flush", source: source.into() })
+    }
+}
+
+/// Batch that is applied, and whose writes are in flight. No store of the process applies another batch meanwhile.
+#[must_use = "the writes must end before another batch is applied"]
+pub(crate) struct UnwrittenBatch<'a> {
+    store: &'a RowStore,
+    _writing: MutexGuard<'static, ()>,
+}
+
+impl UnwrittenBatch<'_> {
+    /// Waits until sled has written the batch.
+    pub(crate) fn wait(self) -> Result<(), StoreError> {
+        self.store.written()
     }
 }
 

@@ -40,7 +40,9 @@ fn stores_that_grow_and_shrink_never_stop_each_other() {
                     let key = random % KEYS;
                     (key.to_be_bytes().to_vec(), is_growing.then(|| vec![7; BYTES]))
                 };
-                store.apply(RowWrites((0..ROWS).map(&mut row).collect()), None).expect("written");
+                let unwritten =
+                    store.apply(RowWrites((0..ROWS).map(&mut row).collect()), None).expect("applied");
+                unwritten.wait().expect("written");
                 written.send(number).expect("a test that listens");
             }
             drop(store);

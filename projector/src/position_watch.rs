@@ -79,7 +79,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl PositionWatch {
-    pub(crate) fn new(applied: AppliedPosition) -> PositionWatch {
+    /// Creates a watch of rows at a position.
+    pub fn new(applied: AppliedPosition) -> PositionWatch {
         let (tasks, _) = watch::channel(applied.clone());
         PositionWatch(Arc::new(WatchShared {
             position: AtomicU64::new(applied.position.get()),

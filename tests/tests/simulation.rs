@@ -16,6 +16,7 @@ const WORK: &[&str] = &[
     "settled",
     "snapshot",
     "through the store",
+    "read in the past",
     "alive in the end",
     "server started",
     "server failed",

@@ -16,7 +16,7 @@
 //! | 12 | a replica is placed where the replicas of its plan stay as even as possible, over domains, then nodes; a rebalance moves what makes them more even, within `max_unavailable`; a plan at rest that a move would make more even is marked so |
 //! | 11 | a set alongside the old one replaces it when all of it is ready, or on request of a person; before that the old set is left alone, and if the new set failed nothing of it is left. An incarnation is stopped for another one alongside it only when that one is ready |
 //! | 13 | a read is at least as new as every verdict that its server returned before, and shows what the facts up to its named position state; a read is refused as too new only while the rows are behind a position of the journal |
-//! | 14 | no event has a higher level than the fleet; a raise raises the level |
+//! | 15 | no event has a higher level than the fleet; a raise raises the level |
 //!
 //! Reading order: `state`, obligations of facts to the rest of a record (`obligations`), modules for fact groups,
 //! real processes (`alive`), and answers to readers (`reads`).

@@ -3,11 +3,14 @@
 //! Reading order: draws ([`script`], with people in `requests`), faults ([`fault`]), the world and its parts
 //! ([`universe`], [`server`], its [`rows`], [`executor`], [`producer`], and the inbox). Then actions
 //! ([`step`], [`serving`], [`executing`], [`breakage`]), readers ([`readers`]), the oracle ([`oracle`]), and
-//! the end of faults ([`settle`]). Scenarios of guests ([`guests`]) are played in worlds whose requests and some faults a test
+//! the end of faults ([`settle`]), with readers of the past (`past`, `causes`) and dry runs (`dry_runs`).
+//! Scenarios of guests ([`guests`]) are played in worlds whose requests and some faults a test
 //! chooses ([`guided`]). Deciders, projector, executors, orchestrator and journal rule are the real
 //! ones, and so is all of the executor of pods: [`kubernetes`] has only the API below it. [`play`] plays a seed; [`shrink`] reduces a failure.
 
 mod breakage;
+mod causes;
+mod dry_runs;
 mod executing;
 pub mod executor;
 pub mod fault;
@@ -16,6 +19,7 @@ pub mod guided;
 pub mod kubernetes;
 pub mod messages;
 mod oracle;
+mod past;
 pub mod producer;
 mod random;
 pub mod readers;

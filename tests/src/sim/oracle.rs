@@ -15,14 +15,14 @@ use chancery_executor::simulated::SimulatedWorld;
 use chancery_journal::RecordIter;
 use chancery_journal::memory::MemoryLog;
 use chancery_machine::fleet::FleetState;
-use chancery_projector::kind::RowKind;
 use chancery_projector::{FoldedState, JournalFold, ListQuery, Projector, StoreTuning, build_row};
 use rustc_hash::FxHashMap;
 
 use super::fault::OccurrenceCounts;
 use super::messages::{AnswerChecker, SimulatedTopic};
-use super::rendering;
+use super::past::{self, RecordSamples};
 use super::server::FLEET;
+use super::{causes, dry_runs, rendering};
 use crate::check::{InvariantViolation, JournalChecker, ReadChecker, RunningProcesses};
 use crate::history::InvocationHistory;
 use crate::model::{self, SecondModel};
@@ -43,6 +43,8 @@ pub struct WorldOracle {
     lost: BTreeMap<SessionId, Term>,
     /// Answers to inbox messages.
     pub answers: AnswerChecker,
+    /// Sampled records of the log.
+    samples: RecordSamples,
 }
 
 /// Whether a reason in a fact is empty, or ends where text should follow. Compact JSON has spaces only in its
@@ -63,8 +65,8 @@ pub(super) fn violation(
 }
 
 impl WorldOracle {
-    /// Creates an oracle.
-    pub fn new(log: &MemoryLog) -> WorldOracle {
+    /// Creates an oracle; `seed` chooses the records that are sampled.
+    pub fn new(log: &MemoryLog, seed: u64) -> WorldOracle {
         WorldOracle {
             records: log.source().records(Position::FIRST).expect("a log in memory can be read"),
             checker: JournalChecker::new(),
@@ -75,6 +77,7 @@ impl WorldOracle {
             strangers: BTreeMap::new(),
             lost: BTreeMap::new(),
             answers: AnswerChecker::default(),
+            samples: RecordSamples::new(seed),
         }
     }
 
@@ -117,6 +120,7 @@ impl WorldOracle {
         self.fold
             .take(record)
             .map_err(|error| violation(2, format!("{error}: {:?}", std::error::Error::source(&error)), at))?;
+        self.samples.take(record, self.fold.state(), &self.model);
         for (position, line) in record.events() {
             let at = Some(position);
             let bad = |error: chancery_events::event::InvalidEvent| violation(2, error.to_string(), at);
@@ -278,26 +282,25 @@ impl WorldOracle {
                 .map_err(|error| bad(&error))?;
             projector.catch_up().map_err(|error| bad(&error))?;
             let reader = projector.reader();
-            shown.clear();
-            for kind in RowKind::ALL {
-                let mut query = ListQuery::all();
-                loop {
-                    let page = reader.list_json(*kind, &query).map_err(|error| bad(&error))?;
-                    let rows: Vec<serde_json::Value> =
-                        serde_json::from_str(&page.items).map_err(|error| bad(&error))?;
-                    for row in rows {
-                        let key = model::key_of(*kind, &row).unwrap_or_default();
-                        shown.insert((*kind, key), model::comparable(*kind, row));
-                    }
-                    let Some(next) = page.next else { break };
-                    query = ListQuery::all().after(next);
-                }
-            }
+            let list = |kind, query: &ListQuery| reader.list_json(kind, query);
+            shown = past::listed(list, &ListQuery::all()).map_err(|error| bad(&error))?;
         }
         match model::differences(&self.model.rows(), &shown).as_slice() {
             [] => Ok(()),
             differences => Err(violation(2, format!("stored rows differ: {}", differences.join("; ")), None)),
         }
+    }
+
+    /// Checks readers of the past, on records that the seed has sampled.
+    pub fn past(&mut self, log: &MemoryLog, snapshots: &[FoldedState]) -> Result<(), InvariantViolation> {
+        past::check_moments(&mut self.samples, log, snapshots)?;
+        causes::check_causes(log, &mut self.samples.random)?;
+        dry_runs::check_dry_runs(&mut self.samples, log)
+    }
+
+    /// Whether readers of the past are checked in this world.
+    pub fn reads_past(&self) -> bool {
+        self.samples.is_checked
     }
 
     /// Checks that a state is that of the log at its position.

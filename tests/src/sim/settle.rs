@@ -262,6 +262,10 @@ impl ScriptedWorld {
             self.oracle.through_the_store(&self.log)?;
             self.counts.add("through the store");
         }
+        if self.oracle.reads_past() {
+            self.oracle.past(&self.log, &self.snapshots)?;
+            self.counts.add("read in the past");
+        }
         self.read_again()?;
         let misbehaving = self.everything().map(SimulatedWorld::misbehaving).sum();
         self.counts.add_many(SimulatedFault::BadBehaviour.word(), misbehaving);

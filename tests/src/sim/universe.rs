@@ -193,7 +193,7 @@ impl ScriptedWorld {
         });
         let elsewhere = elsewhere.collect();
         ScriptedWorld {
-            oracle: WorldOracle::new(&log),
+            oracle: WorldOracle::new(&log, script.seed),
             random,
             now: Duration::ZERO,
             log,

@@ -305,8 +305,11 @@ fn a_retry_carries_the_same_key_and_time() {
 
 #[test]
 fn a_stopped_server_is_skipped_and_a_pending_takeover_is_awaited() {
-    // A port without a listener.
-    let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    // A port without a listener. It stays in use, so that no other test listens there.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let used =
+        std::net::TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+    let gone = used.local_addr().expect("an address");
     let vacant = || problem(503, "no_leader", true);
     let script: Vec<_> = (0..6).map(|_| vacant()).chain([verdict()]).collect();
     let (server, asked) = serve(script);

@@ -48,7 +48,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// File of sled that contains all rows.
 const FILE: &str = "db";
 
-/// Lock of the store whose writes are in flight. sled's threads are those of the process.
+/// Lock that a store of this process has while its writes are in flight: all stores share sled's threads.
 static WRITING: Mutex<()> = Mutex::new(());
 
 /// Minimum free bytes of disk to open a store.
@@ -310,6 +310,7 @@ impl RowStore {
         Ok(UnwrittenBatch { store: self, _writing: writing })
     }
 
+    /// Waits until sled has written everything.
     fn written(&self) -> Result<(), StoreError> {
         self.db.flush().map(|_| ()).map_err(failed("write"))
     }

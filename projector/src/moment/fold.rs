@@ -1,8 +1,8 @@
 //! Fold of a moment, from a state before it.
 //!
-//! A second thread reads and decodes the records. Both have the lowest priority, which a thread inherits. So a fold uses
-//! the processor that the decider and the projector leave. It pauses while the projector is behind
-//! the journal, but for a bounded time after each slice, as a busy projector is mostly behind.
+//! A second thread reads and decodes the records. Both threads have the lowest priority, which a thread inherits from the
+//! one that starts it. So a fold uses the processor that the decider and the projector leave. It pauses while the projector
+//! is behind the journal, but for a bounded time after each slice, as a busy projector is mostly behind.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -207,26 +207,12 @@ pub(super) fn fold_to(
 }
 
 /// Reason why a fold ends early.
+#[derive(Debug, thiserror::Error)]
 enum FoldStop {
-    Read(ReadError),
-    Fold(FoldError),
-    Moment(MomentError),
-}
-
-impl From<ReadError> for FoldStop {
-    fn from(error: ReadError) -> FoldStop {
-        FoldStop::Read(error)
-    }
-}
-
-impl From<FoldError> for FoldStop {
-    fn from(error: FoldError) -> FoldStop {
-        FoldStop::Fold(error)
-    }
-}
-
-impl From<MomentError> for FoldStop {
-    fn from(error: MomentError) -> FoldStop {
-        FoldStop::Moment(error)
-    }
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error(transparent)]
+    Fold(#[from] FoldError),
+    #[error(transparent)]
+    Moment(#[from] MomentError),
 }

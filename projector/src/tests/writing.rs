@@ -4,15 +4,16 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use super::driver::TestDriver;
 use super::tuning;
 use crate::changes::RowWrites;
 use crate::store::{FoundRows, RowStore};
 
 const STORES: usize = 2;
-const BATCHES: u32 = 8000;
+const BATCHES: u32 = 12_000;
 /// Number of large rows in a batch, and of different ones.
 const ROWS: u32 = 5;
-const KEYS: u64 = 20;
+const KEYS: usize = 20;
 const BYTES: usize = 60_000;
 /// Number of batches that write rows before as many that delete them, so that sled truncates its file often.
 const PHASE: u32 = 40;
@@ -29,16 +30,12 @@ fn stores_that_grow_and_shrink_never_stop_each_other() {
             let dir = tempfile::tempdir().expect("a directory");
             let found = FoundRows::open(dir.path(), tuning()).expect("rows");
             let store = RowStore::settle(found).expect("rows");
-            let mut random = 7 + number as u64;
+            let mut draws = TestDriver::new(number as u64 + 1);
             for batch in 0..BATCHES {
                 let is_growing = (batch / PHASE).is_multiple_of(2);
                 let mut row = |_| {
-                    // xorshift64
-                    random ^= random << 13;
-                    random ^= random >> 7;
-                    random ^= random << 17;
-                    let key = random % KEYS;
-                    (key.to_be_bytes().to_vec(), is_growing.then(|| vec![7; BYTES]))
+                    let key = draws.pick(KEYS).to_be_bytes();
+                    (key.to_vec(), is_growing.then(|| vec![7; BYTES]))
                 };
                 let unwritten =
                     store.apply(RowWrites((0..ROWS).map(&mut row).collect()), None).expect("applied");

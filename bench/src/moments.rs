@@ -33,7 +33,7 @@ fn followed(source: &dyn JournalReader, snapshots: &SnapshotStore) -> Result<Dur
     for record in source.records(Position::FIRST)? {
         fold.take(&*record?)?;
         let state = fold.state().context("a state")?;
-        if state.at.position.get() - last >= EVERY.max(state.fleet.size() as u64) {
+        if state.is_snapshot_due(state.at.position.get() - last, EVERY) {
             let write = Instant::now();
             last = state.at.position.get();
             state.write(FLEET.into(), snapshots, source)?;

@@ -25,7 +25,8 @@ use chancery_events::time::Time;
 use chancery_journal::{ChainCursor, ReadError};
 use chancery_machine::advance::{AdvanceState, DueStep, advance};
 use chancery_machine::context::{DecisionContext, LevelLimits};
-use chancery_machine::fleet::{FleetSnapshot, FleetState};
+use chancery_machine::fleet::FleetState;
+use chancery_machine::snapshot::FleetSnapshot;
 use serde_json::json;
 
 use super::core::{CoreInput, CoreOutput, DeciderCore, DeciderEffect, DeciderSettings, PART, RequestTicket};
@@ -508,7 +509,7 @@ fn an_input_that_cannot_be_folded_is_undone_and_refused_and_the_next_is_processe
     let shown = |rig: &DeciderFixture| {
         let mut image = serde_json::to_value(FleetSnapshot::of(rig.core.fleet())).expect("an image");
         for moved in ["head", "keys"] {
-            image[moved] = json!(null);
+            image["fields"][moved] = json!(null);
         }
         image
     };

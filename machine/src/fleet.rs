@@ -16,7 +16,6 @@ pub use chancery_events::lineage::LineageHistory;
 use chancery_events::name::{ClusterName, DeploymentName, DomainName, NodeName, PlanName, ReplicaName};
 use chancery_events::refusal::Refusal;
 use chancery_events::subject::Subject;
-use serde::{Deserialize, Serialize};
 
 use crate::index::FleetIndex;
 use crate::index_keys::IndexChange;
@@ -214,49 +213,6 @@ macro_rules! tables {
                 None
             }
         }
-
-        /// Fleet without derived data, as stored in a snapshot.
-        #[derive(Serialize, Deserialize)]
-        pub struct FleetSnapshot {
-            head: Position,
-            term: Term,
-            lineages: LineageHistory,
-            decider: Option<Arc<str>>,
-            levels: Arc<LevelState>,
-            keys: IdempotencyKeys,
-            $($table: Vec<Arc<state::$entity>>,)*
-        }
-
-        impl FleetSnapshot {
-            /// Creates the image, in the order of keys: equal fleets have equal images.
-            pub fn of(fleet: &FleetState) -> FleetSnapshot {
-                FleetSnapshot {
-                    head: fleet.head,
-                    term: fleet.term,
-                    lineages: fleet.lineages.clone(),
-                    decider: fleet.decider.clone(),
-                    levels: Arc::clone(&fleet.levels),
-                    keys: fleet.keys.clone(),
-                    $($table: fleet.$table.in_order().into_iter().cloned().collect(),)*
-                }
-            }
-
-            /// Creates the fleet, with its indexes.
-            pub fn fleet(self) -> FleetState {
-                let mut fleet = FleetState::new(self.lineages.current);
-                fleet.head = self.head;
-                fleet.term = self.term;
-                fleet.lineages = self.lineages;
-                fleet.decider = self.decider;
-                fleet.levels = self.levels;
-                fleet.keys = self.keys;
-                // In the register's order: nodes need capabilities and clusters, incarnations their nodes,
-                // plan indexes everything.
-                $(self.$table.iter().for_each(|entity| fleet.put_shared(entity));)*
-                fleet.settle();
-                fleet
-            }
-        }
     };
 }
 
@@ -334,6 +290,12 @@ impl FleetState {
         self.scope += 1;
     }
 
+    /// Stops to record changes, until the next call of [`FleetState::savepoint`].
+    pub fn release_savepoint(&mut self) {
+        self.notes = None;
+        self.keys.release();
+    }
+
     /// Restores the state at the last call of [`FleetState::savepoint`].
     pub fn roll_back(&mut self) {
         self.undo(IndexMode::Follow);
@@ -352,9 +314,7 @@ impl FleetState {
 
     fn index_all<E: FleetEntity>(&mut self) {
         let mut index = std::mem::take(&mut self.index);
-        for entity in E::table(self).in_order() {
-            E::index(&mut index, entity, [None, Some(&entity.index_key())], self.head);
-        }
+        index_all(&mut index, E::table(self).sorted(), self.head);
         self.index = index;
     }
 
@@ -421,11 +381,7 @@ impl FleetState {
 
     /// Inserts or replaces an entity.
     pub(crate) fn put<E: FleetEntity>(&mut self, entity: E) {
-        self.put_shared(&Arc::new(entity));
-    }
-
-    fn put_shared<E: FleetEntity>(&mut self, entity: &Arc<E>) {
-        self.set::<E>(&entity.key(), Some(entity));
+        self.set(&entity.key(), Some(&Arc::new(entity)));
     }
 
     /// Changes an existing entity in place; clones it only for the notes or if it is shared.
@@ -506,6 +462,17 @@ impl FleetState {
         let Some(this) = new.or(old) else { return };
         let (old, new) = (old.map(E::index_key), new.map(E::index_key));
         E::index(&mut self.index, this, [old.as_ref(), new.as_ref()], self.head);
+    }
+}
+
+/// Adds entities to the indexes.
+pub(crate) fn index_all<'a, E: FleetEntity + 'a>(
+    index: &mut FleetIndex,
+    entities: impl IntoIterator<Item = &'a E>,
+    at: Position,
+) {
+    for entity in entities {
+        E::index(index, entity, [None, Some(&entity.index_key())], at);
     }
 }
 

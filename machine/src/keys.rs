@@ -31,6 +31,8 @@ use chancery_events::time::Time;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::snapshot::SnapshotMeter;
+
 /// Maximum time by which an intent may be dated ahead of the wall clock.
 pub(crate) const AHEAD: Duration = Duration::from_mins(5);
 /// Time for which keys are kept.
@@ -405,6 +407,18 @@ impl IdempotencyKeys {
     pub(crate) fn begin(&mut self) -> KeysSavepoint {
         self.undo = Some(Vec::new());
         KeysSavepoint { floor: self.floor }
+    }
+
+    /// Passes every part of the serialized keys.
+    pub(crate) fn measure<M: SnapshotMeter>(&self, by: &mut M) -> Result<(), M::Error> {
+        by.entries(self.known.iter())?;
+        by.entries(self.windows.iter().map(|(producer, window)| (producer, window.floor)))?;
+        by.entries(self.actors.iter().map(|(actor, own)| (actor, own.floor)))?;
+        by.part(&self.floor)
+    }
+
+    pub(crate) fn release(&mut self) {
+        self.undo = None;
     }
 
     pub(crate) fn roll_back(&mut self, before: KeysSavepoint) {

@@ -33,6 +33,7 @@ pub mod replica;
 pub mod request;
 pub mod scheduler;
 pub mod session;
+pub mod snapshot;
 pub mod state;
 pub mod table;
 mod volume;

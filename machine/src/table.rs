@@ -1,4 +1,4 @@
-//! Table of entities by key. Lookup is by hash, iteration in key order: no hash order affects a decision.
+//! Table of entities by key. Lookup is by hash, iteration in key order where an order has an effect: no hash order affects a decision.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -26,6 +26,12 @@ impl<V> Clone for TableSlot<V> {
 pub(crate) type SavepointId = u64;
 
 impl<K: Clone + Eq + Hash + Ord, V> EntityTable<K, V> {
+    /// Creates a table of shared entities.
+    pub(crate) fn of(entities: &[Arc<V>], key: impl Fn(&V) -> K) -> EntityTable<K, V> {
+        let slot = |entity: &Arc<V>| (key(entity), TableSlot { entity: Arc::clone(entity), noted: 0 });
+        EntityTable(entities.iter().map(slot).collect())
+    }
+
     /// Returns the entity with the key.
     pub fn get<Q>(&self, key: &Q) -> Option<&V>
     where
@@ -43,6 +49,16 @@ impl<K: Clone + Eq + Hash + Ord, V> EntityTable<K, V> {
     /// Whether the table has no entities.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Visits all entities, in no order: only for results that no order affects, such as sums.
+    pub fn unordered(&self) -> impl ExactSizeIterator<Item = &V> {
+        self.0.values().map(|slot| &*slot.entity)
+    }
+
+    /// Visits all keys, in no order.
+    pub fn unordered_keys(&self) -> impl Iterator<Item = &K> {
+        self.0.keys()
     }
 
     /// Returns all entities in the order of their keys. Sorts each time: for snapshots, rows and checks.

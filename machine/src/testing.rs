@@ -22,9 +22,10 @@ use chancery_events::time::Time;
 use crate::advance::{AdvanceState, advance};
 use crate::context::{DecisionContext, LevelLimits};
 use crate::decide::{decide, evolve, observe, pass, verdict};
-use crate::fleet::{FleetSnapshot, FleetState};
+use crate::fleet::FleetState;
 use crate::meta::FactPosition;
 use crate::replica::phase;
+use crate::snapshot::FleetSnapshot;
 use crate::state::{Incarnation, Operation, OperationState, RequestState};
 
 /// Parses a name, or panics.

@@ -104,27 +104,39 @@ pub struct FoldedState {
 
 /// Folds a journal, from its start or from a state.
 #[derive(Clone, Default, Debug)]
-pub struct JournalFold(Option<FoldedState>);
+pub struct JournalFold {
+    state: Option<FoldedState>,
+    /// Whether an error discards the state, which then needs no copies of what a record changes.
+    discards: bool,
+}
 
 impl JournalFold {
-    /// Continues from a state; `None` is the start.
+    /// Continues from a state; `None` is the start. An error leaves the state at the last folded record.
     pub const fn from(state: Option<FoldedState>) -> JournalFold {
-        JournalFold(state)
+        JournalFold { state, discards: false }
+    }
+
+    /// Continues from a state; `None` is the start. A record that cannot be folded discards the state.
+    pub fn discarding(mut state: Option<FoldedState>) -> JournalFold {
+        if let Some(state) = &mut state {
+            state.fleet.release_savepoint();
+        }
+        JournalFold { state, discards: true }
     }
 
     /// Returns the state and its cursor; `None` before the first record.
     pub const fn state(&self) -> Option<&FoldedState> {
-        self.0.as_ref()
+        self.state.as_ref()
     }
 
     /// Returns the state, by value.
     pub fn into_state(self) -> Option<FoldedState> {
-        self.0
+        self.state
     }
 
     /// Returns the last position folded.
     pub fn position(&self) -> Position {
-        self.0.as_ref().map_or(Position::ZERO, |state| state.at.position)
+        self.state.as_ref().map_or(Position::ZERO, |state| state.at.position)
     }
 
     /// Folds the next record. A record that was folded before changes nothing.
@@ -161,10 +173,26 @@ impl JournalFold {
             return Err(FoldError::Gap { expected, found });
         }
         let header = record.header();
-        let Some(state) = &mut self.0 else {
+        let discards = self.discards;
+        let fold = |fleet: &mut FleetState| {
+            let facts = facts()?;
+            let has_savepoint = !discards || touched.is_some();
+            if has_savepoint {
+                fleet.savepoint();
+            }
+            let folded = fold_facts(fleet, record, &facts);
+            if folded.is_err() && has_savepoint {
+                fleet.roll_back();
+            }
+            if let (Ok(()), Some(touched)) = (&folded, touched) {
+                touched.add(fleet);
+            }
+            folded
+        };
+        let Some(state) = &mut self.state else {
             let mut fleet = FleetState::new(header.lineage);
-            fold(&mut fleet, record, &facts()?, touched)?;
-            self.0 = Some(FoldedState {
+            fold(&mut fleet)?;
+            self.state = Some(FoldedState {
                 fleet,
                 at: ChainCursor::after(record),
                 watermark: header.watermark.clone(),
@@ -174,7 +202,10 @@ impl JournalFold {
         if header.prev != state.at.hash {
             return Err(FoldError::Fork { found });
         }
-        fold(&mut state.fleet, record, &facts()?, touched)?;
+        if let Err(error) = fold(&mut state.fleet) {
+            self.state = self.state.take().filter(|_| !discards);
+            return Err(error);
+        }
         state.at = ChainCursor::after(record);
         if header.watermark.is_some() {
             state.watermark.clone_from(&header.watermark);
@@ -248,15 +279,10 @@ fn facts(record: &Record, visit: &mut dyn FnMut(&FoldableEvent)) -> Result<Recor
     Ok(facts)
 }
 
-fn fold(
-    fleet: &mut FleetState,
-    record: &Record,
-    facts: &RecordFacts,
-    touched: Option<&mut TouchedEntities>,
-) -> Result<(), FoldError> {
+/// Folds the facts of a record. An error leaves a part of them folded.
+fn fold_facts(fleet: &mut FleetState, record: &Record, facts: &RecordFacts) -> Result<(), FoldError> {
     let header = record.header();
-    fleet.savepoint();
-    let folded = facts.iter().try_for_each(|(position, fact)| {
+    for (position, fact) in facts {
         let at = FactPosition {
             position: *position,
             time: header.time,
@@ -267,17 +293,10 @@ fn fold(
             position: *position,
             type_name: fact.type_name(),
             source,
-        })
-    });
-    if folded.is_err() {
-        fleet.roll_back();
-        return folded;
+        })?;
     }
     fleet.settle();
     pass(fleet, record.last());
-    if let Some(touched) = touched {
-        touched.add(fleet);
-    }
     Ok(())
 }
 

@@ -268,7 +268,7 @@ pub fn replay(
     let mut waiting = snapshots;
     waiting.sort_by(|a, b| b.cmp(a));
     let mut comparison = SnapshotComparison { fleet, waiting, compared: Vec::new() };
-    let (mut fold, mut counts) = (JournalFold::default(), ReplayCounts::default());
+    let (mut fold, mut counts) = (JournalFold::discarding(None), ReplayCounts::default());
     let records = journal.records(Position::FIRST)?;
     fold_ahead(
         &mut fold,

@@ -6,16 +6,22 @@ use std::sync::Arc;
 
 use bincode::config::standard;
 use bincode::enc::write::Writer;
-use bincode::error::EncodeError;
+use bincode::error::{DecodeError, EncodeError};
 use chancery_events::id::Position;
 use chancery_events::record::RecordHash;
 use chancery_journal::JournalReader;
 use chancery_journal::snapshots::{SnapshotError, SnapshotMeta, SnapshotStore};
 use chancery_journal::witness::has_record_of;
-use chancery_machine::fleet::{FleetSnapshot, FleetState, IMAGE_FINGERPRINT};
+use chancery_machine::fleet::{FleetState, IMAGE_FINGERPRINT};
+use chancery_machine::snapshot::{FleetSnapshot, SnapshotMeter, SnapshotReader};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
 use crate::fold::FoldedState;
+
+/// Maximum number of entries of a map or list whose length is measured.
+const SAMPLE: usize = 4_096;
 
 /// Returns the fingerprint of a snapshot's state: the shape of the image, and the codec.
 pub fn fingerprint() -> String {
@@ -30,19 +36,44 @@ impl FoldedState {
         Ok(())
     }
 
-    /// Returns the number of bytes that [`FoldedState::encode`] writes.
+    /// Returns the approximate number of bytes that [`FoldedState::encode`] writes: of numerous entries, a sample is
+    /// measured.
     pub(crate) fn encoded_len(&self) -> Result<u64, EncodeError> {
-        struct EncodingLength<'a>(&'a mut u64);
-        impl Writer for EncodingLength<'_> {
+        #[derive(Default)]
+        struct EncodingLength(u64);
+        impl Writer for &mut EncodingLength {
             fn write(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
-                *self.0 += bytes.len() as u64;
+                self.0 += bytes.len() as u64;
                 Ok(())
             }
         }
-        let mut bytes = 0;
-        let image = FleetSnapshot::of(&self.fleet);
-        bincode::serde::encode_into_writer(&image, EncodingLength(&mut bytes), standard())?;
-        Ok(bytes)
+        impl SnapshotMeter for EncodingLength {
+            type Error = EncodeError;
+            fn part<T: Serialize>(&mut self, part: &T) -> Result<(), EncodeError> {
+                bincode::serde::encode_into_writer(part, self, standard())
+            }
+            fn entries<T: Serialize>(
+                &mut self,
+                entries: impl ExactSizeIterator<Item = T>,
+            ) -> Result<(), EncodeError> {
+                let all = entries.len();
+                self.part(&all)?;
+                let mut sample = EncodingLength::default();
+                let step = all.div_ceil(SAMPLE).max(1);
+                entries.step_by(step).try_for_each(|entry| sample.part(&entry))?;
+                self.0 += sample.0 * all as u64 / all.div_ceil(step).max(1) as u64;
+                Ok(())
+            }
+        }
+        let mut length = EncodingLength::default();
+        self.fleet.measure(&mut length)?;
+        Ok(length.0)
+    }
+
+    /// Whether a snapshot is due this many events after the last one: its cost is that of writing an entity for each
+    /// half event, whatever the size of the state.
+    pub fn is_snapshot_due(&self, events: u64, interval: u64) -> bool {
+        events >= interval.max(self.fleet.size() as u64 / 2)
     }
 
     /// Returns the SHA-256 of the state.
@@ -76,10 +107,16 @@ impl FoldedState {
 }
 
 /// Reads a state that [`FoldedState::encode`] wrote.
-pub fn decode(from: &mut dyn Read) -> Result<FleetState, bincode::error::DecodeError> {
+pub fn decode(from: &mut dyn Read) -> Result<FleetState, DecodeError> {
+    struct EncodedParts<R>(BufReader<R>);
+    impl<R: Read> SnapshotReader for EncodedParts<R> {
+        type Error = DecodeError;
+        fn part<T: DeserializeOwned>(&mut self) -> Result<T, DecodeError> {
+            bincode::serde::decode_from_reader(&mut self.0, standard())
+        }
+    }
     // From its own buffer, the decoder takes short values without a call of the reader.
-    let from = BufReader::with_capacity(64 << 10, from);
-    bincode::serde::decode_from_reader::<FleetSnapshot, _, _>(from, standard()).map(FleetSnapshot::fleet)
+    FleetState::read(&mut EncodedParts(BufReader::with_capacity(64 << 10, from)))
 }
 
 /// Whether the journal has the snapshot's record; `None` if the journal cannot be read.

@@ -158,8 +158,9 @@ impl ProjectorThread {
                 // The requester may have left.
                 let _ = answer.send(JournalFold::from(self.projector.state().cloned()));
             }
-            let size = self.projector.state().map_or(0, |state| state.fleet.size() as u64);
-            let is_due = self.projector.position().get() - last.get() >= self.every.max(size);
+            let passed = self.projector.position().get() - last.get();
+            let is_due =
+                self.projector.state().is_some_and(|state| state.is_snapshot_due(passed, self.every));
             if is_due && writing.as_ref().is_none_or(JoinHandle::is_finished) {
                 last = self.projector.position();
                 writing = self.snapshot()?;

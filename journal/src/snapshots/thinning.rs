@@ -1,12 +1,12 @@
 //! Selection of the snapshots to keep: the newest two, and fewer of the older ones the older they are, down to
-//! one in about 130,000 events.
+//! one in about 65,000 events.
 
 use chancery_events::id::Position;
 
 const KEEP: usize = 2;
 /// Length of the longest block, as a power of two. A past state is folded from the snapshot before it, so
 /// snapshots of any age are no further apart than a block and the interval at which they are written.
-const LONGEST: u32 = 17;
+const LONGEST: u32 = 16;
 
 /// Returns the positions, given newest first, whose snapshots need not be kept.
 ///

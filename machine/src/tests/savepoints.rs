@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 
 use super::walk;
 use crate::decide::evolve;
-use crate::fleet::{FleetEntity, FleetSnapshot, FleetState};
+use crate::fleet::{FleetEntity, FleetState};
 use crate::meta::FactPosition;
+use crate::snapshot::FleetSnapshot;
 use crate::state::{
     Capability, Cluster, Deployment, Incarnation, Node, Operation, Plan, Policy, Replica, Session, Volume,
 };

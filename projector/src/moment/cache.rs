@@ -54,6 +54,16 @@ pub struct MomentCache {
     used: Arc<AtomicU64>,
 }
 
+/// Releases the reserved memory of an evicted moment, and frees its state on another thread: that takes as long as folding
+/// thousands of events. A moment that is still read keeps its memory.
+fn free(evicted: Arc<FleetMoment>) {
+    let Some(FleetMoment { state, keys, reserved, .. }) = Arc::into_inner(evicted) else { return };
+    // The next state grows more slowly than this one is freed.
+    drop(reserved);
+    // Without another thread it is freed on this one.
+    let _thread = std::thread::Builder::new().spawn(move || drop((state, keys)));
+}
+
 /// State from which a fold starts, with its memory.
 struct FoldStart<'a> {
     state: Option<FoldedState>,
@@ -117,7 +127,7 @@ impl MomentCache {
         pace.check()?;
         let resize = |reserved: &mut ReservedMemory, bytes| self.resize(reserved, bytes, at.position);
         let FoldStart { state, mut memory } = self.start(at, &resize)?;
-        let mut fold = JournalFold::from(state);
+        let mut fold = JournalFold::discarding(state);
         let from = fold.position();
         let mut snapshots = FoldSnapshots::new(self.snapshots.as_ref(), &self.fleet, self.limits, from);
         let folded = fold_to(&mut fold, at.position, &mut memory, &mut pace, &mut snapshots);
@@ -149,9 +159,8 @@ impl MomentCache {
         let superfluous = (kept.len() + 1).saturating_sub(self.limits.moments.max(1));
         let evicted: Vec<_> = kept.drain(..superfluous).collect();
         kept.push(Arc::clone(&moment));
-        // Readers need the lock, and a large state is not freed in a moment.
         drop(kept);
-        drop(evicted);
+        evicted.into_iter().for_each(free);
         moment
     }
 
@@ -174,7 +183,7 @@ impl MomentCache {
             }
             let evicted = kept.remove(0);
             drop(kept);
-            drop(evicted);
+            free(evicted);
         }
         Ok(())
     }

@@ -146,7 +146,7 @@ impl<'a> FoldSnapshots<'a> {
     fn after(&mut self, state: &FoldedState, journal: &dyn JournalReader) {
         let Some(store) = self.store else { return };
         let passed = state.at.position.get() - self.last.get();
-        if passed < self.interval || passed < state.fleet.size() as u64 {
+        if !state.is_snapshot_due(passed, self.interval) {
             return;
         }
         self.last = state.at.position;
@@ -169,7 +169,7 @@ pub(super) fn margin(encoded: u64) -> u64 {
     (encoded / 2).max(GROWTH)
 }
 
-/// Folds records up to the one that ends at `to`. An error leaves the state at the last folded record.
+/// Folds records up to the one that ends at `to`. A cancelled fold stays at the last folded record.
 pub(super) fn fold_to(
     fold: &mut JournalFold,
     to: Position,

@@ -69,6 +69,61 @@ fn a_snapshot_and_the_tail_are_the_whole_journal_to_the_last_bit() {
 }
 
 #[test]
+fn a_decoded_state_has_the_indexes_of_the_encoded_one_and_the_estimated_length() {
+    for seed in 30..34 {
+        let mut driver = TestDriver::new(seed);
+        driver.found(6, 4);
+        (0..300).for_each(|_| driver.stir());
+        driver.seal();
+        let mut fold = JournalFold::default();
+        driver.records.iter().for_each(|record| assert!(fold.take(record).is_ok()));
+        let state = fold.into_state().expect("a state");
+        let mut bytes = Vec::new();
+        state.encode(&mut bytes).expect("encoded");
+        assert_eq!(state.encoded_len().expect("a length"), bytes.len() as u64, "a small state is measured whole");
+        let decoded = crate::snapshot::decode(&mut &bytes[..]).expect("decoded");
+        let [mut was, mut is] = [&state.fleet, &decoded].map(|fleet| fleet.index().clone());
+        // Not derived from the entities.
+        (was.capacity_grew_at, is.capacity_grew_at) = (Position::ZERO, Position::ZERO);
+        assert_eq!(format!("{was:?}"), format!("{is:?}"), "seed {seed}");
+        for cut in [1, bytes.len() / 2, bytes.len() - 1] {
+            assert!(crate::snapshot::decode(&mut &bytes[..cut]).is_err(), "{cut} bytes");
+        }
+    }
+}
+
+#[test]
+fn a_discarding_fold_has_the_same_state_records_no_changes_and_keeps_nothing_after_an_error() {
+    let mut driver = TestDriver::new(5);
+    driver.found(4, 2);
+    (0..200).for_each(|_| driver.stir());
+    driver.seal();
+    let (mut keeping, mut discarding) = (JournalFold::default(), JournalFold::discarding(None));
+    for record in &driver.records {
+        assert_eq!(keeping.take(record).expect("folded"), discarding.take(record).expect("folded"));
+    }
+    let hash = |fold: &JournalFold| fold.state().expect("a state").hash().expect("hashed");
+    assert_eq!(hash(&keeping), hash(&discarding));
+    let mut continued = JournalFold::discarding(keeping.state().cloned());
+    for fold in [&discarding, &continued] {
+        assert_eq!(fold.state().expect("a state").fleet.changed().count(), 0);
+    }
+    let last = driver.records.last().expect("a record");
+    let mut draft = RecordDraft::new();
+    draft
+        .push(br#"{"k":"fact","t":"cluster.activity_changed.v1","c":1,"d":{"name":"no-such-cluster","activity":"inactive"}}"#)
+        .expect("space");
+    let by = WriterIdentity { fleet: FLEET.into(), build: "other".into(), writer: last.header().writer };
+    let parts = ChainCursor::after(last).follow(&by, last.header().time, None);
+    let broken = draft.seal(parts).expect("sealed");
+    for (fold, kept) in [(&mut keeping, last.last()), (&mut continued, Position::ZERO)] {
+        let error = fold.take(&broken).expect_err("a contradiction");
+        assert!(matches!(error, FoldError::Contradiction { .. }), "{error}");
+        assert_eq!(fold.position(), kept);
+    }
+}
+
+#[test]
 fn what_is_applied_twice_changes_nothing_and_a_gap_is_reported() {
     let mut driver = TestDriver::new(3);
     driver.found(4, 2);

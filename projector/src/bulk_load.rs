@@ -9,7 +9,7 @@ use std::thread;
 
 use crate::build_row::{RowVisitor, every};
 use crate::changes::RowWrites;
-use crate::counts::RowCounts;
+use crate::counts::CountSource;
 use crate::fold::FoldedState;
 use crate::index::IndexEntries;
 use crate::kind::ReadModelRow;
@@ -28,7 +28,7 @@ type StoreEntry = (Vec<u8>, Vec<u8>);
 pub(crate) fn bulk_load(
     store: &RowStore,
     state: &FoldedState,
-    counts: &RowCounts,
+    counts: &dyn CountSource,
 ) -> Result<u64, StoreError> {
     tracing::info!(position = %state.at.position, "building rows from the state");
     thread::scope(|scope| {

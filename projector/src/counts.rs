@@ -63,6 +63,23 @@ fn step(count: &mut u64, way: CountStep) {
     }
 }
 
+/// Counts of a state, which may be counted only when a row needs them.
+pub trait CountSource: Sync {
+    /// Returns the counts.
+    fn counts(&self) -> &RowCounts;
+
+    /// Returns the number of nodes of a cluster, without counting anything else.
+    fn nodes(&self, cluster: &ClusterName) -> u64 {
+        self.counts().nodes_of(cluster)
+    }
+}
+
+impl CountSource for RowCounts {
+    fn counts(&self) -> &RowCounts {
+        self
+    }
+}
+
 /// All counts of a state.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct RowCounts {
@@ -73,14 +90,20 @@ pub struct RowCounts {
 impl RowCounts {
     /// Counts the state.
     pub fn of(fleet: &FleetState) -> RowCounts {
-        let mut counts = RowCounts::default();
-        for replica in fleet.replicas().sorted() {
+        let mut counts = RowCounts::of_nodes(fleet);
+        for replica in fleet.replicas().unordered() {
             counts.replica(&replica.plan, phase_word(fleet, replica), CountStep::Up);
         }
-        for operation in fleet.operations().sorted() {
+        for operation in fleet.operations().unordered() {
             counts.operation(&operation.plan, operation.kind, state_word(&operation.state), CountStep::Up);
         }
-        for node in fleet.nodes().sorted() {
+        counts
+    }
+
+    /// Counts only the nodes of clusters.
+    pub(crate) fn of_nodes(fleet: &FleetState) -> RowCounts {
+        let mut counts = RowCounts::default();
+        for node in fleet.nodes().unordered() {
             node.cluster.iter().for_each(|cluster| counts.node(cluster, CountStep::Up));
         }
         counts
@@ -90,7 +113,7 @@ impl RowCounts {
         self.plans.get(plan).unwrap_or(&NONE)
     }
 
-    pub(crate) fn nodes(&self, cluster: &ClusterName) -> u64 {
+    pub(crate) fn nodes_of(&self, cluster: &ClusterName) -> u64 {
         self.clusters.get(cluster).copied().unwrap_or(0)
     }
 

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::build_row::{RowVisitor, command};
-use crate::counts::RowCounts;
+use crate::counts::CountSource;
 use crate::filter::FilterDef;
 use crate::index::IndexEntries;
 use crate::reachability::{ReachabilityFields, ReachabilitySource};
@@ -149,7 +149,7 @@ macro_rules! row_kinds {
         }
 
         /// Visits every row of the state, kind by kind.
-        pub(crate) fn every<V: RowVisitor>(fleet: &FleetState, counts: &RowCounts, to: &mut V) -> Result<(), V::Error> {
+        pub(crate) fn every<V: RowVisitor>(fleet: &FleetState, counts: &dyn CountSource, to: &mut V) -> Result<(), V::Error> {
             $(for entity in fleet.$table().sorted() {
                 let key = RowKey::$kind($(entity.$field.clone()),+);
                 with_row!(key.kind(), R => R::of_key(fleet, counts, &key).map_or(Ok(()), |row| to.row(&row)))?;
@@ -158,15 +158,15 @@ macro_rules! row_kinds {
             incarnations.filter_map(|of| command(fleet, of.id)).try_for_each(|command| to.row(&command))
         }
 
-        /// Visits the key of every row of a kind.
+        /// Visits the key of every row of a kind, in no order.
         pub(crate) fn each_key(fleet: &FleetState, kind: RowKind, visit: &mut dyn FnMut(RowKey)) {
             match kind.kind() {
-                $(EntityKind::$kind => fleet.$table().sorted().into_iter().for_each(|entity| {
-                    visit(RowKey::$kind($(entity.$field.clone()),+));
+                $(EntityKind::$kind => fleet.$table().unordered_keys().for_each(|($($field),+)| {
+                    visit(RowKey::$kind($($field.clone()),+));
                 }),)*
                 // Commands have no table: they are those of incarnations.
                 _ => {
-                    let incarnations = fleet.incarnations().sorted().into_iter();
+                    let incarnations = fleet.incarnations().unordered();
                     incarnations.filter_map(|of| command(fleet, of.id)).for_each(|row| visit(row.key()));
                 }
             }
@@ -287,11 +287,11 @@ pub trait ReadModelRow:
 
     /// Returns the row of an entity; `None` if the entity does not exist. Depends on the state only: the
     /// counts are derived from the state.
-    fn of(fleet: &FleetState, counts: &RowCounts, key: &Self::Key) -> Option<Self>;
+    fn of(fleet: &FleetState, counts: &dyn CountSource, key: &Self::Key) -> Option<Self>;
 
     /// Returns the row by a key of any kind.
     #[doc(hidden)]
-    fn of_key(fleet: &FleetState, counts: &RowCounts, key: &RowKey) -> Option<Self> {
+    fn of_key(fleet: &FleetState, counts: &dyn CountSource, key: &RowKey) -> Option<Self> {
         Self::of(fleet, counts, &Self::typed_key(key)?)
     }
 

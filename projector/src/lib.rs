@@ -60,7 +60,7 @@ pub mod why;
 
 #[cfg(feature = "store")]
 pub use self::{
-    counts::RowCounts,
+    counts::{CountSource, RowCounts},
     filter::InvalidFilter,
     fold::{FoldError, FoldOutcome, FoldedState, JournalFold, StateView, TouchedEntities},
     history::{HistoryError, HistoryPage, HistoryReader},

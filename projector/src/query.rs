@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use chancery_events::fact::UnschedulableReason;
 use chancery_events::id::Position;
 use chancery_events::name::PlanName;
 use chancery_events::record::RecordHash;
@@ -92,6 +93,12 @@ pub(crate) trait RowTree {
     /// Returns the record of the moment, to which page tokens are bound; `None` for the present.
     fn moment(&self) -> Option<RecordHash> {
         None
+    }
+
+    /// Returns why operations of a plan have no placement, as the row of the plan shows.
+    fn unschedulable(&self, plan: &PlanName) -> Result<Vec<UnschedulableReason>, StoreError> {
+        let row = self.bytes::<PlanRow>(&RowKey::Plan(plan.clone()).stored())?;
+        Ok(row.map_or_else(Vec::new, |row| row.unschedulable))
     }
 
     /// Returns the row of a key, with the position at which it was read.
@@ -443,8 +450,7 @@ impl<'a, T: RowTree> ReasonLookup<'a, T> {
             message.clone_from(known);
             return Ok(());
         }
-        let found = self.reader.bytes::<PlanRow>(&RowKey::Plan(plan.clone()).stored())?;
-        let text = waits_because(found.as_ref().map_or(&[], |row| &row.unschedulable));
+        let text = waits_because(&self.reader.unschedulable(plan)?);
         message.clone_from(&text);
         self.known.insert(plan.clone(), text);
         Ok(())

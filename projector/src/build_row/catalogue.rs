@@ -15,7 +15,7 @@ use chancery_machine::request;
 use chancery_machine::state::{ApprovalRequest, Disruption, RequestState, Volume, VolumeState};
 
 use super::row;
-use crate::counts::RowCounts;
+use crate::counts::CountSource;
 use crate::filter::{FilterDef, RowFilter, by_name, by_word};
 use crate::index::{IndexEntries, RowIndex};
 use crate::kind::ReadModelRow;
@@ -36,7 +36,7 @@ impl ReadModelRow for ClusterRow {
         (&["executor", "session"], &["session.opened", "session.closed"]),
     ];
 
-    fn of(fleet: &FleetState, counts: &RowCounts, name: &ClusterName) -> Option<ClusterRow> {
+    fn of(fleet: &FleetState, counts: &dyn CountSource, name: &ClusterName) -> Option<ClusterRow> {
         let cluster = fleet.clusters().get(name)?;
         let session = cluster.session.and_then(|id| fleet.sessions().get(&id));
         Some(row!(ClusterRow, cluster.meta, {
@@ -61,7 +61,7 @@ impl ReadModelRow for CapabilityRow {
         (&["activity"], &["capability.applied", "capability.activity_changed"]),
     ];
 
-    fn of(fleet: &FleetState, _: &RowCounts, name: &CapabilityName) -> Option<CapabilityRow> {
+    fn of(fleet: &FleetState, _: &dyn CountSource, name: &CapabilityName) -> Option<CapabilityRow> {
         let capability = fleet.capabilities().get(name)?;
         Some(row!(CapabilityRow, capability.meta, {
             name: capability.name.clone(),
@@ -105,7 +105,7 @@ impl ReadModelRow for NodeRow {
         (&["bypass"], &["approval.bypassed", "node.state_changed"]),
     ];
 
-    fn of(fleet: &FleetState, _: &RowCounts, name: &NodeName) -> Option<NodeRow> {
+    fn of(fleet: &FleetState, _: &dyn CountSource, name: &NodeName) -> Option<NodeRow> {
         let node = fleet.nodes().get(name)?;
         let held = fleet.index().places.held(name);
         let storage = node.spec.storage.iter().map(|storage| StorageRow {
@@ -183,7 +183,7 @@ impl ReadModelRow for PolicyRow {
     const FILTERS: &'static [FilterDef<PolicyRow>] = &[];
     const SETTERS: &'static [FieldFacts] = &[(&["spec"], &["policy.applied"])];
 
-    fn of(fleet: &FleetState, _: &RowCounts, name: &PolicyName) -> Option<PolicyRow> {
+    fn of(fleet: &FleetState, _: &dyn CountSource, name: &PolicyName) -> Option<PolicyRow> {
         let policy = fleet.policies().get(name)?;
         Some(row!(PolicyRow, policy.meta, {
             name: policy.name.clone(),
@@ -203,7 +203,7 @@ impl ReadModelRow for RequestRow {
         (&["state", "expires", "decided"], &["request.opened", "request.approved", "request.ended"]),
     ];
 
-    fn of(fleet: &FleetState, _: &RowCounts, id: &RequestId) -> Option<RequestRow> {
+    fn of(fleet: &FleetState, _: &dyn CountSource, id: &RequestId) -> Option<RequestRow> {
         let request = fleet.approval_requests().get(id)?;
         let (expires, decided) = match &request.state {
             RequestState::Pending { expires } => (Some(*expires), None),
@@ -306,7 +306,7 @@ impl ReadModelRow for VolumeRow {
         ),
     ];
 
-    fn of(fleet: &FleetState, _: &RowCounts, name: &VolumeName) -> Option<VolumeRow> {
+    fn of(fleet: &FleetState, _: &dyn CountSource, name: &VolumeName) -> Option<VolumeRow> {
         let volume = fleet.volumes().get(name)?;
         let user = volume.used_by.and_then(|user| fleet.incarnations().get(&user));
         Some(row!(VolumeRow, volume.meta, {
@@ -356,7 +356,7 @@ impl ReadModelRow for SessionRow {
         (&["state"], &["session.opened", "session.closed"]),
     ];
 
-    fn of(fleet: &FleetState, _: &RowCounts, id: &SessionId) -> Option<SessionRow> {
+    fn of(fleet: &FleetState, _: &dyn CountSource, id: &SessionId) -> Option<SessionRow> {
         let session = fleet.sessions().get(id)?;
         let state = match session.end {
             None => SessionStatus::Open,

@@ -20,6 +20,7 @@ pub(crate) use crate::kind::every;
 use crate::kind::{ReadModelRow, RowKind};
 use crate::reachability::{ReachabilitySource, reachability};
 
+pub(crate) use plan::unschedulable;
 pub(crate) use replica::{command, incarnation, operation, operation_message, phase_word, replica};
 
 /// Message of a row without placement, before a reader adds the reasons.

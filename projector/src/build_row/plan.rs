@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use chancery_events::fact::DeploymentEnd;
+use chancery_events::fact::{DeploymentEnd, UnschedulableReason};
 use chancery_events::name::{Namespace, PlanName, ServiceName};
 use chancery_events::spec::{BalancePolicy, ClusterActivity, DeploymentStrategy, OperationKind};
 use chancery_events::text::counted;
@@ -12,7 +12,7 @@ use chancery_machine::index::PlanIndex;
 use chancery_machine::state::{Deployment, DeploymentState, Plan};
 
 use super::{row, waits_because};
-use crate::counts::{OPEN, PlanCounts, RowCounts};
+use crate::counts::{CountSource, OPEN, PlanCounts};
 use crate::filter::{AccessPath, FilterDef, RowFilter, by_name, by_word};
 use crate::index::{IndexEntries, RowIndex};
 use crate::kind::{ReadModelRow, RowKind};
@@ -34,11 +34,10 @@ impl ReadModelRow for PlanRow {
         (&["next"], &["deployment.created", "deployment.started", "deployment.ended"]),
     ];
 
-    fn of(fleet: &FleetState, counts: &RowCounts, name: &PlanName) -> Option<PlanRow> {
+    fn of(fleet: &FleetState, counts: &dyn CountSource, name: &PlanName) -> Option<PlanRow> {
         let plan = fleet.plans().get(name)?;
-        let of = counts.plan(name);
-        // Reasons stay in the state after a placement; they count only while an operation waits.
-        let is_waiting = fleet.index().plan_index(name).is_some_and(|index| !index.unplaced.is_empty());
+        let of = counts.counts().plan(name);
+        let is_waiting = waits(fleet, name);
         Some(row!(PlanRow, plan.meta, {
             name: plan.name.clone(),
             generation: plan.generation,
@@ -48,11 +47,23 @@ impl ReadModelRow for PlanRow {
             next: plan.next.clone(),
             replicas: replicas(of),
             operations: operations(plan, of),
-            unschedulable: if is_waiting { plan.unschedulable.clone() } else { Vec::new() },
+            unschedulable: unschedulable(fleet, name).to_vec(),
             spread: spread(fleet, plan),
             message: plan_message(fleet, plan, of, is_waiting),
         }))
     }
+}
+
+/// Whether an operation of the plan waits for a placement.
+fn waits(fleet: &FleetState, plan: &PlanName) -> bool {
+    fleet.index().plan_index(plan).is_some_and(|index| !index.unplaced.is_empty())
+}
+
+/// Returns why operations of the plan have no placement.
+pub(crate) fn unschedulable<'a>(fleet: &'a FleetState, plan: &PlanName) -> &'a [UnschedulableReason] {
+    // Reasons stay in the state after a placement; they count only while an operation waits.
+    let plan = fleet.plans().get(plan).filter(|plan| waits(fleet, &plan.name));
+    plan.map_or(&[], |plan| &plan.unschedulable)
 }
 
 fn spread(fleet: &FleetState, plan: &Plan) -> SpreadRow {
@@ -165,7 +176,7 @@ impl ReadModelRow for DeploymentRow {
         (&["active_set"], &["deployment.created", "deployment.cut_over"]),
     ];
 
-    fn of(fleet: &FleetState, counts: &RowCounts, key: &DeploymentKey) -> Option<DeploymentRow> {
+    fn of(fleet: &FleetState, counts: &dyn CountSource, key: &DeploymentKey) -> Option<DeploymentRow> {
         let deployment = fleet.deployments().get(key)?;
         let state = match &deployment.state {
             DeploymentState::Halted(_) => DeploymentStatus::InProgress,
@@ -186,7 +197,7 @@ impl ReadModelRow for DeploymentRow {
             last_progress_at: deployment.progressed,
             stalled_at: deployment.stalled,
             active_set: deployment.active_set,
-            message: deployment_message(fleet, deployment, counts.plan(&key.0)),
+            message: deployment_message(fleet, deployment, counts.counts().plan(&key.0)),
         }))
     }
 

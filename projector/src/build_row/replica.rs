@@ -12,7 +12,7 @@ use chancery_machine::replica::phase;
 use chancery_machine::state::{Incarnation, IncarnationState, OperationState, Replica};
 
 use super::{WAITS, row};
-use crate::counts::RowCounts;
+use crate::counts::CountSource;
 use crate::filter::{AccessPath, FilterDef, by_name, by_word};
 use crate::fold::StateView;
 use crate::index::{IndexEntries, RowIndex};
@@ -96,7 +96,7 @@ impl ReadModelRow for ReplicaRow {
         (&["next_restart"], &["incarnation.ended", "operation.created", "operation.ended"]),
     ];
 
-    fn of(fleet: &FleetState, _: &RowCounts, name: &ReplicaName) -> Option<ReplicaRow> {
+    fn of(fleet: &FleetState, _: &dyn CountSource, name: &ReplicaName) -> Option<ReplicaRow> {
         replica(fleet, name)
     }
 
@@ -284,7 +284,7 @@ impl ReadModelRow for IncarnationRow {
         ),
     ];
 
-    fn of(fleet: &FleetState, _: &RowCounts, id: &IncarnationId) -> Option<IncarnationRow> {
+    fn of(fleet: &FleetState, _: &dyn CountSource, id: &IncarnationId) -> Option<IncarnationRow> {
         incarnation(fleet, *id)
     }
 
@@ -403,7 +403,7 @@ impl ReadModelRow for CommandRow {
         by_name!("node", NodeName, |row, node| row.node == *node),
     ];
 
-    fn of(fleet: &FleetState, _: &RowCounts, (id, revision): &Self::Key) -> Option<CommandRow> {
+    fn of(fleet: &FleetState, _: &dyn CountSource, (id, revision): &Self::Key) -> Option<CommandRow> {
         command(fleet, *id).filter(|row| row.revision == *revision)
     }
 }
@@ -467,7 +467,7 @@ impl ReadModelRow for OperationRow {
         (&["approved_by"], &["operation.approved", "incarnation.ended"]),
     ];
 
-    fn of(fleet: &FleetState, _: &RowCounts, id: &OperationId) -> Option<OperationRow> {
+    fn of(fleet: &FleetState, _: &dyn CountSource, id: &OperationId) -> Option<OperationRow> {
         operation(fleet, *id)
     }
 

@@ -20,6 +20,7 @@ use std::sync::OnceLock;
 
 use chancery_events::id::{OperationId, Position};
 use chancery_events::lineage::NamedPosition;
+use chancery_events::name::ClusterName;
 use chancery_events::time::Time;
 use chancery_journal::{ChainCursor, ReadError};
 use chancery_machine::operation::ChosenNode;
@@ -31,7 +32,7 @@ pub use diff::{ChangeWord, DiffPage, EntityChange, FieldChange, diff};
 pub use find::find;
 pub use fold::lower_priority;
 
-use crate::counts::RowCounts;
+use crate::counts::{CountSource, RowCounts};
 use crate::fold::{FoldError, FoldedState};
 use crate::kind::{RowKey, RowKind, with_row};
 use crate::page::{JsonPage, JsonRow, ListQuery, QueryError};
@@ -153,8 +154,10 @@ fn with_sources(error: &dyn std::error::Error) -> String {
 #[derive(Debug)]
 pub struct FleetMoment {
     state: FoldedState,
-    /// Counts in rows; empty until a row is read.
+    /// Counts in rows; empty until a row that has some is read.
     counts: OnceLock<RowCounts>,
+    /// Counts of nodes; empty until the row of a cluster is read.
+    nodes: OnceLock<RowCounts>,
     /// Keys of each kind; empty until a list of the kind is read.
     keys: BTreeMap<RowKind, KindKeys>,
     reserved: ReservedMemory,
@@ -163,7 +166,7 @@ pub struct FleetMoment {
 impl FleetMoment {
     fn new(state: FoldedState, reserved: ReservedMemory) -> FleetMoment {
         let keys = RowKind::ALL.iter().map(|kind| (*kind, KindKeys::default())).collect();
-        FleetMoment { state, counts: OnceLock::new(), keys, reserved }
+        FleetMoment { state, counts: OnceLock::new(), nodes: OnceLock::new(), keys, reserved }
     }
 
     /// Returns the record of the moment.
@@ -191,15 +194,22 @@ impl FleetMoment {
         memory::encoded_of(self.reserved.bytes())
     }
 
-    fn counts(&self) -> &RowCounts {
-        self.counts.get_or_init(|| RowCounts::of(&self.state.fleet))
-    }
-
     /// Returns a row as the store has it.
     fn stored(&self, key: &RowKey) -> Option<IVec> {
         let fleet = &self.state.fleet;
         with_row!(key.kind(), R => {
-            <R as crate::kind::ReadModelRow>::of_key(fleet, self.counts(), key).map(|row| encode(&row).into())
+            <R as crate::kind::ReadModelRow>::of_key(fleet, self, key).map(|row| encode(&row).into())
         })
+    }
+}
+
+impl CountSource for FleetMoment {
+    fn counts(&self) -> &RowCounts {
+        self.counts.get_or_init(|| RowCounts::of(&self.state.fleet))
+    }
+
+    /// Reachability needs the row of a cluster, but no counts of replicas.
+    fn nodes(&self, cluster: &ClusterName) -> u64 {
+        self.nodes.get_or_init(|| RowCounts::of_nodes(&self.state.fleet)).nodes_of(cluster)
     }
 }

@@ -2,11 +2,14 @@
 
 use std::sync::OnceLock;
 
+use chancery_events::fact::UnschedulableReason;
 use chancery_events::id::Position;
+use chancery_events::name::PlanName;
 use chancery_events::record::RecordHash;
 use sled::IVec;
 
 use super::FleetMoment;
+use crate::build_row::unschedulable;
 use crate::index::{IndexEntries, RowIndex};
 use crate::kind::{ReadModelRow, RowKey, RowKind, each_key, with_row};
 use crate::page::QueryError;
@@ -39,7 +42,15 @@ impl SortedKeys {
 
     fn sorted(mut self) -> SortedKeys {
         let SortedKeys { bytes, spans } = &mut self;
-        spans.sort_unstable_by_key(|(start, end)| &bytes[*start as usize..*end as usize]);
+        let key = |(start, end): (u32, u32)| &bytes[start as usize..end as usize];
+        let first = spans.first().map_or(&[][..], |span| key(*span));
+        let shared =
+            spans.iter().fold(first.len(), |shared, span| shared_prefix(&first[..shared], key(*span)));
+        // The bytes after those that all keys share decide most comparisons, without a read of both keys.
+        spans.sort_by_cached_key(|span| {
+            let key = key(*span);
+            (leading_number(&key[shared..]), key)
+        });
         self
     }
 
@@ -52,6 +63,20 @@ impl SortedKeys {
         let first = self.spans.partition_point(|span| self.key(*span) < from);
         self.spans[first..].iter().map(|span| self.key(*span))
     }
+}
+
+/// Returns the number of leading bytes that are equal.
+fn shared_prefix(one: &[u8], other: &[u8]) -> usize {
+    one.iter().zip(other).take_while(|(one, other)| one == other).count()
+}
+
+/// Returns the first eight bytes as a number with the same order; missing bytes are zero.
+fn leading_number(bytes: &[u8]) -> u64 {
+    let mut first = [0; 8];
+    for (to, from) in first.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    u64::from_be_bytes(first)
 }
 
 impl FleetMoment {
@@ -69,7 +94,7 @@ impl FleetMoment {
             each_key(&self.state.fleet, kind, &mut |key| {
                 with_row!(kind, R => {
                     let mut entries = IndexEntries::default();
-                    if let Some(row) = R::of_key(&self.state.fleet, self.counts(), &key) {
+                    if let Some(row) = R::of_key(&self.state.fleet, self, &key) {
                         row.index(&mut entries);
                     }
                     entries.0.iter().for_each(|entry| keys.push(entry));
@@ -100,6 +125,11 @@ impl RowTree for FleetMoment {
 
     fn steady<T>(&self, read: impl Fn(Position) -> Result<T, QueryError>) -> Result<T, QueryError> {
         read(self.state.at.position)
+    }
+
+    /// Without the counts that the row of the plan has.
+    fn unschedulable(&self, plan: &PlanName) -> Result<Vec<UnschedulableReason>, StoreError> {
+        Ok(unschedulable(&self.state.fleet, plan).to_vec())
     }
 
     fn moment(&self) -> Option<RecordHash> {

@@ -151,11 +151,10 @@ impl HistoryReader {
         let finders: Vec<_> = needles.iter().map(Finder::new).collect();
         let may_be = |bytes: &[u8]| finders.iter().any(|finder| finder.find(bytes).is_some());
         let issued = subject.issued();
-        let from = from.max(issued.unwrap_or(Position::FIRST));
         let mut entries = Vec::new();
         let mut known = BTreeMap::new();
         let (mut looks, mut bytes) = (0, 0);
-        for record in self.source.records_about(subject, from)? {
+        for record in self.source.records_about(subject, from.max(issued.unwrap_or(Position::FIRST)))? {
             let record = record?;
             if record.first() > self.until {
                 break;

@@ -64,7 +64,7 @@ pub struct ServerMetrics {
 }
 
 /// Gauges of a fleet that are read at each scrape: name and meaning, in the order of [`FleetMetrics::refresh`].
-const GAUGES: [(&str, &str); 8] = [
+const GAUGES: [(&str, &str); 10] = [
     ("journal_position", "Last durable position"),
     ("read_model_position", "Last position in the rows"),
     ("read_model_lag_events", "Durable positions that are not in the rows"),
@@ -73,6 +73,8 @@ const GAUGES: [(&str, &str); 8] = [
     ("open_streams", "Open streams"),
     ("executor_channels", "Executors connected over HTTP"),
     ("deployments_stalled", "Deployments without progress for their progress deadline, at most 1000"),
+    ("moment_requests", "Requests that fold a past state or wait for that"),
+    ("moment_memory_bytes", "Memory of past states, by estimate"),
 ];
 
 /// Metric families with one series for each fleet.
@@ -228,6 +230,8 @@ impl FleetMetrics {
             Some(app.hub.followers() as i64),
             Some(app.channels.count() as i64),
             app.reader.list::<DeploymentRow>(&stalled).ok().map(|stalled| stalled.items.len() as i64),
+            Some(app.moments.requests() as i64),
+            Some(app.moments.memory() as i64),
         ];
         for (gauge, reading) in self.gauges.iter().zip(readings) {
             // A gauge that cannot be read keeps its value.

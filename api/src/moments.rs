@@ -55,6 +55,16 @@ impl MomentQueue {
         }
     }
 
+    /// Returns the number of requests that fold or wait for a fold. A dropped request counts until its fold has ended.
+    pub(super) fn requests(&self) -> usize {
+        (WAITING + 1).saturating_sub(self.places.available_permits())
+    }
+
+    /// Returns the bytes of memory that are reserved for moments.
+    pub(super) fn memory(&self) -> u64 {
+        self.cache.used()
+    }
+
     /// Prevents folds until the permit is dropped.
     #[cfg(test)]
     pub(super) async fn hold_turn(&self) -> tokio::sync::OwnedSemaphorePermit {

@@ -127,6 +127,14 @@ async fn a_page_token_is_valid_for_its_moment_only() {
     }
 }
 
+/// Returns the value of a gauge of the fleet.
+async fn metric(world: &ServedFleet, name: &str) -> u64 {
+    let text = String::from_utf8(world.get("//metrics").await.body.to_vec()).expect("text");
+    let start = format!("chancery_{name}{{fleet=\"default\"}} ");
+    let value = text.lines().find_map(|line| line.strip_prefix(&start)).expect("the gauge");
+    value.parse().expect("a number")
+}
+
 #[tokio::test]
 async fn requests_for_other_moments_wait_in_a_bounded_queue() {
     let world = ServedFleet::new();
@@ -146,6 +154,7 @@ async fn requests_for_other_moments_wait_in_a_bounded_queue() {
         }
         waiting.push(request);
     }
+    assert_eq!(metric(&world, "moment_requests").await, 17);
     let busy = world.get("/nodes?as_of=7").await;
     assert_eq!((busy.problem().1.as_str(), busy.header("retry-after")), ("busy", "1"));
     assert_eq!(world.get("/nodes?as_of=5").await.status, 200, "a cached moment needs no fold");
@@ -164,6 +173,8 @@ async fn requests_for_other_moments_wait_in_a_bounded_queue() {
         assert_eq!(request.await.status, 200);
     }
     assert_eq!(last.await.header("chancery-position"), "7");
+    assert_eq!(metric(&world, "moment_requests").await, 0);
+    assert!(metric(&world, "moment_memory_bytes").await > 0, "three moments are cached");
 }
 
 #[tokio::test]

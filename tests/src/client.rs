@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::until;
 
 /// Answer of a server.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct ServerAnswer {
     /// HTTP status; 0 if there was no answer.
     pub status: u16,
@@ -17,6 +17,8 @@ pub struct ServerAnswer {
     pub text: String,
     /// Position of the verdict, or at which a read was answered.
     pub position: Option<u64>,
+    /// Seconds after which the server asks the client to retry.
+    pub retry_after: Option<u64>,
 }
 
 impl ServerAnswer {
@@ -147,11 +149,10 @@ fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Serv
                 |key| response.headers().get(key).and_then(|v| v.to_str().ok()).unwrap_or("").to_owned();
             let (status, content_type) = (response.status().as_u16(), header("content-type"));
             let position = header("chancery-position").parse().ok();
+            let retry_after = header("retry-after").parse().ok();
             let text = response.body_mut().read_to_string().unwrap_or_default();
-            ServerAnswer { status, content_type, text, position }
+            ServerAnswer { status, content_type, text, position, retry_after }
         }
-        Err(error) => {
-            ServerAnswer { status: 0, content_type: String::new(), text: error.to_string(), position: None }
-        }
+        Err(error) => ServerAnswer { text: error.to_string(), ..ServerAnswer::default() },
     }
 }

@@ -23,6 +23,9 @@ pub struct CountMap {
     pub simulated_seconds: u64,
     /// Faults, by kind.
     pub faults: BTreeMap<String, u64>,
+    /// Comparisons with the past, by kind.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub checks: BTreeMap<String, u64>,
     /// Events in the journals.
     pub events: u64,
     /// Intents whose verdict was received.
@@ -54,6 +57,11 @@ impl CountMap {
     pub fn fault(&mut self, kind: &str) {
         *self.faults.entry(kind.to_owned()).or_default() += 1;
     }
+
+    /// Adds comparisons of a kind.
+    pub fn check(&mut self, kind: &str, count: u64) {
+        *self.checks.entry(kind.to_owned()).or_default() += count;
+    }
 }
 
 impl AddAssign for CountMap {
@@ -63,6 +71,9 @@ impl AddAssign for CountMap {
         self.simulated_seconds += other.simulated_seconds;
         for (kind, count) in other.faults {
             *self.faults.entry(kind).or_default() += count;
+        }
+        for (kind, count) in other.checks {
+            *self.checks.entry(kind).or_default() += count;
         }
         self.events += other.events;
         self.acknowledged += other.acknowledged;

@@ -36,6 +36,13 @@ pub fn payloads(root: &Path) -> Vec<PayloadProcess> {
     found
 }
 
+/// Returns the resident memory of a process, in KiB.
+pub fn resident_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line VmRSS");
+    line.trim().strip_suffix(" kB").and_then(|kib| kib.trim().parse().ok()).expect("a number")
+}
+
 /// Ends processes in the cgroups of executors with directories under `root`; removes the cgroups.
 pub(crate) fn end_groups_under(root: &Path) {
     let Ok(CgroupSupport { proof: EndProof::Cgroup(parent), .. }) =

@@ -1,40 +1,10 @@
 //! Causes: from events to what made them possible and back, and the reasons for a value.
 
 use chancery_tests::fault_campaigns::fleet::sleeper;
+use chancery_tests::past::causes::{check_causes, effects, position};
+use chancery_tests::past::in_fleet;
 use chancery_tests::{ServerProcess, TestClient, until};
 use serde_json::{Value, json};
-
-fn fleet(path: &str) -> String {
-    format!("/v1/fleets/default/{path}")
-}
-
-fn position(event: &Value) -> u64 {
-    event["id"].as_str().and_then(|id| id.parse().ok()).expect("a position")
-}
-
-/// Returns all items of pages that continue with `from`.
-fn paged(client: &TestClient, path: &str) -> Vec<Value> {
-    let mut items = Vec::new();
-    let mut from = 1;
-    loop {
-        let page = client.get(&fleet(&format!("{path}?limit=3&from={from}"))).json();
-        items.extend(page["items"].as_array().expect("items").iter().cloned());
-        let Some(next) = page["next_from"].as_u64() else { return items };
-        from = next;
-    }
-}
-
-/// Returns the causes of an event, the nearest first.
-fn causes(client: &TestClient, of: u64) -> Vec<Value> {
-    let mut items: Vec<Value> = Vec::new();
-    let mut next = Some(of);
-    while let Some(event) = next {
-        let page = client.get(&fleet(&format!("events/{event}/causes?limit=2"))).json();
-        items.extend(page["items"].as_array().expect("items").iter().cloned());
-        next = page["next_event"].as_u64();
-    }
-    items
-}
 
 /// Applies a cluster with two nodes, of which the second has no room, and a plan whose operations people approve.
 fn set_up(client: &TestClient, approval: &str) {
@@ -60,7 +30,7 @@ fn why_shows_who_moved_a_replica_who_approved_it_and_what_was_observed() {
         (!client.items("replicas?phase=running").is_empty()).then_some(())
     });
     let replica = client.items("replicas")[0]["name"].as_str().expect("a name").to_owned();
-    let before = client.get(&fleet("replicas")).position.expect("a position");
+    let before = client.get(&in_fleet("replicas")).position.expect("a position");
     let spec = json!({"domain": "node-2", "resources": {"cpu": 100, "memory": 16u64 << 30, "disk": 0}});
     client.must("node.apply", &json!({"name": "node-2", "cluster": "local", "spec": spec}));
     server.cli(&["relocate", &replica, "--actor", "ann"]);
@@ -124,7 +94,7 @@ fn a_placement_that_waited_names_what_freed_its_capacity() {
     let replica = client.items("replicas?plan=web")[0]["name"].clone();
     client.must("replica.stop", &json!({"name": replica}));
     let row = client.wait_for("other", "running", 1).remove(0);
-    let why = client.get(&fleet(&format!(
+    let why = client.get(&in_fleet(&format!(
         "replicas/{}/why?field=node&value=node-1",
         row["name"].as_str().expect("a name")
     )));
@@ -136,21 +106,12 @@ fn a_placement_that_waited_names_what_freed_its_capacity() {
     let freed = &reserved["causes"][0];
     assert_eq!(freed["type"], "chancery.incarnation.ended.v1", "{reserved:#}");
     assert_eq!(freed["data"]["replica"], replica);
-    let effects = paged(&client, &format!("events/{}/effects", position(freed)));
+    let effects = effects(&client, position(freed));
     assert!(effects.iter().any(|effect| effect["id"] == reserved["event"]["id"]), "{effects:?}");
-    // Every chain ends, and effects are its inverse.
-    let head = client.get(&fleet("replicas")).position.expect("a position");
+    let head = client.get(&in_fleet("replicas")).position.expect("a position");
     for at in 1..=head {
-        let event = client.get(&fleet(&format!("events/{at}"))).json();
-        assert_eq!(position(&event), at);
-        let chain = causes(&client, at);
-        let first = chain.last().unwrap_or(&event);
-        assert!(first["kind"] != "fact" || first["causationid"] == first["id"], "{at}: {first}");
-        if let Some(cause) = chain.first() {
-            let effects = paged(&client, &format!("events/{}/effects", position(cause)));
-            assert!(effects.iter().any(|effect| position(effect) == at), "{at} of {cause}");
-        }
+        check_causes(&client, at);
     }
-    let late = client.get(&fleet(&format!("events/{}", head + 1000)));
+    let late = client.get(&in_fleet(&format!("events/{}", head + 1000)));
     assert_eq!(late.status, 404, "{}", late.text);
 }

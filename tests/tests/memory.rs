@@ -4,20 +4,13 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use chancery_tests::{ServerProcess, until};
+use chancery_tests::{ServerProcess, resident_kib, until};
 use serde_json::json;
 
 /// Number of rows: a page has a thousand of them, and about 300 KB.
 const ROWS: usize = 3_000;
 /// Number of clients that read slowly and concurrently.
 const READERS: usize = 100;
-
-/// Resident memory of a process, in KiB.
-fn resident(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the server runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line VmRSS");
-    line.trim().strip_suffix(" kB").and_then(|kib| kib.trim().parse().ok()).expect("a number")
-}
 
 /// Reads a page in small parts, and returns the number of its bytes.
 fn read_slowly(address: &str, path: &str) -> usize {
@@ -47,7 +40,7 @@ fn memory_that_slow_readers_needed_is_returned_to_the_system_while_the_server_is
     for list in ["capabilities", "events"] {
         read_slowly(&address, &format!("/v1/fleets/default/{list}?limit=1000"));
     }
-    let (pid, before) = (server.pid(), resident(server.pid()));
+    let (pid, before) = (server.pid(), resident_kib(server.pid()));
     let readers: Vec<_> = (0..READERS)
         .map(|i| {
             let address = address.clone();
@@ -63,12 +56,14 @@ fn memory_that_slow_readers_needed_is_returned_to_the_system_while_the_server_is
         .collect();
     let mut most = before;
     while readers.iter().any(|reader| !reader.is_finished()) {
-        most = most.max(resident(pid));
+        most = most.max(resident_kib(pid));
         std::thread::sleep(Duration::from_millis(20));
     }
     let sent: usize = readers.into_iter().map(|reader| reader.join().expect("it reads")).sum();
     assert!(sent > 50 << 20, "{sent} bytes");
     let grown = most - before;
     assert!(grown > 50 << 10, "the load needs memory: {grown} KiB");
-    until("at least half of that memory is returned", || (resident(pid) < before + grown / 2).then_some(()));
+    until("at least half of that memory is returned", || {
+        (resident_kib(pid) < before + grown / 2).then_some(())
+    });
 }

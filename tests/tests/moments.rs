@@ -1,144 +1,22 @@
 //! Reads at a moment: the answers of a live service, with their positions, compared with later answers at the
 //! same positions.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use chancery_tests::fault_campaigns::fleet::{deploy, set_up, sleeper};
+use chancery_tests::fault_campaigns::CampaignKind;
 use chancery_tests::kafka::shared;
-use chancery_tests::{ReplayProcess, ServerProcess, StandbyServers, TestClient, until};
+use chancery_tests::past::answers::LiveAnswers;
+use chancery_tests::past::in_fleet;
+use chancery_tests::sim::RandomSource;
+use chancery_tests::{JournalBackend, ServerProcess, StandbyServers, until};
 use serde_json::{Value, json};
 
-/// Lists and rows that are read; names of replicas, incarnations and operations are added.
-const PATHS: [&str; 14] = [
-    "nodes",
-    "nodes?domain=domain-1&limit=1",
-    "nodes/node-1",
-    "nodes/node-2/history?limit=5",
-    "clusters/local",
-    "clusters/local/history",
-    "plans/web",
-    "plans/web/deployments?limit=2",
-    "deployments?state=completed",
-    "replicas?plan=web&limit=2",
-    "replicas?phase=running",
-    "incarnations?limit=3",
-    "operations?plan=web&limit=4",
-    "capabilities/c",
-];
-/// Number of positions of which answers are compared each time.
-const MOMENTS: usize = 60;
-
-/// Answer of the live service, by position and path: the body.
-type LiveAnswers = BTreeMap<(u64, String), String>;
-
-fn fleet(path: &str) -> String {
-    format!("/v1/fleets/default/{path}")
-}
-
-/// Returns the body of an answer without the token of the next page, which is of one moment.
-fn body(text: &str) -> String {
-    match text.split_once("\"next_page_token\":\"") {
-        Some((items, rest)) => {
-            let (_, rest) = rest.split_once('"').expect("the end of a token");
-            format!("{items}…{rest}")
-        }
-        None => text.to_owned(),
-    }
-}
-
-/// Reads a path, and notes the answer with its position. A page may be of neighbouring positions while rows
-/// change, so only an answer that is read twice with one position counts.
-fn note(client: &TestClient, path: &str, answers: &Mutex<LiveAnswers>) {
-    let [first, second] = [(); 2].map(|()| client.get(&fleet(path)));
-    let (Some(position), true) = (first.position, first.position == second.position) else { return };
-    if first.status == 200 && second.status == 200 && first.text == second.text {
-        answers.lock().expect("no panic").insert((position, path.to_owned()), body(&first.text));
-    }
-}
-
-/// Reads until `is_done`, also rows that exist for a while.
-fn record(client: &TestClient, answers: &Mutex<LiveAnswers>, is_done: &AtomicBool) {
-    while !is_done.load(Ordering::Relaxed) {
-        for path in PATHS {
-            note(client, path, answers);
-        }
-        for kind in ["replicas", "incarnations", "operations", "sessions"] {
-            let page = client.get(&fleet(&format!("{kind}?limit=1000"))).json();
-            let items = page["items"].as_array().cloned().unwrap_or_default();
-            let name = |item: &Value| item["name"].as_str().or(item["id"].as_str()).map(str::to_owned);
-            if let Some(name) = items.iter().rev().find_map(name) {
-                note(client, &format!("{kind}/{name}"), answers);
-                note(client, &format!("{kind}/{name}/history?limit=20"), answers);
-            }
-        }
-    }
-}
-
-/// Compares recorded answers with those at their positions, which are read in an order without direction.
-fn compare(client: &TestClient, answers: &LiveAnswers, round: u64) {
-    let positions: BTreeSet<u64> = answers.keys().map(|(position, _)| *position).collect();
-    // Multiplication by an odd number changes the order of positions.
-    let mut order: Vec<u64> = positions.into_iter().collect();
-    order.sort_by_key(|position| position.wrapping_add(round).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let mut compared = 0;
-    for position in order.into_iter().take(MOMENTS) {
-        let range = (position, String::new())..(position + 1, String::new());
-        for ((_, path), wanted) in answers.range(range) {
-            let joint = if path.contains('?') { '&' } else { '?' };
-            let answer = client.get(&fleet(&format!("{path}{joint}as_of={position}")));
-            assert_eq!((answer.status, answer.position), (200, Some(position)), "{path}: {}", answer.text);
-            assert_eq!(body(&answer.text), *wanted, "{path} at {position}");
-            compared += 1;
-        }
-    }
-    assert!(compared >= 30, "only {compared} answers were compared");
-}
-
-/// Sends intents while answers are recorded.
-fn work(client: &TestClient, round: u32, answers: &Mutex<LiveAnswers>) {
-    let is_done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| record(client, answers, &is_done));
-        for score in 0..20 {
-            let spec = json!({"type": "T", "score": score});
-            client.must("capability.apply", &json!({"name": "c", "spec": spec}));
-        }
-        deploy(client, &format!("d-{round}"), 2 + round % 3);
-        client.wait_for("web", "running", (2 + round % 3) as usize);
-        is_done.store(true, Ordering::Relaxed);
-    });
-}
-
+/// Plays `tests/reliability past` with few intents.
 #[test]
 fn as_of_returns_the_bytes_that_were_read_at_the_time_whatever_was_lost_since() {
-    let mut server = ServerProcess::new();
-    server.set("CHANCERY_SNAPSHOT_INTERVAL_EVENTS", "150");
-    server.set("CHANCERY_SEGMENT_BYTES", "64KiB");
-    server.start_again();
-    let answers = Mutex::default();
-    set_up(&server.client(), &sleeper());
-    for round in 0..4 {
-        work(&server.client(), round, &answers);
-        server.kill();
-        server.start_again();
-    }
-    let answers = answers.into_inner().expect("no panic");
-    compare(&server.client(), &answers, 1);
-    let data = server.data().join("fleets/default");
-    assert!(data.join("snapshots").read_dir().expect("snapshots").count() > 1);
-    for (round, lost) in (2..).zip(["", "snapshots", "rows"]) {
-        server.stop();
-        if !lost.is_empty() {
-            std::fs::remove_dir_all(data.join(lost)).expect("it is removed");
-        }
-        server.start_again();
-        compare(&server.client(), &answers, round);
-    }
-    server.stop();
-    let replay = ReplayProcess::start(server.data(), &[]);
-    compare(&replay.client(), &answers, 5);
+    let (tally, ran) = CampaignKind::Past.run(JournalBackend::Embedded, 400, 1);
+    println!("{tally:?}");
+    ran.unwrap_or_else(|error| panic!("{error:?}"));
+    assert_eq!((tally.rounds, tally.lost, tally.decided_twice, tally.violations), (400, 0, 0, 0));
+    assert!(tally.checks.values().all(|count| *count > 0), "{tally:?}");
 }
 
 #[test]
@@ -146,22 +24,23 @@ fn as_of_reads_are_answered_by_a_standby_on_kafka() {
     let standbys = StandbyServers::start(shared(1), "as-of", 2, &[]);
     let decider = standbys.decider();
     let (leader, standby) = (standbys.servers[decider].client(), standbys.servers[1 - decider].client());
-    let answers = Mutex::default();
+    let answers = LiveAnswers::default();
     for score in 0..40 {
         for name in ["c", &format!("c-{score}")] {
             leader.must("capability.apply", &json!({"name": name, "spec": {"type": "T", "score": score}}));
         }
         for path in ["capabilities", "capabilities?limit=3", "capabilities/c", "capabilities/c/history"] {
-            note(&leader, path, &answers);
+            answers.note(&leader, path);
         }
     }
-    let answers = answers.into_inner().expect("no panic");
-    let (last, _) = answers.keys().last().expect("an answer").clone();
+    let mut random = RandomSource::new(1);
+    let answers = answers.sample(usize::MAX, &mut random);
+    assert!(answers.len() >= 30, "only {} answers were noted", answers.len());
     until("the standby has the records", || {
-        (standby.get(&fleet("capabilities/c")).position >= Some(last)).then_some(())
+        (standby.get(&in_fleet("capabilities/c")).position >= answers.last()).then_some(())
     });
-    compare(&standby, &answers, 1);
-    compare(&leader, &answers, 2);
+    answers.compare(&standby, &mut random);
+    answers.compare(&leader, &mut random);
 }
 
 #[test]
@@ -196,4 +75,13 @@ fn as_of_is_understood_by_get_and_describe() {
     assert!(late.status.code() == Some(2) && err.contains("reaches from position 1"), "{err}");
     let wrong = server.run(&["get", "capabilities", "--as-of", "yesterday"]);
     assert_eq!(wrong.status.code(), Some(2));
+}
+
+/// Plays `tests/reliability moments` for a few seconds.
+#[test]
+fn clients_of_random_moments_get_answers_or_busy_and_leave_no_fold() {
+    let (tally, ran) = CampaignKind::Moments.run(JournalBackend::Embedded, 3, 1);
+    println!("{tally:?}");
+    ran.unwrap_or_else(|error| panic!("{error:?}"));
+    assert_eq!((tally.rounds, tally.violations), (3, 0));
 }

@@ -26,7 +26,8 @@ fn run() -> Result<()> {
     let usage =
         format!("usage: reliability CAMPAIGN [ROUNDS], with CAMPAIGN one of {}", campaigns.join(", "));
     let campaign: CampaignKind = args.next().context(usage.clone())?.parse().map_err(anyhow::Error::msg)?;
-    let rounds: u64 = args.next().map_or(Ok(50), |text| text.parse()).context(usage)?;
+    let rounds: u64 =
+        args.next().map_or(Ok(campaign.default_rounds()), |text| text.parse()).context(usage)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     let seed = match std::env::var("SEED") {
         Ok(text) => text.parse().context("SEED is a number")?,

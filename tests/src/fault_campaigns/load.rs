@@ -269,12 +269,7 @@ mod tests {
 
     #[test]
     fn a_read_that_is_older_than_the_verdict_before_it_is_found() {
-        let read = |status, position| ServerAnswer {
-            status,
-            content_type: String::new(),
-            text: String::new(),
-            position,
-        };
+        let read = |status, position| ServerAnswer { status, position, ..ServerAnswer::default() };
         let verdict = Position::new(7);
         for (read, is_fine) in [
             (read(200, Some(7)), true),
@@ -291,7 +286,7 @@ mod tests {
     #[test]
     fn an_answer_reports_what_is_known_and_no_more() {
         let outcome = |status, text: &str| {
-            ending(&ServerAnswer { status, content_type: String::new(), text: text.into(), position: None })
+            ending(&ServerAnswer { status, text: text.into(), ..ServerAnswer::default() })
         };
         let ok = |verdict| InvocationOutcome::Ok { position: Position::new(7), verdict };
         assert_eq!(outcome(202, r#"{"position": 7}"#), ok(Verdict::Accepted));

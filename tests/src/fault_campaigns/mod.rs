@@ -13,6 +13,8 @@
 //! | `takeovers` | faults of a real Kafka with three brokers: see the module | the next fault of the module's list |
 //! | `kubernetes` | faults of a real Kubernetes API, its nodes and pods, and of the executor: see the module | the next fault of the module's list; then every pod has its incarnation and every incarnation its pod |
 //! | `machines` | kills of server, executor, supervisors and QEMU, ends of guests, disks without space: see the module | a drawn fault; then every machine has its incarnation and every incarnation its machine |
+//! | `moments` | none: 64 clients read random past states, some of which disconnect early | a second |
+//! | `past` | `kill -9` of the server, loss of snapshots and rows | an intent; afterwards the past is read and compared |
 //! | `damage` | a torn tail, or flipped bits in the journal's files, while the server is down | the damage is found and named before anything is served |
 //!
 //! The first four run with the journal in the server's directory, or on a real Kafka ([`JournalBackend`]).
@@ -31,6 +33,8 @@ mod frames;
 mod kills;
 pub mod load;
 mod machines;
+mod moments;
+mod past;
 mod pauses;
 mod pods;
 mod relocates;
@@ -74,6 +78,10 @@ pub enum CampaignKind {
     Kubernetes,
     /// Faults of virtual machines of QEMU, and of what runs them.
     Machines,
+    /// Reads of random past states by many clients.
+    Moments,
+    /// Kills of the server, and reads of the past.
+    Past,
 }
 
 impl CampaignKind {
@@ -90,6 +98,8 @@ impl CampaignKind {
         CampaignKind::Takeovers,
         CampaignKind::Kubernetes,
         CampaignKind::Machines,
+        CampaignKind::Moments,
+        CampaignKind::Past,
     ];
 
     /// Campaign name.
@@ -106,6 +116,8 @@ impl CampaignKind {
             CampaignKind::Takeovers => "takeovers",
             CampaignKind::Kubernetes => "kubernetes",
             CampaignKind::Machines => "machines",
+            CampaignKind::Moments => "moments",
+            CampaignKind::Past => "past",
         }
     }
 
@@ -120,6 +132,19 @@ impl CampaignKind {
             | CampaignKind::Rollouts
             | CampaignKind::Kubernetes
             | CampaignKind::Machines => 25,
+            // Rounds are seconds.
+            CampaignKind::Moments => 3600,
+            // Rounds are intents.
+            CampaignKind::Past => 1_000_000,
+        }
+    }
+
+    /// Number of rounds of a campaign for which none is given.
+    pub const fn default_rounds(self) -> u64 {
+        match self {
+            CampaignKind::Moments => 60,
+            CampaignKind::Past => 20_000,
+            _ => 50,
         }
     }
 
@@ -134,10 +159,12 @@ impl CampaignKind {
             CampaignKind::Clock => &[JournalBackend::Embedded],
             // Faults of the journal's own files; on Kafka, the local files are a copy.
             CampaignKind::DiskFull | CampaignKind::Damage => &[JournalBackend::Embedded],
-            // Only processes, pods or machines are observed: the journal's location makes no difference.
-            CampaignKind::Rollouts | CampaignKind::Kubernetes | CampaignKind::Machines => {
-                &[JournalBackend::Embedded]
-            }
+            // Only processes, pods, machines or answers are observed: the journal's location makes no difference.
+            CampaignKind::Rollouts
+            | CampaignKind::Kubernetes
+            | CampaignKind::Machines
+            | CampaignKind::Moments
+            | CampaignKind::Past => &[JournalBackend::Embedded],
             CampaignKind::Takeovers => &[JournalBackend::ThreeBrokers],
         }
     }
@@ -177,6 +204,8 @@ impl CampaignKind {
                 CampaignKind::Takeovers => takeovers::run(now, seed, &mut tally),
                 CampaignKind::Kubernetes => pods::run(now, seed, &mut tally),
                 CampaignKind::Machines => machines::run(now, seed, &mut tally),
+                CampaignKind::Moments => moments::run(now, seed, &mut tally),
+                CampaignKind::Past => past::run(now, seed, &mut tally),
             };
             // A condition not fulfilled within a minute panics: a finding like any other.
             let ran = catch_unwind(AssertUnwindSafe(&mut run))

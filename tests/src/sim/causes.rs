@@ -11,21 +11,12 @@ use chancery_projector::causes::CauseReader;
 use super::oracle::violation;
 use super::random::RandomSource;
 use crate::check::InvariantViolation;
+use crate::past::causes::FIRST_FACTS;
 
 /// Number of events of a world that are checked.
 const CHOSEN: usize = 8;
 /// Number of events on a page.
 const PAGE: usize = 2;
-/// Facts that are their own cause.
-const FIRST: [&str; 6] = [
-    "term.started.v1",
-    "lineage.started.v1",
-    "inbox.message_refused.v1",
-    "inbox.skipped.v1",
-    "inbox.advanced.v1",
-    "time.recorded.v1",
-];
-
 /// Event as a scan of the log finds it.
 struct ScannedEvent {
     kind: EventKind,
@@ -133,7 +124,7 @@ fn check_chain(log: &ScannedLog, reader: &CauseReader, position: Position) -> Ca
         return Err(wrong(position, format!("its causes are shown as {found:?}, not {wanted:?}")));
     }
     let root = log.event(wanted.last().map_or(position, |(root, _)| *root));
-    if root.kind == EventKind::Fact && !FIRST.contains(&root.type_name.as_str()) {
+    if root.kind == EventKind::Fact && !FIRST_FACTS.contains(&root.type_name.as_str()) {
         return Err(wrong(position, format!("its causes end at {}", root.type_name)));
     }
     Ok(())

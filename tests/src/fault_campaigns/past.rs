@@ -32,7 +32,7 @@ const KILL_EVERY: u64 = 1000;
 pub(super) fn run(intents: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let mut random = RandomSource::new(seed);
     let mut server = ServerProcess::new();
-    server.set("CHANCERY_SNAPSHOT_INTERVAL_EVENTS", "250");
+    server.set("CHANCERY_SNAPSHOT_INTERVAL_EVENTS", &(intents / 20).max(250).to_string());
     server.set("CHANCERY_SEGMENT_BYTES", "256KiB");
     server.start_again();
     server.stay_at_this_address();

@@ -27,7 +27,7 @@ fn variable() -> Regex {
         r"|(?P<pod>\bnginx(-[0-9a-f]{4,12}){5}-\d+)",
         r"|(?P<replica>\b(web|nginx|guest)-[0-9a-z]{4,12}\b)",
         r"|(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+Z|\b\d\d:\d\d:\d\d(\.\d+)?\b)",
-        r"|(?P<position>^ *\d+ |because of \d+| at \d+| by: \d+|--as-of \d+|\bposition \d+)",
+        r"|(?P<position>^ *\d+ |because of \d+| at \d+| by: \d+|─ operation: \d+|--as-of \d+|\bposition \d+)",
         r"|(?P<address>127\.0\.0\.1:\d+|\b10\.\d+\.\d+\.\d+\b)",
         r"|(?P<hash>\b[0-9a-f]{16,64}\b)",
         r"|(?P<age>\b\d+(\.\d+)?(ms|s|m)\b)",

@@ -80,7 +80,11 @@ fn a_decoded_state_has_the_indexes_of_the_encoded_one_and_the_estimated_length()
         let state = fold.into_state().expect("a state");
         let mut bytes = Vec::new();
         state.encode(&mut bytes).expect("encoded");
-        assert_eq!(state.encoded_len().expect("a length"), bytes.len() as u64, "a small state is measured whole");
+        assert_eq!(
+            state.encoded_len().expect("a length"),
+            bytes.len() as u64,
+            "a small state is measured whole"
+        );
         let decoded = crate::snapshot::decode(&mut &bytes[..]).expect("decoded");
         let [mut was, mut is] = [&state.fleet, &decoded].map(|fleet| fleet.index().clone());
         // Not derived from the entities.

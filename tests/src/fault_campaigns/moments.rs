@@ -29,8 +29,8 @@ use crate::{ServerAnswer, ServerProcess, TestClient, resident_kib, until};
 
 /// Number of clients that read.
 const CLIENTS: u64 = 64;
-/// Maximum memory of past states, in bytes. The allocator returns freed memory only after a second: so many folds in a
-/// second have more resident memory than the estimate, by as much as they have freed.
+/// Maximum memory of past states, in bytes. The allocator returns freed memory only after a second: frequent folds have
+/// more resident memory than the estimate, by what they have freed in a second.
 const MEMORY: u64 = 256 << 20;
 /// Maximum time without a change between intents alone and intents next to the other clients, as the speed of a disk
 /// drifts.

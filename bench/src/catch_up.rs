@@ -14,7 +14,7 @@ use chancery_events::record::Record;
 use chancery_journal::memory::MemoryLog;
 use chancery_journal::segments::{SegmentJournal, SegmentOptions};
 use chancery_journal::{AppendError, Journal as _, JournalDelivery, JournalReader};
-use chancery_projector::{Projector, StoreTuning};
+use chancery_projector::{PositionWatch, Projector, StoreTuning};
 use serde_json::json;
 
 use crate::ROUNDS;
@@ -105,10 +105,16 @@ pub(crate) fn written(dir: &Path, events: u64) -> Result<SegmentJournal> {
     Arc::into_inner(journal).context("the writer has ended")
 }
 
-/// Catches up from an empty store; returns the events per second, and the rows written.
-fn caught_up(dir: &Path, source: &Arc<dyn JournalReader>) -> Result<(CellResult, u64)> {
+/// Catches up from an empty store; returns the events per second, and the rows written. `opened` receives the
+/// watch of the rows.
+pub(crate) fn caught_up(
+    dir: &Path,
+    source: &Arc<dyn JournalReader>,
+    opened: impl FnOnce(PositionWatch),
+) -> Result<(CellResult, u64)> {
     let (began, watched) = (Instant::now(), MeasuredProcess::begin(std::process::id())?);
     let mut projector = Projector::open(dir, "bench", Arc::clone(source), None, StoreTuning::default())?;
+    opened(projector.reader().watch().clone());
     let position = projector.catch_up()?;
     let took = began.elapsed().as_secs_f64();
     let cell = CellResult { cores: Some(watched.cores()?), ..CellResult::rate(position.get() as f64 / took) };
@@ -173,7 +179,7 @@ pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let (mut ours, mut floors) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let at = |what: &str| directory.path().join(format!("{what}-{round}"));
-        let (cell, count) = caught_up(&at("ours"), &source)?;
+        let (cell, count) = caught_up(&at("ours"), &source, drop)?;
         ours.push(cell);
         floors.push(baseline(&at("baseline"), &rows(&at("ours"))?, count)?);
     }

@@ -290,7 +290,7 @@ impl FleetState {
         self.scope += 1;
     }
 
-    /// Stops to record changes, until the next call of [`FleetState::savepoint`].
+    /// Stops recording changes, until the next call of [`FleetState::savepoint`].
     pub fn release_savepoint(&mut self) {
         self.notes = None;
         self.keys.release();

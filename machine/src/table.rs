@@ -1,4 +1,5 @@
-//! Table of entities by key. Lookup is by hash, iteration in key order where an order has an effect: no hash order affects a decision.
+//! Table of entities by key. Lookup is by hash, iteration in key order where an order has an effect: no hash
+//! order affects a decision.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -51,7 +52,7 @@ impl<K: Clone + Eq + Hash + Ord, V> EntityTable<K, V> {
         self.0.is_empty()
     }
 
-    /// Visits all entities, in no order: only for results that no order affects, such as sums.
+    /// Visits all entities, in no order: only for results that no order affects, such as sums, and for estimates.
     pub fn unordered(&self) -> impl ExactSizeIterator<Item = &V> {
         self.0.values().map(|slot| &*slot.entity)
     }

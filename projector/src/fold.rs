@@ -1,7 +1,7 @@
 //! Folds records into the state, and collects the touched entities.
 //!
-//! Uses the decider's `evolve`, so that reads show what was decided. Invariants: nothing is skipped; a record
-//! is folded whole or not at all; an event that cannot be folded stops the fold.
+//! Uses the decider's `evolve`, so that reads show what was decided. Invariants: nothing is skipped; no
+//! state has a part of a record; an event that cannot be folded stops the fold.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -24,7 +24,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// Maximum number of records decoded ahead of the fold.
 const AHEAD: usize = 8;
 
-/// Record that cannot be folded. The fold stays before it.
+/// Record that cannot be folded. The fold stays before it, unless it discards its state.
 #[derive(Debug, thiserror::Error)]
 pub enum FoldError {
     /// Event of a newer build: use that build.
@@ -116,7 +116,7 @@ impl JournalFold {
         JournalFold { state, discards: false }
     }
 
-    /// Continues from a state; `None` is the start. A record that cannot be folded discards the state.
+    /// Continues from a state; `None` is the start. An event that cannot be folded discards the state.
     pub fn discarding(mut state: Option<FoldedState>) -> JournalFold {
         if let Some(state) = &mut state {
             state.fleet.release_savepoint();

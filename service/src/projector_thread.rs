@@ -138,7 +138,7 @@ pub struct ProjectorThread {
     pub snapshots: SnapshotStore,
     /// Fleet of the snapshots.
     pub fleet: Arc<str>,
-    /// Minimum number of events between snapshots. A larger fleet uses its number of entities. The costs of
+    /// Minimum number of events between snapshots. A larger fleet uses half its number of entities. The costs of
     /// writing and reading a snapshot are proportional to that number, and a start replays those events as
     /// well.
     pub every: u64,

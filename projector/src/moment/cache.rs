@@ -10,6 +10,7 @@
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 
 use chancery_events::id::Position;
 use chancery_journal::snapshots::{SnapshotMeta, SnapshotStore};
@@ -32,7 +33,7 @@ pub struct MomentLimits {
     pub moments: usize,
     /// Maximum memory of the moments and of a fold, in bytes.
     pub memory: u64,
-    /// Minimum number of events between snapshots that a long fold writes; of a larger state, its size.
+    /// Minimum number of events between snapshots that a long fold writes; of a larger state, half its size.
     pub snapshot_interval: u64,
 }
 
@@ -52,16 +53,8 @@ pub struct MomentCache {
     /// Moments, the last one read last.
     kept: Mutex<Vec<Arc<FleetMoment>>>,
     used: Arc<AtomicU64>,
-}
-
-/// Releases the reserved memory of an evicted moment, and frees its state on another thread: that takes as long as folding
-/// thousands of events. A moment that is still read keeps its memory.
-fn free(evicted: Arc<FleetMoment>) {
-    let Some(FleetMoment { state, keys, reserved, .. }) = Arc::into_inner(evicted) else { return };
-    // The next state grows more slowly than this one is freed.
-    drop(reserved);
-    // Without another thread it is freed on this one.
-    let _thread = std::thread::Builder::new().spawn(move || drop((state, keys)));
+    /// Thread that frees an evicted moment.
+    freeing: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// State from which a fold starts, with its memory.
@@ -79,8 +72,8 @@ impl MomentCache {
         rows: PositionWatch,
         limits: MomentLimits,
     ) -> MomentCache {
-        let (kept, used) = (Mutex::default(), Arc::default());
-        MomentCache { fleet, journal, snapshots, rows, limits, kept, used }
+        let (kept, used, freeing) = (Mutex::default(), Arc::default(), Mutex::default());
+        MomentCache { fleet, journal, snapshots, rows, limits, kept, used, freeing }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<FleetMoment>>> {
@@ -160,7 +153,7 @@ impl MomentCache {
         let evicted: Vec<_> = kept.drain(..superfluous).collect();
         kept.push(Arc::clone(&moment));
         drop(kept);
-        evicted.into_iter().for_each(free);
+        evicted.into_iter().for_each(|evicted| self.free(evicted));
         moment
     }
 
@@ -183,9 +176,24 @@ impl MomentCache {
             }
             let evicted = kept.remove(0);
             drop(kept);
-            free(evicted);
+            self.free(evicted);
         }
         Ok(())
+    }
+
+    /// Releases the reserved memory of an evicted moment, and frees its state on another thread: that takes as long as
+    /// folding thousands of events. At most one state is being freed. A moment that is still read keeps its memory.
+    fn free(&self, evicted: Arc<FleetMoment>) {
+        let Some(FleetMoment { state, keys, reserved, .. }) = Arc::into_inner(evicted) else { return };
+        drop(reserved);
+        let mut freeing = self.freeing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = freeing.take() {
+            // It only frees memory.
+            let _ = thread.join();
+        }
+        let named = thread::Builder::new().name("moment-free".into());
+        // Without another thread it is freed on this one.
+        *freeing = named.spawn(move || drop((state, keys))).ok();
     }
 
     /// Returns the nearest cached moment up to the record.

@@ -138,7 +138,7 @@ settings! {
     "qemu.accelerator" ACCELERATOR "tcg" "CHANCERY_QEMU_ACCELERATOR" "how QEMU runs the processors of virtual machines: tcg emulates them, kvm uses the kernel; with kvm, no virtual machine starts before a test guest has run on it";
     "segment_bytes" BYTES "64MiB" "CHANCERY_SEGMENT_BYTES" "size at which the journal starts another segment";
     "store_cache_bytes" BYTES "64MiB" "CHANCERY_STORE_CACHE_BYTES" "memory for the store of the read models of each fleet";
-    "snapshot_interval_events" COUNT "100000" "CHANCERY_SNAPSHOT_INTERVAL_EVENTS" "minimum number of events between snapshots of the state; in a fleet with more entities, their number";
+    "snapshot_interval_events" COUNT "100000" "CHANCERY_SNAPSHOT_INTERVAL_EVENTS" "minimum number of events between snapshots of the state; in a fleet with more than twice as many entities, half their number";
 }
 
 impl SettingEntry {

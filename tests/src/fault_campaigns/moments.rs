@@ -2,7 +2,7 @@
 //!
 //! | checked | by |
 //! |---|---|
-//! | each read | an answer of the named moment, with the bytes of every other answer of that moment; or `busy` with the time after which to retry |
+//! | each read | an answer of the named moment, with the bytes of every other answer of that moment; `not_found` before the entity exists; or `busy` with the time after which to retry |
 //! | memory | past states have at most `as_of.memory` by estimate; the server grows by at most that and a tenth |
 //! | clients that disconnect | afterwards no request folds or waits for a fold, and no thread folds |
 //! | intents | each is accepted; the time until their verdicts is printed, next to that without the other clients |
@@ -35,6 +35,8 @@ const MEMORY: u64 = 256 << 20;
 /// Maximum time without a change between intents alone and intents next to the other clients, as the speed of a disk
 /// drifts.
 const SLICE: u64 = 10;
+/// Last position of the moments that are read often.
+const REPEATED: u64 = 4;
 /// Number of capabilities, each of which has three events.
 const CAPABILITIES: u64 = 1500;
 /// Lists that exist at each moment.
@@ -53,6 +55,8 @@ const ROWS: [&str; 4] = ["nodes/node-1", "plans/web", "capabilities/c-7", "plans
 struct ReadCounts {
     answers: AtomicU64,
     busy: AtomicU64,
+    /// Answers at moments of which the same was read before.
+    compared: AtomicU64,
     disconnected: AtomicU64,
     /// Maximum memory of past states by estimate, in bytes.
     estimated: AtomicU64,
@@ -116,6 +120,7 @@ pub(super) fn run(seconds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     tally.acknowledged += CAPABILITIES + (alone.len() + read.len()) as u64;
     *tally.faults.entry("client that disconnects".into()).or_default() += load(&counts.disconnected);
     tally.check("answer at a random moment", load(&counts.answers));
+    tally.check("equal answer at a moment", load(&counts.compared));
     tally.check("busy", load(&counts.busy));
     ensure!(load(&counts.estimated) <= MEMORY, "past states have more memory than {MEMORY} bytes");
     ensure!(grown <= MEMORY / 10 * 11, "the server has grown by {grown} bytes");
@@ -195,7 +200,9 @@ impl ReadFleet<'_> {
         lower_priority();
         let client = self.server.client();
         while !self.is_done() {
-            let position = random.between(1, self.head.load(Ordering::Relaxed));
+            let is_repeated = random.chance(250);
+            let last = if is_repeated { REPEATED } else { self.head.load(Ordering::Relaxed) };
+            let position = random.between(1, last);
             let is_row = random.chance(500);
             let path = *random.pick(if is_row { &ROWS } else { &LISTS[..] }).context("a path")?;
             let by_time = random.chance(250);
@@ -260,8 +267,10 @@ impl ReadFleet<'_> {
         body(&answer.text).hash(&mut hasher);
         let hash = hasher.finish();
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = *answers.entry((path, position)).or_insert(hash);
-        ensure!(first == hash, "another answer of this moment differed");
+        if let Some(first) = answers.insert((path, position), hash) {
+            ensure!(first == hash, "another answer of this moment differed");
+            self.counts.compared.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
     }
 

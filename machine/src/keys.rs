@@ -409,7 +409,7 @@ impl IdempotencyKeys {
         KeysSavepoint { floor: self.floor }
     }
 
-    /// Passes every part of the serialized keys.
+    /// Adds every part of the serialized keys to a meter.
     pub(crate) fn measure<M: SnapshotMeter>(&self, by: &mut M) -> Result<(), M::Error> {
         by.entries(self.known.iter())?;
         by.entries(self.windows.iter().map(|(producer, window)| (producer, window.floor)))?;

@@ -154,7 +154,7 @@ macro_rules! snapshots {
                 Ok(fleet)
             }
 
-            /// Passes every part of the fleet's [`FleetSnapshot`], for the length of its encoding.
+            /// Adds every part of the fleet's [`FleetSnapshot`] to a meter.
             pub fn measure<M: SnapshotMeter>(&self, by: &mut M) -> Result<(), M::Error> {
                 by.part(&(self.head, self.term, &self.lineages, &self.decider, &self.levels))?;
                 self.keys.measure(by)?;

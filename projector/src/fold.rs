@@ -106,7 +106,7 @@ pub struct FoldedState {
 #[derive(Clone, Default, Debug)]
 pub struct JournalFold {
     state: Option<FoldedState>,
-    /// Whether an error discards the state, which then needs no copies of what a record changes.
+    /// Whether an event that cannot be folded discards the state. A fold then copies nothing that a record changes.
     discards: bool,
 }
 
@@ -203,7 +203,9 @@ impl JournalFold {
             return Err(FoldError::Fork { found });
         }
         if let Err(error) = fold(&mut state.fleet) {
-            self.state = self.state.take().filter(|_| !discards);
+            if discards {
+                self.state = None;
+            }
             return Err(error);
         }
         state.at = ChainCursor::after(record);

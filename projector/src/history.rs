@@ -154,6 +154,7 @@ impl HistoryReader {
         let mut entries = Vec::new();
         let mut known = BTreeMap::new();
         let (mut looks, mut bytes) = (0, 0);
+        // The record that issues an id may name it before, in the verdict on the intent.
         for record in self.source.records_about(subject, from.max(issued.unwrap_or(Position::FIRST)))? {
             let record = record?;
             if record.first() > self.until {

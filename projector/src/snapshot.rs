@@ -70,8 +70,8 @@ impl FoldedState {
         Ok(length.0)
     }
 
-    /// Whether a snapshot is due this many events after the last one: its cost is that of writing an entity for each
-    /// half event, whatever the size of the state.
+    /// Whether a snapshot is due this many events after the last one. For each event, at most two entities are written
+    /// to snapshots, whatever the size of the state.
     pub fn is_snapshot_due(&self, events: u64, interval: u64) -> bool {
         events >= interval.max(self.fleet.size() as u64 / 2)
     }

@@ -47,7 +47,7 @@ impl ReadModelRow for PlanRow {
             next: plan.next.clone(),
             replicas: replicas(of),
             operations: operations(plan, of),
-            unschedulable: unschedulable(fleet, name).to_vec(),
+            unschedulable: unschedulable(fleet, plan).to_vec(),
             spread: spread(fleet, plan),
             message: plan_message(fleet, plan, of, is_waiting),
         }))
@@ -60,10 +60,9 @@ fn waits(fleet: &FleetState, plan: &PlanName) -> bool {
 }
 
 /// Returns why operations of the plan have no placement.
-pub(crate) fn unschedulable<'a>(fleet: &'a FleetState, plan: &PlanName) -> &'a [UnschedulableReason] {
+pub(crate) fn unschedulable<'a>(fleet: &FleetState, plan: &'a Plan) -> &'a [UnschedulableReason] {
     // Reasons stay in the state after a placement; they count only while an operation waits.
-    let plan = fleet.plans().get(plan).filter(|plan| waits(fleet, &plan.name));
-    plan.map_or(&[], |plan| &plan.unschedulable)
+    if waits(fleet, &plan.name) { &plan.unschedulable } else { &[] }
 }
 
 fn spread(fleet: &FleetState, plan: &Plan) -> SpreadRow {

@@ -152,6 +152,7 @@ impl MomentCache {
         let superfluous = (kept.len() + 1).saturating_sub(self.limits.moments.max(1));
         let evicted: Vec<_> = kept.drain(..superfluous).collect();
         kept.push(Arc::clone(&moment));
+        // Readers need the lock.
         drop(kept);
         evicted.into_iter().for_each(|evicted| self.free(evicted));
         moment

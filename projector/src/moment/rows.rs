@@ -129,7 +129,8 @@ impl RowTree for FleetMoment {
 
     /// Without the counts that the row of the plan has.
     fn unschedulable(&self, plan: &PlanName) -> Result<Vec<UnschedulableReason>, StoreError> {
-        Ok(unschedulable(&self.state.fleet, plan).to_vec())
+        let fleet = &self.state.fleet;
+        Ok(fleet.plans().get(plan).map_or_else(Vec::new, |plan| unschedulable(fleet, plan).to_vec()))
     }
 
     fn moment(&self) -> Option<RecordHash> {

@@ -144,7 +144,17 @@ impl CampaignKind {
         match self {
             CampaignKind::Moments => 60,
             CampaignKind::Past => 20_000,
-            _ => 50,
+            CampaignKind::Kills
+            | CampaignKind::Pauses
+            | CampaignKind::Clock
+            | CampaignKind::DiskFull
+            | CampaignKind::Damage
+            | CampaignKind::Executors
+            | CampaignKind::Relocates
+            | CampaignKind::Rollouts
+            | CampaignKind::Takeovers
+            | CampaignKind::Kubernetes
+            | CampaignKind::Machines => 50,
         }
     }
 

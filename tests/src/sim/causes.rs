@@ -17,6 +17,7 @@ use crate::past::causes::FIRST_FACTS;
 const CHOSEN: usize = 8;
 /// Number of events on a page.
 const PAGE: usize = 2;
+
 /// Event as a scan of the log finds it.
 struct ScannedEvent {
     kind: EventKind,

@@ -154,7 +154,9 @@ impl MomentCache {
         kept.push(Arc::clone(&moment));
         // Readers need the lock.
         drop(kept);
-        evicted.into_iter().for_each(|evicted| self.free(evicted));
+        for evicted in evicted {
+            self.free(evicted);
+        }
         moment
     }
 

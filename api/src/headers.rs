@@ -1,6 +1,7 @@
 //! Headers with attributes of an intent.
 
 use axum::http::{HeaderMap, HeaderName, header};
+use chancery_decider::UnchangedVerdict;
 use chancery_events::cloudevent;
 use chancery_events::name::{Actor, IntentId, SourceName};
 use chancery_events::time::Time;
@@ -16,6 +17,8 @@ pub(super) struct IntentHeaders {
     pub(super) time: Option<Time>,
     pub(super) expect: Option<u64>,
     pub(super) traceparent: Option<String>,
+    /// What happens with a verdict that the intent changes nothing.
+    pub(super) unchanged: UnchangedVerdict,
 }
 
 /// Returns a header as text; an error if it occurs several times.
@@ -60,9 +63,26 @@ impl IntentHeaders {
             actor: parsed(headers, "chancery-actor")?.unwrap_or_else(|| "local".parse().expect("a name")),
             time: parsed(headers, "chancery-time")?,
             expect: if_match(headers)?,
+            unchanged: unchanged(headers)?,
             traceparent: traceparent
                 .map_err(|what| ProblemDetails::parameter(RequestPart::Header, "traceparent", what))?,
         })
+    }
+}
+
+/// Header that requests a recorded verdict also for an intent that changes nothing.
+pub(super) const UNCHANGED: HeaderName = HeaderName::from_static("chancery-unchanged");
+
+/// Reads [`UNCHANGED`].
+fn unchanged(headers: &HeaderMap) -> Result<UnchangedVerdict, ProblemDetails> {
+    match one(headers, &UNCHANGED)? {
+        None => Ok(UnchangedVerdict::default()),
+        Some("recorded") => Ok(UnchangedVerdict::Recorded),
+        Some(_) => Err(ProblemDetails::parameter(
+            RequestPart::Header,
+            UNCHANGED.as_str(),
+            "must be recorded, or absent for an answer without a record",
+        )),
     }
 }
 

@@ -12,7 +12,7 @@ use std::task::Poll;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, Response};
-use chancery_decider::{DeciderHandle, Verdict, VerdictError};
+use chancery_decider::{DeciderHandle, UnchangedVerdict, Verdict, VerdictError};
 use chancery_events::cloudevent::{CloudEventAttributes, InvalidAttribute, InvalidCloudEvent};
 use chancery_events::intent::IntentRequest;
 use percent_encoding::percent_decode_str;
@@ -37,9 +37,9 @@ pub(super) async fn take(
     body: Result<Bytes, ProblemDetails>,
 ) -> Result<Response<Body>, ProblemDetails> {
     match read(app, &call, body)? {
-        ReadIntents::One(ReadIntent { request, bytes, was_if_match }) => {
+        ReadIntents::One(ReadIntent { request, bytes, was_if_match, unchanged }) => {
             let asked = AnswerContext::of(&request, was_if_match);
-            let verdict = ask(app, decider, *request, bytes).await;
+            let verdict = ask(app, decider, *request, unchanged, bytes).await;
             let (status, accepted) = asked.answered(app, decider, verdict).await?;
             Ok(response(status, &accepted))
         }
@@ -55,6 +55,8 @@ pub(super) struct ReadIntent {
     pub(super) bytes: usize,
     /// Whether `If-Match` gave the expected version.
     pub(super) was_if_match: bool,
+    /// What happens with a verdict that the intent changes nothing.
+    pub(super) unchanged: UnchangedVerdict,
 }
 
 /// Intents of a request.
@@ -88,7 +90,8 @@ pub(super) fn read(
         (_, true) => binary(headers, &meta, text)?,
         (_, false) => structured(&meta, JsonPart { whole: text, part: text })?,
     };
-    Ok(ReadIntents::One(ReadIntent { request: Box::new(request), bytes: bytes.len(), was_if_match }))
+    let (request, bytes, unchanged) = (Box::new(request), bytes.len(), meta.unchanged);
+    Ok(ReadIntents::One(ReadIntent { request, bytes, was_if_match, unchanged }))
 }
 
 /// Returns the problem of an attribute, with its location.
@@ -204,8 +207,8 @@ fn read_batch(
     app.common.rates.owe(principal, items.len().saturating_sub(1));
     let read = |(index, item): (usize, &&RawValue)| {
         let read = structured(meta, JsonPart { whole: text, part: item.get() });
-        let bytes = item.get().len();
-        read.map(|(request, _)| ReadIntent { request: Box::new(request), bytes, was_if_match: false })
+        let (bytes, was_if_match, unchanged) = (item.get().len(), false, meta.unchanged);
+        read.map(|(request, _)| ReadIntent { request: Box::new(request), bytes, was_if_match, unchanged })
             .map_err(|problem| problem.below(&format!("/{index}")))
     };
     Ok(items.iter().enumerate().map(read).collect())
@@ -222,14 +225,16 @@ async fn batch(
     let mut asked = Vec::new();
     for (index, item) in items.into_iter().enumerate() {
         match item {
-            Ok(ReadIntent { request, bytes, was_if_match }) => {
-                asked.push(((index, AnswerContext::of(&request, was_if_match)), (request, bytes)));
+            Ok(ReadIntent { request, bytes, was_if_match, unchanged }) => {
+                let context = AnswerContext::of(&request, was_if_match);
+                asked.push(((index, context), (request, unchanged, bytes)));
             }
             Err(problem) => answers[index] = Some(problem_value(&problem, request_id)),
         }
     }
     let (places, requests): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
-    let asks = requests.into_iter().map(|(request, bytes)| ask(app, decider, *request, bytes));
+    let asks =
+        requests.into_iter().map(|(request, unchanged, bytes)| ask(app, decider, *request, unchanged, bytes));
     let verdicts = in_order(asks).await;
     let last = verdicts.iter().filter_map(|verdict| Some(verdict.as_ref().ok()?.position)).max();
     for ((index, asked), verdict) in places.into_iter().zip(verdicts) {

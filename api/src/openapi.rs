@@ -344,6 +344,7 @@ parameters! {
         "header" "Chancery-Actor" {"type": "string"} "Actor of the intent (default: `local`).";
         "header" "Chancery-Source" {"type": "string"} "Source of the intent (default: `http`).";
         "header" "Chancery-Time" {"type": "string", "format": "date-time"} "Time of the first request, by the client's clock.";
+        "header" "Chancery-Unchanged" {"type": "string", "enum": ["recorded"]} "Record the verdict also if the intent changes nothing (default: answer without a record).";
         "header" "traceparent" {"type": "string"} "W3C trace context, stored with the intent.";
     message_parameters:
         "query" "after" {"type": "integer", "minimum": 0} "Number of earlier messages on the channel.";

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, StatusCode};
-use chancery_decider::{DeciderHandle, Verdict, VerdictError};
+use chancery_decider::{DeciderHandle, UnchangedVerdict, Verdict, VerdictError};
 use chancery_events::digest::Digest;
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, IntentOutcome};
@@ -39,11 +39,15 @@ const SOURCE: &str = "http";
 /// Response to an accepted intent.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 pub(super) struct AcceptedResponse {
-    /// Position of the verdict. Later reads of this server include the effect of the intent; reads of other
-    /// servers include it with this position as `min_position`.
+    /// Position of the verdict; of the state that the intent does not change, for an `unchanged` that is not
+    /// recorded. Later reads of this server include the effect of the intent; reads of other servers include it with
+    /// this position as `min_position`.
     pub(super) position: u64,
-    /// Verdict: `accepted`, or `unchanged` if the requested state was set already.
+    /// Verdict: `accepted`, or `unchanged` if the requested state was set already. `unchanged` is recorded only with
+    /// the header `chancery-unchanged: recorded`.
     pub(super) verdict: String,
+    /// Whether the journal has the verdict, at `position`.
+    pub(super) recorded: bool,
     /// Entity that the intent changes; `request/ID` if the intent waits for approval as that request.
     pub(super) subject: Option<String>,
     /// Current version of the entity.
@@ -151,7 +155,7 @@ pub(super) async fn typed(
         intent,
     };
     let asked = AnswerContext::of(&request, was_if_match);
-    let verdict = ask(app, decider, request, bytes.len()).await;
+    let verdict = ask(app, decider, request, meta.unchanged, bytes.len()).await;
     let (status, accepted) = asked.answered(app, decider, verdict).await?;
     Ok(response(status, &accepted))
 }
@@ -189,12 +193,13 @@ pub(super) async fn ask(
     app: &FleetApi,
     decider: &DeciderHandle,
     request: IntentRequest,
+    unchanged: UnchangedVerdict,
     bytes: usize,
 ) -> Result<Verdict, VerdictError> {
     // Less than the limit of the request, so that the answer can report an unknown outcome.
     let timeout = app.common.limits.request_timeout.mul_f32(0.9);
     let breaks_glass = matches!(&request.intent, Intent::NodeSetState(ask) if ask.break_glass.is_some());
-    let verdict = tokio::time::timeout(timeout, decider.ask(request, bytes))
+    let verdict = tokio::time::timeout(timeout, decider.ask(request, unchanged, bytes))
         .await
         .unwrap_or(Err(VerdictError::Unknown));
     if let Ok(verdict) = &verdict {
@@ -304,8 +309,11 @@ impl AnswerContext {
             IntentOutcome::Changed => (status(self.done, accepted.version), "accepted"),
         };
         let subject = accepted.subject.as_ref().map(ToString::to_string);
-        let (verdict, version, changed) = (word.to_owned(), accepted.version, None);
-        Ok((status, AcceptedResponse { position, verdict, subject, version, changed }))
+        let (recorded, version, changed) = (verdict.is_recorded, accepted.version, None);
+        Ok((
+            status,
+            AcceptedResponse { position, verdict: word.to_owned(), recorded, subject, version, changed },
+        ))
     }
 
     fn no_verdict(&self, decider: &DeciderHandle, why: VerdictError) -> ProblemDetails {

@@ -19,7 +19,7 @@ use chancery_decider::leader_router::LeaderRouter;
 use chancery_decider::wall_clock::{JudgedClock, WallClock};
 use chancery_decider::{
     ChannelNumbers, DeciderEnd, DeciderExit, DeciderHandle, DeciderInput, DeciderStart, EventHub,
-    JournalFollower, VerdictError,
+    JournalFollower, UnchangedVerdict, VerdictError,
 };
 use chancery_events::id::{Lineage, Position, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
@@ -123,7 +123,7 @@ async fn ask(decider: &DeciderHandle, n: &mut u64, type_name: &str, data: Value)
     };
     let bytes = request.intent.data_json().len();
     loop {
-        match decider.ask(request.clone(), bytes).await {
+        match decider.ask(request.clone(), UnchangedVerdict::default(), bytes).await {
             Ok(verdict) => match &*verdict.result {
                 Ok(_) => return Ok(()),
                 Err(refusal) => bail!("{type_name}: {refusal:?}"),

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::event::Event;
-use chancery_events::fact::{EntityQuarantined, Fact, InboxSkipped, TermStarted, TimeRecorded};
+use chancery_events::fact::{
+    EntityQuarantined, Fact, InboxSkipped, IntentAccepted, TermStarted, TimeRecorded,
+};
 use chancery_events::id::{ConnectionToken, Lineage, Position, Term, WriterId};
 use chancery_events::inbox_message::InboxMessage;
 use chancery_events::intent::IntentRequest;
@@ -29,10 +31,11 @@ use chancery_machine::advance::{AdvanceState, DueStep, advance, next_alarm};
 use chancery_machine::context::{DecisionContext, LevelLimits};
 use chancery_machine::decide::{IdempotencyCheck, decide, evolve, observe, pass, repeat, verdict};
 use chancery_machine::fleet::FleetState;
+use chancery_machine::keys::AcceptedIntent;
 use chancery_machine::level::refuse_higher;
 use chancery_machine::meta::FactPosition;
 
-use super::handle::{ChannelNumber, Verdict};
+use super::handle::{ChannelNumber, UnchangedVerdict, Verdict};
 use super::inbox::{InboxProgress, InboxStart};
 use super::sessions::SessionTable;
 
@@ -57,7 +60,7 @@ pub struct RequestTicket(pub u64);
 #[derive(Debug)]
 pub enum CoreInput {
     /// Intent of a caller. The answer is an effect, which is emitted once the verdict is durable.
-    Intent(RequestTicket, Box<IntentRequest>),
+    Intent(RequestTicket, Box<IntentRequest>, UnchangedVerdict),
     /// Inbox message, in order of offsets, which may have holes. The journal records the answer.
     InboxMessage(Box<InboxMessage>),
     /// Offset below which no inbox message is outstanding.
@@ -149,9 +152,9 @@ pub(super) enum RequestOutcome {
     Before(Verdict),
     /// Verdict that the draft commit records.
     Now(Verdict),
-    /// Refusal that is not in the journal: the event of the refusal cannot be folded, or the intent has a higher level than the
-    /// fleet.
-    Failed(Refusal),
+    /// Verdict that is not in the journal: the intent changes nothing, the event of the refusal cannot be folded, or the
+    /// intent has a higher level than the fleet.
+    Unrecorded(Result<AcceptedIntent, Refusal>),
 }
 
 impl HeldEffect {
@@ -298,7 +301,7 @@ impl DeciderCore {
     /// Takes an input at `now`. Returns the outputs, in order.
     pub fn handle(&mut self, now: Time, input: CoreInput) -> Vec<CoreOutput> {
         match input {
-            CoreInput::Intent(ticket, request) => self.intent(ticket, &request, now),
+            CoreInput::Intent(ticket, request, unchanged) => self.intent(ticket, &request, unchanged, now),
             CoreInput::InboxMessage(message) => self.take_message(&message, now),
             CoreInput::InboxPassed(next) => self.inbox_passed(next, now),
             CoreInput::InboxBlocked(offset) => self.inbox_blocked(offset, now),
@@ -481,27 +484,40 @@ impl DeciderCore {
     }
 
     /// Decides an intent.
-    fn intent(&mut self, ticket: RequestTicket, request: &IntentRequest, now: Time) {
+    fn intent(
+        &mut self,
+        ticket: RequestTicket,
+        request: &IntentRequest,
+        unchanged: UnchangedVerdict,
+        now: Time,
+    ) {
         self.set_time(now);
         self.seal_if_full();
-        match self.settle(request, Ok(())) {
+        match self.settle(request, Ok(()), unchanged) {
             RequestOutcome::Before(verdict) | RequestOutcome::Now(verdict) => {
                 self.hold(HeldEffect::Answer(ticket, verdict));
             }
             // Nothing is appended; the caller is notified when all events before are durable.
-            RequestOutcome::Failed(refusal) => {
-                let result = Arc::new(Err(refusal));
-                self.hold(HeldEffect::Answer(ticket, Verdict { position: self.fleet.head(), result }));
+            RequestOutcome::Unrecorded(result) => {
+                let (position, result) = (self.fleet.head(), Arc::new(result));
+                self.hold(HeldEffect::Answer(ticket, Verdict { position, is_recorded: false, result }));
             }
         }
     }
 
-    /// Decides and records a request that is not a repeat. A disallowed request is recorded with its refusal.
-    pub(super) fn settle(&mut self, request: &IntentRequest, allowed: Result<(), Refusal>) -> RequestOutcome {
+    /// Decides and records a request that is not a repeat. A disallowed request is recorded with its refusal, and one
+    /// that changes nothing as the caller has chosen.
+    pub(super) fn settle(
+        &mut self,
+        request: &IntentRequest,
+        allowed: Result<(), Refusal>,
+        unchanged: UnchangedVerdict,
+    ) -> RequestOutcome {
         let reused = match repeat(self.fleet.keys(), request) {
             IdempotencyCheck::Repeat(known) => {
                 return RequestOutcome::Before(Verdict {
                     position: known.verdict,
+                    is_recorded: true,
                     result: Arc::clone(&known.reply),
                 });
             }
@@ -509,7 +525,7 @@ impl DeciderCore {
             IdempotencyCheck::New => Ok(()),
         };
         if let Err(refusal) = refuse_higher(&self.fleet, &request.intent) {
-            return RequestOutcome::Failed(refusal);
+            return RequestOutcome::Unrecorded(Err(refusal));
         }
         let position = self.next();
         let mut context = self.context(position.plus(2));
@@ -519,6 +535,12 @@ impl DeciderCore {
             catch_unwind(AssertUnwindSafe(|| (self.decide)(&self.fleet, request, &context)))
                 .unwrap_or_else(|panic| Err(internal(&panic_message(&*panic))))
         });
+        if unchanged == UnchangedVerdict::Unrecorded && decided.as_ref().is_ok_and(Vec::is_empty) {
+            let fact = verdict(&self.fleet, request, &decided, &context);
+            if let Some(accepted) = accepted(&fact) {
+                return RequestOutcome::Unrecorded(Ok(accepted));
+            }
+        }
         let decided = self.record(request, position, decided, &context).or_else(|failure| {
             if let CommitError::Failed(failure) = &failure {
                 tracing::error!(%position, intent = request.intent.type_name(), id = %request.id, failure, "cannot fold intent");
@@ -532,7 +554,7 @@ impl DeciderCore {
                 }
                 RequestOutcome::Now(verdict)
             }
-            Err(failure) => RequestOutcome::Failed(failure.refusal()),
+            Err(failure) => RequestOutcome::Unrecorded(Err(failure.refusal())),
         }
     }
 
@@ -544,13 +566,9 @@ impl DeciderCore {
         context: &DecisionContext,
     ) -> Result<Verdict, CommitError> {
         let fact = verdict(&self.fleet, request, &decided, context);
-        let result = match (&fact, &decided) {
-            (Fact::IntentAccepted(accepted), _) => Ok(chancery_machine::keys::AcceptedIntent {
-                outcome: accepted.outcome,
-                subject: accepted.subject.clone(),
-                version: accepted.version,
-            }),
-            (Fact::IntentRefused(refused), Err(refusal)) => {
+        let result = match (accepted(&fact), &fact, &decided) {
+            (Some(accepted), ..) => Ok(accepted),
+            (None, Fact::IntentRefused(refused), Err(refusal)) => {
                 Err(Refusal { subject: refused.subject.clone(), version: refused.version, ..refusal.clone() })
             }
             _ => return Err(CommitError::Failed("a verdict is either accepted or refused".into())),
@@ -561,7 +579,7 @@ impl DeciderCore {
         events.push(Event::Fact { cause: position, fact });
         events.extend(facts.into_iter().map(|fact| Event::Fact { cause: position, fact }));
         self.commit_events(&events)?;
-        Ok(Verdict { position: position.plus(1), result: Arc::new(result) })
+        Ok(Verdict { position: position.plus(1), is_recorded: true, result: Arc::new(result) })
     }
 
     /// Takes an observation. Nothing is recorded if nothing follows from the observation.
@@ -733,6 +751,12 @@ impl CommitError {
             CommitError::Failed(failure) => internal(failure),
         }
     }
+}
+
+/// Returns the answer to an accepted intent, by the fact of its verdict.
+fn accepted(verdict: &Fact) -> Option<AcceptedIntent> {
+    let Fact::IntentAccepted(IntentAccepted { outcome, subject, version, .. }) = verdict else { return None };
+    Some(AcceptedIntent { outcome: *outcome, subject: subject.clone(), version: *version })
 }
 
 pub(super) fn internal(failure: &str) -> Refusal {

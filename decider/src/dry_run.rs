@@ -29,7 +29,7 @@ use chancery_machine::fleet::FleetState;
 pub use chancery_machine::operation::{ChosenNode, OperationWait};
 
 use super::core::{CoreInput, CoreOutput, DeciderCore, DeciderEffect, DeciderSettings, PART, RequestTicket};
-use super::handle::Verdict;
+use super::handle::{UnchangedVerdict, Verdict};
 
 /// Bounds of a dry run, checked before each intent and each step of due work. One of these may exceed a bound by a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -228,11 +228,12 @@ impl<'a> DryRun<'a> {
             let detail = format!("cannot decide {name} in a dry run: it depends on {on}");
             let result = Arc::new(Err(Refusal::new(RefusalCode::Unsupported, detail)));
             return DryVerdict {
-                verdict: Verdict { position: self.core.fleet().head(), result },
+                verdict: Verdict { position: self.core.fleet().head(), is_recorded: false, result },
                 record: None,
             };
         }
-        let (records, answer, _) = self.give(CoreInput::Intent(RequestTicket(0), Box::new(request)));
+        let input = CoreInput::Intent(RequestTicket(0), Box::new(request), UnchangedVerdict::default());
+        let (records, answer, _) = self.give(input);
         let verdict = answer.expect("an intent whose record is delivered is answered");
         DryVerdict { verdict, record: records.into_iter().last() }
     }

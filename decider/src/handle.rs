@@ -13,13 +13,27 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use super::input_permits::{InboxPermit, InputPermit, pieces};
 use super::outbox::ExecutorOutbox;
 
-/// Answer to an intent: durable, and the same for every repeat.
+/// Answer to an intent. A recorded verdict is durable, and the same for every repeat.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Verdict {
-    /// Position of the verdict's fact; reads with this `min_position` see what the intent recorded.
+    /// Position of the verdict's fact; that of the state for a verdict that is not recorded. Reads with this
+    /// `min_position` see what the intent recorded, or the state that it did not change.
     pub position: Position,
+    /// Whether the journal has the verdict.
+    pub is_recorded: bool,
     /// Outcome of the intent.
     pub result: Arc<Result<AcceptedIntent, Refusal>>,
+}
+
+/// What happens with the verdict on a new intent that changes nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum UnchangedVerdict {
+    /// The verdict is answered and not recorded, so that a loop that applies the same does not grow the journal. A
+    /// repeat is decided again.
+    #[default]
+    Unrecorded,
+    /// Intent and verdict are recorded, and every repeat gets this verdict.
+    Recorded,
 }
 
 /// Reason why there is no verdict.
@@ -44,7 +58,7 @@ pub struct DeciderStopped;
 #[derive(Debug)]
 pub enum DeciderInput {
     /// Intent, and the sender for its answer.
-    Intent(Box<IntentRequest>, oneshot::Sender<Verdict>, InboxPermit),
+    Intent(Box<IntentRequest>, UnchangedVerdict, oneshot::Sender<Verdict>, InboxPermit),
     /// Inbox message, in order of offsets; sent by [`DeciderHandle::post`].
     InboxMessage(Box<InboxMessage>, InboxPermit),
     /// Offset below which no inbox message will come.
@@ -103,13 +117,18 @@ impl DeciderHandle {
     }
 
     /// Returns the verdict on an intent of `bytes` bytes.
-    pub async fn ask(&self, request: IntentRequest, bytes: usize) -> Result<Verdict, VerdictError> {
+    pub async fn ask(
+        &self,
+        request: IntentRequest,
+        unchanged: UnchangedVerdict,
+        bytes: usize,
+    ) -> Result<Verdict, VerdictError> {
         let (answer, verdict) = oneshot::channel();
         let pieces = pieces(bytes, self.queue.max_capacity());
         let permit = Arc::clone(&self.intents).try_acquire_many_owned(pieces);
         let permit = InboxPermit(permit.map_err(|_| VerdictError::Busy)?);
         self.queue
-            .try_send(DeciderInput::Intent(Box::new(request), answer, permit))
+            .try_send(DeciderInput::Intent(Box::new(request), unchanged, answer, permit))
             .map_err(|_| VerdictError::Busy)?;
         verdict.await.map_err(|_| VerdictError::Unknown)
     }

@@ -35,6 +35,7 @@ use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::time::Time;
 
 use super::core::{DeciderCore, RequestOutcome, internal, panic_message};
+use super::handle::UnchangedVerdict;
 
 /// Time after which an inbox watermark that no commit contains gets a commit of its own.
 const LAG: Duration = Duration::from_secs(1);
@@ -345,10 +346,11 @@ impl DeciderCore {
         request: &IntentRequest,
         allowed: Result<(), Refusal>,
     ) {
-        match self.settle(request, allowed) {
-            // A repeat was answered before, in this commit or an earlier one.
-            RequestOutcome::Before(_) | RequestOutcome::Now(_) => {}
-            RequestOutcome::Failed(refusal) => self.refuse_message(message, refusal),
+        // The journal is the only answer to a message, so a verdict that changes nothing is recorded too.
+        match self.settle(request, allowed, UnchangedVerdict::Recorded) {
+            // A repeat was answered before, in this commit or an earlier one. Every other accepted message is recorded.
+            RequestOutcome::Before(_) | RequestOutcome::Now(_) | RequestOutcome::Unrecorded(Ok(_)) => {}
+            RequestOutcome::Unrecorded(Err(refusal)) => self.refuse_message(message, refusal),
         }
     }
 

@@ -91,6 +91,7 @@ mod tests {
     use tokio::task::unconstrained;
 
     use super::*;
+    use crate::handle::UnchangedVerdict;
 
     /// Whether the message can be sent without waiting.
     async fn is_sent(way: &InputSender, message: &[u8]) -> bool {
@@ -172,7 +173,7 @@ mod tests {
             intent: PolicyDelete { name: "p".parse().expect("a name") }.into(),
         };
         let ask = async |bytes: usize| {
-            let mut asked = pin!(decider.ask(request(), bytes));
+            let mut asked = pin!(decider.ask(request(), UnchangedVerdict::default(), bytes));
             // Dropped as soon as it waits for its answer.
             poll_fn(|context| Poll::Ready(asked.as_mut().poll(context).is_pending())).await
         };
@@ -189,7 +190,7 @@ mod tests {
         assert!(!ask(1).await);
         let (queue, _inputs) = mpsc::channel(1);
         let decider = DeciderHandle::over(queue);
-        let mut large = pin!(decider.ask(request(), 100 * PIECE));
+        let mut large = pin!(decider.ask(request(), UnchangedVerdict::default(), 100 * PIECE));
         let waits = poll_fn(|context| Poll::Ready(large.as_mut().poll(context).is_pending())).await;
         assert!(waits, "a large one has all of the smallest queue");
     }

@@ -246,11 +246,11 @@ impl DeciderLoop {
         let now = self.now();
         match input {
             // The input's share of the queue, here and below, is free when the input has been handled.
-            DeciderInput::Intent(request, answer, _permit) => {
+            DeciderInput::Intent(request, unchanged, answer, _permit) => {
                 self.tickets += 1;
                 let ticket = RequestTicket(self.tickets);
                 self.askers.insert(ticket, answer);
-                self.driver.handle(core::CoreInput::Intent(ticket, request), now);
+                self.driver.handle(core::CoreInput::Intent(ticket, request, unchanged), now);
             }
             DeciderInput::InboxMessage(inbox_message, _permit) => {
                 self.driver.handle(core::CoreInput::InboxMessage(inbox_message), now);

@@ -30,7 +30,7 @@ use chancery_machine::snapshot::FleetSnapshot;
 use serde_json::json;
 
 use super::core::{CoreInput, CoreOutput, DeciderCore, DeciderEffect, DeciderSettings, PART, RequestTicket};
-use super::handle::ChannelNumber;
+use super::handle::{ChannelNumber, UnchangedVerdict};
 
 const LEASE: Duration = Duration::from_secs(15);
 const REPLICAS: u32 = 10_000;
@@ -180,9 +180,13 @@ impl DeciderFixture {
     }
 
     fn ask(&mut self, request: &IntentRequest) -> RequestTicket {
+        self.ask_with(request, UnchangedVerdict::default())
+    }
+
+    fn ask_with(&mut self, request: &IntentRequest, unchanged: UnchangedVerdict) -> RequestTicket {
         self.tickets += 1;
         let ticket = RequestTicket(self.tickets);
-        self.give(CoreInput::Intent(ticket, Box::new(request.clone())));
+        self.give(CoreInput::Intent(ticket, Box::new(request.clone()), unchanged));
         ticket
     }
 
@@ -302,6 +306,47 @@ fn the_time_is_recorded_when_nothing_else_has_been_for_long_and_not_before() {
     }
     let last = rig.journal.last().expect("a record").header().time;
     assert_eq!(last, rig.now);
+}
+
+#[test]
+fn an_intent_that_changes_nothing_is_recorded_only_on_request() {
+    let mut rig = DeciderFixture::new();
+    let spec = |score: u32| json!({"name": "gpu", "spec": {"type": "GPU", "score": score}});
+    rig.must("capability.apply", &spec(1));
+    rig.settle();
+    let head = rig.core.durable().position;
+
+    let same = rig.request("capability.apply", &spec(1));
+    for _ in 0..3 {
+        let ticket = rig.ask(&same);
+        assert_eq!(answers(&rig.effects()), [(ticket, head.get(), None)], "immediately, from the state");
+        rig.settle();
+        assert_eq!(rig.core.durable().position, head, "nothing is recorded");
+    }
+    // On a state that is not durable, the answer waits like any other.
+    let inactive = json!({"name": "gpu", "activity": "inactive"});
+    rig.must("capability.set_activity", &inactive);
+    rig.ask(&same);
+    assert_eq!(answers(&rig.effects()), []);
+    let last = answers(&rig.settle()).pop().expect("an answer");
+    assert_eq!(last.1, rig.core.durable().position.get(), "the position of the state");
+
+    // Its key was not used: once the same intent changes something, it is decided and recorded.
+    rig.must("capability.apply", &spec(2));
+    rig.settle();
+    let before = rig.core.durable().position;
+    rig.ask(&same);
+    let [(_, verdict, None)] = answers(&rig.settle())[..] else { panic!("an accepted intent") };
+    assert_eq!(verdict, before.get() + 2, "it is recorded, and changes the score back");
+
+    let kept = rig.request("capability.apply", &spec(1));
+    rig.ask_with(&kept, UnchangedVerdict::Recorded);
+    let first = answers(&rig.settle());
+    assert_eq!(rig.core.durable().position.get(), first[0].1, "intent and verdict are recorded");
+    for unchanged in [UnchangedVerdict::Recorded, UnchangedVerdict::Unrecorded] {
+        rig.ask_with(&kept, unchanged);
+        assert_eq!(answers(&rig.settle())[0].1, first[0].1, "a repeat gets the recorded verdict");
+    }
 }
 
 #[test]

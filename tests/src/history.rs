@@ -26,6 +26,8 @@ pub struct OpId(usize);
 pub enum Verdict {
     /// The intent was accepted.
     Accepted,
+    /// The intent changes nothing in the state at the position; the journal has no verdict on it.
+    Unchanged,
     /// The intent was refused, for this reason.
     Refused(RefusalCode),
 }
@@ -36,7 +38,7 @@ pub enum Verdict {
 pub enum InvocationOutcome {
     /// A verdict was received.
     Ok {
-        /// Position of the verdict in the journal.
+        /// Position of the verdict in the journal; that of the state if the verdict is not recorded.
         position: Position,
         /// Received verdict.
         verdict: Verdict,

@@ -54,6 +54,7 @@ mod replay;
 mod rollbacks;
 mod rollouts;
 mod simulation;
+mod unchanged;
 mod upgrade;
 mod virtual_machines;
 mod walkthrough;

@@ -274,7 +274,7 @@ async fn what_is_forwarded_for_another_journal_or_a_later_term_is_not_recorded_a
     ];
     decider.decide(|_| {
         let accepted = AcceptedIntent { outcome: IntentOutcome::Unchanged, subject: None, version: None };
-        Some(Verdict { position: Position::new(7), result: Arc::new(Ok(accepted)) })
+        Some(Verdict { position: Position::new(7), is_recorded: true, result: Arc::new(Ok(accepted)) })
     });
     for (named, status) in cases {
         let headers = [json, ("chancery-forwarded", named)];

@@ -267,7 +267,7 @@ async fn every_verdict_over_http_is_waited_for_by_the_reads_after_it() {
         } else {
             Ok(AcceptedIntent { outcome: IntentOutcome::Changed, subject: None, version: None })
         };
-        Some(Verdict { position, result: Arc::new(result) })
+        Some(Verdict { position, is_recorded: true, result: Arc::new(result) })
     });
     let last = || world.app.last_verdict.position().get();
     let spec = r#"{"spec":{"runtime":"simulated"}}"#;

@@ -278,7 +278,7 @@ async fn decide(
     let mut silent = Vec::new();
     while let Some(input) = inputs.recv().await {
         let (request, answer) = match input {
-            DeciderInput::Intent(request, answer, _) => (request, answer),
+            DeciderInput::Intent(request, _, answer, _) => (request, answer),
             other => {
                 // A finished test receives nothing.
                 let _ = received.send(other);

@@ -27,7 +27,7 @@ pub(super) fn accepted(
     move |request| {
         let result =
             Ok(AcceptedIntent { outcome, subject: request.intent.subject(), version: Some(version) });
-        Some(Verdict { position: Position::new(9), result: Arc::new(result) })
+        Some(Verdict { position: Position::new(9), is_recorded: true, result: Arc::new(result) })
     }
 }
 
@@ -35,7 +35,7 @@ fn refused(code: RefusalCode) -> impl Fn(&intent::IntentRequest) -> Option<Verdi
     move |_| {
         let refusal =
             Refusal { version: Some(4), ..Refusal::new(code, "so it is").at("/spec/domain", "not this one") };
-        Some(Verdict { position: Position::new(9), result: Arc::new(Err(refusal)) })
+        Some(Verdict { position: Position::new(9), is_recorded: true, result: Arc::new(Err(refusal)) })
     }
 }
 
@@ -267,7 +267,7 @@ async fn the_description_names_the_statuses_that_each_route_gives() {
             world.decide(move |request| {
                 let subject = waits.clone().or_else(|| request.intent.subject());
                 let result = Arc::new(Ok(AcceptedIntent { outcome, subject, version: Some(version) }));
-                Some(Verdict { position: Position::new(9), result })
+                Some(Verdict { position: Position::new(9), is_recorded: true, result })
             });
             let answer = world.put(method.clone(), &path, body.clone()).await;
             given.entry(type_name).or_default().insert(answer.status.as_str().to_owned());
@@ -327,10 +327,12 @@ async fn headers_set_the_rest() {
         ("chancery-source", "/ci"),
         ("chancery-time", "2026-11-21T09:00:00Z"),
         ("traceparent", trace),
+        ("chancery-unchanged", "recorded"),
     ];
     let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
     let json = answer.json();
     assert_eq!((answer.status.as_u16(), json["verdict"].as_str()), (200, Some("unchanged")));
+    assert_eq!(json["recorded"], true);
     let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
     assert_eq!((asked.id.as_str(), asked.actor.as_str(), asked.source.as_str()), ("key 1", "someone", "/ci"));
     assert_eq!((asked.expect, asked.traceparent.as_deref()), (Some(3), Some(trace)));

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use anyhow::bail;
 use chancery_decider::core::PART;
 use chancery_decider::leader_router::{LeaderLocation, LeaderRouter};
-use chancery_decider::{EventHub, Verdict, wall_clock};
+use chancery_decider::{EventHub, UnchangedVerdict, Verdict, wall_clock};
 use chancery_events::event::Event;
 use chancery_events::fact::Fact;
 use chancery_events::intent::{Intent, IntentRequest};
@@ -178,7 +178,7 @@ fn asked(key: &str) -> IntentRequest {
 }
 
 async fn ask(decider: &DeciderHandle, key: &str) -> Verdict {
-    decider.ask(asked(key), 1).await.expect("a verdict")
+    decider.ask(asked(key), UnchangedVerdict::default(), 1).await.expect("a verdict")
 }
 
 #[tokio::test]
@@ -220,12 +220,15 @@ async fn of_two_servers_that_claim_leadership_the_first_becomes_standby() {
     two.set_leading(true);
     ask(&two.decides().await, "b").await;
     one.stands_by().await;
-    assert!(sleeper.ask(asked("c"), 1).await.is_err(), "a fenced decider accepts no intent");
+    assert!(
+        sleeper.ask(asked("c"), UnchangedVerdict::default(), 1).await.is_err(),
+        "a fenced decider accepts no intent"
+    );
     one.set_leading(false);
     // The server may have taken over once more before it was notified; then the other one does, too.
     let decider = loop {
         let decider = two.decides().await;
-        if decider.ask(asked("d"), 1).await.is_ok() {
+        if decider.ask(asked("d"), UnchangedVerdict::default(), 1).await.is_ok() {
             break decider;
         }
     };

@@ -1,5 +1,5 @@
 //! Invariant 1, as far as intents and verdicts show it. Each intent has one verdict, each key one decision;
-//! producers received the verdicts of the journal.
+//! producers received the verdicts of the journal, or `unchanged` without a record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -41,6 +41,8 @@ pub(super) struct RecordedVerdicts {
     keys: BTreeMap<Digest, KeyDecision>,
     /// Keys of all intents that the journal contains.
     recorded: BTreeSet<Digest>,
+    /// Time of the last verdict.
+    latest: Time,
 }
 
 impl RecordedVerdicts {
@@ -81,6 +83,7 @@ impl RecordedVerdicts {
 
     fn decide(&mut self, request: &IntentRequest, dated: Time, at: Position, now: Time) -> RuleResult {
         let (key, digest) = (request.key(), request.digest());
+        self.latest = now;
         if let Some(first) = self.keys.get(&key) {
             // Beyond these bounds a key may be deleted; then only the intent's date protects it.
             let forgotten = first.dated + KEPT <= now || self.keys.len() > KEYS;
@@ -104,6 +107,22 @@ impl RecordedVerdicts {
         self.verdicts.insert(at, RecordedVerdict { key, digest, type_name, verdict });
     }
 
+    /// Checks that no intent with this key was decided up to the position of a verdict that is not recorded: its
+    /// verdict would be the answer.
+    fn unrecorded(&self, what: &str, key: Digest, position: Position) -> RuleResult {
+        let Some(first) = self.keys.get(&key).filter(|first| first.position <= position) else {
+            return Ok(());
+        };
+        let forgotten = first.dated + KEPT <= self.latest || self.keys.len() > KEYS;
+        demand!(
+            1,
+            forgotten,
+            "{what}, is answered as new at {position}; its verdict is at {}",
+            first.position
+        );
+        Ok(())
+    }
+
     /// Checks that received verdicts are in the journal.
     pub(super) fn history(&self, history: &InvocationHistory) -> RuleResult {
         // A key that was sent several times may be recorded by any attempt that did not surely fail.
@@ -116,6 +135,9 @@ impl RecordedVerdicts {
         for (number, op) in history.invocations().iter().enumerate() {
             let what = format!("invocation {number}, {}", op.type_name);
             match op.ending {
+                InvocationOutcome::Ok { position, verdict: Verdict::Unchanged } => {
+                    self.unrecorded(&what, op.key, position)?;
+                }
                 InvocationOutcome::Ok { position, verdict } => {
                     let lost = || {
                         InvariantViolation::new(

@@ -172,7 +172,7 @@ impl LoadShared {
         Ok((op, client.intent(key, type_name, data)))
     }
 
-    /// Draws the next intent: mostly small, sometimes one that causes operations.
+    /// Draws the next intent: mostly small, sometimes one that causes operations or changes nothing.
     fn draw(&self, number: u64, i: u64, random: &mut RandomSource) -> (&'static str, Value) {
         let small = || {
             let name = format!("cap-{number}-{}", i % 50);
@@ -205,6 +205,11 @@ impl LoadShared {
                     json!({"plan": "hand", "name": name, "spec": {"count": random.below(self.shape.by_hand + 1)}}),
                 )
             }
+            // Changes nothing but the first time.
+            3..6 => (
+                "capability.apply",
+                json!({"name": format!("cap-{number}"), "spec": {"type": "T", "score": 1}}),
+            ),
             _ => small(),
         }
     }
@@ -251,7 +256,10 @@ fn ending(answer: &ServerAnswer) -> InvocationOutcome {
     let code = body["code"].as_str();
     let refusal = code.and_then(|code| RefusalCode::ALL.iter().find(|known| known.word() == code));
     match (answer.status, position, refusal) {
-        (200..300, Some(position), _) => InvocationOutcome::Ok { position, verdict: Verdict::Accepted },
+        (200..300, Some(position), _) => {
+            let verdict = if body["recorded"] == true { Verdict::Accepted } else { Verdict::Unchanged };
+            InvocationOutcome::Ok { position, verdict }
+        }
         (400..600, Some(position), Some(code)) => {
             InvocationOutcome::Ok { position, verdict: Verdict::Refused(*code) }
         }
@@ -289,7 +297,8 @@ mod tests {
             ending(&ServerAnswer { status, text: text.into(), ..ServerAnswer::default() })
         };
         let ok = |verdict| InvocationOutcome::Ok { position: Position::new(7), verdict };
-        assert_eq!(outcome(202, r#"{"position": 7}"#), ok(Verdict::Accepted));
+        assert_eq!(outcome(202, r#"{"position": 7, "recorded": true}"#), ok(Verdict::Accepted));
+        assert_eq!(outcome(200, r#"{"position": 7, "recorded": false}"#), ok(Verdict::Unchanged));
         assert_eq!(
             outcome(409, r#"{"position": 7, "code": "in_use"}"#),
             ok(Verdict::Refused(RefusalCode::InUse))

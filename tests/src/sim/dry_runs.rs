@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chancery_decider::Verdict;
 use chancery_decider::core::{
     CoreInput, CoreOutput, DeciderCore, DeciderEffect, DeciderSettings, RequestTicket,
 };
 use chancery_decider::dry_run::{DryRunBounds, DryRunResult, DryRunStart, dry_run};
+use chancery_decider::{UnchangedVerdict, Verdict};
 use chancery_events::event::Event;
 use chancery_events::id::{Position, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
@@ -192,7 +192,9 @@ fn check_dry_run(
     compare(sample, "a second dry run", &parts(&again), &parts(&result))?;
     let (mut real, mut verdicts) = (vec![Vec::new()], Vec::new());
     for request in requests {
-        let output = second.give(now, CoreInput::Intent(RequestTicket(0), Box::new(request.clone())));
+        let input =
+            CoreInput::Intent(RequestTicket(0), Box::new(request.clone()), UnchangedVerdict::default());
+        let output = second.give(now, input);
         real.push(texts(&output.records));
         verdicts.extend(output.answer);
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use chancery_events::event::{Event, EventLine};
 use chancery_events::fact::{Fact, IncarnationEnd, IncarnationRunning};
 use chancery_events::id::{IncarnationId, ObjectId, Position, SessionId, Term};
+use chancery_events::intent::IntentRequest;
 use chancery_events::observation::{ObjectReport, SessionEnd};
 use chancery_events::protocol::{DeciderEnvelope, DeciderMessage};
 use chancery_events::record::{Record, RecordHash};
@@ -14,6 +15,8 @@ use chancery_events::spec::OperationKind;
 use chancery_executor::simulated::SimulatedWorld;
 use chancery_journal::RecordIter;
 use chancery_journal::memory::MemoryLog;
+use chancery_machine::context::{DecisionContext, LevelLimits};
+use chancery_machine::decide::decide;
 use chancery_machine::fleet::FleetState;
 use chancery_projector::{FoldedState, JournalFold, ListQuery, Projector, StoreTuning, build_row};
 use rustc_hash::FxHashMap;
@@ -231,6 +234,34 @@ impl WorldOracle {
             format!("an answer names position {position}, which is not durable"),
             Some(position),
         ))
+    }
+
+    /// Checks that an intent without a recorded verdict changes nothing in the state at a position, as far as the
+    /// state is still known.
+    pub fn check_unchanged(
+        &self,
+        request: &IntentRequest,
+        position: Position,
+    ) -> Result<(), InvariantViolation> {
+        let Some(state) = self.fold.state().filter(|state| state.at.position == position) else {
+            return Ok(());
+        };
+        let context = DecisionContext {
+            now: state.at.time,
+            wall: state.at.time,
+            next: position.plus(2),
+            lineage: state.fleet.lineages().current,
+            actor: Some(request.actor.clone()),
+            replicas: 1000,
+            levels: LevelLimits::ALONE,
+        };
+        match decide(&state.fleet, request, &context) {
+            Ok(facts) if facts.is_empty() => Ok(()),
+            changes => {
+                let what = format!("intent {} is answered unchanged, and means {changes:?}", request.id);
+                Err(violation(1, what, Some(position)))
+            }
+        }
     }
 
     /// Notes that a server returned a verdict.

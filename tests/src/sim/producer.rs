@@ -1,7 +1,7 @@
 //! Producers of a simulated world: they send the script's requests, based on what they read, and repeat them
 //! until answered.
 
-use chancery_decider::Verdict;
+use chancery_decider::{UnchangedVerdict, Verdict};
 use chancery_events::fact::Requester;
 use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::lifecycle::SetWord;
@@ -47,9 +47,11 @@ pub struct ProducerRequest {
     pub state: ProducerRequestState,
     /// Server that forwards the request to the leader, and returns its answer.
     pub via: Option<ForwardingServer>,
+    /// What happens with a verdict that the request changes nothing.
+    unchanged: UnchangedVerdict,
     /// Invocation in progress.
     op: Option<OpId>,
-    /// First answer: every other must be equal.
+    /// First answer: every other must be equal, if it is recorded.
     answer: Option<Verdict>,
 }
 
@@ -169,10 +171,15 @@ impl ScriptedWorld {
             self.put_into_topic(request);
             return;
         }
+        let unchanged = match self.calls.len() % 2 {
+            0 => UnchangedVerdict::Recorded,
+            _ => UnchangedVerdict::Unrecorded,
+        };
         self.calls.push(ProducerRequest {
             request,
             state: ProducerRequestState::Unknown,
             via: None,
+            unchanged,
             op: None,
             answer: None,
         });
@@ -185,9 +192,9 @@ impl ScriptedWorld {
             (0..self.seats.len()).filter(|seat| self.seats[*seat].server.is_some()).collect();
         let Some(seat) = self.random.pick(&up).copied() else { return };
         let through = self.draw_via();
-        let ProducerRequest { request, op, state, via, .. } = &mut self.calls[call];
+        let ProducerRequest { request, op, state, via, unchanged, .. } = &mut self.calls[call];
         *via = through;
-        let request = request.clone();
+        let (request, unchanged) = (request.clone(), *unchanged);
         *op = Some(self.history.invoke(request.key(), request.digest(), request.intent.type_name()));
         *state = ProducerRequestState::Sent(seat);
         trace_step!(
@@ -204,7 +211,7 @@ impl ScriptedWorld {
             return;
         }
         if let Some(server) = &mut self.seats[seat].server {
-            server.asks.push_back(QueuedRequest { call, request });
+            server.asks.push_back(QueuedRequest { call, request, unchanged });
         }
     }
 
@@ -212,10 +219,16 @@ impl ScriptedWorld {
     pub fn answered(&mut self, call: usize, verdict: &Verdict) -> Result<(), InvariantViolation> {
         self.oracle.check_answer(verdict.position)?;
         let lost = self.strikes(SimulatedFault::LostAnswer, 100);
+        let is_recorded = verdict.is_recorded || verdict.result.is_err();
         let text = match &*verdict.result {
+            Ok(_) if !is_recorded => history::Verdict::Unchanged,
             Ok(_) => history::Verdict::Accepted,
             Err(refusal) => history::Verdict::Refused(refusal.code),
         };
+        if !is_recorded {
+            self.oracle.check_unchanged(&self.calls[call].request, verdict.position)?;
+            self.counts.add("unchanged, not recorded");
+        }
         trace_step!(
             self,
             "the answer to {} is {text:?} at {}{}",
@@ -239,7 +252,7 @@ impl ScriptedWorld {
                 return Err(violation(1, what, Some(verdict.position)));
             }
             Some(_) => {}
-            None if passing => {}
+            None if passing || !is_recorded => {}
             None => *answer = Some(verdict.clone()),
         }
         if lost {
@@ -250,7 +263,7 @@ impl ScriptedWorld {
         if let Some(op) = op.take() {
             self.history.ok(op, verdict.position, text);
         }
-        self.counts.add(if text == history::Verdict::Accepted { "accepted" } else { "refused" });
+        self.counts.add(if verdict.result.is_ok() { "accepted" } else { "refused" });
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use chancery_decider::UnchangedVerdict;
 use chancery_decider::clock::ClockSample;
 use chancery_decider::core::{CoreInput, DeciderEffect, DeciderSettings, RequestTicket};
 use chancery_decider::driver::{DeciderDriver, DeciderEnd, TurnOutcome};
@@ -32,6 +33,8 @@ pub struct QueuedRequest {
     pub call: usize,
     /// Request of the call.
     pub request: IntentRequest,
+    /// What happens with a verdict that the request changes nothing.
+    pub unchanged: UnchangedVerdict,
 }
 
 /// Server that cannot start.
@@ -161,10 +164,11 @@ impl SimulatedServer {
     /// Decides the next queued request, if any.
     pub fn ask(&mut self, now: Duration) {
         let reading = self.reading(now);
-        if let Some(QueuedRequest { call, request }) = self.asks.pop_front() {
+        if let Some(QueuedRequest { call, request, unchanged }) = self.asks.pop_front() {
             self.tickets += 1;
             self.calls.insert(RequestTicket(self.tickets), call);
-            self.driver.handle(CoreInput::Intent(RequestTicket(self.tickets), Box::new(request)), reading);
+            let input = CoreInput::Intent(RequestTicket(self.tickets), Box::new(request), unchanged);
+            self.driver.handle(input, reading);
             self.left = TurnOutcome::More;
         }
     }

@@ -8,6 +8,7 @@ use axum::http::{HeaderValue, Response, StatusCode};
 use chancery_decider::{DeciderHandle, UnchangedVerdict, Verdict, VerdictError};
 use chancery_events::digest::Digest;
 use chancery_events::event::Event;
+use chancery_events::extension::ExtensionAttributes;
 use chancery_events::fact::{Fact, IntentOutcome};
 use chancery_events::id::{OperationId, Position};
 use chancery_events::intent::{
@@ -152,6 +153,7 @@ pub(super) async fn typed(
         expect: meta.expect,
         claim: None,
         traceparent: meta.traceparent,
+        extensions: ExtensionAttributes::default(),
         intent,
     };
     let asked = AnswerContext::of(&request, was_if_match);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use chancery_events::event::Event;
+use chancery_events::extension::ExtensionAttributes;
 use chancery_events::fact::{Fact, TermStarted};
 use chancery_events::id::{ExecutorStoreId, IncarnationId, Lineage, Position, Term, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
@@ -137,6 +138,7 @@ impl FleetMaker {
             expect: None,
             claim: None,
             traceparent: None,
+            extensions: ExtensionAttributes::default(),
             intent,
         };
         let cause = self.fleet.head().plus(1);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use chancery_events::event::{Event, EventKind, EventLine};
+use chancery_events::extension::ExtensionAttributes;
 use chancery_events::fact::Fact;
 use chancery_events::id::{Lineage, Position, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
@@ -128,6 +129,7 @@ impl JournalMaker {
             expect: None,
             claim: None,
             traceparent: None,
+            extensions: ExtensionAttributes::default(),
             intent: Intent::read(type_name, &body.to_string()).context("a type")??,
         };
         let cause = self.fleet.head().plus(1);

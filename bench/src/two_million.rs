@@ -21,6 +21,7 @@ use chancery_decider::{
     ChannelNumbers, DeciderEnd, DeciderExit, DeciderHandle, DeciderInput, DeciderStart, EventHub,
     JournalFollower, UnchangedVerdict, VerdictError,
 };
+use chancery_events::extension::ExtensionAttributes;
 use chancery_events::id::{Lineage, Position, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::name::{DeploymentName, PlanName};
@@ -119,6 +120,7 @@ async fn ask(decider: &DeciderHandle, n: &mut u64, type_name: &str, data: Value)
         expect: None,
         claim: None,
         traceparent: None,
+        extensions: ExtensionAttributes::default(),
         intent,
     };
     let bytes = request.intent.data_json().len();

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use bytes::Bytes;
-use chancery_events::cloudevent::{FilterableEvent, render};
+use chancery_events::cloudevent::{FilterableEvent, RecordRenderer};
 use chancery_events::event::EventLine;
 use chancery_events::id::{Lineage, Position};
 use chancery_events::lineage::{LineageHistory, NamedPosition};
@@ -230,6 +230,7 @@ pub fn show(
 ) -> Result<Vec<RenderedEvent>, String> {
     let mut all = Vec::with_capacity(record.bytes().len() * 3);
     let mut places = Vec::with_capacity(record.header().count as usize);
+    let renderer = RecordRenderer::of(record);
     for (position, line) in record.events() {
         if let Some(may) = may {
             let frame =
@@ -242,7 +243,8 @@ pub fn show(
         let id = NamedPosition { position, lineage: Some(record.header().lineage) };
         all.extend_from_slice(format!("id: {id}\nevent: event\ndata: ").as_bytes());
         let json = all.len();
-        let about = render(record.header(), position, line, &mut all)
+        let about = renderer
+            .render(position, line, &mut all)
             .map_err(|error| format!("cannot show event at {position}: {error}"))?;
         all.extend_from_slice(b"\n\n");
         places.push((position, about, start, json, all.len()));

@@ -86,6 +86,7 @@ mod tests {
     use std::pin::pin;
     use std::task::Poll;
 
+    use chancery_events::extension::ExtensionAttributes;
     use chancery_events::intent::{IntentRequest, PolicyDelete};
     use tokio::sync::mpsc;
     use tokio::task::unconstrained;
@@ -170,6 +171,7 @@ mod tests {
             expect: None,
             claim: None,
             traceparent: None,
+            extensions: ExtensionAttributes::default(),
             intent: PolicyDelete { name: "p".parse().expect("a name") }.into(),
         };
         let ask = async |bytes: usize| {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::event::Event;
+use chancery_events::extension::ExtensionAttributes;
 use chancery_events::id::{ConnectionToken, EpochNonce, ExecutorStoreId, Lineage, Position, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::name::IntentId;
@@ -175,6 +176,7 @@ impl DeciderFixture {
             expect: None,
             claim: None,
             traceparent: None,
+            extensions: ExtensionAttributes::default(),
             intent,
         }
     }

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `id`, `sequence` | the position; as 20 digits, so that text sorts as numbers do |
 //! | `lineage` | that of the record: after an accepted loss, the same positions occur again under another lineage |
-//! | `source` | `/fleets/{fleet}` |
+//! | `source` | `/lineages/{lineage}/fleets/{fleet}`: with the `id`, unique among all installations |
 //! | `type` | `chancery.` and the stored type |
 //! | `dataschema` | `chancery:/v1/schemas/` and the stored type: an absolute URI, whose path every server serves |
 //! | `subject`, `partitionkey` | the entity that the event issues, else the first that it is about |
@@ -16,10 +16,13 @@
 //! | `causationid` | of a fact: the position of its cause |
 //! | `actor` | of an intent its actor, of an observation its executor |
 //! | `claimedactor` | of an intent from a topic: the actor that it claims |
-//! | `intentid`, `intentsource`, `intenttime`, `expectedversion`, `traceparent` | of an intent, as received |
+//! | `intentid`, `intentsource`, `intenttime`, `expectedversion` | of an intent, as received |
+//! | `traceparent` | of an intent, as received, and of each fact that the intent causes in its record |
+//! | other extension attributes | of an intent, as received |
 //!
-//! A CloudEvent from a client requests the intent of its type: see [`CloudEventAttributes`]. Unknown
-//! attributes are refused, because a misspelled attribute would silently drop a condition.
+//! A CloudEvent from a client requests the intent of its type: see [`CloudEventAttributes`]. Extension attributes that
+//! this system does not know are recorded with the intent. A misspelled `expectedversion` is refused, because it would
+//! silently drop a condition.
 //!
 //! Source: CloudEvents 1.0.2, its JSON format, HTTP binding, and its partitioning, sequence and distributed
 //! tracing extensions.
@@ -33,10 +36,11 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::event::{Event, EventKind, EventLine, InvalidEvent};
+use crate::extension::ExtensionAttributes;
 use crate::id::{Lineage, Position};
 use crate::intent::{Intent, IntentRequest};
 use crate::name::{Actor, IntentId, SourceName};
-use crate::record::RecordHeader;
+use crate::record::{Record, RecordHeader};
 use crate::subject::Subject;
 use crate::time::Time;
 
@@ -62,8 +66,7 @@ struct CloudEventJson<'a> {
     specversion: &'static str,
     #[serde(serialize_with = "text")]
     id: Position,
-    #[serde(serialize_with = "text")]
-    source: fmt::Arguments<'a>,
+    source: String,
     #[serde(rename = "type", serialize_with = "text")]
     type_name: fmt::Arguments<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,6 +100,8 @@ struct CloudEventJson<'a> {
     expectedversion: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     traceparent: Option<&'a str>,
+    #[serde(flatten)]
+    extensions: &'a ExtensionAttributes,
     data: &'a RawValue,
 }
 
@@ -104,50 +109,87 @@ fn text<T: fmt::Display, S: serde::Serializer>(value: &T, to: S) -> Result<S::Ok
     to.collect_str(value)
 }
 
-/// Appends the event as one JSON object without line feeds, and returns the attributes for filters.
-///
-/// An event of a type that this build does not know is rendered as stored, without subjects, so that readers
-/// of events miss nothing. Fails only if the line is not an event.
-pub fn render(
-    header: &RecordHeader,
-    position: Position,
-    line: &[u8],
-    out: &mut Vec<u8>,
-) -> Result<FilterableEvent, InvalidEvent> {
-    let frame = EventLine::read(line)?;
-    let (type_name, subjects) = match Event::read(line) {
-        Ok(event) => (Cow::Borrowed(event.type_name()), subjects(&event, header, position)),
-        Err(InvalidEvent::UnknownType { type_name }) => (Cow::Owned(type_name), Vec::new()),
-        Err(error) => return Err(error),
-    };
-    let several = subjects.len() > 1;
-    let joined = || subjects.iter().map(Subject::to_string).collect::<Vec<_>>().join(",");
-    let shown = CloudEventJson {
-        specversion: SPEC_VERSION,
-        id: position,
-        source: format_args!("/fleets/{}", header.fleet),
-        type_name: format_args!("{TYPE_PREFIX}{type_name}"),
-        subject: subjects.first(),
-        time: header.time,
-        datacontenttype: "application/json",
-        dataschema: format_args!("chancery:/v1/schemas/{type_name}"),
-        sequence: format_args!("{:020}", position.get()),
-        lineage: header.lineage,
-        partitionkey: subjects.first(),
-        kind: frame.kind,
-        subjects: several.then(joined),
-        causationid: frame.cause.map(|cause| cause.to_string()),
-        actor: frame.by.as_ref(),
-        claimedactor: frame.claim.as_ref(),
-        intentid: frame.id.as_ref(),
-        intentsource: frame.source.as_ref(),
-        intenttime: frame.at.map(|at| at.to_string()),
-        expectedversion: frame.expect.map(|version| version.to_string()),
-        traceparent: frame.traceparent.as_deref(),
-        data: frame.data,
-    };
-    serde_json::to_writer(&mut *out, &shown).map_err(InvalidEvent::Line)?;
-    Ok(FilterableEvent { kind: frame.kind, type_name, subjects })
+/// Returns the `source` of the events of a fleet.
+pub fn source(lineage: Lineage, fleet: &str) -> String {
+    format!("/lineages/{lineage}/fleets/{fleet}")
+}
+
+/// Returns the fleet that a `source` names.
+pub fn fleet_of(source: &str) -> Option<&str> {
+    let (_, fleet) = source.strip_prefix("/lineages/")?.split_once("/fleets/")?;
+    Some(fleet)
+}
+
+/// Renders the events of one record as CloudEvents.
+pub struct RecordRenderer<'a> {
+    header: &'a RecordHeader,
+    /// Trace contexts of the intents of the record.
+    traces: BTreeMap<Position, String>,
+}
+
+impl<'a> RecordRenderer<'a> {
+    /// Returns a renderer of the events of a record.
+    pub fn of(record: &'a Record) -> RecordRenderer<'a> {
+        RecordRenderer::new(record.header(), record.events())
+    }
+
+    fn new<'b>(
+        header: &'a RecordHeader,
+        events: impl Iterator<Item = (Position, &'b [u8])>,
+    ) -> RecordRenderer<'a> {
+        // Lines start this way; other lines need not be parsed.
+        let intents = events.filter(|(_, line)| line.starts_with(br#"{"k":"intent""#));
+        let traced = |(position, line)| Some((position, EventLine::read(line).ok()?.traceparent?));
+        RecordRenderer { header, traces: intents.filter_map(traced).collect() }
+    }
+
+    /// Appends the event as one JSON object without line feeds, and returns the attributes for filters.
+    ///
+    /// An event of a type that this build does not know is rendered as stored, without subjects, so that readers
+    /// of events miss nothing. Fails only if the line is not an event.
+    pub fn render(
+        &self,
+        position: Position,
+        line: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<FilterableEvent, InvalidEvent> {
+        let (header, frame) = (self.header, EventLine::read(line)?);
+        let (type_name, subjects) = match Event::read(line) {
+            Ok(event) => (Cow::Borrowed(event.type_name()), subjects(&event, header, position)),
+            Err(InvalidEvent::UnknownType { type_name }) => (Cow::Owned(type_name), Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let several = subjects.len() > 1;
+        let joined = || subjects.iter().map(Subject::to_string).collect::<Vec<_>>().join(",");
+        let of_cause = || self.traces.get(&frame.cause?).map(String::as_str);
+        let shown = CloudEventJson {
+            specversion: SPEC_VERSION,
+            id: position,
+            source: source(header.lineage, &header.fleet),
+            type_name: format_args!("{TYPE_PREFIX}{type_name}"),
+            subject: subjects.first(),
+            time: header.time,
+            datacontenttype: "application/json",
+            dataschema: format_args!("chancery:/v1/schemas/{type_name}"),
+            sequence: format_args!("{:020}", position.get()),
+            lineage: header.lineage,
+            partitionkey: subjects.first(),
+            kind: frame.kind,
+            subjects: several.then(joined),
+            causationid: frame.cause.map(|cause| cause.to_string()),
+            actor: frame.by.as_ref(),
+            claimedactor: frame.claim.as_ref(),
+            intentid: frame.id.as_ref(),
+            intentsource: frame.source.as_ref(),
+            intenttime: frame.at.map(|at| at.to_string()),
+            expectedversion: frame.expect.map(|version| version.to_string()),
+            traceparent: frame.traceparent.as_deref().or_else(of_cause),
+            extensions: &frame.extensions,
+            data: frame.data,
+        };
+        serde_json::to_writer(&mut *out, &shown).map_err(InvalidEvent::Line)?;
+        Ok(FilterableEvent { kind: frame.kind, type_name, subjects })
+    }
 }
 
 fn subjects(event: &Event, header: &RecordHeader, position: Position) -> Vec<Subject> {
@@ -193,20 +235,38 @@ pub struct CloudEventAttributes {
     traceparent: Option<String>,
     subject: Option<Subject>,
     content_type: Option<()>,
+    extensions: ExtensionAttributes,
 }
 
 impl CloudEventAttributes {
-    /// Attributes that are accepted and ignored: programs that forward the event may add them.
+    /// Attributes that are accepted and ignored: this system sets them on its own events, which a program may
+    /// forward.
     pub const IGNORED: &[&str] = &[
         "dataschema",
         "sequence",
         "lineage",
         "partitionkey",
         "causationid",
-        "correlationid",
         "kind",
-        "tracestate",
         "subjects",
+        "claimedactor",
+        "intentid",
+        "intentsource",
+        "intenttime",
+        "recordhash",
+    ];
+
+    /// Attributes whose values are texts.
+    const TEXT: &[&str] = &[
+        "specversion",
+        "id",
+        "source",
+        "type",
+        "time",
+        "actor",
+        "traceparent",
+        "subject",
+        "datacontenttype",
     ];
 
     /// Sets an attribute.
@@ -227,11 +287,10 @@ impl CloudEventAttributes {
             "datacontenttype" if is_json(value) => self.content_type.replace(()).is_some(),
             "datacontenttype" => return Err(bad("must be application/json".into())),
             ignored if CloudEventAttributes::IGNORED.contains(&ignored) => false,
-            _ => {
-                return Err(bad("unknown, must be one of specversion, id, source, type, time, \
-                                subject, datacontenttype, actor, expectedversion, traceparent"
-                    .into()));
+            condition if condition.starts_with("expect") => {
+                return Err(bad("unknown, must be expectedversion".into()));
             }
+            extension => self.extensions.add(extension, value).map_err(bad)?,
         };
         if again { Err(bad("must be given once".into())) } else { Ok(()) }
     }
@@ -248,8 +307,8 @@ impl CloudEventAttributes {
                 continue;
             }
             let given = value.get();
-            // Of the attributes that are not ignored, only a version is a number.
-            let may_be_number = name == "expectedversion" || CloudEventAttributes::IGNORED.contains(&name);
+            // Of the attributes that this system reads, only a version is a number.
+            let may_be_number = !CloudEventAttributes::TEXT.contains(&name);
             let plain = match given.as_bytes().first() {
                 Some(b'"') => serde_json::from_str::<String>(given).ok(),
                 Some(b'{' | b'[' | b'n') | None => None,
@@ -257,7 +316,8 @@ impl CloudEventAttributes {
             };
             let wrong = || InvalidAttribute {
                 name: name.chars().take(64).collect(),
-                reason: if may_be_number { "must be text or a number" } else { "must be text" }.into(),
+                reason: if may_be_number { "must be text, a number, true or false" } else { "must be text" }
+                    .into(),
             };
             attributes.set(name, &plain.ok_or_else(wrong)?)?;
         }
@@ -308,6 +368,7 @@ impl CloudEventAttributes {
             time: self.time,
             expect: self.expectedversion,
             traceparent: self.traceparent,
+            extensions: self.extensions,
             intent,
         })
     }

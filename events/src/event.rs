@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::extension::ExtensionAttributes;
 use crate::fact::Fact;
 use crate::id::Position;
 use crate::intent::{Intent, IntentRequest};
@@ -180,6 +181,9 @@ pub struct EventLine<'a> {
     /// W3C trace context; intents only.
     #[serde(rename = "tp", default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
+    /// Extension attributes that this system does not know; intents only.
+    #[serde(rename = "ext", default, skip_serializing_if = "ExtensionAttributes::is_empty")]
+    pub extensions: ExtensionAttributes,
     /// Data of the event as JSON text.
     #[serde(rename = "d", borrow)]
     pub data: &'a RawValue,
@@ -245,6 +249,7 @@ impl<'a> EventLine<'a> {
                     time: self.at,
                     expect: self.expect,
                     traceparent: self.traceparent.clone(),
+                    extensions: self.extensions.clone(),
                     intent,
                 }))
             }
@@ -336,6 +341,7 @@ impl Event {
             at: None,
             expect: None,
             traceparent: None,
+            extensions: ExtensionAttributes::default(),
             data,
         };
         match self {
@@ -351,6 +357,7 @@ impl Event {
                 line.at = request.time;
                 line.expect = request.expect;
                 line.traceparent.clone_from(&request.traceparent);
+                line.extensions.clone_from(&request.extensions);
             }
         }
         serde_json::to_vec(&line).expect("a line has string keys and no failing parts")

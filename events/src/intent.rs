@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::event::bodies;
+use crate::extension::ExtensionAttributes;
 use crate::id::{OperationId, RequestId};
 use crate::level::FleetLevel;
 use crate::name::{
@@ -42,6 +43,8 @@ pub struct IntentRequest {
     pub expect: Option<u64>,
     /// W3C trace context, stored as received.
     pub traceparent: Option<String>,
+    /// Extension attributes of the CloudEvent that this system does not know, recorded as received.
+    pub extensions: ExtensionAttributes,
     /// Requested change.
     pub intent: Intent,
 }

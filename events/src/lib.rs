@@ -8,6 +8,7 @@ pub mod cloudevent;
 pub mod console;
 pub mod digest;
 pub mod event;
+pub mod extension;
 pub mod fact;
 pub mod id;
 pub mod inbox_message;

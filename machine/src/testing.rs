@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use chancery_events::extension::ExtensionAttributes;
 use chancery_events::fact::{CommandEffect, Fact};
 use chancery_events::id::{
     ExecutorStoreId, IncarnationId, Lineage, ObjectId, OperationId, Position, SessionId, Term,
@@ -213,6 +214,7 @@ impl TestFleet {
             expect: None,
             claim: None,
             traceparent: None,
+            extensions: ExtensionAttributes::default(),
             intent,
         }
     }

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use chancery_events::cloudevent::render;
+use chancery_events::cloudevent::RecordRenderer;
 use chancery_events::event::{EventKind, EventLine};
 use chancery_events::id::Position;
 use chancery_events::record::Record;
@@ -217,7 +217,7 @@ pub(crate) fn recorded(record: &Record, position: Position) -> Result<RecordedEv
         record.events().find(|(at, _)| *at == position).expect("the record contains the position");
     let line = EventLine::read(bytes).map_err(bad)?;
     let mut json = Vec::with_capacity(bytes.len() + 600);
-    render(record.header(), position, bytes, &mut json).map_err(bad)?;
+    RecordRenderer::of(record).render(position, bytes, &mut json).map_err(bad)?;
     let json = String::from_utf8(json).expect("JSON is text");
     let json = RawValue::from_string(json).expect("a CloudEvent is JSON");
     let cause = line.cause.filter(|cause| *cause != Position::ZERO && *cause < position);

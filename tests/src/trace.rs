@@ -1,6 +1,7 @@
 //! Journals written by hand, event by event, for the checker to judge and the model to fold.
 
 use chancery_events::event::Event;
+use chancery_events::extension::ExtensionAttributes;
 use chancery_events::fact::Fact;
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position, SessionId, Term, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
@@ -121,6 +122,7 @@ impl JournalTrace {
             expect: None,
             claim: None,
             traceparent: None,
+            extensions: ExtensionAttributes::default(),
             intent,
         };
         self.push(Event::Intent(request))

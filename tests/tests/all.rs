@@ -19,6 +19,7 @@ mod glossary;
 mod golden;
 mod imports;
 mod kafka;
+mod kafka_asyncapi;
 mod kafka_clients;
 mod kafka_events;
 mod kafka_faults;

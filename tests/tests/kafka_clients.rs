@@ -1,4 +1,4 @@
-//! Independent programs against a fleet on a real Kafka. They use the CloudEvents SDKs of Python and
+//! Independent programs against a fleet on a real Kafka. They use the CloudEvents SDKs of Go, Java, Python and
 //! JavaScript, each with a Kafka client in that language alone (`tests/clients`, installed by
 //! `tests/clients/install`). Events that they read from the topic equal the HTTP stream's; each inbox message
 //! they send is answered once.
@@ -209,7 +209,7 @@ fn same(read: &[Value], shown: &[Value]) {
         assert_eq!(text("id"), number.to_string(), "none is missing: {event}");
         assert_eq!(text("sequence"), format!("{number:020}"));
         assert_eq!(text("specversion"), "1.0");
-        assert_eq!(text("source"), "/fleets/default");
+        assert_eq!(text("source"), format!("/lineages/{}/fleets/default", text("lineage")));
         assert_eq!(text("datacontenttype"), "application/json");
         assert_eq!(text("dataschema"), format!("chancery:/v1/schemas/{stored}"));
         assert_eq!(event["subject"], event["partitionkey"], "the key is the subject: {event}");
@@ -240,7 +240,8 @@ fn same(read: &[Value], shown: &[Value]) {
     }
     assert_eq!(read.len(), shown.len());
     assert_eq!(kinds.keys().collect::<Vec<_>>(), ["fact", "intent", "observation"]);
-    assert_eq!(traced, MODES.len() * 2 * MESSAGES, "each inbox message was traced");
+    // The intent, its verdict and its fact.
+    assert_eq!(traced, 3 * MODES.len() * 2 * MESSAGES, "each inbox message was traced");
 }
 
 #[test]
@@ -251,6 +252,16 @@ fn a_program_with_the_python_sdk_reads_every_event_and_sends_intents_by_messages
 #[test]
 fn a_program_with_the_javascript_sdk_reads_every_event_and_sends_intents_by_messages() {
     asks_and_reads("javascript");
+}
+
+#[test]
+fn a_program_with_the_go_sdk_reads_every_event_and_sends_intents_by_messages() {
+    asks_and_reads("go");
+}
+
+#[test]
+fn a_program_with_the_java_sdk_reads_every_event_and_sends_intents_by_messages() {
+    asks_and_reads("java");
 }
 
 #[test]

@@ -346,7 +346,8 @@ fn consumers_find_every_event_once_and_in_order_also_after_a_takeover() {
         if id == next {
             next += 1;
             assert_eq!(header(event, "content-type"), "application/json");
-            assert_eq!(header(event, "ce_source"), "/fleets/default");
+            let source = format!("/lineages/{}/fleets/default", header(event, "ce_lineage"));
+            assert_eq!(header(event, "ce_source"), source);
             assert!(header(event, "ce_type").starts_with("chancery."));
             let _: Value = serde_json::from_str(event["payload"].as_str().expect("data")).expect("JSON");
         }

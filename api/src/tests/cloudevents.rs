@@ -51,8 +51,11 @@ async fn a_binary_event_is_an_intent() {
     let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 2));
     let trace = ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
-    let headers =
-        [BINARY, &[("ce-actor", "J%C3%BCrgen%20%22J%22"), ("ce-expectedversion", "3"), trace]].concat();
+    let headers = [
+        BINARY,
+        &[("ce-actor", "J%C3%BCrgen%20%22J%22"), ("ce-expectedversion", "3"), ("ce-urgent", "yes"), trace],
+    ]
+    .concat();
     let answer = world.send(request(Method::POST, "/intents", &headers, r#"{"name":"node-1"}"#)).await;
     assert_eq!(answer.status, 200, "{:?}", answer.body);
     let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
@@ -60,6 +63,7 @@ async fn a_binary_event_is_an_intent() {
         (asked.actor.as_str(), asked.expect, asked.traceparent.is_some()),
         ("Jürgen \"J\"", Some(3), true)
     );
+    assert_eq!(asked.extensions.get("urgent"), Some("yes"), "it is kept");
     let quoted = [BINARY, &[("ce-actor", r#""some \"one\"""#)]].concat();
     world.send(request(Method::POST, "/intents", &quoted, r#"{"name":"node-1"}"#)).await;
     let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
@@ -73,7 +77,7 @@ async fn a_header_that_cannot_be_read_is_named() {
         ("ce-actor", b"\xc3\xbcber".as_slice(), "/ce-actor"),
         ("ce-actor", b"%ff", "/ce-actor"),
         ("ce-id", b"2", "/ce-id"),
-        ("ce-expct", b"1", "/ce-expct"),
+        ("ce-expect", b"1", "/ce-expect"),
         ("ce-subject", b"node/node-2", "/ce-subject"),
         ("ce-time", b"now", "/ce-time"),
         ("traceparent", b"00", "/traceparent"),
@@ -111,7 +115,9 @@ async fn what_is_wrong_with_an_event_is_reported_with_its_location() {
         (with("type", "chancery.node.state_changed.v1".into()), 422, "/type"),
         (with("id", "".into()), 422, "/id"),
         (with("id", json!({})), 422, "/id"),
-        (with("expct", 3.into()), 422, "/expct"),
+        (with("expect", 3.into()), 422, "/expect"),
+        (with("Urgent", 3.into()), 422, "/Urgent"),
+        (with("urgent", json!({})), 422, "/urgent"),
         (with("data", json!({"name": "NODE"})), 422, "/data/name"),
         (with("data", json!({"name": "node-1", "force": true})), 422, "/data/force"),
         (with("data", json!(["node-1"])), 422, "/data"),

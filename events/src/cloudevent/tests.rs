@@ -26,7 +26,9 @@ fn header() -> RecordHeader {
 
 fn shown(position: u64, line: &[u8]) -> (serde_json::Value, FilterableEvent) {
     let mut out = Vec::new();
-    let about = render(&header(), Position::new(position), line, &mut out).expect("a line");
+    let (header, position) = (header(), Position::new(position));
+    let renderer = RecordRenderer::new(&header, [(position, line)].into_iter());
+    let about = renderer.render(position, line, &mut out).expect("a line");
     assert!(!out.contains(&b'\n'));
     (serde_json::from_slice(&out).expect("JSON"), about)
 }
@@ -50,7 +52,7 @@ fn a_fact_that_issues_an_id_is_about_it_first() {
     for (attribute, value) in [
         ("specversion", "1.0"),
         ("id", "42"),
-        ("source", "/fleets/default"),
+        ("source", &format!("/lineages/{}/fleets/default", header().lineage)),
         ("type", "chancery.operation.created.v1"),
         ("subject", &issued.to_string()),
         ("partitionkey", &issued.to_string()),
@@ -69,6 +71,10 @@ fn a_fact_that_issues_an_id_is_about_it_first() {
 
 #[test]
 fn an_intent_keeps_what_its_sender_set() {
+    let mut extensions = ExtensionAttributes::default();
+    for (name, value) in [("tracestate", "vendor=1"), ("comexampleurgent", "true")] {
+        assert_eq!(extensions.add(name, value), Ok(false));
+    }
     let request = IntentRequest {
         id: "a \"b\"".parse().expect("an id"),
         source: "cli".parse().expect("a source"),
@@ -77,9 +83,13 @@ fn an_intent_keeps_what_its_sender_set() {
         expect: Some(3),
         claim: None,
         traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
+        extensions: extensions.clone(),
         intent: NodeDelete { name: "node-1".parse().expect("a name"), cascade: CascadePolicy::No }.into(),
     };
-    let (json, about) = shown(40, &Event::Intent(request).line());
+    let line = Event::Intent(request).line();
+    let Ok(Event::Intent(read)) = Event::read(&line) else { panic!("an intent") };
+    assert_eq!(read.extensions, extensions);
+    let (json, about) = shown(40, &line);
     assert_eq!((about.kind, &*about.type_name), (EventKind::Intent, "node.delete.v1"));
     for (attribute, value) in [
         ("intentid", "a \"b\""),
@@ -89,6 +99,8 @@ fn an_intent_keeps_what_its_sender_set() {
         ("expectedversion", "3"),
         ("subject", "node/node-1"),
         ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+        ("tracestate", "vendor=1"),
+        ("comexampleurgent", "true"),
     ] {
         assert_eq!(json[attribute], value, "{attribute}");
     }
@@ -96,11 +108,47 @@ fn an_intent_keeps_what_its_sender_set() {
 }
 
 #[test]
+fn facts_of_an_intent_have_its_trace_context() {
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let request = |traceparent: Option<&str>| {
+        Event::Intent(IntentRequest {
+            id: "a".parse().expect("an id"),
+            source: "cli".parse().expect("a source"),
+            actor: "local".parse().expect("an actor"),
+            time: None,
+            expect: None,
+            claim: None,
+            traceparent: traceparent.map(str::to_owned),
+            extensions: ExtensionAttributes::default(),
+            intent: NodeDelete { name: "node-1".parse().expect("a name"), cascade: CascadePolicy::No }.into(),
+        })
+    };
+    let caused_by = |cause: u64| {
+        let fact = Fact::from(crate::fact::TimeRecorded {});
+        Event::Fact { cause: Position::new(cause), fact }.line()
+    };
+    let lines =
+        [request(Some(trace)).line(), caused_by(40), request(None).line(), caused_by(42), caused_by(7)];
+    let header = header();
+    let events = || (40..).map(Position::new).zip(lines.iter().map(Vec::as_slice));
+    let renderer = RecordRenderer::new(&header, events());
+    let traces = events().map(|(position, line)| {
+        let mut out = Vec::new();
+        renderer.render(position, line, &mut out).expect("an event");
+        serde_json::from_slice::<serde_json::Value>(&out).expect("JSON").get("traceparent").cloned()
+    });
+    let traced = Some(serde_json::Value::from(trace));
+    assert_eq!(traces.collect::<Vec<_>>(), [traced.clone(), traced, None, None, None]);
+}
+
+#[test]
 fn a_type_of_a_newer_build_is_shown_and_not_lost() {
     let (json, about) = shown(43, br#"{"k":"fact","t":"moon.landed.v1","c":1,"d":{"crater":1}}"#);
     assert_eq!((json["type"].as_str(), about.subjects.len()), (Some("chancery.moon.landed.v1"), 0));
     assert!(json.get("subject").is_none());
-    assert!(render(&header(), Position::new(43), b"invalid", &mut Vec::new()).is_err());
+    let header = header();
+    let renderer = RecordRenderer::new(&header, [].into_iter());
+    assert!(renderer.render(Position::new(43), b"invalid", &mut Vec::new()).is_err());
 }
 
 fn set(all: &[(&str, &str)]) -> Result<CloudEventAttributes, InvalidAttribute> {
@@ -142,7 +190,10 @@ fn an_attribute_that_is_not_right_is_named() {
         ("time", "yesterday"),
         ("actor", ""),
         ("expectedversion", "-1"),
-        ("expct", "1"),
+        ("expect", "1"),
+        ("expectedversoin", "1"),
+        ("Urgent", "1"),
+        ("a-b", "1"),
         ("traceparent", "00-1-2-3"),
         ("traceparent", "00-00000000000000000000000000000000-00f067aa0ba902b7-01"),
         ("subject", "pod/x"),
@@ -151,7 +202,12 @@ fn an_attribute_that_is_not_right_is_named() {
     ] {
         assert_eq!(set(&[(name, value)]).expect_err(value).name, name, "{value}");
     }
-    assert_eq!(set(&[("id", "1"), ("id", "1")]).expect_err("twice").reason, "must be given once");
+    for name in ["id", "urgent"] {
+        assert_eq!(set(&[(name, "1"), (name, "1")]).expect_err("twice").reason, "must be given once");
+    }
+    let large = "x".repeat(crate::extension::MAX_BYTES - "ab".len());
+    assert!(set(&[("a", &large), ("b", "")]).is_ok());
+    assert_eq!(set(&[("a", &large), ("b", "1")]).expect_err("too large").name, "b");
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn a_message_that_cannot_be_read_reports_why() {
         (message(BINARY, r#"{"name":"NODE"}"#), RefusalCode::Invalid, "invalid character"),
         (message(BINARY, r#"{"name":"node-1","force":true}"#), RefusalCode::Invalid, "unknown field `force`"),
         (message(BINARY, &long), RefusalCode::Invalid, "unknown field"),
-        (binary(&[("ce_expct", b"1")], DATA), RefusalCode::Invalid, "\"ce_expct\""),
+        (binary(&[("ce_expect", b"1")], DATA), RefusalCode::Invalid, "\"ce_expect\""),
         (binary(&[("ce_id", b"2")], DATA), RefusalCode::Invalid, "must be given once"),
         (binary(&[("ce_actor", b"\xff")], DATA), RefusalCode::Invalid, "must be UTF-8"),
         (binary(&[("content-type", b"application/json")], DATA), RefusalCode::Invalid, "must be given once"),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::event::Event;
+use chancery_events::extension::ExtensionAttributes;
 use chancery_events::fact::Fact;
 use chancery_events::id::{Lineage, Position, Term, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
@@ -165,6 +166,7 @@ impl TestDriver {
             expect: None,
             claim: None,
             traceparent: None,
+            extensions: ExtensionAttributes::default(),
             intent,
         };
         let (cause, context) = (self.next, self.context(2));

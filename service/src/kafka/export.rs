@@ -15,9 +15,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use chancery_decider::DeciderHandle;
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
-use chancery_events::cloudevent;
+use chancery_events::cloudevent::{self, RecordRenderer};
 use chancery_events::id::{Position, WriterId};
-use chancery_events::record::RecordHeader;
 use chancery_events::time::Time;
 use chancery_journal::JournalReader;
 use chancery_journal::kafka::{KafkaClient, KafkaClientError};
@@ -224,9 +223,9 @@ impl<'a> EventWriter<'a> {
                 continue;
             };
             let record = record.context("cannot read journal")?;
-            let hash = record.hash().to_string();
+            let (hash, renderer) = (record.hash().to_string(), RecordRenderer::of(&record));
             for (position, line) in record.events().filter(|(position, _)| *position > last) {
-                let event = CloudMessage::of(record.header(), &hash, position, line)?;
+                let event = CloudMessage::of(&renderer, &hash, position, line)?;
                 self.put(position, &event)?;
             }
             last = record.last();
@@ -341,9 +340,14 @@ struct CloudMessage {
 
 impl CloudMessage {
     /// Returns the message of an event; `hash` is the hash of its record.
-    fn of(header: &RecordHeader, hash: &str, position: Position, line: &[u8]) -> Result<CloudMessage> {
+    fn of(
+        renderer: &RecordRenderer<'_>,
+        hash: &str,
+        position: Position,
+        line: &[u8],
+    ) -> Result<CloudMessage> {
         let mut shown = Vec::new();
-        cloudevent::render(header, position, line, &mut shown).context("cannot render event")?;
+        renderer.render(position, line, &mut shown).context("cannot render event")?;
         let mut members: BTreeMap<String, Box<RawValue>> =
             serde_json::from_slice(&shown).context("cannot render event")?;
         let data = members.remove("data").context("cannot render event: it has no data")?;
@@ -370,7 +374,7 @@ impl CloudMessage {
         for (key, value) in [
             ("ce_specversion", cloudevent::SPEC_VERSION.to_owned()),
             ("ce_id", format!("correction-{continues_after}-{lost_through}")),
-            ("ce_source", format!("/fleets/{fleet}")),
+            ("ce_source", cloudevent::source(correction.lineage, fleet)),
             ("ce_type", format!("{}{CORRECTED}", cloudevent::TYPE_PREFIX)),
             ("ce_time", time.to_string()),
             ("content-type", "application/json".to_owned()),

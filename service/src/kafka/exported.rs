@@ -17,7 +17,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use chancery_events::cloudevent::TYPE_PREFIX;
+use chancery_events::cloudevent::{TYPE_PREFIX, fleet_of};
 use chancery_events::id::{Lineage, Position};
 use chancery_events::record::RecordHash;
 use chancery_journal::JournalReader;
@@ -295,7 +295,7 @@ fn event(message: &BorrowedMessage<'_>, fleet: &str) -> Option<ExportedPosition>
         std::str::from_utf8(value).ok()
     };
     // Messages of others do not show the progress of the fleet's events.
-    if value("ce_source")?.strip_prefix("/fleets/") != Some(fleet) {
+    if fleet_of(value("ce_source")?) != Some(fleet) {
         return None;
     }
     if value("ce_type")?.strip_prefix(TYPE_PREFIX)? == CORRECTED {

@@ -9,6 +9,7 @@ use chancery_decider::core::PART;
 use chancery_decider::leader_router::{LeaderLocation, LeaderRouter};
 use chancery_decider::{EventHub, UnchangedVerdict, Verdict, wall_clock};
 use chancery_events::event::Event;
+use chancery_events::extension::ExtensionAttributes;
 use chancery_events::fact::Fact;
 use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::record::RecordDraft;
@@ -173,6 +174,7 @@ fn asked(key: &str) -> IntentRequest {
         expect: None,
         claim: None,
         traceparent: None,
+        extensions: ExtensionAttributes::default(),
         intent,
     }
 }

@@ -1121,7 +1121,7 @@ def rendered(journal: Journal, position: int) -> tuple[Json, Json]:
     says_so = {
         "specversion": "1.0",
         "id": str(position),
-        "source": f"/fleets/{header['fleet']}",
+        "source": f"/lineages/{header['lineage']}/fleets/{header['fleet']}",
         "type": f"chancery.{event['t']}",
     }
     says_so |= {"lineage": header["lineage"], "kind": event["k"], "time": header["time"], "recordhash": record.hash}
@@ -1173,10 +1173,10 @@ class Events:
         last: dict[str, int] = {}
         for first, end in log.damaged:
             self._fault(first, f"the bytes up to offset {end} are damaged")
-        source = f"/fleets/{journal.fleet}".encode()
+        source = re.compile(rf"/lineages/[^/]+/fleets/{re.escape(journal.fleet)}".encode())
         for message in log.messages:
             # Messages of other producers are not the fleet's; an event without the source is reported as missing below.
-            if (b"ce_source", source) not in message.headers:
+            if not any(name == b"ce_source" and source.fullmatch(value or b"") for name, value in message.headers):
                 self.foreign += 1
                 continue
             one = self._read(message)
@@ -1531,7 +1531,7 @@ class Sample:
         old, wrong = {"time": 1, "lineage": "2f6d1c0a94be7735"}, fact("time.recorded.v1", 1)
         self.events[-1:-1] = [self._export(position, wrong, old, "") for position in (15, 16)]
         correction = {"lineage": old["lineage"], "continues_after": 7, "recordhash": "", "lost_through": 8}
-        corrected = binary(0, json.dumps(correction).encode(), id="c", source="/fleets/default", type="chancery.events.corrected.v1")
+        corrected = binary(0, json.dumps(correction).encode(), id="c", source=f"/lineages/{old['lineage']}/fleets/default", type="chancery.events.corrected.v1")
         self.events[8:8] = [self._export(8, wrong, old, ""), corrected]
 
     @staticmethod
@@ -1541,7 +1541,7 @@ class Sample:
         texts = {
             "specversion": "1.0",
             "id": str(position),
-            "source": "/fleets/default",
+            "source": f"/lineages/{header['lineage']}/fleets/default",
             "type": f"chancery.{event['t']}",
             "subject": subject,
         }

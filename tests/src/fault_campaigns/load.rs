@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use chancery_events::digest::Digest;
+use chancery_events::extension::ExtensionAttributes;
 use chancery_events::id::Position;
 use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::refusal::RefusalCode;
@@ -232,6 +233,7 @@ fn identity(key: &str, type_name: &str, data: &Value) -> Result<(Digest, Digest)
         expect: None,
         claim: None,
         traceparent: None,
+        extensions: ExtensionAttributes::default(),
         intent,
     };
     Ok((request.key(), request.digest()))

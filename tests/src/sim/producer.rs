@@ -2,6 +2,7 @@
 //! until answered.
 
 use chancery_decider::{UnchangedVerdict, Verdict};
+use chancery_events::extension::ExtensionAttributes;
 use chancery_events::fact::Requester;
 use chancery_events::intent::{Intent, IntentRequest};
 use chancery_events::lifecycle::SetWord;
@@ -164,6 +165,7 @@ impl ScriptedWorld {
             expect,
             claim: None,
             traceparent: None,
+            extensions: ExtensionAttributes::default(),
             intent,
         };
         let by_inbox = self.script.inbox && self.faulty && self.random.chance(self.script.messages);

@@ -41,7 +41,7 @@ fn events(count: usize, size: usize) -> Vec<(Position, CloudMessage)> {
     author.genesis();
     let record = author.record(count, size);
     let message = |(position, line): (Position, &[u8])| {
-        (position, CloudMessage::of(record.header(), "hash", position, line).expect("a message"))
+        (position, CloudMessage::of(&RecordRenderer::of(&record), "hash", position, line).expect("a message"))
     };
     record.events().map(message).collect()
 }

@@ -12,7 +12,7 @@
 //! | | several, `null`, or any other | 403 `origin_not_allowed` |
 //! | `Sec-Fetch-Site` | none, `same-origin`, `none` | admitted |
 //! | | several, `same-site`, `cross-site`, or any other | 403 `origin_not_allowed` |
-//! | `Content-Type`, methods GET and HEAD, preflights of an origin in `cors_origins` | anything | admitted |
+//! | `Content-Type`, safe methods: GET, HEAD, OPTIONS, TRACE | anything | admitted |
 //! | `Content-Type`, other methods | JSON, CloudEvents in JSON, lines of JSON | admitted |
 //! | | none, several, or any other | 415 `unsupported_media_type` |
 //!
@@ -109,10 +109,7 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
     if !is_listed_page && has_other(headers, &SEC_FETCH_SITE, |site| matches!(site, "same-origin" | "none")) {
         return Err(foreign("sec-fetch-site"));
     }
-    let is_preflight =
-        *method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let is_read = *method == Method::GET || *method == Method::HEAD || (is_listed_page && is_preflight);
-    if is_read || has_media_type(headers) { Ok(()) } else { Err(simple(method)) }
+    if method.is_safe() || has_media_type(headers) { Ok(()) } else { Err(simple(method)) }
 }
 
 /// Returns the value of the header `Host`, which must be given once, and equal the host of the target if the
@@ -329,9 +326,10 @@ mod tests {
         let listed_page = "origin: https://console.example";
         for (head, method, status, why) in [
             (&["host: localhost", listed_page, asks][..], "OPTIONS", 200, "a preflight"),
-            (&["host: localhost", listed_page], "OPTIONS", 415, "no preflight"),
+            (&["host: localhost", listed_page], "OPTIONS", 200, "no preflight"),
             (&["host: localhost", listed_page, asks], "PUT", 415, "no preflight"),
-            (&["host: localhost", "origin: http://localhost", asks], "OPTIONS", 415, "not listed"),
+            (&["host: localhost", "origin: http://localhost", asks], "OPTIONS", 200, "its own page"),
+            (&["host: localhost", "origin: http://other.example", asks], "OPTIONS", 403, "not listed"),
             (&["host: evil.example", listed_page, asks], "OPTIONS", 421, "another host"),
             (&["host: localhost", listed_page, listed_page], "GET", 403, "twice"),
             (&["host: localhost", "sec-fetch-site: cross-site"], "GET", 403, "no origin"),
@@ -360,10 +358,10 @@ mod tests {
         ] {
             let header = content_type.map(|text| format!("content-type: {text}"));
             let head: Vec<_> = ["host: localhost"].into_iter().chain(header.as_deref()).collect();
-            for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+            for method in ["POST", "PUT", "DELETE", "PATCH"] {
                 assert_eq!(answer(method, "/", &head), status, "{method} {content_type:?}: {why}");
             }
-            for method in ["GET", "HEAD"] {
+            for method in ["GET", "HEAD", "OPTIONS"] {
                 assert_eq!(answer(method, "/", &head), 200, "{method} {content_type:?}");
             }
         }

@@ -3,9 +3,11 @@
 use axum::http::{HeaderMap, HeaderName, header};
 use chancery_decider::UnchangedVerdict;
 use chancery_events::cloudevent;
+use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::name::{Actor, IntentId, SourceName};
 use chancery_events::time::Time;
 
+use super::entity_tag;
 use super::problem::{ProblemDetails, RequestPart, UNSUPPORTED_MEDIA_TYPE};
 
 /// Attributes from the headers of an intent.
@@ -15,7 +17,7 @@ pub(super) struct IntentHeaders {
     pub(super) source: Option<SourceName>,
     pub(super) actor: Actor,
     pub(super) time: Option<Time>,
-    pub(super) expect: Option<u64>,
+    pub(super) expect: Option<ExpectedVersion>,
     pub(super) traceparent: Option<String>,
     /// What happens with a verdict that the intent changes nothing.
     pub(super) unchanged: UnchangedVerdict,
@@ -62,7 +64,7 @@ impl IntentHeaders {
             source: parsed(headers, "chancery-source")?,
             actor: parsed(headers, "chancery-actor")?.unwrap_or_else(|| "local".parse().expect("a name")),
             time: parsed(headers, "chancery-time")?,
-            expect: if_match(headers)?,
+            expect: expected(headers)?,
             unchanged: unchanged(headers)?,
             traceparent: traceparent
                 .map_err(|what| ProblemDetails::parameter(RequestPart::Header, "traceparent", what))?,
@@ -86,21 +88,23 @@ fn unchanged(headers: &HeaderMap) -> Result<UnchangedVerdict, ProblemDetails> {
     }
 }
 
-/// Returns the version in `If-Match`.
-fn if_match(headers: &HeaderMap) -> Result<Option<u64>, ProblemDetails> {
-    let read = |text: &str| {
-        let version = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
-        let version = version.filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
-        let wrong = || {
-            ProblemDetails::parameter(
-                RequestPart::Header,
-                "if-match",
-                "must be one version in quotes, as in \"3\"",
-            )
-        };
-        version.and_then(|text| text.parse().ok()).ok_or_else(wrong)
-    };
-    one(headers, &header::IF_MATCH)?.map(read).transpose()
+/// Returns the version that `If-Match` or `If-None-Match` requires.
+fn expected(headers: &HeaderMap) -> Result<Option<ExpectedVersion>, ProblemDetails> {
+    let wrong = |name: &HeaderName, rule| ProblemDetails::parameter(RequestPart::Header, name.as_str(), rule);
+    let if_match = one(headers, &header::IF_MATCH)?.map(|text| match text {
+        "*" => Ok(ExpectedVersion::Any),
+        tag => entity_tag::version(tag).map(ExpectedVersion::Exactly).ok_or_else(|| {
+            wrong(&header::IF_MATCH, "must be * or one ETag, or one version in quotes as in \"3\"")
+        }),
+    });
+    let if_none_match = one(headers, &header::IF_NONE_MATCH)?.map(|text| match text {
+        "*" => Ok(ExpectedVersion::ABSENT),
+        _ => Err(wrong(&header::IF_NONE_MATCH, "must be *, which creates the entity only")),
+    });
+    if if_match.is_some() && if_none_match.is_some() {
+        return Err(wrong(&header::IF_NONE_MATCH, "must be absent: If-Match is given"));
+    }
+    if_match.or(if_none_match).transpose()
 }
 
 /// Format of a body.

@@ -41,7 +41,7 @@ pub(super) async fn take(
             let asked = AnswerContext::of(&request, was_if_match);
             let verdict = ask(app, decider, *request, unchanged, bytes).await;
             let (status, accepted) = asked.answered(app, decider, verdict).await?;
-            Ok(response(status, &accepted))
+            Ok(response(status, &accepted, &call.found))
         }
         ReadIntents::Batch(items) => batch(app, decider, items, &call.context.id).await,
     }
@@ -53,7 +53,7 @@ pub(super) struct ReadIntent {
     pub(super) request: Box<IntentRequest>,
     /// Size in bytes, as received.
     pub(super) bytes: usize,
-    /// Whether `If-Match` gave the expected version.
+    /// Whether `If-Match` or `If-None-Match` gave the expected version.
     pub(super) was_if_match: bool,
     /// What happens with a verdict that the intent changes nothing.
     pub(super) unchanged: UnchangedVerdict,

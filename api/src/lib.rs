@@ -9,6 +9,7 @@
 //! input is a 4xx answer that names its location; it never ends the process or blocks other requests. Nothing
 //! is kept for a caller without a limit.
 
+mod accept;
 mod admission;
 mod budget;
 mod catalogue;
@@ -17,7 +18,9 @@ pub mod channels;
 mod connection;
 mod consoles;
 mod diff;
+mod discovery;
 mod dry_run;
+mod entity_tag;
 mod event_filter;
 mod follower;
 mod forward;

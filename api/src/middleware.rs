@@ -29,8 +29,8 @@ use super::query::QueryParams;
 use super::rate::RequestPrincipal;
 use super::routes::{self, HttpRoute, RouteMatch, RouteResult, RouteTarget};
 use super::{
-    ApiShared, ApiState, FleetApi, HttpLimits, catalogue, causes, channels, consoles, diff, dry_run, forward,
-    intents, logs, metrics, openapi, read, schemas, stream, write,
+    ApiShared, ApiState, FleetApi, HttpLimits, accept, catalogue, causes, channels, consoles, diff,
+    discovery, dry_run, forward, intents, logs, metrics, openapi, read, schemas, stream, write,
 };
 
 /// Request, as the outermost handler and the handler of its route see it.
@@ -133,15 +133,29 @@ async fn answer_routed(
     parts.uri = context.target.clone();
     let principal = RequestPrincipal::of(&parts);
     let asked = found.as_ref().ok().map(|found| found.route.does);
-    let found = match rates.take(asked, &principal).and(found) {
+    let found = rates.take(asked, &principal).and(found).and_then(|found| {
+        accept::check(&parts.headers, found.route.does)?;
+        Ok(found)
+    });
+    let found = match found {
         Ok(found) => found,
         Err(problem) => return Err(refuse(problem, body, limits).await),
     };
     context.route.get_or_init(|| found.route);
-    let (body, _reserved) = if found.route.does == RouteTarget::SendMessages {
+    let is_messages = found.route.does == RouteTarget::SendMessages;
+    let most = if is_messages { limits.messages } else { limits.body_bytes };
+    if body.size_hint().lower() > most as u64 {
+        if !parts.headers.contains_key(header::EXPECT) {
+            // A sender that reads the answer only after writing must be able to write.
+            let (most, within) = (limits.body_bytes, limits.body_read);
+            tokio::spawn(discard(body, most, within));
+        }
+        return Err(too_large(most));
+    }
+    let (body, _reserved) = if is_messages {
         (RequestBody::Unread(body), None)
     } else {
-        match reserved(bodies, body, limits.body_bytes, SMALL, limits).await {
+        match reserved(bodies, body, most, SMALL, limits).await {
             Ok((body, reserved)) => (RequestBody::Read(Ok(body)), Some(reserved)),
             Err(problem) => (RequestBody::Read(Err(problem)), None),
         }
@@ -229,6 +243,14 @@ async fn dispatch(
         }
         RouteTarget::Metrics => params?.end(&[]).and_then(|()| metrics::show(api)),
         RouteTarget::OpenApi => params?.end(&[]).map(|()| json(openapi::text())),
+        RouteTarget::Version => params?.end(&[]).and_then(|()| discovery::version()),
+        RouteTarget::Index => params?.end(&[]).and_then(|()| discovery::index()),
+        RouteTarget::Fleets => params?.end(&[]).and_then(|()| discovery::fleets(api)),
+        RouteTarget::Fleet => {
+            params?.end(&[])?;
+            let app = fleet(api, &call)?;
+            discovery::fleet(app, call.found.param("fleet").unwrap_or_default())
+        }
         RouteTarget::Schema => {
             params?.end(&[]).and_then(|()| schemas::get(call.found.param("type").unwrap_or_default()))
         }

@@ -1,4 +1,8 @@
 //! OpenAPI 3.1 description of the API, generated from the table of routes and the types.
+//! [`dialect`] gives all schemas the form that generators of clients know.
+
+mod dialect;
+mod parameters;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -6,7 +10,9 @@ use std::sync::LazyLock;
 use axum::http::StatusCode;
 use chancery_events::cloudevent::TYPE_PREFIX;
 use chancery_events::console::MAX_INPUT;
+use chancery_events::id::Position;
 use chancery_events::intent::Intent;
+use chancery_events::kind::EntityKind;
 use chancery_projector::RowKind;
 use chancery_projector::history::HistoryEntry;
 use chancery_projector::moment::EntityChange;
@@ -16,11 +22,12 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use super::causes::{EventRead, RecomputedPlacement};
+use super::discovery::{ApiIndex, FleetList, FleetSummary, ServerVersion};
 use super::dry_run::DryRunAnswer;
 use super::problem;
 use super::routes::{BodyShape, HttpRoute, ROUTES, RouteTarget};
 use super::schemas::pretty;
-use super::write::{AcceptedResponse, ApproveOne, RejectOne, needs_body, statuses};
+use super::write::{AcceptedResponse, ApproveOne, RejectOne, statuses};
 
 /// Media type of lines of JSON.
 const LINES: &str = "application/x-ndjson";
@@ -39,23 +46,39 @@ pub fn openapi() -> Value {
     let mut types = settings.into_generator();
     let mut components = Map::new();
     let bodies = bodies(&mut components);
+    components.insert("CloudEvent".into(), cloud_event());
     let mut paths: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
     for route in ROUTES.iter() {
         let operation = operation(route, &mut types, &bodies);
         paths.entry(&route.path).or_default().insert(route.method.as_str().to_lowercase(), operation);
     }
     let problem = types.subschema_for::<problem::ProblemBody>();
+    let accepted = types.subschema_for::<AcceptedResponse>();
     components.extend(types.take_definitions(true));
+    let of_item = of_batch_item(&components);
+    components.insert("AcceptedItem".into(), of_item);
+    components.insert("BatchItem".into(), json!({"anyOf": [named("AcceptedItem"), problem]}));
+    components.insert(
+        "BatchResponse".into(),
+        json!({
+            "description": "Answer to one intent, or to each intent of a batch, in their order.",
+            "anyOf": [accepted, {"type": "array", "items": named("BatchItem")}],
+        }),
+    );
+    components.insert("Position".into(), position());
     components.extend(bodies.into_iter().map(|(type_name, body)| (body_name(type_name), body)));
     let codes: Vec<_> = problem::KINDS.iter().map(|kind| described(kind)).collect();
-    json!({
+    let mut description = json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Chancery",
             "version": "1",
-            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            "description": "An event-sourced control plane. Every response other than the requested one is a problem (RFC 9457) with one of the codes in x-problems. Every request with a method other than GET and HEAD has a Content-Type (application/json, application/cloudevents+json, application/cloudevents-batch+json, application/x-ndjson or application/octet-stream), also without a body. Host is a loopback name or a configured name; requests of web pages of other sites are refused.",
+            "contact": {"name": "Chancery maintainers"},
+            "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+            "description": "An event-sourced control plane. Every response other than the requested one is a problem (RFC 9457) with one of the codes in x-problems. Every request with a method other than GET, HEAD and OPTIONS has a Content-Type (application/json, application/cloudevents+json, application/cloudevents-batch+json, application/x-ndjson or application/octet-stream), also without a body. Host is a loopback name or a configured name; requests of web pages of other sites are refused.",
         },
+        "servers": [{"url": "http://127.0.0.1:7440", "description": "Server on this machine, with its default address."}],
+        "tags": tags(),
         "paths": paths,
         "components": {
             "schemas": components,
@@ -65,7 +88,87 @@ pub fn openapi() -> Value {
             }},
         },
         "x-problems": codes,
+    });
+    dialect::apply(&mut description);
+    description
+}
+
+/// Returns the tags of operations: the kinds, and the other parts of the API.
+fn tags() -> Vec<Value> {
+    let kinds = EntityKind::ALL.iter().map(|kind| (kind.plural(), kind.entry().about));
+    let others = [
+        ("fleets", "Fleets of the server, and what concerns a whole fleet"),
+        ("intents", "Intents of any type, as CloudEvents"),
+        ("events", "Events of a fleet, as CloudEvents"),
+        ("executors", "Channels of executors, and consoles"),
+        ("server", "Server, and the description of its API"),
+    ];
+    kinds
+        .chain(others)
+        .map(|(name, about)| json!({"name": name, "description": format!("{about}.")}))
+        .collect()
+}
+
+/// Returns the tag of a route: the last kind in its path, or the part of the API.
+fn tag(route: &HttpRoute) -> &'static str {
+    let kinds = || EntityKind::ALL.iter().map(|kind| kind.plural());
+    let of_kind = route.path.rsplit('/').find_map(|part| kinds().find(|plural| *plural == part));
+    match route.does {
+        RouteTarget::Intents | RouteTarget::DryRun => "intents",
+        RouteTarget::Events | RouteTarget::Event(_) => "events",
+        RouteTarget::OpenChannel
+        | RouteTarget::SendMessages
+        | RouteTarget::OfferConsoles
+        | RouteTarget::SendReplies
+        | RouteTarget::AttachConsole
+        | RouteTarget::SendInput => "executors",
+        _ if route.path.starts_with("/v1/fleets") => of_kind.unwrap_or("fleets"),
+        _ => "server",
+    }
+}
+
+fn named(component: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{component}")})
+}
+
+/// Adds a component, and returns a reference to it.
+fn component(types: &mut SchemaGenerator, name: &str, schema: Value) -> Value {
+    types.definitions_mut().insert(name.to_owned(), schema);
+    named(name)
+}
+
+fn cloud_event() -> Value {
+    let text = |about: &str| json!({"type": "string", "description": about});
+    json!({
+        "type": "object",
+        "description": "Event of a fleet, as a CloudEvent. It has other extension attributes, too.",
+        "properties": {
+            "specversion": text("Version of CloudEvents: `1.0`."),
+            "id": text("Position of the event."),
+            "source": text("Fleet of the event."),
+            "type": text("Type of the event, with its version."),
+            "subject": text("First entity that the event is about."),
+            "time": {"type": "string", "format": "date-time", "description": "Time of the record that contains the event."},
+            "lineage": text("Lineage of the journal at this position."),
+            "kind": text("Kind of the event: `intent`, `observation` or `fact`."),
+            "data": {"type": "object", "description": "Data of the event; `/v1/schemas/{type}` has its schema."},
+        },
+        "required": ["specversion", "id", "source", "type", "time", "data"],
     })
+}
+
+/// Returns the answer to an accepted intent of a batch, which has its own status.
+fn of_batch_item(components: &Map<String, Value>) -> Value {
+    let mut item = components["AcceptedResponse"].clone();
+    item["description"] = "Answer to an accepted intent of a batch.".into();
+    item["properties"]["status"] = json!({
+        "type": "integer", "format": "int32", "minimum": 200, "maximum": 202,
+        "description": "Status that the answer to the intent alone would have.",
+    });
+    if let Some(required) = item["required"].as_array_mut() {
+        required.push("status".into());
+    }
+    item
 }
 
 /// Returns the description of a kind of problem.
@@ -83,6 +186,9 @@ fn bodies(parts: &mut Map<String, Value>) -> BTreeMap<&'static str, Value> {
         let text = schema.to_value().to_string().replace("#/$defs/", "#/components/schemas/");
         let mut body: Map<String, Value> = serde_json::from_str(&text).unwrap_or_default();
         body.remove("$schema");
+        if let Some(entry) = Intent::REGISTER.iter().find(|entry| entry.type_name == type_name) {
+            body.insert("description".into(), entry.about.into());
+        }
         if let Some(Value::Object(defs)) = body.remove("$defs") {
             parts.extend(defs);
         }
@@ -93,11 +199,16 @@ fn bodies(parts: &mut Map<String, Value>) -> BTreeMap<&'static str, Value> {
 
 /// Converts a type name to a schema name: `plan.apply.v1` to `PlanApplyV1`.
 fn body_name(type_name: &str) -> String {
+    type_name.split('.').map(pascal).collect()
+}
+
+/// Converts words to a name: `blue_green` to `BlueGreen`.
+fn pascal(words: &str) -> String {
     let word = |word: &str| {
         let mut chars = word.chars();
         chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
     };
-    type_name.split(['.', '_']).map(word).collect()
+    words.split('_').map(word).collect()
 }
 
 fn row(kind: RowKind, types: &mut SchemaGenerator) -> Value {
@@ -109,68 +220,82 @@ fn object(properties: &Value) -> Value {
     json!({"type": "object", "properties": properties, "required": required})
 }
 
+fn or_null(component: &str) -> Value {
+    json!({"anyOf": [named(component), {"type": "null"}]})
+}
+
 fn answer(schema: &Value, description: &str) -> Value {
     json!({"description": description, "content": {"application/json": {"schema": schema}}})
 }
 
 fn position() -> Value {
-    json!({"type": "integer", "minimum": 0})
+    json!({
+        "type": "integer", "format": "int64", "minimum": 0, "maximum": Position::MAX.get(),
+        "description": "Position of an event in the journal of a fleet; 0 is before the first event.",
+    })
 }
 
 /// Returns the answer of a route about causes.
 fn of_causes(does: RouteTarget, types: &mut SchemaGenerator) -> Value {
-    let (next, about) = match does {
+    let (name, next, about) = match does {
         RouteTarget::Event(EventRead::Event) => {
-            let content = json!({"application/cloudevents+json": {"schema": {"type": "object"}}});
+            let content = json!({"application/cloudevents+json": {"schema": named("CloudEvent")}});
             return json!({"description": "CloudEvent of the event.", "content": content});
         }
         RouteTarget::Event(EventRead::Causes) => (
+            "CausesPage",
             "next_event",
             "CloudEvents of the causes, the nearest first; continue with the causes of `next_event`.",
         ),
         RouteTarget::Event(EventRead::Effects) => {
-            ("next_from", "CloudEvents of the effects; continue with `next_from` as `from`.")
+            ("EffectsPage", "next_from", "CloudEvents of the effects; continue with `next_from` as `from`.")
         }
         _ => {
             let reason = types.subschema_for::<ValueReason>().to_value();
             let mut body = object(&json!({
                 "entity": {"type": "string"}, "field": {"type": ["string", "null"]}, "value": {},
-                "reasons": {"type": "array", "items": reason}, "position": position(),
+                "reasons": {"type": "array", "items": reason}, "position": named("Position"),
             }));
             body["properties"]["recomputed"] = types.subschema_for::<RecomputedPlacement>().to_value();
+            let body = component(types, "ReasonsResponse", body);
             return answer(&body, "Value at the position, and the facts behind it.");
         }
     };
-    let items = json!({"type": "array", "items": {"type": "object"}});
-    let page = object(&json!({"items": items, next: {"type": ["integer", "null"]}, "position": position()}));
-    answer(&page, about)
+    let items = json!({"type": "array", "items": named("CloudEvent")});
+    let page = object(&json!({"items": items, next: or_null("Position"), "position": named("Position")}));
+    answer(&component(types, name, page), about)
 }
 
-fn operation(
-    route: &HttpRoute,
-    types: &mut SchemaGenerator,
-    bodies: &BTreeMap<&'static str, Value>,
-) -> Value {
+/// Returns the answer to a request that succeeds.
+fn success(route: &HttpRoute, types: &mut SchemaGenerator) -> Value {
     let plain = |media: &str, schema: Value| json!({"description": route.about, "content": {media: {"schema": schema}}});
     let text = || json!({"type": "string"});
-    let ok = match route.does {
+    match route.does {
         RouteTarget::List(kind) => {
-            let items = json!({"type": "array", "items": row(kind, types)});
-            answer(
-                &object(
-                    &json!({"items": items, "next_page_token": {"type": ["string", "null"]}, "position": position()}),
-                ),
-                "Page of rows.",
-            )
+            let row = row(kind, types);
+            let name = row["$ref"].as_str().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
+            let name = format!("{name}sPage");
+            let items = json!({"type": "array", "items": row});
+            let page = object(
+                &json!({"items": items, "next_page_token": {"type": ["string", "null"]}, "position": named("Position")}),
+            );
+            answer(&component(types, &name, page), "Page of rows.")
         }
-        RouteTarget::Get(kind) => answer(&row(kind, types), "Row of the entity; its version is the ETag."),
+        RouteTarget::Get(kind) => {
+            let mut ok = answer(&row(kind, types), "Row of the entity.");
+            ok["headers"]["ETag"] = json!({
+                "description": "Version of the entity, with a checksum of the row.", "schema": text(),
+            });
+            ok
+        }
         RouteTarget::History(_) => {
             let entry = types.subschema_for::<HistoryEntry>().to_value();
             let items = json!({"type": "array", "items": entry});
+            let page = object(
+                &json!({"items": items, "next_from": or_null("Position"), "position": named("Position")}),
+            );
             answer(
-                &object(
-                    &json!({"items": items, "next_from": {"type": ["integer", "null"]}, "position": position()}),
-                ),
+                &component(types, "HistoryPage", page),
                 "Page of events; continue with `next_from` as `from`.",
             )
         }
@@ -179,20 +304,22 @@ fn operation(
             let change = types.subschema_for::<EntityChange>().to_value();
             let moment = types.subschema_for::<problem::MomentBody>().to_value();
             let items = json!({"type": "array", "items": change});
-            answer(
-                &object(
-                    &json!({"items": items, "next_page_token": {"type": ["string", "null"]}, "from": moment, "to": moment}),
-                ),
-                "Page of changes, in the order of kinds and keys.",
-            )
+            let page = object(
+                &json!({"items": items, "next_page_token": {"type": ["string", "null"]}, "from": moment, "to": moment}),
+            );
+            answer(&component(types, "DiffPage", page), "Page of changes, in the order of kinds and keys.")
         }
         RouteTarget::DryRun => answer(
             &types.subschema_for::<DryRunAnswer>().to_value(),
             "Verdicts, facts, and what follows from them; nothing was recorded.",
         ),
-        RouteTarget::Intent(..) | RouteTarget::Intents => answer(
+        RouteTarget::Intent(..) => answer(
             &types.subschema_for::<AcceptedResponse>().to_value(),
             "Intent accepted; the verdict is durable.",
+        ),
+        RouteTarget::Intents => answer(
+            &named("BatchResponse"),
+            "Intent accepted, or batch decided with a status for each intent; the verdicts are durable.",
         ),
         RouteTarget::Events => {
             json!({"description": "CloudEvents. While there are no new events, comments or empty lines keep the stream open.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
@@ -214,7 +341,19 @@ fn operation(
         RouteTarget::ErrorEntry => plain("text/markdown", text()),
         RouteTarget::OpenApi => plain("application/json", json!({"type": "object"})),
         RouteTarget::Schema => plain("application/schema+json", json!({"type": "object"})),
-    };
+        RouteTarget::Version => answer(&types.subschema_for::<ServerVersion>().to_value(), &route.about),
+        RouteTarget::Index => answer(&types.subschema_for::<ApiIndex>().to_value(), &route.about),
+        RouteTarget::Fleets => answer(&types.subschema_for::<FleetList>().to_value(), &route.about),
+        RouteTarget::Fleet => answer(&types.subschema_for::<FleetSummary>().to_value(), &route.about),
+    }
+}
+
+fn operation(
+    route: &HttpRoute,
+    types: &mut SchemaGenerator,
+    bodies: &BTreeMap<&'static str, Value>,
+) -> Value {
+    let ok = success(route, types);
     let statuses = match route.does {
         RouteTarget::Intent(entry, _) => statuses(entry),
         RouteTarget::Intents => Intent::REGISTER.iter().flat_map(statuses).collect(),
@@ -227,11 +366,21 @@ fn operation(
     let mut responses = json!({"default": {"$ref": "#/components/responses/Problem"}});
     for status in statuses {
         responses[status.as_str()] = ok.clone();
+        if matches!(route.does, RouteTarget::Intent(..) | RouteTarget::Intents) && status != StatusCode::OK {
+            let about = "Path of the entity that was created or is changed, if it has one.";
+            responses[status.as_str()]["headers"]["Location"] =
+                json!({"description": about, "schema": {"type": "string"}});
+        }
+    }
+    if let RouteTarget::Get(_) = route.does {
+        responses["304"] = json!({"description": "The client has the row."});
     }
     let mut operation = json!({
         "operationId": operation_id(route),
-        "summary": route.about,
-        "parameters": parameters(route),
+        "tags": [tag(route)],
+        "summary": route.about.trim_end_matches('.'),
+        "description": route.about,
+        "parameters": parameters::parameters(route),
         "responses": responses,
     });
     if let Some(body) = request_body(route, types, bodies) {
@@ -269,139 +418,18 @@ fn operation_id(route: &HttpRoute) -> String {
         RouteTarget::SendInput => "send_console_input".into(),
         RouteTarget::Events => "events".into(),
         RouteTarget::Logs => "logs".into(),
+        RouteTarget::Live if route.path == "/healthz" => "health".into(),
         RouteTarget::Live => "live".into(),
         RouteTarget::Ready => "ready".into(),
         RouteTarget::Metrics => "metrics".into(),
         RouteTarget::OpenApi => "openapi".into(),
         RouteTarget::Schema => "schema".into(),
         RouteTarget::ErrorEntry => "error".into(),
+        RouteTarget::Version => "version".into(),
+        RouteTarget::Index => "index".into(),
+        RouteTarget::Fleets => "list_fleets".into(),
+        RouteTarget::Fleet => "get_fleet".into(),
     }
-}
-
-/// Description of `min_position`.
-const UNTIL: &str =
-    "Minimum position of the answer: a number, or `POSITION.LINEAGE`. Needed for verdicts of other servers.";
-/// Description of `consistency`.
-const CONSISTENCY: &str = "With `eventual`, the answer is immediate and has the current rows. By default the answer is at least as new as every verdict that the server gave before the request; if that takes too long, the answer is 503 `position_not_applied`. The header `chancery-position` has the position of the answer.";
-/// Description of `as_of`.
-const AS_OF: &str = "Moment of the answer instead of the present: a position, as a number or `POSITION.LINEAGE`, or an RFC 3339 time. A position means the state after the record that contains it, a time the last record that is not later. The headers `chancery-position` and `chancery-time` have the record's. A page token is valid only for its moment.";
-/// Description of `field`.
-const FIELD: &str = "Field of the row (default: the last fact about the entity).";
-/// Description of a history's `from`.
-const FROM: &str = "First position: a number, or `POSITION.LINEAGE` (default: 1).";
-
-/// Declares lists of parameters: each with its location, name, schema and meaning.
-macro_rules! parameters {
-    ($($list:ident: $($location:literal $name:literal $schema:tt $about:expr;)+)+) => {$(
-        fn $list() -> Vec<Value> {
-            vec![$(json!({"name": $name, "in": $location, "schema": $schema, "description": $about})),+]
-        }
-    )+};
-}
-
-parameters! {
-    moment_parameters:
-        "query" "as_of" {"type": "string"} AS_OF;
-    settle_parameters:
-        "query" "min_position" {"type": "string"} UNTIL;
-        "query" "consistency" {"type": "string", "enum": ["eventual"]} CONSISTENCY;
-    list_parameters:
-        "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of rows, from 1 to 1000 (default: 100).";
-        "query" "page_token" {"type": "string"} "Token of the page after which to continue.";
-    diff_parameters:
-        "query" "from" {"type": "string"} "Earlier moment: a position or an RFC 3339 time, as in `as_of`. Required.";
-        "query" "to" {"type": "string"} "Later moment, in the same form (default: the last record).";
-        "query" "kinds" {"type": "string"} "Only these kinds, comma-separated: `nodes,replicas` (default: all). Other parameters are filters that each of the kinds has: an entity is included if its row at either moment matches.";
-        "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of changes, from 1 to 1000 (default: 100).";
-        "query" "page_token" {"type": "string"} "Token of the page after which to continue.";
-    why_parameters:
-        "query" "value" {"type": "string"} "Expected value of the field: another one is refused as `value_differs`.";
-        "query" "recompute" {"type": "boolean"} "Whether to compute again why the node of a reservation was chosen, from the state after it, as `recomputed` (default: false).";
-    cause_parameters:
-        "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of events, from 1 to 1000 (default: 100).";
-    history_parameters:
-        "query" "from" {"type": "string"} FROM;
-        "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of events, from 1 to 1000 (default: 100).";
-    event_parameters:
-        "query" "from" {"type": "string"} "First position: a number or `POSITION.LINEAGE`, or `end` for new events only (default: the first event).";
-        "query" "types" {"type": "string"} "Only these event types, comma-separated; `replica.*` matches all types of a kind.";
-        "query" "subject" {"type": "string"} "Only events about these subjects, comma-separated: `node/node-1`, or `node` for all entities of a kind.";
-        "query" "kinds" {"type": "string"} "Only these kinds of events: `intent`, `observation`, `fact`, comma-separated.";
-        "query" "follow" {"type": "boolean"} "Whether to continue at the end of the journal (default: true for server-sent events, else false).";
-        "query" "limit" {"type": "integer", "minimum": 0} "Maximum number of events, at least 1 (default: unlimited).";
-        "header" "Last-Event-ID" {"type": "string"} "Resume after the event with this id; takes precedence over `from`.";
-    log_parameters:
-        "query" "payload" {"type": "string"} "Only output of this payload.";
-        "query" "process" {"type": "integer", "minimum": 0} "Only output of the process with this number in its payload, from 0.";
-        "query" "stream" {"type": "string", "enum": ["out", "err"]} "Only this output stream.";
-        "query" "tail" {"type": "integer", "minimum": 0} "Maximum number of last lines of each output (default: all lines).";
-        "query" "since" {"type": "string"} "Only output written since: a duration before now as in `5m`, or a time as in `2026-11-21T09:00:00Z`. Up to ten seconds more are returned.";
-        "query" "marked" {"type": "boolean"} "Whether to mark each line with its output, as in `out | ` (default: false).";
-        "query" "follow" {"type": "boolean"} "Whether to continue with new output (default: false).";
-    intent_parameters:
-        "header" "Idempotency-Key" {"type": "string"} "Id that makes the intent safe to repeat (default: a random id).";
-        "header" "If-Match" {"type": "string"} "Expected version of the entity, in quotes.";
-        "header" "Chancery-Actor" {"type": "string"} "Actor of the intent (default: `local`).";
-        "header" "Chancery-Source" {"type": "string"} "Source of the intent (default: `http`).";
-        "header" "Chancery-Time" {"type": "string", "format": "date-time"} "Time of the first request, by the client's clock.";
-        "header" "Chancery-Unchanged" {"type": "string", "enum": ["recorded"]} "Record the verdict also if the intent changes nothing (default: answer without a record).";
-        "header" "traceparent" {"type": "string"} "W3C trace context, stored with the intent.";
-    message_parameters:
-        "query" "after" {"type": "integer", "minimum": 0} "Number of earlier messages on the channel.";
-}
-
-fn parameters(route: &HttpRoute) -> Vec<Value> {
-    let names = route.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
-    let in_path =
-        names.map(|name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}}));
-    let query = |names: &[&str], schema: Value, about: &str| -> Vec<Value> {
-        let one = |name| json!({"name": name, "in": "query", "schema": schema, "description": about});
-        names.iter().map(one).collect()
-    };
-    let of_target = match route.does {
-        RouteTarget::List(kind) => {
-            let filters =
-                query(&kind.filters(), json!({"type": "string"}), "Only rows that match the filter.");
-            [filters, list_parameters(), moment_parameters(), settle_parameters()].concat()
-        }
-        RouteTarget::Get(_) => [moment_parameters(), settle_parameters()].concat(),
-        RouteTarget::History(_) => [history_parameters(), moment_parameters(), settle_parameters()].concat(),
-        RouteTarget::Why(kind) => {
-            // An enumeration has at least one value.
-            let fields = kind.explained_fields();
-            let names = if fields.is_empty() { &[][..] } else { &["field"] };
-            let field = query(names, json!({"type": "string", "enum": fields}), FIELD);
-            [field, why_parameters(), moment_parameters(), settle_parameters()].concat()
-        }
-        RouteTarget::Event(EventRead::Event) => settle_parameters(),
-        RouteTarget::Event(EventRead::Causes) => [cause_parameters(), settle_parameters()].concat(),
-        RouteTarget::Event(EventRead::Effects) => [history_parameters(), settle_parameters()].concat(),
-        RouteTarget::Diff => [diff_parameters(), settle_parameters()].concat(),
-        RouteTarget::Events => event_parameters(),
-        RouteTarget::Logs => log_parameters(),
-        RouteTarget::Intent(entry, _) => {
-            let schema = json!({"type": "string", "enum": ["yes", "no", "true", "false"]});
-            let about = "Value of the member of this name in the body, which must then be absent there.";
-            [query(entry.query, schema, about), intent_parameters()].concat()
-        }
-        RouteTarget::Intents => intent_parameters(),
-        RouteTarget::DryRun => [moment_parameters(), settle_parameters(), intent_parameters()].concat(),
-        RouteTarget::SendMessages => message_parameters(),
-        RouteTarget::SendReplies | RouteTarget::SendInput => {
-            let about = "Number of replies, or of bytes of input, that were sent before: a repeat has no effect twice.";
-            query(&["after"], json!({"type": "integer", "minimum": 0}), about)
-        }
-        RouteTarget::OpenChannel
-        | RouteTarget::OfferConsoles
-        | RouteTarget::AttachConsole
-        | RouteTarget::Live
-        | RouteTarget::Ready
-        | RouteTarget::Metrics
-        | RouteTarget::OpenApi
-        | RouteTarget::Schema
-        | RouteTarget::ErrorEntry => vec![],
-    };
-    in_path.chain(of_target).collect()
 }
 
 fn request_body(
@@ -409,9 +437,9 @@ fn request_body(
     types: &mut SchemaGenerator,
     bodies: &BTreeMap<&'static str, Value>,
 ) -> Option<Value> {
-    let required = matches!(route.does, RouteTarget::Intent(entry, shape) if needs_body(entry, shape));
+    // Also a body without members is required here: without a body, clients would send no media type.
     let json_body =
-        |schema: Value| json!({"required": required, "content": {"application/json": {"schema": schema}}});
+        |schema: Value| json!({"required": true, "content": {"application/json": {"schema": schema}}});
     match route.does {
         RouteTarget::Intent(_, BodyShape::ApproveOne) => {
             Some(json_body(types.subschema_for::<ApproveOne>().to_value()))
@@ -420,7 +448,8 @@ fn request_body(
             Some(json_body(types.subschema_for::<RejectOne>().to_value()))
         }
         RouteTarget::Intent(entry, BodyShape::Members) => {
-            let mut schema = bodies.get(entry.type_name)?.clone();
+            let whole = bodies.get(entry.type_name)?;
+            let mut schema = whole.clone();
             let in_path = |name: &str| route.path.contains(&format!("{{{name}}}"));
             if let Some(properties) = schema["properties"].as_object_mut() {
                 properties.retain(|name, _| !in_path(name));
@@ -428,33 +457,22 @@ fn request_body(
             if let Some(required) = schema["required"].as_array_mut() {
                 required.retain(|name| !in_path(name.as_str().unwrap_or_default()));
             }
-            Some(json_body(schema))
+            let name = body_name(entry.type_name);
+            if schema == *whole {
+                return Some(json_body(named(&name)));
+            }
+            let name = format!("{}Body", name.trim_end_matches("V1"));
+            Some(json_body(component(types, &name, schema)))
         }
         RouteTarget::Intents | RouteTarget::DryRun => {
-            let types: Vec<_> = Intent::TYPES.iter().map(|name| format!("{TYPE_PREFIX}{name}")).collect();
-            let data: Vec<_> = Intent::TYPES
-                .iter()
-                .map(|name| json!({"$ref": format!("#/components/schemas/{}", body_name(name))}))
-                .collect();
-            let event = json!({
-                "type": "object",
-                "properties": {
-                    "specversion": {"const": "1.0"}, "id": {"type": "string"}, "source": {"type": "string"},
-                    "type": {"enum": types}, "time": {"type": "string", "format": "date-time"},
-                    "subject": {"type": "string"}, "datacontenttype": {"const": "application/json"},
-                    "actor": {"type": "string"}, "expectedversion": {"type": ["integer", "string"]},
-                    "traceparent": {"type": "string"}, "data": {"anyOf": data},
-                },
-                "required": ["specversion", "id", "source", "type", "data"],
-            });
+            let event = component(types, "IntentEvent", intent_event());
             Some(json!({"required": true, "content": {
                 "application/cloudevents+json": {"schema": event},
                 "application/cloudevents-batch+json": {"schema": {"type": "array", "items": event}},
-                "application/json": {"schema": {"type": "object"}},
             }}))
         }
         RouteTarget::OpenChannel | RouteTarget::OfferConsoles | RouteTarget::AttachConsole => Some(
-            json!({"required": true, "description": "Empty body.", "content": {"application/x-ndjson": {"schema": {"const": ""}}}}),
+            json!({"required": true, "description": "Empty body.", "content": {"application/x-ndjson": {"schema": {"type": "string", "maxLength": 0}}}}),
         ),
         RouteTarget::SendMessages => Some(
             json!({"required": true, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}),
@@ -467,4 +485,28 @@ fn request_body(
         }})),
         _ => None,
     }
+}
+
+/// Returns the schema of an intent as a CloudEvent.
+fn intent_event() -> Value {
+    let types: Vec<_> = Intent::TYPES.iter().map(|name| format!("{TYPE_PREFIX}{name}")).collect();
+    let data: Vec<_> = Intent::TYPES.iter().map(|name| named(&body_name(name))).collect();
+    json!({
+        "type": "object",
+        "description": "Intent as a CloudEvent.",
+        "properties": {
+            "specversion": {"const": "1.0", "type": "string"},
+            "id": {"type": "string", "minLength": 1, "description": "Id that makes the intent safe to repeat."},
+            "source": {"type": "string", "minLength": 1, "description": "Source of the intent."},
+            "type": {"type": "string", "enum": types, "description": "Type of the intent, with its version."},
+            "time": {"type": "string", "format": "date-time", "description": "Time of the first request, by the client's clock."},
+            "subject": {"type": "string", "description": "Entity of the intent; must equal that of `data`."},
+            "datacontenttype": {"const": "application/json", "type": "string"},
+            "actor": {"type": "string", "description": "Actor of the intent."},
+            "expectedversion": {"type": "string", "pattern": "^([0-9]+|[*])$", "description": "Expected version of the entity: a number, 0 if it must not exist, `*` if it must exist."},
+            "traceparent": {"type": "string", "description": "W3C trace context, stored with the intent."},
+            "data": {"anyOf": data, "description": "Body of the intent, of the schema of its type: `PlanApplyV1` of `chancery.plan.apply.v1`."},
+        },
+        "required": ["specversion", "id", "source", "type", "data"],
+    })
 }

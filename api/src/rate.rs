@@ -106,7 +106,11 @@ impl RateLimiter {
                 | RouteTarget::Diff
                 | RouteTarget::OpenApi
                 | RouteTarget::Schema
-                | RouteTarget::ErrorEntry,
+                | RouteTarget::ErrorEntry
+                | RouteTarget::Version
+                | RouteTarget::Index
+                | RouteTarget::Fleets
+                | RouteTarget::Fleet,
             )
             | None => Some(&self.reads),
         }

@@ -23,6 +23,7 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use super::budget::{ReservedBytes, SMALL};
+use super::entity_tag;
 use super::middleware::{RoutedRequest, json};
 use super::moments;
 use super::positions;
@@ -113,7 +114,7 @@ pub(super) async fn settle_by_default(app: &FleetApi, from: ReadFrom) -> Result<
     settled(app, app.last_verdict.wanted(ReadConsistency::Verdicts, None), from).await
 }
 
-async fn settled(app: &FleetApi, wanted: Position, from: ReadFrom) -> Result<(), ProblemDetails> {
+pub(super) async fn settled(app: &FleetApi, wanted: Position, from: ReadFrom) -> Result<(), ProblemDetails> {
     let limits = &app.common.limits;
     // Leaves time for an answer that names the awaited position.
     let timeout = limits.min_position.min(limits.request_timeout.mul_f32(0.8));
@@ -365,11 +366,13 @@ pub(super) async fn get(
     let Some(row) = row else {
         return Err(missing_at(app, &key, call.parts.uri.path(), position).await.position(position.get()));
     };
-    let mut response = ReservedAnswer::of_row().with(app, row.body)?;
-    if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.version)) {
-        response.headers_mut().insert(header::ETAG, tag);
-    }
-    Ok(at_moment(response, position, at.as_ref()))
+    let tag = entity_tag::of(&row);
+    let response = if entity_tag::is_known(&call.parts.headers, &tag) {
+        entity_tag::not_modified()
+    } else {
+        ReservedAnswer::of_row().with(app, row.body)?
+    };
+    Ok(at_moment(entity_tag::named(response, &tag), position, at.as_ref()))
 }
 
 /// Returns a row of the present or of a moment, the position at which it was read, and the record of the moment.

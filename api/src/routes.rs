@@ -9,12 +9,12 @@ use axum::Router;
 use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{RawPathParams, Request, State};
 use axum::handler::Handler as _;
-use axum::http::{Method, Uri};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use axum::routing::{MethodFilter, MethodRouter};
 use chancery_events::intent::{Intent, IntentEntry, OperationApprove, OperationReject};
 use chancery_projector::RowKind;
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use tower_http::CompressionLevel;
 use tower_http::compression::CompressionLayer;
 use tower_http::compression::predicate::SizeAbove;
@@ -72,6 +72,48 @@ pub(super) enum RouteTarget {
     OpenApi,
     Schema,
     ErrorEntry,
+    /// Returns the version of the server.
+    Version,
+    /// Returns the paths from which the API can be explored.
+    Index,
+    /// Lists the fleets of the server.
+    Fleets,
+    /// Returns one of the fleets.
+    Fleet,
+}
+
+impl RouteTarget {
+    /// Returns the media type of the answer; `None` if there is no answer, or if the client chooses among several.
+    pub(super) const fn media_type(self) -> Option<&'static str> {
+        match self {
+            RouteTarget::Events
+            | RouteTarget::Metrics
+            | RouteTarget::SendMessages
+            | RouteTarget::SendReplies
+            | RouteTarget::SendInput => None,
+            RouteTarget::Logs | RouteTarget::Live | RouteTarget::Ready => Some("text/plain"),
+            RouteTarget::Event(EventRead::Event) => Some("application/cloudevents+json"),
+            RouteTarget::OpenChannel | RouteTarget::OfferConsoles | RouteTarget::AttachConsole => {
+                Some("application/x-ndjson")
+            }
+            RouteTarget::Schema => Some("application/schema+json"),
+            RouteTarget::ErrorEntry => Some("text/markdown"),
+            RouteTarget::List(_)
+            | RouteTarget::Get(_)
+            | RouteTarget::History(_)
+            | RouteTarget::Why(_)
+            | RouteTarget::Event(EventRead::Causes | EventRead::Effects)
+            | RouteTarget::Diff
+            | RouteTarget::Intent(..)
+            | RouteTarget::Intents
+            | RouteTarget::DryRun
+            | RouteTarget::OpenApi
+            | RouteTarget::Version
+            | RouteTarget::Index
+            | RouteTarget::Fleets
+            | RouteTarget::Fleet => Some("application/json"),
+        }
+    }
 }
 
 /// Route of the API.
@@ -87,6 +129,9 @@ pub(super) struct HttpRoute {
 
 /// Prefix of all routes of a fleet.
 pub(super) const FLEET: &str = "/v1/fleets/{fleet}";
+
+/// Characters that a part of a path has only percent-encoded.
+const NOT_IN_PATHS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Routes that approve or reject one operation: the body of the intent has a list of operations.
 const OF_ONE: &[(&str, &IntentEntry, BodyShape, &str)] = &[
@@ -165,6 +210,13 @@ pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
     let typed = "Gives input to the guest of an attachment.";
     add(Method::POST, format!("{FLEET}/attachments/{{attachment}}/input"), RouteTarget::SendInput, typed);
     add(Method::GET, "/livez".into(), RouteTarget::Live, "Reports that the process is live.");
+    let alias = "Reports the same as `/livez`, for programs that have this path built in.";
+    add(Method::GET, "/healthz".into(), RouteTarget::Live, alias);
+    add(Method::GET, "/version".into(), RouteTarget::Version, "Returns the version of the server.");
+    let index = "Returns the paths from which the API can be explored.";
+    add(Method::GET, "/v1".into(), RouteTarget::Index, index);
+    add(Method::GET, "/v1/fleets".into(), RouteTarget::Fleets, "Lists the fleets of the server.");
+    add(Method::GET, FLEET.into(), RouteTarget::Fleet, "Returns one of the fleets.");
     add(
         Method::GET,
         "/readyz".into(),
@@ -199,12 +251,17 @@ where
     }
     let mut router = Router::new();
     for (path, routes) in paths {
-        let allow: Vec<_> = routes.iter().map(|route| route.method.as_str()).collect();
-        let allow = allow.join(", ");
+        let allow = allowed(&routes);
         let mut methods = MethodRouter::new().fallback(move |State(state): State<S>, request: Request| {
-            let problem =
-                nothing(METHOD_NOT_ALLOWED, &request, &format!("the method must be one of {allow}"));
-            answer(state, Err(problem.allow(allow.clone())), request)
+            let allow = allow.clone();
+            async move {
+                if request.method() == Method::OPTIONS {
+                    return (StatusCode::NO_CONTENT, [(header::ALLOW, allow)]).into_response();
+                }
+                let why = format!("the method must be one of {allow}");
+                let problem = nothing(METHOD_NOT_ALLOWED, &request, &why).allow(allow);
+                answer(state, Err(problem), request).await.into_response()
+            }
         });
         for route in routes {
             let filter = MethodFilter::try_from(route.method.clone()).expect("a standard method");
@@ -229,6 +286,16 @@ where
             nothing(ROUTE_NOT_FOUND, &request, "no such path; /v1/openapi.json describes all routes");
         answer(state, Err(problem), request)
     })
+}
+
+/// Returns the value of `Allow` for a path with these routes.
+fn allowed(routes: &[&HttpRoute]) -> String {
+    let mut methods: Vec<_> = routes.iter().map(|route| route.method.as_str()).collect();
+    if methods.contains(&"GET") {
+        methods.push("HEAD");
+    }
+    methods.push("OPTIONS");
+    methods.join(", ")
 }
 
 /// Returns the layer that compresses answers with reserved memory, which includes that of the compressor.
@@ -267,6 +334,19 @@ impl RouteMatch {
     /// Returns a parameter of the path.
     pub(super) fn param(&self, name: &str) -> Option<&str> {
         self.params.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+
+    /// Returns the path of an entity of the fleet, given as `KIND/KEY`, if the entity has a row.
+    pub(super) fn location(&self, subject: &str) -> Option<HeaderValue> {
+        let (word, key) = subject.split_once('/')?;
+        let kind = RowKind::ALL.iter().find(|kind| kind.kind().word() == word)?.kind();
+        let template = kind.path();
+        let names: Vec<_> = template.split('/').filter(|part| part.starts_with('{')).collect();
+        let parts = key.splitn(names.len(), '/');
+        let path = names.iter().zip(parts).fold(template.clone(), |path, (name, part)| {
+            path.replace(name, &utf8_percent_encode(part, NOT_IN_PATHS).to_string())
+        });
+        HeaderValue::from_str(&format!("/v1/fleets/{}{path}", self.param("fleet")?)).ok()
     }
 
     /// Returns the parameters of the path, except the fleet.

@@ -150,7 +150,7 @@ impl ListenerState {
         let (service, common, has_asked) = (self.service.clone(), Arc::clone(&self.common), asked.clone());
         let answer = service_fn(move |request: Request<Incoming>| {
             has_asked.store(true, Ordering::Relaxed);
-            let is_probe = matches!(request.uri().path(), "/livez" | "/readyz");
+            let is_probe = matches!(request.uri().path(), "/livez" | "/healthz" | "/readyz");
             // The body is not waited for: a probe has none.
             let mut request = request.map(|_| Body::empty());
             request.extensions_mut().insert(PeerAddress(peer));

@@ -20,14 +20,15 @@ use chancery_decider::hub::{FollowerGuard, RenderedEvent};
 use chancery_events::id::{Lineage, Position};
 use chancery_events::lineage::NamedPosition;
 use chancery_events::text::counted;
+use chancery_projector::ReadConsistency;
 
 use super::FleetApi;
 use super::event_filter::EventFilter;
 use super::follower::{FollowerPosition, FollowerRead, FollowerWake};
 use super::positions;
-use super::problem::{BUSY, NOT_ACCEPTABLE, POSITION_NOT_APPLIED, ProblemDetails, RequestPart};
+use super::problem::{BUSY, NOT_ACCEPTABLE, ProblemDetails, RequestPart};
 use super::query::QueryParams;
-use super::read::{ReadFrom, settle_by_default};
+use super::read::{ReadFrom, settle_by_default, settled};
 
 /// Maximum number of events that are filtered out before a bookmark.
 const PASSED: u64 = 4096;
@@ -135,16 +136,11 @@ pub(super) async fn events(
         },
     };
     if next > tail.plus(1) {
-        // The last verdict may have come directly from the leader, before its record came from the journal.
-        settle_by_default(app, ReadFrom::Journal).await?;
+        // The client may have the position from the leader, or from a server that is ahead of this one.
+        let before = Position::new(next.get() - 1);
+        settled(app, app.last_verdict.wanted(ReadConsistency::Verdicts, Some(before)), ReadFrom::Journal)
+            .await?;
         tail = tail_of(app);
-    }
-    if next > tail.plus(1) {
-        return Err(ProblemDetails::new(
-            POSITION_NOT_APPLIED,
-            format!("cannot read events from {next}: the journal ends at {tail}"),
-        )
-        .position(tail.get()));
     }
     let follower = app.hub.follow(app.common.limits.followers).ok_or_else(|| {
         ProblemDetails::new(

@@ -4,6 +4,7 @@
 mod bad_input;
 mod channels;
 mod cloudevents;
+mod conventions;
 mod dry_run;
 mod levels;
 mod listener;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Response, StatusCode};
+use axum::http::{HeaderValue, Response, StatusCode, header};
 use chancery_decider::{DeciderHandle, UnchangedVerdict, Verdict, VerdictError};
 use chancery_events::digest::Digest;
 use chancery_events::event::Event;
@@ -31,7 +31,7 @@ use super::middleware::{RoutedRequest, json};
 use super::problem::{BUSY, ProblemDetails, RequestPart, UNKNOWN_OUTCOME};
 use super::query::QueryParams;
 use super::read::in_turn;
-use super::routes::{BodyShape, RouteTarget};
+use super::routes::{BodyShape, RouteMatch, RouteTarget};
 use super::typed;
 
 /// Default source of intents over typed routes.
@@ -159,7 +159,7 @@ pub(super) async fn typed(
     let asked = AnswerContext::of(&request, was_if_match);
     let verdict = ask(app, decider, request, meta.unchanged, bytes.len()).await;
     let (status, accepted) = asked.answered(app, decider, verdict).await?;
-    Ok(response(status, &accepted))
+    Ok(response(status, &accepted, &found))
 }
 
 fn operation(params: &[(&str, &str)]) -> Result<OperationId, ProblemDetails> {
@@ -359,9 +359,19 @@ pub(super) fn changed_in(record: &Record, verdict: Position) -> Option<ChangedFi
 }
 
 /// Returns the answer to one accepted intent.
-pub(super) fn response(status: StatusCode, accepted: &AcceptedResponse) -> Response<Body> {
+pub(super) fn response(
+    status: StatusCode,
+    accepted: &AcceptedResponse,
+    found: &RouteMatch,
+) -> Response<Body> {
     let mut response = json(serde_json::to_vec(accepted).unwrap_or_default());
     *response.status_mut() = status;
+    if status != StatusCode::OK
+        && let Some(subject) = &accepted.subject
+        && let Some(location) = found.location(subject)
+    {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
     response.headers_mut().insert("chancery-position", HeaderValue::from(accepted.position));
     response
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chancery_events::event::Event;
+use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::extension::ExtensionAttributes;
 use chancery_events::id::{ConnectionToken, EpochNonce, ExecutorStoreId, Lineage, Position, WriterId};
 use chancery_events::intent::{Intent, IntentRequest};
@@ -371,7 +372,7 @@ fn a_repeat_gets_the_first_verdict_after_a_restart_too() {
     rig.settle();
     rig.ask(&request);
     let mut changed = request.clone();
-    changed.expect = Some(7);
+    changed.expect = Some(ExpectedVersion::Exactly(7));
     rig.ask(&changed);
     let second = answers(&rig.settle());
     assert_eq!((second[0].1, second[0].2), (first[0].1, first[0].2));

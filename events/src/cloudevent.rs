@@ -36,6 +36,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::event::{Event, EventKind, EventLine, InvalidEvent};
+use crate::expected_version::ExpectedVersion;
 use crate::extension::ExtensionAttributes;
 use crate::id::{Lineage, Position};
 use crate::intent::{Intent, IntentRequest};
@@ -231,7 +232,7 @@ pub struct CloudEventAttributes {
     intent_type: Option<&'static str>,
     time: Option<Time>,
     actor: Option<Actor>,
-    expectedversion: Option<u64>,
+    expectedversion: Option<ExpectedVersion>,
     traceparent: Option<String>,
     subject: Option<Subject>,
     content_type: Option<()>,
@@ -330,7 +331,7 @@ impl CloudEventAttributes {
     }
 
     /// Expected version, if given.
-    pub fn expect(&self) -> Option<u64> {
+    pub fn expect(&self) -> Option<ExpectedVersion> {
         self.expectedversion
     }
 

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::expected_version::ExpectedVersion;
 use crate::extension::ExtensionAttributes;
 use crate::fact::Fact;
 use crate::id::Position;
@@ -177,7 +178,7 @@ pub struct EventLine<'a> {
     pub at: Option<Time>,
     /// Expected version of the subject; intents only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expect: Option<u64>,
+    pub expect: Option<ExpectedVersion>,
     /// W3C trace context; intents only.
     #[serde(rename = "tp", default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,

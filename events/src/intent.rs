@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::event::bodies;
+use crate::expected_version::ExpectedVersion;
 use crate::extension::ExtensionAttributes;
 use crate::id::{OperationId, RequestId};
 use crate::level::FleetLevel;
@@ -40,7 +41,7 @@ pub struct IntentRequest {
     /// within the retention window.
     pub time: Option<Time>,
     /// Version of the subject that the intent was based on.
-    pub expect: Option<u64>,
+    pub expect: Option<ExpectedVersion>,
     /// W3C trace context, stored as received.
     pub traceparent: Option<String>,
     /// Extension attributes of the CloudEvent that this system does not know, recorded as received.

@@ -8,6 +8,7 @@ pub mod cloudevent;
 pub mod console;
 pub mod digest;
 pub mod event;
+pub mod expected_version;
 pub mod extension;
 pub mod fact;
 pub mod id;

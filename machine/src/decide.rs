@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::fact::{Fact, InboxSkipped, IntentAccepted, IntentOutcome, IntentRefused};
 use chancery_events::id::{Position, SessionId};
 use chancery_events::intent::{Intent, IntentRequest};
@@ -73,8 +74,13 @@ pub fn decide(fleet: &FleetState, request: &IntentRequest, ctx: &DecisionContext
     let subject = request.intent.subject();
     if let Some(expected) = request.expect {
         let found = subject.as_ref().and_then(|subject| fleet.meta(subject)).map_or(0, |meta| meta.version);
-        if found != expected {
-            let detail = format!("the expected version is {expected}, and the current version is {found}");
+        if !expected.fits(found) {
+            let detail = match expected {
+                ExpectedVersion::Exactly(version) => {
+                    format!("the expected version is {version}, and the current version is {found}")
+                }
+                ExpectedVersion::Any => "any version is expected, and there is no such entity".to_owned(),
+            };
             return Err(Refusal::new(RefusalCode::VersionConflict, detail));
         }
     }

@@ -61,6 +61,17 @@ impl<R: 'static> RowFilter<R> {
         Ok(RowFilter { holds: Box::new(move |row| holds(row, &value)), way })
     }
 
+    /// Combines the filters of several values: one must hold. No access path has the rows of several values in the
+    /// order of pages, so that such a filter reads the rows of another filter, or all.
+    fn any(mut filters: Vec<RowFilter<R>>) -> RowFilter<R> {
+        if filters.len() == 1
+            && let Some(one) = filters.pop()
+        {
+            return one;
+        }
+        RowFilter { holds: Box::new(move |row| filters.iter().any(|filter| (filter.holds)(row))), way: None }
+    }
+
     /// Filters by one of a set of values.
     pub(crate) fn word<T>(
         text: &str,
@@ -104,19 +115,23 @@ pub enum InvalidFilter {
     },
 }
 
-/// Reads the filters of a query: all must hold.
+/// Reads the filters of a query: all must hold. A filter may have several values, separated by commas, of which one
+/// must hold: `state=draining,evicted`.
 pub(crate) fn read<R: ReadModelRow>(given: &[(String, String)]) -> Result<Vec<RowFilter<R>>, InvalidFilter> {
     let kind = R::KIND;
     let mut filters = Vec::with_capacity(given.len());
-    for (name, value) in given {
+    for (at, (name, value)) in given.iter().enumerate() {
         let def = R::FILTERS.iter().find(|def| def.name == name).ok_or_else(|| InvalidFilter::Unknown {
             kind,
             name: name.chars().take(100).collect(),
             known: kind.filters(),
         })?;
-        let filter =
-            (def.read)(value).map_err(|reason| InvalidFilter::Value { kind, name: def.name, reason })?;
-        filters.push(filter);
+        let wrong = |reason| InvalidFilter::Value { kind, name: def.name, reason };
+        if given[..at].iter().any(|(other, _)| other == name) {
+            return Err(wrong(format!("must be given once, with commas between its values: {name}=A,B")));
+        }
+        let values: Result<Vec<_>, _> = value.split(',').map(def.read).collect();
+        filters.push(RowFilter::any(values.map_err(wrong)?));
     }
     Ok(filters)
 }

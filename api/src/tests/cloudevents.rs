@@ -1,6 +1,7 @@
 //! Intents as CloudEvents, in all their forms.
 
 use axum::http::{HeaderValue, Method};
+use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::fact::IntentOutcome;
 use serde_json::json;
 
@@ -41,7 +42,10 @@ async fn a_structured_event_is_an_intent() {
             (asked.id.as_str(), asked.actor.as_str(), asked.source.as_str()),
             ("e1", "someone", "/ci")
         );
-        assert_eq!((asked.expect, asked.intent.type_name()), (Some(7), "node.delete.v1"));
+        assert_eq!(
+            (asked.expect, asked.intent.type_name()),
+            (Some(ExpectedVersion::Exactly(7)), "node.delete.v1")
+        );
         assert!(asked.time.is_some());
     }
 }
@@ -61,7 +65,7 @@ async fn a_binary_event_is_an_intent() {
     let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
     assert_eq!(
         (asked.actor.as_str(), asked.expect, asked.traceparent.is_some()),
-        ("Jürgen \"J\"", Some(3), true)
+        ("Jürgen \"J\"", Some(ExpectedVersion::Exactly(3)), true)
     );
     assert_eq!(asked.extensions.get("urgent"), Some("yes"), "it is kept");
     let quoted = [BINARY, &[("ce-actor", r#""some \"one\"""#)]].concat();

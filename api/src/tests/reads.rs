@@ -41,7 +41,7 @@ async fn a_row_shows_its_version() {
     let world = ServedFleet::new();
     world.touch("node-1", 2);
     let node = world.get("/nodes/node-1").await;
-    assert_eq!((node.header("etag"), node.json()["version"].as_u64()), ("\"3\"", Some(3)));
+    assert_eq!((&node.header("etag")[..3], node.json()["version"].as_u64()), ("\"3-", Some(3)));
     let capability = world.get("/capabilities/nvidia/v100").await;
     assert_eq!(capability.json()["name"], "nvidia/v100");
 }
@@ -187,10 +187,7 @@ async fn a_read_waits_for_the_position_it_needs() {
     assert!(!waiting.is_finished());
     world.touch("node-1", 1);
     let answer = waiting.await.expect("no panic").expect("an answer");
-    assert_eq!(
-        (answer.status().as_u16(), &answer.headers()["etag"]),
-        (200, &"\"2\"".parse().expect("a header"))
-    );
+    assert_eq!((answer.status().as_u16(), &answer.headers()["etag"].as_bytes()[..3]), (200, &b"\"2-"[..]));
 
     let late = world.get("/nodes?min_position=7").await;
     assert_eq!(late.problem(), (503, "position_not_applied".into(), String::new()));

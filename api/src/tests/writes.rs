@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::Method;
 use chancery_decider::{AcceptedIntent, Verdict};
+use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::fact::IntentOutcome;
 use chancery_events::id::{OperationId, Position, RequestId};
 use chancery_events::intent::{self, Intent};
@@ -335,7 +336,10 @@ async fn headers_set_the_rest() {
     assert_eq!(json["recorded"], true);
     let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
     assert_eq!((asked.id.as_str(), asked.actor.as_str(), asked.source.as_str()), ("key 1", "someone", "/ci"));
-    assert_eq!((asked.expect, asked.traceparent.as_deref()), (Some(3), Some(trace)));
+    assert_eq!(
+        (asked.expect, asked.traceparent.as_deref()),
+        (Some(ExpectedVersion::Exactly(3)), Some(trace))
+    );
     assert_eq!(asked.time.map(|time| time.to_string()).as_deref(), Some("2026-11-21T09:00:00.000000Z"));
 }
 

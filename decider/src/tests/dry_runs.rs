@@ -177,7 +177,7 @@ fn a_repeat_has_its_first_verdict_and_no_events() {
     rig.ask(&request);
     let first = answers(&rig.settle());
     let mut other = request.clone();
-    other.expect = Some(7);
+    other.expect = Some(ExpectedVersion::Exactly(7));
     let result = rig.try_out(&[request, other]);
     let DryVerdict { verdict, record } = &result.intents[0];
     assert_eq!((verdict.position.get(), record.is_none()), (first[0].1, true));

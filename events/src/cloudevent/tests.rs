@@ -80,7 +80,7 @@ fn an_intent_keeps_what_its_sender_set() {
         source: "cli".parse().expect("a source"),
         actor: "local".parse().expect("an actor"),
         time: Some(Time::EPOCH),
-        expect: Some(3),
+        expect: Some(ExpectedVersion::Exactly(3)),
         claim: None,
         traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
         extensions: extensions.clone(),
@@ -168,7 +168,10 @@ fn attributes_make_a_request() {
         set(&[GOOD, &[("expectedversion", "7"), ("subject", "node/node-1")]].concat()).expect("attributes");
     assert_eq!(attributes.intent_type(), Ok("node.delete.v1"));
     let request = attributes.request(intent.clone(), &actor).expect("a request");
-    assert_eq!((request.expect, request.source.as_str(), request.actor), (Some(7), "/ci", actor.clone()));
+    assert_eq!(
+        (request.expect, request.source.as_str(), request.actor),
+        (Some(ExpectedVersion::Exactly(7)), "/ci", actor.clone())
+    );
 
     let elsewhere = set(&[GOOD, &[("subject", "node/node-2")]].concat()).expect("attributes");
     assert_eq!(elsewhere.request(intent.clone(), &actor).expect_err("another node").name, "subject");

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::expected_version::ExpectedVersion;
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
@@ -68,7 +69,7 @@ fn both_forms_are_one_intent_of_the_bindings_actor_and_the_claim_is_kept() {
         assert_eq!(request.actor, actor());
         assert_eq!(request.claim.as_ref().map(Actor::as_str), Some("eve"));
         let IntentRequest { id, source, expect, time, intent, .. } = request;
-        assert_eq!((id.as_str(), source.as_str(), expect), ("1", "/ci", Some(3)));
+        assert_eq!((id.as_str(), source.as_str(), expect), ("1", "/ci", Some(ExpectedVersion::Exactly(3))));
         assert_eq!((time.is_some(), intent.type_name()), (true, "node.delete.v1"));
     }
     let plain = message(&[BINARY, &[("traceparent", TRACE.as_bytes())]].concat(), DATA);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::refusal::RefusalCode;
 use serde_json::json;
 
@@ -29,7 +30,7 @@ fn an_expected_version_that_is_not_the_subject_s_is_refused_with_the_version() {
     let evict = intent("node.set_state", &json!({"name": "node-1", "state": "evicted"}));
     for (expect, holds) in [(version + 1, false), (version - 1, false), (0, false), (version, true)] {
         let mut request = world.request(evict.clone());
-        request.expect = Some(expect);
+        request.expect = Some(ExpectedVersion::Exactly(expect));
         match world.ask_request(&request) {
             Ok(_) => assert!(holds, "version {expect}"),
             Err(refusal) => {
@@ -45,10 +46,24 @@ fn an_expected_version_of_zero_means_that_it_must_not_exist() {
     let mut world = TestFleet::new();
     let mut request =
         world.request(intent("cluster.apply", &json!({"name": "c", "spec": {"runtime": "process"}})));
-    request.expect = Some(0);
+    request.expect = Some(ExpectedVersion::ABSENT);
     world.ask_request(&request).expect("it does not exist");
-    request.expect = Some(0);
+    request.expect = Some(ExpectedVersion::ABSENT);
     assert_eq!(world.ask_request(&request).expect_err("now it does").code, RefusalCode::VersionConflict);
+}
+
+#[test]
+fn any_expected_version_means_that_it_must_exist() {
+    let mut world = TestFleet::new();
+    let mut request =
+        world.request(intent("cluster.apply", &json!({"name": "c", "spec": {"runtime": "process"}})));
+    request.expect = Some(ExpectedVersion::Any);
+    let refusal = world.ask_request(&request).expect_err("it does not exist");
+    assert_eq!(refusal.code, RefusalCode::VersionConflict);
+    request.expect = None;
+    world.ask_request(&request).expect("it is created");
+    request.expect = Some(ExpectedVersion::Any);
+    world.ask_request(&request).expect("it exists");
 }
 
 #[test]

@@ -1,0 +1,254 @@
+//! Conventions of HTTP: one row for each, as `docs/conventions.md` lists them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::Method;
+use chancery_decider::{AcceptedIntent, Verdict};
+use chancery_events::expected_version::ExpectedVersion;
+use chancery_events::fact::IntentOutcome;
+use chancery_events::id::Position;
+use chancery_events::refusal::{Refusal, RefusalCode};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::listener::{ask, start};
+use super::world::{FLEET, LINEAGE, ServedFleet, request};
+use crate::HttpLimits;
+
+const NODE: &str = r#"{"spec":{"domain":"d1","resources":{}}}"#;
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// Checks requests: method, path, header, status, and a header of the answer with its value.
+async fn check(world: &ServedFleet, rows: &[(Method, &str, (&str, &str), u16, (&str, &str))]) {
+    for (method, path, header, status, (name, value)) in rows {
+        let body = if *method == Method::PUT { NODE } else { "" };
+        let headers = [*header, JSON];
+        let answer = world.send(request(method.clone(), path, &headers, body)).await;
+        let found = (answer.status.as_u16(), answer.header(name));
+        assert_eq!(found, (*status, *value), "{method} {path} {header:?}: {:?}", answer.body);
+    }
+}
+
+const NO_HEADER: (&str, &str) = ("x-none", "");
+
+#[tokio::test]
+async fn methods_and_media_types_are_negotiated_as_http_has_it() {
+    let world = ServedFleet::new();
+    let allow = |value| ("allow", value);
+    let accept = |value| ("accept", value);
+    let is = |value| ("content-type", value);
+    check(
+        &world,
+        &[
+            (Method::OPTIONS, "/nodes", NO_HEADER, 204, allow("GET, HEAD, OPTIONS")),
+            (Method::OPTIONS, "/nodes/node-1", NO_HEADER, 204, allow("GET, PUT, DELETE, HEAD, OPTIONS")),
+            (Method::OPTIONS, "/intents", NO_HEADER, 204, allow("POST, OPTIONS")),
+            (Method::OPTIONS, "//nowhere", NO_HEADER, 404, allow("")),
+            (Method::PATCH, "/nodes/node-1", NO_HEADER, 405, allow("GET, PUT, DELETE, HEAD, OPTIONS")),
+            (Method::PUT, "/nodes", NO_HEADER, 405, allow("GET, HEAD, OPTIONS")),
+            (Method::GET, "/intents", NO_HEADER, 405, allow("POST, OPTIONS")),
+            (Method::GET, "/nodes", accept("application/json"), 200, is("application/json")),
+            (Method::GET, "/nodes", accept("text/html, */*;q=0.1"), 200, is("application/json")),
+            (Method::GET, "/nodes", accept("text/html"), 406, is("application/problem+json")),
+            (Method::GET, "/nodes", accept("application/json;q=0"), 406, is("application/problem+json")),
+            (Method::PUT, "/nodes/node-1", accept("text/html"), 406, is("application/problem+json")),
+            (Method::GET, "//livez", accept("application/json"), 406, is("application/problem+json")),
+            (Method::GET, "//livez", accept("text/*"), 200, is("text/plain; charset=utf-8")),
+            (Method::GET, "/events", accept("text/html"), 406, is("application/problem+json")),
+            (Method::HEAD, "/nodes", NO_HEADER, 200, is("application/json")),
+        ],
+    )
+    .await;
+    assert!(world.asked.lock().expect("no panic").is_empty(), "a refused request has no effect");
+}
+
+#[tokio::test]
+async fn everything_can_be_found_from_a_few_paths() {
+    let world = ServedFleet::new();
+    let index = world.get("//v1").await.json();
+    let fleets = world.get(&format!("/{}", index["fleets"].as_str().expect("a path"))).await.json();
+    let fleet = &fleets["items"][0];
+    assert_eq!(
+        (&fleet["name"], &fleet["path"], &fleet["position"]),
+        (&"default".into(), &FLEET.into(), &5.into())
+    );
+    assert_eq!(fleet["lineage"], LINEAGE.to_string());
+    assert_eq!(world.get("").await.json(), *fleet);
+    for kind in fleet["kinds"].as_array().expect("kinds") {
+        assert_eq!(world.get(&format!("/{}", kind.as_str().expect("a kind"))).await.status, 200, "{kind}");
+    }
+    for path in ["openapi", "version", "ready"] {
+        let path = index[path].as_str().expect("a path");
+        let status = world.get(&format!("/{path}")).await.status.as_u16();
+        // No decider of a term leads here.
+        assert!(status == 200 || path == "/readyz", "{path}: {status}");
+    }
+    let version = world.get("//version").await.json();
+    assert_eq!((&version["version"], &version["level"]), (&env!("CARGO_PKG_VERSION").into(), &1.into()));
+    assert_eq!(world.get("//healthz").await.body, world.get("//livez").await.body);
+    assert_eq!(world.get("//v1/fleets/other").await.problem().0, 404);
+}
+
+#[tokio::test]
+async fn a_row_that_the_client_has_is_not_sent_again() {
+    let world = ServedFleet::new();
+    let tag = world.get("/nodes/node-1").await.header("etag").to_owned();
+    assert!(tag.starts_with("\"1-"), "{tag}");
+    let (weak, several) = (format!("W/{tag}"), format!("\"0-1\", {tag}"));
+    for (given, status) in [
+        (tag.as_str(), 304),
+        (weak.as_str(), 304),
+        (several.as_str(), 304),
+        ("*", 304),
+        ("\"1\"", 200),
+        ("\"1-0\"", 200),
+    ] {
+        let answer = world.send(request(Method::GET, "/nodes/node-1", &[("if-none-match", given)], "")).await;
+        assert_eq!((answer.status.as_u16(), answer.header("etag")), (status, tag.as_str()), "{given}");
+        assert_eq!(answer.body.is_empty(), status == 304, "{given}");
+        assert_eq!(answer.header("cache-control"), "no-cache");
+    }
+    let head = world.send(request(Method::HEAD, "/nodes/node-1", &[], "")).await;
+    assert_eq!((head.status.as_u16(), head.header("etag"), head.body.len()), (200, tag.as_str(), 0));
+    world.touch("node-1", 1);
+    let changed = world.send(request(Method::GET, "/nodes/node-1", &[("if-none-match", &tag)], "")).await;
+    assert_eq!(changed.status, 200);
+    assert!(changed.header("etag").starts_with("\"2-"));
+}
+
+#[tokio::test]
+async fn a_condition_of_a_write_is_decided_with_the_write() {
+    let world = ServedFleet::new();
+    let tag = world.get("/nodes/node-1").await.header("etag").to_owned();
+    world.decide(|request| {
+        let found = if request.intent.subject()?.to_string() == "node/node-1" { 1 } else { 0 };
+        let result = match request.expect {
+            Some(expected) if !expected.fits(found) => Err(Refusal::new(RefusalCode::VersionConflict, "no")),
+            _ => Ok(AcceptedIntent {
+                outcome: IntentOutcome::Changed,
+                subject: request.intent.subject(),
+                version: Some(found + 1),
+            }),
+        };
+        Some(Verdict { position: Position::new(9), result: Arc::new(result) })
+    });
+    let (absent, any, first) =
+        (Some(ExpectedVersion::ABSENT), Some(ExpectedVersion::Any), Some(ExpectedVersion::Exactly(1)));
+    for (node, name, value, expect, status) in [
+        ("node-1", "if-none-match", "*", absent, 412),
+        ("node-9", "if-none-match", "*", absent, 201),
+        ("node-1", "if-match", "*", any, 200),
+        ("node-9", "if-match", "*", any, 412),
+        ("node-1", "if-match", "\"1\"", first, 200),
+        ("node-1", "if-match", tag.as_str(), first, 200),
+        ("node-1", "if-match", "\"2\"", Some(ExpectedVersion::Exactly(2)), 412),
+        ("node-1", "x-none", "", None, 200),
+    ] {
+        let headers = [JSON, (name, value)];
+        let answer = world.send(request(Method::PUT, &format!("/nodes/{node}"), &headers, NODE)).await;
+        assert_eq!(answer.status.as_u16(), status, "{node} {name}: {value}");
+        let asked = world.asked.lock().expect("no panic").pop().expect("it was asked");
+        assert_eq!(asked.expect, expect, "{node} {name}: {value}");
+        let location = if status == 201 { "/v1/fleets/default/nodes/node-9" } else { "" };
+        assert_eq!(answer.header("location"), location);
+    }
+    for headers in [
+        vec![JSON, ("if-none-match", "\"1\"")],
+        vec![JSON, ("if-match", "1")],
+        vec![JSON, ("if-match", "\"1\", \"2\"")],
+        vec![JSON, ("if-match", "\"1\""), ("if-none-match", "*")],
+    ] {
+        let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
+        assert_eq!(answer.problem().0, 400, "{headers:?}");
+    }
+    assert!(world.asked.lock().expect("no panic").is_empty());
+}
+
+#[tokio::test]
+async fn a_created_or_pending_entity_is_named_by_its_path() {
+    let world = ServedFleet::new();
+    for (subject, status, path) in [
+        ("capability/nvidia/v100", 201, "/capabilities/nvidia%2Fv100"),
+        ("deployment/web/first", 201, "/plans/web/deployments/first"),
+        (
+            "request/00000000-0008-8801-8000-000000000007",
+            202,
+            "/requests/00000000-0008-8801-8000-000000000007",
+        ),
+    ] {
+        world.decide(move |_| {
+            let (subject, version) = (Some(subject.parse().expect("a subject")), Some(1));
+            let accepted = AcceptedIntent { outcome: IntentOutcome::Changed, subject, version };
+            Some(Verdict { position: Position::new(9), result: Arc::new(Ok(accepted)) })
+        });
+        let answer = world.put(Method::PUT, "/nodes/node-9", NODE).await;
+        assert_eq!((answer.status.as_u16(), answer.header("location")), (status, &*format!("{FLEET}{path}")));
+        let route = world.get(path).await;
+        assert_ne!(route.problem().1, "route_not_found", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_filter_has_several_values_and_is_given_once() {
+    let world = ServedFleet::new();
+    let names = async |query: &str| {
+        let list = world.get(&format!("/nodes?{query}")).await.json();
+        let names = list["items"].as_array().expect("rows").iter();
+        names.map(|row| row["name"].as_str().expect("a name").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names("domain=d1").await, ["node-1"]);
+    assert_eq!(names("domain=d1,d2").await, ["node-1", "node-2"]);
+    assert_eq!(names("domain=d2,d3&state=unallocated,evicted").await, ["node-2"]);
+    for (query, word) in
+        [("domain=d1&domain=d2", "commas"), ("domain=d1,", "domain"), ("state=evicted,x", "state")]
+    {
+        let problem = world.get(&format!("/nodes?{query}")).await;
+        assert_eq!(problem.problem().1, "invalid_parameter", "{query}");
+        assert!(problem.json()["detail"].as_str().expect("text").contains(word), "{query}");
+    }
+    assert_eq!(world.get("/nodes?sort=name").await.problem().2, "/sort");
+    let first = world.get("/nodes?domain=d1,d2&limit=1").await.json();
+    let token = first["next_page_token"].as_str().expect("a token");
+    assert_eq!(names(&format!("domain=d1,d2&page_token={token}")).await, ["node-2"]);
+}
+
+#[tokio::test]
+async fn a_stream_from_beyond_the_end_waits_for_its_position() {
+    let min_position = Duration::from_millis(200);
+    let world = ServedFleet::with(HttpLimits { min_position, ..HttpLimits::default() });
+    let id = format!("6.{LINEAGE}");
+    let resume = |id: &str| request(Method::GET, "/events?follow=false", &[("last-event-id", id)], "");
+    assert_eq!(world.send(resume(&id)).await.problem().1, "position_not_applied");
+    let waiting = tokio::spawn(tower::ServiceExt::oneshot(world.router(), resume(&id)));
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    world.touch("node-1", 1);
+    assert_eq!(waiting.await.expect("no panic").expect("an answer").status(), 200);
+    let gone = world.send(resume("6.0123456789abcdef")).await;
+    assert_eq!(gone.problem().1, "other_lineage");
+    assert!(gone.json()["detail"].as_str().expect("text").contains("read the state again"));
+}
+
+#[tokio::test]
+async fn a_declared_body_that_is_too_large_is_refused_before_it_is_sent() {
+    let world = ServedFleet::new();
+    let server = start(&world).await;
+    for expect in ["", "expect: 100-continue\r\n"] {
+        let head = format!(
+            "PUT {FLEET}/nodes/node-1 HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             content-length: 99999999\r\n{expect}\r\n"
+        );
+        let mut stream = TcpStream::connect(server.address).await.expect("a connection");
+        stream.write_all(head.as_bytes()).await.expect("sent");
+        let mut answer = vec![0; 12];
+        let read = stream.read_exact(&mut answer);
+        tokio::time::timeout(Duration::from_secs(5), read).await.expect("in time").expect("an answer");
+        assert_eq!(String::from_utf8_lossy(&answer), "HTTP/1.1 413", "{expect}");
+    }
+    let small = format!(
+        "PUT {FLEET}/nodes/node-1 HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         content-length: 1\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
+    );
+    let answer = ask(server.address, &(small + "{")).await;
+    assert!(answer.starts_with("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 400"), "{answer}");
+}

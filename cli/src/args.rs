@@ -277,6 +277,12 @@ pub enum ServerCommand {
     Logs(LogsArgs),
     /// Wait until a field of an entity has a value, or the entity is deleted
     Wait(WaitArgs),
+    /// Check that the server is ready: exit with 0 if it is, for health checks
+    #[command(
+        after_help = "The request is sent once to each server of --server until one answers. A server is ready if it knows \
+        the leader of each fleet, and its rows keep up with the journal."
+    )]
+    Ready,
     /// Raise the level of the fleet, after all servers have a newer build: raise fleet
     ///
     /// A server records only what the level of the fleet permits, so that servers of an older build can fold it. After the
@@ -434,6 +440,7 @@ impl ServerCommand {
             }
             ServerCommand::Logs(whose) => logs::run(whose, io),
             ServerCommand::Wait(what) => wait::run(what, io),
+            ServerCommand::Ready => io.ready(),
             ServerCommand::Inbox { what: InboxCommand::Skip { offset } } => act::skip_message(*offset, io),
         }
     }

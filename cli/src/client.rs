@@ -33,6 +33,7 @@ use crate::note;
 mod dry_run;
 mod input;
 mod moment;
+mod readiness;
 
 pub(super) use self::input::ConsoleSender;
 use self::moment::ClientMoment;

@@ -115,6 +115,7 @@ mod tests {
             "chancery describe node/node-1",
             "chancery get -w replicas -o jsonl",
             "chancery completion zsh",
+            "chancery ready --server http://127.0.0.1:7441",
             "chancery relocate replica/web-7f3k --to node-2",
             "chancery restart web-7f3k",
             "chancery start web-7f3k --node node-2",

@@ -29,8 +29,18 @@ use crate::open_files::OpenFileLimit;
 /// Runs a server in its directory until it is asked to stop.
 pub async fn run(config: ServiceConfig, directory: ServerDataDir) -> Result<()> {
     let files = OpenFileLimit::raise();
+    ensure!(
+        !config.listen.ip().is_unspecified()
+            || config.advertise.is_some()
+            || config.journal == JournalLocation::Embedded,
+        "invalid advertise: must be set, as other servers cannot reach {}",
+        config.listen
+    );
     let listener = TcpListener::bind(config.listen).await.map_err(|error| no_port(config.listen, error))?;
     let address = listener.local_addr().context("cannot read listening address")?;
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "other hosts can reach this server: everyone who does can do everything");
+    }
     let mut stop = stop_signal()?;
     let own: Arc<str> = config.advertise.clone().unwrap_or_else(|| address.to_string()).into();
     let mut limits = config.limits.clone();

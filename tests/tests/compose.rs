@@ -21,6 +21,7 @@ struct ComposeFile {
 #[derive(Deserialize)]
 struct ComposeService {
     image: String,
+    build: Option<String>,
     #[serde(default)]
     command: Vec<String>,
     environment: BTreeMap<String, Value>,
@@ -55,12 +56,23 @@ fn compose() -> ComposeFile {
     serde_saphyr::from_str(&read("docker-compose.yml")).expect("docker-compose.yml")
 }
 
-/// Argument of the instruction's last use in the Dockerfile's last stage.
-fn instruction(name: &str) -> String {
+/// Arguments of the instruction's uses in the Dockerfile's last stage.
+fn instructions(name: &str) -> Vec<String> {
     let text = read("Dockerfile");
     let stage = text.rsplit_once("\nFROM ").expect("two stages").1;
-    let argument = stage.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).next_back();
-    argument.unwrap_or_else(|| panic!("the Dockerfile has no {name}")).to_owned()
+    let arguments = stage.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    arguments.map(str::to_owned).collect()
+}
+
+/// Argument of the instruction's last use in the Dockerfile's last stage.
+fn instruction(name: &str) -> String {
+    instructions(name).pop().unwrap_or_else(|| panic!("the Dockerfile has no {name}"))
+}
+
+/// Environment of the image.
+fn image_environment() -> BTreeMap<String, String> {
+    let pair = |line: &String| line.split_once('=').map(|(name, value)| (name.into(), value.into()));
+    instructions("ENV").iter().map(|line| pair(line).expect("NAME=VALUE")).collect()
 }
 
 fn words(json: &str) -> Vec<String> {
@@ -100,10 +112,8 @@ impl ComposeService {
 
     /// Environment of the service over the image's.
     fn environment(&self) -> BTreeMap<String, String> {
-        let (name, value) =
-            instruction("ENV").split_once('=').map(|(n, v)| (n.into(), v.into())).expect("ENV");
         let own = self.environment.keys().map(|name| (name.clone(), self.setting(name)));
-        std::iter::once((name, value)).chain(own).collect()
+        image_environment().into_iter().chain(own).collect()
     }
 
     /// Configuration that the program reads.
@@ -205,6 +215,12 @@ fn services_are_where_the_others_expect_them() {
         if matches!(service.cli().command, CliCommand::Local(LocalCommand::Serve(_))) {
             let address = config.listen.to_string();
             assert!(taken.insert(address.clone()), "{address} has one owner");
+            assert!(config.listen.ip().is_loopback(), "{name}: no other host reaches {address}");
+            assert_eq!(
+                config.server,
+                format!("http://{address}"),
+                "{name}: its check asks the server itself"
+            );
             servers.insert(format!("http://{address}"));
             let kept = service.mounted(config.data_dir.to_str().expect("text"));
             assert!(
@@ -227,6 +243,45 @@ fn services_are_where_the_others_expect_them() {
     );
     for (name, service) in &compose.services {
         assert_eq!(service.network_mode, "host", "{name}");
+    }
+}
+
+#[test]
+fn one_service_builds_the_image() {
+    let compose = compose();
+    let builders: Vec<_> =
+        compose.ours().into_iter().filter(|(_, service)| service.build.is_some()).collect();
+    assert_eq!(builders.len(), 1, "Compose builds one tag several times, and concurrently");
+}
+
+#[test]
+fn a_container_without_settings_is_reached_through_a_published_port() {
+    let layers =
+        || ConfigLayers { env: image_environment().into_iter().collect(), ..ConfigLayers::default() };
+    let config = ServiceConfig::read(layers()).expect("the settings of the image");
+    assert!(config.listen.ip().is_unspecified(), "{} is not reached from outside", config.listen);
+    assert_eq!(instruction("EXPOSE"), config.listen.port().to_string());
+    let check = words(instruction("HEALTHCHECK").split_once(" CMD ").expect("a command").1);
+    parse(&check);
+    assert!(
+        config.server.ends_with(&format!(":{}", config.listen.port())),
+        "its check asks {}",
+        config.server
+    );
+}
+
+#[test]
+fn one_server_alone_publishes_its_port_on_loopback() {
+    let file: Value = serde_saphyr::from_str(&read("docker-compose.single.yml")).expect("the file");
+    let server = &file["services"]["server"];
+    let ports: Vec<String> = serde_json::from_value(server["ports"].clone()).expect("ports");
+    let published = format!("127.0.0.1:{0}:{0}", instruction("EXPOSE"));
+    assert_eq!(ports, [published], "other hosts reach the server");
+    let check: Vec<String> = serde_json::from_value(server["healthcheck"]["test"].clone()).expect("a check");
+    parse(&check[1..]);
+    let known: BTreeSet<_> = SETTINGS.iter().map(|setting| setting.env).collect();
+    for variable in server["environment"].as_object().expect("variables").keys() {
+        assert!(known.contains(variable.as_str()), "{variable} is no setting");
     }
 }
 
@@ -289,8 +344,12 @@ fn permanent_services_have_a_health_check_and_restart_and_every_dependency_can_b
 fn the_image_is_made_with_the_pinned_toolchain_from_all_crates_and_runs_as_a_user() {
     let (dockerfile, toolchain) = (read("Dockerfile"), read("rust-toolchain.toml"));
     let channel = toolchain.lines().find_map(|line| line.strip_prefix("channel = ")).expect("a channel");
-    let base = format!("FROM rust:{}-bookworm AS build", channel.trim_matches('"'));
-    assert!(dockerfile.lines().any(|line| line == base), "{base}");
+    let base = format!("ARG RUST_IMAGE=rust:{}-trixie", channel.trim_matches('"'));
+    for line in [&base, "ARG RUNTIME_IMAGE=debian:trixie-slim", "FROM ${RUST_IMAGE} AS build"] {
+        assert!(dockerfile.lines().any(|found| found == line), "{line}");
+    }
+    let version = format!("org.opencontainers.image.version=\"{}\"", env!("CARGO_PKG_VERSION"));
+    assert!(dockerfile.contains(&version), "{version}");
     assert!(dockerfile.contains("--locked"));
     assert_eq!(words(&instruction("ENTRYPOINT")), ["chancery"]);
     let user = instruction("USER");
@@ -316,11 +375,13 @@ fn the_check_of_a_server_distinguishes_one_that_is_ready_from_one_that_has_ended
     let check = service.check();
     assert_eq!(check[0], "CMD");
     let mut server = ServerProcess::start();
-    let address = server.url().trim_start_matches("http://").to_owned();
+    let url = server.url().to_owned();
+    assert_eq!(check[1], "chancery");
     let run = || {
-        let mut check = Command::new(&check[1])
+        let mut check = Command::new(chancery_tests::program())
             .args(&check[2..])
-            .env("CHANCERY_LISTEN", &address)
+            .env("CHANCERY_SERVER", &url)
+            .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .expect("it runs");

@@ -243,3 +243,16 @@ fn what_is_in_use_is_reported_with_the_way_to_delete_it_all_the_same() {
         run_line("chancery delete cluster x", vec![problem(409, "in_use", false)]).0.expect_err("in use");
     assert!(!error.message.contains("cascade"), "{error}");
 }
+
+#[test]
+fn a_server_is_ready_if_it_reports_that_and_is_asked_once() {
+    let (result, asked) = run_line("chancery ready", vec![FakeAction::Respond(200, "ready\n".into())]);
+    assert_eq!((result.expect("ready").as_str(), asked.len()), ("ready\n", 1));
+    assert_eq!(asked[0].line, "GET /readyz");
+    let (result, asked) = run_line("chancery ready", vec![problem(503, "no_leader", true)]);
+    let refused = result.expect_err("not ready");
+    assert_eq!((refused.exit, asked.len()), (CliExit::Unreachable, 1));
+    assert!(refused.message.starts_with("cannot use server: so it is"), "{}", refused.message);
+    let (result, asked) = run_line("chancery ready", vec![FakeAction::Drop]);
+    assert_eq!((result.expect_err("no answer").exit, asked.len()), (CliExit::Unreachable, 1));
+}

@@ -320,6 +320,10 @@ impl ServiceConfig {
             request_timeout: settings::span(text("limits.request_timeout"))?,
             ..HttpLimits::default()
         };
+        let listen = settings::listen(text("listen"))?;
+        if !listen.ip().is_loopback() && !settings::switch(text("allow_unsafe_listen"))? {
+            return Err(not_loopback(listen, &values));
+        }
         let journal = settings::journal(text("journal"))?;
         let executors = embedded_executors(
             &journal,
@@ -330,7 +334,7 @@ impl ServiceConfig {
         let fleets = fleets(settings::fleets(text("fleets"))?, &fleet, &journal)?;
         Ok(ServiceConfig {
             data_dir: text("data_dir").into(),
-            listen: settings::listen(text("listen"))?,
+            listen,
             journal,
             kafka: KafkaSettings {
                 session_timeout: settings::session(text("kafka.session_timeout"))?,
@@ -399,6 +403,17 @@ impl ServiceConfig {
     pub fn shown(&self) -> impl Iterator<Item = (&'static SettingEntry, &str, &SettingOrigin)> {
         SETTINGS.iter().zip(&self.values).map(|(setting, (text, origin))| (setting, text.as_str(), origin))
     }
+}
+
+/// Returns the reason why the server must not listen on the address.
+fn not_loopback(listen: SocketAddr, values: &[(String, SettingOrigin)]) -> String {
+    let index = SETTINGS.iter().position(|setting| setting.name == "listen");
+    let origin = &values[index.expect("a name of the table")].1;
+    format!(
+        "invalid listen from {origin}: {listen} is not on the loopback interface, and this build has neither TLS nor \
+         authentication\n\
+         hint: listen on 127.0.0.1 or [::1], behind a proxy that has both; allow_unsafe_listen=yes permits other addresses"
+    )
 }
 
 /// Returns the clusters whose executors run in the server.

@@ -42,7 +42,7 @@ types! {
     DIRECTORIES "absolute paths of directories, separated by commas" directories;
     ACCELERATOR "`tcg`, `kvm`" accelerator;
     CGROUP "`auto`, `none`, or the absolute path of a directory" cgroup;
-    LISTEN "loopback address with its port" listen;
+    LISTEN "address with its port" listen;
     URL "`http://…`, also several, separated by commas" urls;
     FLEET "name" str::parse::<FleetName>;
     FLEETS "names separated by commas, each also as `name=partition`, or nothing" fleets;
@@ -92,7 +92,8 @@ macro_rules! settings {
 
 settings! {
     "data_dir" DIRECTORY "./chancery-data" "CHANCERY_DATA_DIR" "directory of the journal and everything derived from it";
-    "listen" LISTEN "127.0.0.1:7440" "CHANCERY_LISTEN" "address on which the server accepts requests; loopback only";
+    "listen" LISTEN "127.0.0.1:7440" "CHANCERY_LISTEN" "address on which the server accepts requests; loopback only, unless allow_unsafe_listen is yes";
+    "allow_unsafe_listen" SWITCH "no" "CHANCERY_ALLOW_UNSAFE_LISTEN" "whether listen may be an address that other hosts reach: as there is neither TLS nor authentication, everyone who reaches it can do everything";
     "server" URL "http://127.0.0.1:7440" "CHANCERY_SERVER" "URL of the server for client commands; of several, separated by commas, the first that answers is used";
     "journal" JOURNAL "embedded" "CHANCERY_JOURNAL" "location of the journal: embedded, or on Kafka";
     "advertise" MAYBE_ADDRESS "" "CHANCERY_ADVERTISE" "address at which other servers reach this server; listen unless set";
@@ -189,16 +190,7 @@ fn address(text: &str) -> Result<(), String> {
 }
 
 pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
-    let address: SocketAddr = text
-        .parse()
-        .map_err(|_| format!("must be an address with its port as in 127.0.0.1:7440, not {text:?}"))?;
-    if !address.ip().is_loopback() {
-        return Err(format!(
-            "{address} is not on the loopback interface, and this build has neither TLS nor authentication\n\
-             hint: listen on 127.0.0.1 or [::1], behind a proxy that has both"
-        ));
-    }
-    Ok(address)
+    text.parse().map_err(|_| format!("must be an address with its port as in 127.0.0.1:7440, not {text:?}"))
 }
 
 fn urls(text: &str) -> Result<(), String> {

@@ -85,8 +85,8 @@ fn faults_of_a_file_have_their_location() {
         ("log_filter = \"info,a[span]=debug\"", "1:14: invalid log_filter: must be levels"),
         ("log_filter = true", "1:14: invalid log_filter: must be a string or a number"),
         (
-            "listen = \"0.0.0.0:7440\"",
-            "1:10: invalid listen: 0.0.0.0:7440 is not on the loopback interface, and this build has neither TLS nor authentication",
+            "listen = \"0.0.0.0\"",
+            "1:10: invalid listen: must be an address with its port as in 127.0.0.1:7440",
         ),
         (
             "allowed_hosts = \"a.example,http://b\"",
@@ -215,4 +215,23 @@ fn inbox_messages_are_skipped_where_one_inbox_is_read() {
         assert_eq!(config.skip_inbox(Some(7)).is_ok(), may_skip, "{pairs:?}");
         assert_eq!(config.kafka.skip_inbox, may_skip.then_some(7), "{pairs:?}");
     }
+}
+
+#[test]
+fn an_address_that_other_hosts_reach_needs_a_second_setting() {
+    let read = |file: &str, flags: Vec<(&'static str, &'static str, String)>| {
+        with_file(file, |path| {
+            ServiceConfig::read(ConfigLayers { file: Some(path), flags, ..ConfigLayers::default() })
+                .map(|config| config.listen.to_string())
+                .map_err(|error| error.to_string().replace(&path.display().to_string(), "c.toml"))
+        })
+    };
+    let everywhere = || vec![("listen", "--listen", "0.0.0.0:7440".to_owned())];
+    for (file, flags, origin) in [("listen = \"[::]:1\"", vec![], "c.toml:1"), ("", everywhere(), "--listen")]
+    {
+        let refused = read(file, flags).expect_err(file);
+        assert!(refused.starts_with(&format!("invalid listen from {origin}: ")), "{refused}");
+        assert!(refused.contains("is not on the loopback interface"), "{refused}");
+    }
+    assert_eq!(read("allow_unsafe_listen = \"yes\"", everywhere()), Ok("0.0.0.0:7440".into()));
 }

@@ -5,6 +5,7 @@
 mod completion;
 mod executor;
 mod local;
+mod man;
 mod show;
 
 use chancery_cli::{CliContext, CliError, OutputFormat};
@@ -16,6 +17,7 @@ pub use local::{
     CliArgs, CliCommand, ConfigCommand, DemoArgs, DiscoverCommand, LocalCommand, PassthroughArgs, ReplayArgs,
     ServerArgs, UpgradeCheckArgs, UpgradeCommand,
 };
+pub use man::manual_pages;
 pub use show::config as show_config;
 
 use crate::config::{InvalidConfig, ServiceConfig};
@@ -115,6 +117,7 @@ mod tests {
             "chancery describe node/node-1",
             "chancery get -w replicas -o jsonl",
             "chancery completion zsh",
+            "chancery man d",
             "chancery ready --server http://127.0.0.1:7441",
             "chancery relocate replica/web-7f3k --to node-2",
             "chancery restart web-7f3k",

@@ -146,6 +146,10 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
             print(&String::from_utf8(script).context("cannot print script: not UTF-8")?)?;
             Ok(ExitCode::SUCCESS)
         }
+        LocalCommand::Man { dir } => {
+            cli::manual_pages(dir).with_context(|| format!("cannot write pages to {}", dir.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
         LocalCommand::Supervisor(_) | LocalCommand::Trampoline(_) | LocalCommand::DemoPayload(_) => {
             Ok(refuse("invalid arguments: this command takes no flags before its name"))
         }

@@ -172,6 +172,12 @@ pub enum LocalCommand {
         /// Shell that runs the script
         shell: clap_complete::Shell,
     },
+    /// Write a manual page of each command to a directory (for packages)
+    #[command(hide = true)]
+    Man {
+        /// Directory of the pages, which exists
+        dir: PathBuf,
+    },
     /// Watch the processes of one incarnation (started by the executor)
     #[command(hide = true)]
     Supervisor(PassthroughArgs),

@@ -39,6 +39,11 @@ impl FleetLevel {
         }
     }
 
+    /// Returns the number of the level.
+    pub const fn number(self) -> u32 {
+        self.0.get()
+    }
+
     /// Whether this is the level of the first version.
     pub fn is_first(&self) -> bool {
         *self == FleetLevel::FIRST

@@ -30,7 +30,7 @@ use crate::counts::{CountStep, RowCounts};
 use crate::fold::{PastState, StateView, TouchedEntities};
 use crate::index::IndexEntries;
 use crate::kind::{KeyedRow as _, ReadModelRow, RowKey, with_row};
-use crate::rows::{ClusterRow, DeploymentRow, IncarnationRow, NodeRow, PlanRow, VolumeRow};
+use crate::rows::{ClusterRow, DeploymentRow, IncarnationRow, NodeRow, PlanRow, ReplicaRow, VolumeRow};
 use crate::store::{InvalidRow, decode, encode};
 
 /// Rows as they are before the change.
@@ -257,12 +257,14 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
             if moved {
                 self.sets.plans.insert(row.plan.clone());
             }
-            if old.as_ref().map(|row| row.phase) == new.as_ref().map(|row| row.phase) {
+            if old.as_ref().map(|row| row.phase) != new.as_ref().map(|row| row.phase) {
+                self.sets.plans.insert(row.plan.clone());
+            }
+            if old.as_ref().map(ReplicaRow::counted) == new.as_ref().map(ReplicaRow::counted) {
                 continue;
             }
-            self.sets.plans.insert(row.plan.clone());
             for (row, way) in turned(old.as_ref(), new.as_ref()) {
-                self.counts.replica(&row.plan, row.phase, way);
+                self.counts.replica(&row.plan, row.counted(), way);
             }
         }
     }
@@ -276,6 +278,9 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
         for name in drain(&mut self.sets.nodes) {
             let new = NodeRow::of(self.fleet, self.counts, &name);
             let Some((old, new)) = self.turn(&RowKey::Node(name), new)? else { continue };
+            for (row, way) in turned(old.as_ref(), new.as_ref()) {
+                self.counts.node_state(row.state, way);
+            }
             let (from, to) = (old.and_then(|row| row.cluster), new.and_then(|row| row.cluster));
             if from != to {
                 for (cluster, way) in turned(from.as_ref(), to.as_ref()) {

@@ -3,13 +3,14 @@
 //! Counts are updated as rows change, so that no event requires a scan of a plan's replicas. They are counted
 //! from the state once, at the start.
 
+use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{ClusterName, PlanName};
-use chancery_events::spec::OperationKind;
+use chancery_events::spec::{NodeState, OperationKind};
 use chancery_machine::fleet::FleetState;
 use chancery_machine::operation::state_word;
 use rustc_hash::FxHashMap;
 
-use crate::build_row::phase_word;
+use crate::build_row::replica_count;
 use crate::rows::{OperationStatus, PhaseStatus};
 
 /// States of operations that have not ended.
@@ -27,19 +28,43 @@ pub(crate) enum CountStep {
     Down,
 }
 
+/// Properties of a replica that are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CountedReplica {
+    pub(crate) phase: PhaseStatus,
+    pub(crate) desired: WillWord,
+    pub(crate) ready: bool,
+}
+
 /// Counts of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct PlanCounts {
+    desired: u64,
+    ready: u64,
     phases: [u64; PhaseStatus::ALL.len()],
     open: [[u64; OPEN.len()]; OperationKind::ALL.len()],
 }
 
-static NONE: PlanCounts =
-    PlanCounts { phases: [0; PhaseStatus::ALL.len()], open: [[0; OPEN.len()]; OperationKind::ALL.len()] };
+static NONE: PlanCounts = PlanCounts {
+    desired: 0,
+    ready: 0,
+    phases: [0; PhaseStatus::ALL.len()],
+    open: [[0; OPEN.len()]; OperationKind::ALL.len()],
+};
 
 impl PlanCounts {
     pub(crate) fn in_phase(&self, phase: PhaseStatus) -> u64 {
         self.phases[phase as usize]
+    }
+
+    /// Returns the number of replicas that must run.
+    pub(crate) fn desired(&self) -> u64 {
+        self.desired
+    }
+
+    /// Returns the number of replicas that run and whose processes are all ready.
+    pub(crate) fn ready(&self) -> u64 {
+        self.ready
     }
 
     pub(crate) fn replicas(&self) -> u64 {
@@ -85,6 +110,8 @@ impl CountSource for RowCounts {
 pub struct RowCounts {
     plans: FxHashMap<PlanName, PlanCounts>,
     clusters: FxHashMap<ClusterName, u64>,
+    /// Nodes by state, in the order of [`NodeState::ALL`].
+    nodes: [u64; NodeState::ALL.len()],
 }
 
 impl RowCounts {
@@ -92,7 +119,7 @@ impl RowCounts {
     pub fn of(fleet: &FleetState) -> RowCounts {
         let mut counts = RowCounts::of_nodes(fleet);
         for replica in fleet.replicas().unordered() {
-            counts.replica(&replica.plan, phase_word(fleet, replica), CountStep::Up);
+            counts.replica(&replica.plan, replica_count(fleet, replica), CountStep::Up);
         }
         for operation in fleet.operations().unordered() {
             counts.operation(&operation.plan, operation.kind, state_word(&operation.state), CountStep::Up);
@@ -104,6 +131,7 @@ impl RowCounts {
     pub(crate) fn of_nodes(fleet: &FleetState) -> RowCounts {
         let mut counts = RowCounts::default();
         for node in fleet.nodes().unordered() {
+            counts.node_state(node.state, CountStep::Up);
             node.cluster.iter().for_each(|cluster| counts.node(cluster, CountStep::Up));
         }
         counts
@@ -117,8 +145,29 @@ impl RowCounts {
         self.clusters.get(cluster).copied().unwrap_or(0)
     }
 
-    pub(crate) fn replica(&mut self, plan: &PlanName, phase: PhaseStatus, way: CountStep) {
-        self.with_plan(plan, |counts| step(&mut counts.phases[phase as usize], way));
+    /// Returns the counts of all plans that have any, in no order.
+    pub(crate) fn plans(&self) -> impl Iterator<Item = &PlanCounts> {
+        self.plans.values()
+    }
+
+    pub(crate) fn nodes_in(&self, state: NodeState) -> u64 {
+        self.nodes[state as usize]
+    }
+
+    pub(crate) fn replica(&mut self, plan: &PlanName, replica: CountedReplica, way: CountStep) {
+        self.with_plan(plan, |counts| {
+            step(&mut counts.phases[replica.phase as usize], way);
+            if replica.desired == WillWord::Running {
+                step(&mut counts.desired, way);
+            }
+            if replica.ready {
+                step(&mut counts.ready, way);
+            }
+        });
+    }
+
+    pub(crate) fn node_state(&mut self, state: NodeState, way: CountStep) {
+        step(&mut self.nodes[state as usize], way);
     }
 
     /// Counts an operation, unless it has ended.

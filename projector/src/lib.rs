@@ -17,6 +17,8 @@ mod changes;
 #[cfg(feature = "store")]
 mod counts;
 #[cfg(feature = "store")]
+pub mod figures;
+#[cfg(feature = "store")]
 mod filter;
 #[cfg(feature = "store")]
 pub mod fold;
@@ -61,6 +63,7 @@ pub mod why;
 #[cfg(feature = "store")]
 pub use self::{
     counts::{CountSource, RowCounts},
+    figures::{FleetFigures, PlanFigures},
     filter::InvalidFilter,
     fold::{FoldError, FoldOutcome, FoldedState, JournalFold, StateView, TouchedEntities},
     history::{HistoryError, HistoryPage, HistoryReader},

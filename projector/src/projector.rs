@@ -28,6 +28,7 @@ use chancery_journal::{ChainCursor, JournalReader, ReadError};
 use crate::bulk_load::bulk_load;
 use crate::changes::{RowWrites, changes};
 use crate::counts::RowCounts;
+use crate::figures::FleetFigures;
 use crate::fold::{DecodedRecord, FoldError, FoldedState, JournalFold, TouchedEntities, fold_ahead};
 use crate::position_watch::{AppliedPosition, PositionWatch};
 use crate::query::{BatchCounter, RowReader};
@@ -165,6 +166,11 @@ impl Projector {
     /// elsewhere.
     pub fn state(&self) -> Option<&FoldedState> {
         self.fold.state()
+    }
+
+    /// Returns the figures of the fleet for metrics; `None` before the first record.
+    pub fn figures(&self) -> Option<FleetFigures> {
+        self.fold.state().map(|state| FleetFigures::of(&state.fleet, &self.counts))
     }
 
     /// Applies the records after the rows, up to the journal's current head. Later records wait for the next

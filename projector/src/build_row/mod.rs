@@ -21,7 +21,7 @@ use crate::kind::{ReadModelRow, RowKind};
 use crate::reachability::{ReachabilitySource, reachability};
 
 pub(crate) use plan::unschedulable;
-pub(crate) use replica::{command, incarnation, operation, operation_message, phase_word, replica};
+pub(crate) use replica::{command, incarnation, operation, operation_message, replica, replica_count};
 
 /// Message of a row without placement, before a reader adds the reasons.
 pub const WAITS: &str = "waits for placement";

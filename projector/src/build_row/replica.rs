@@ -12,7 +12,7 @@ use chancery_machine::replica::phase;
 use chancery_machine::state::{Incarnation, IncarnationState, OperationState, Replica};
 
 use super::{WAITS, row};
-use crate::counts::CountSource;
+use crate::counts::{CountSource, CountedReplica};
 use crate::filter::{AccessPath, FilterDef, by_name, by_word};
 use crate::fold::StateView;
 use crate::index::{IndexEntries, RowIndex};
@@ -137,7 +137,7 @@ pub(crate) fn replica(state: &impl StateView, name: &ReplicaName) -> Option<Repl
         deployment: replica.deployment.clone(),
         desired: replica.desired,
         phase: phase,
-        ready: replica.active.as_ref().is_some_and(|active| active.healthy),
+        ready: is_ready(replica),
         reachability: active.map_or(Reachability::Known, reachability),
         node: replica.active.as_ref().map(|active| active.node.clone()),
         incarnation: replica.active.as_ref().map(|active| active.incarnation),
@@ -161,8 +161,21 @@ fn secondary(state: &impl StateView, replica: &Replica) -> Option<SecondaryRow> 
     Some(SecondaryRow { incarnation: run.incarnation, node, state })
 }
 
-pub(crate) fn phase_word(state: &impl StateView, replica: &Replica) -> PhaseStatus {
-    phase(replica, active(state, replica))
+/// Returns what is counted of a replica, without building its row.
+pub(crate) fn replica_count(state: &impl StateView, replica: &Replica) -> CountedReplica {
+    let phase = phase(replica, active(state, replica));
+    CountedReplica { phase, desired: replica.desired, ready: is_ready(replica) }
+}
+
+fn is_ready(replica: &Replica) -> bool {
+    replica.active.as_ref().is_some_and(|active| active.healthy)
+}
+
+impl ReplicaRow {
+    /// Returns what is counted of the replica.
+    pub(crate) fn counted(&self) -> CountedReplica {
+        CountedReplica { phase: self.phase, desired: self.desired, ready: self.ready }
+    }
 }
 
 fn replica_message(

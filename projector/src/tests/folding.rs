@@ -8,7 +8,7 @@ use chancery_journal::{ChainCursor, WriterIdentity};
 
 use super::driver::{FLEET, TestDriver};
 use super::{assert_right, open, stored, tuning};
-use crate::build_row::phase_word;
+use crate::build_row::replica_count;
 use crate::fold::{FoldError, FoldOutcome, JournalFold};
 use crate::projector::{ProjectError, Projector};
 use crate::rows::PhaseStatus;
@@ -31,7 +31,7 @@ fn rows_kept_along_the_way_are_those_made_from_the_state_whatever_happened() {
             taken = driver.records.len();
             assert_right(&projector, &format!("seed {seed} round {round}"));
             let replicas = driver.fleet.replicas().sorted();
-            phases.extend(replicas.into_iter().map(|replica| phase_word(&driver.fleet, replica)));
+            phases.extend(replicas.into_iter().map(|replica| replica_count(&driver.fleet, replica).phase));
         }
     }
     assert_eq!(phases.len(), PhaseStatus::ALL.len(), "every phase occurred: {phases:?}");

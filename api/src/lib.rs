@@ -67,7 +67,9 @@ pub use forward::LAST_OUTCOMES;
 pub use last_verdict::LastVerdict;
 pub use limits::HttpLimits;
 pub use logs::ClusterLogSource;
-pub use metrics::{FleetMetrics, ServerMetrics};
+pub use metrics::{
+    FigureSource, FleetDirectories, FleetMetrics, MetricsFormat, ProcessMetrics, ServerMetrics,
+};
 pub use middleware::router;
 pub use moments::MomentQueue;
 pub use openapi::openapi;
@@ -146,6 +148,10 @@ pub struct FleetApi {
     pub hub: Arc<EventHub>,
     /// Metrics of this fleet.
     pub figures: Arc<FleetMetrics>,
+    /// Requests figures of the fleet, for metrics.
+    pub figure_source: FigureSource,
+    /// Directories whose sizes are metrics; `None` if this server does not write them.
+    pub directories: Option<FleetDirectories>,
     /// Finds the output of processes.
     pub logs: Arc<dyn ClusterLogSource>,
     /// Channels of executors outside this process.

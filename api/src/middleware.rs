@@ -241,7 +241,10 @@ async fn dispatch(
             params?.end(&[])?;
             api.ready().await
         }
-        RouteTarget::Metrics => params?.end(&[]).and_then(|()| metrics::show(api)),
+        RouteTarget::Metrics => {
+            params?.end(&[])?;
+            metrics::show(api, &call.parts.headers).await
+        }
         RouteTarget::OpenApi => params?.end(&[]).map(|()| json(openapi::text())),
         RouteTarget::Version => params?.end(&[]).and_then(|()| discovery::version()),
         RouteTarget::Index => params?.end(&[]).and_then(|()| discovery::index()),

@@ -337,7 +337,9 @@ fn success(route: &HttpRoute, types: &mut SchemaGenerator) -> Value {
         }
         RouteTarget::SendInput => json!({"description": "The guest's port has taken the input."}),
         RouteTarget::Logs | RouteTarget::Live | RouteTarget::Ready => plain("text/plain", text()),
-        RouteTarget::Metrics => plain("application/openmetrics-text", text()),
+        RouteTarget::Metrics => {
+            json!({"description": route.about, "content": {"text/plain": {"schema": text()}, "application/openmetrics-text": {"schema": text()}}})
+        }
         RouteTarget::ErrorEntry => plain("text/markdown", text()),
         RouteTarget::OpenApi => plain("application/json", json!({"type": "object"})),
         RouteTarget::Schema => plain("application/schema+json", json!({"type": "object"})),

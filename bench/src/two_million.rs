@@ -96,6 +96,7 @@ fn open(dir: &Path) -> Result<ServerParts> {
             deliveries,
             publisher,
             skipped: Box::new(|| ()),
+            committed: Box::new(|_| ()),
             published: Position::ZERO,
         },
         queue: 4096,

@@ -7,7 +7,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
+use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_events::time::Time;
 use chancery_journal::witness::recorded;
@@ -16,6 +18,7 @@ use chancery_machine::fleet::FleetState;
 
 use super::clock::{ClockSample, JournalClock};
 use super::core::{CoreInput, CoreOutput, DeciderCore, DeciderEffect, DeciderSettings};
+use super::handle::DeciderReading;
 
 /// Maximum number of commits in flight.
 const DEPTH: usize = 2;
@@ -57,6 +60,8 @@ pub struct DeciderDriver {
     pub clock: JournalClock,
     /// Sealed records that the journal has not taken yet.
     waiting: VecDeque<Record>,
+    /// Last position of each commit in flight, and the time of its append.
+    appended: VecDeque<(Position, Duration)>,
     effects: Vec<DeciderEffect>,
     /// Whether the decider is draining.
     drains: bool,
@@ -75,7 +80,8 @@ impl DeciderDriver {
         let source = journal.source();
         let lookup = Box::new(move |position| recorded(&*source, position));
         let core = DeciderCore::take_over(settings, fleet, head, at.wall, lookup);
-        DeciderDriver { core, journal, clock, waiting: VecDeque::new(), effects: Vec::new(), drains: false }
+        let (waiting, appended) = (VecDeque::new(), VecDeque::new());
+        DeciderDriver { core, journal, clock, waiting, appended, effects: Vec::new(), drains: false }
     }
 
     /// Whether the driver takes inputs. Otherwise they wait for a delivery, unless the decider drains. Such a
@@ -96,7 +102,7 @@ impl DeciderDriver {
     }
 
     /// Returns the time until work is due if no input arrives before; `None` if no work will be due.
-    pub fn next_due(&mut self, at: ClockSample) -> Option<std::time::Duration> {
+    pub fn next_due(&mut self, at: ClockSample) -> Option<Duration> {
         let now = self.clock.read(at);
         self.core.next_due().map(|due| due.since(now))
     }
@@ -128,10 +134,11 @@ impl DeciderDriver {
         let now = self.clock.read(at);
         // A draining decider leaves due work to the next one, which might otherwise never take over.
         let more = !self.drains && self.give(now, CoreInput::Work);
-        self.append(<dyn Journal>::append)?;
+        self.append(<dyn Journal>::append, at.steady)?;
         if self.waiting.is_empty() && self.core.in_flight() < DEPTH {
             self.give(now, CoreInput::Seal);
-            self.append(if more { <dyn Journal>::append } else { <dyn Journal>::append_here })?;
+            let append = if more { <dyn Journal>::append } else { <dyn Journal>::append_here };
+            self.append(append, at.steady)?;
         }
         Ok(match more {
             true if self.core.in_flight() < DEPTH => TurnOutcome::More,
@@ -141,14 +148,30 @@ impl DeciderDriver {
     }
 
     /// Appends waiting records, as far as the journal has space.
-    fn append(&mut self, append: AppendFn) -> Result<(), DeciderEnd> {
+    fn append(&mut self, append: AppendFn, now: Duration) -> Result<(), DeciderEnd> {
         while let Some(record) = self.waiting.pop_front() {
+            let last = record.last();
             if let Some(record) = given(append(&*self.journal, record))? {
                 self.waiting.push_front(record);
                 break;
             }
+            self.appended.push_back((last, now));
         }
         Ok(())
+    }
+
+    /// Calls `observe` for each commit that became durable since the last call, with the time since its append.
+    pub fn committed(&mut self, now: Duration, observe: &mut dyn FnMut(Duration)) {
+        let durable = self.core.durable().position;
+        while let Some((_, began)) = self.appended.pop_front_if(|(last, _)| *last <= durable) {
+            observe(now.saturating_sub(began));
+        }
+    }
+
+    /// Returns the values that only the decider has.
+    pub fn read(&mut self, at: ClockSample) -> DeciderReading {
+        let now = self.clock.read(at);
+        self.core.read(now)
     }
 
     /// Takes a delivery. `publish` receives records before the effects that they release are available.
@@ -197,7 +220,7 @@ fn given(appended: Result<(), AppendError>) -> Result<Option<Record>, DeciderEnd
 
 #[cfg(test)]
 mod tests {
-    use chancery_events::id::{ConnectionToken, Position};
+    use chancery_events::id::ConnectionToken;
     use chancery_events::protocol::ExecutorMessage;
     use chancery_journal::{JournalReader, ReadError, RecordIter};
 

@@ -1,11 +1,14 @@
 //! Handle to the decider: a bounded queue, and an answer for each intent once it is durable.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use chancery_events::id::Position;
 use chancery_events::inbox_message::InboxMessage;
 use chancery_events::intent::IntentRequest;
+use chancery_events::name::ClusterName;
 use chancery_events::refusal::Refusal;
 use chancery_machine::keys::AcceptedIntent;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -71,8 +74,19 @@ pub enum DeciderInput {
     ExecutorMessage(ChannelNumber, Vec<u8>, InputPermit),
     /// Closed connection of an executor.
     Disconnected(ChannelNumber),
+    /// Request for a reading, for metrics.
+    Read(oneshot::Sender<DeciderReading>),
     /// Request to drain: the decider takes no more inputs, and makes everything durable.
     Drain,
+}
+
+/// Values of a decider that only the decider has, for metrics.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeciderReading {
+    /// Time until each open session expires unless its executor sends a message, by cluster.
+    pub leases: BTreeMap<ClusterName, Duration>,
+    /// Offset of the next inbox message; `None` without an inbox.
+    pub inbox_offset: Option<u64>,
 }
 
 /// Number of an executor's connection, unique while the decider runs.
@@ -136,6 +150,13 @@ impl DeciderHandle {
     /// Puts an input into the queue, waiting for space.
     pub async fn send(&self, input: DeciderInput) -> Result<(), DeciderStopped> {
         self.queue.send(input).await.map_err(|_| DeciderStopped)
+    }
+
+    /// Returns a reading; `None` if the decider is busy or stops.
+    pub async fn read(&self) -> Option<DeciderReading> {
+        let (answer, reading) = oneshot::channel();
+        self.queue.try_send(DeciderInput::Read(answer)).ok()?;
+        reading.await.ok()
     }
 
     /// Whether the decider has ended and takes no inputs.

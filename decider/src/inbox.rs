@@ -239,6 +239,11 @@ impl InboxProgress {
         self.inbox.skips()
     }
 
+    /// Returns the offset of the next message.
+    pub(super) fn next(&self) -> u64 {
+        self.inbox.next
+    }
+
     /// Whether all messages from before this decider's takeover have been taken.
     pub(super) fn is_up_to_date(&self) -> bool {
         self.inbox.next >= self.inbox.tail

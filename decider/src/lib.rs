@@ -24,8 +24,8 @@ pub mod wall_clock;
 pub use chancery_machine::keys::AcceptedIntent;
 pub use driver::DeciderEnd;
 pub use handle::{
-    ChannelNumber, ChannelNumbers, DeciderHandle, DeciderInput, DeciderStopped, UnchangedVerdict, Verdict,
-    VerdictError,
+    ChannelNumber, ChannelNumbers, DeciderHandle, DeciderInput, DeciderReading, DeciderStopped,
+    UnchangedVerdict, Verdict, VerdictError,
 };
 pub use hub::EventHub;
 pub use input_permits::{InboxPermit, InputPermit, InputSender};

@@ -55,6 +55,8 @@ pub struct JournalFollower {
     pub publisher: PublishFn,
     /// Called for each invalid record in the journal.
     pub skipped: Box<dyn FnMut() + Send>,
+    /// Called for each commit of a decider here, with the time from its append until it was durable.
+    pub committed: Box<dyn FnMut(Duration) + Send>,
     /// Last position that was published.
     pub published: Position,
 }
@@ -67,6 +69,7 @@ impl JournalFollower {
             deliveries,
             publisher: Box::new(|_| ()),
             skipped: Box::new(|| ()),
+            committed: Box::new(|_| ()),
             published: Position::ZERO,
         }
     }
@@ -237,6 +240,8 @@ impl DeciderLoop {
         }
         let following = &mut self.following;
         let taken = self.driver.take(delivery, &mut |records| following.publish(records));
+        let now = self.began.elapsed();
+        self.driver.committed(now, &mut *self.following.committed);
         self.effects();
         taken
     }
@@ -276,6 +281,10 @@ impl DeciderLoop {
                 }
             }
             DeciderInput::Disconnected(connection) => self.close(connection),
+            DeciderInput::Read(answer) => {
+                // The requester may have left.
+                let _ = answer.send(self.driver.read(now));
+            }
             DeciderInput::Drain => self.driver.handle(core::CoreInput::Drain, now),
         }
     }

@@ -20,7 +20,8 @@ use chancery_machine::session::{SessionRefused, resumes};
 
 use super::commands;
 use super::core::{DeciderCore, HeldEffect};
-use super::handle::ChannelNumber;
+use super::handle::{ChannelNumber, DeciderReading};
+use super::inbox::InboxProgress;
 
 /// Maximum number of objects checked for one part of an inventory.
 const LOOKED: usize = 4096;
@@ -391,6 +392,14 @@ impl DeciderCore {
         for id in lost {
             self.end_session(id, SessionEnd::Expired);
         }
+    }
+
+    /// Returns the values of this decider that are in no event, for metrics.
+    pub(super) fn read(&self, now: Time) -> DeciderReading {
+        let (lease, grace) = (self.settings.lease, self.agenda.grace);
+        let left = |live: &LiveSession| grace.rings_at(live.last_message + lease).since(now);
+        let leases = self.sessions.live.values().map(|live| (live.cluster.clone(), left(live))).collect();
+        DeciderReading { leases, inbox_offset: self.inbox.as_ref().map(InboxProgress::next) }
     }
 
     /// Extends the grace if messages may have waited unread for much of a lease. Each executor sends three

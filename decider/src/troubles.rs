@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Part of a fleet that may stop working while the server runs.
@@ -47,22 +48,32 @@ impl fmt::Display for FleetPart {
 
 /// Troubles of one fleet on this server, by part.
 #[derive(Debug, Default)]
-pub struct FleetTroubles(Mutex<BTreeMap<FleetPart, String>>);
+pub struct FleetTroubles {
+    current: Mutex<BTreeMap<FleetPart, String>>,
+    /// Number of reports of each part, in the order of [`FleetPart::ALL`].
+    reports: [AtomicU64; FleetPart::ALL.len()],
+}
 
 impl FleetTroubles {
     /// Reports why the part does not work. Logged once, until the reason changes.
     pub fn report(&self, part: FleetPart, trouble: String) {
-        let mut troubles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut troubles = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if troubles.get(&part) != Some(&trouble) {
             let (reason, advice) = log_fields(&trouble);
             tracing::error!(%part, advice, "{reason}");
             troubles.insert(part, trouble);
+            self.reports[part as usize].fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Returns how often a part was reported, counting each reason until it changes once.
+    pub fn reports(&self, part: FleetPart) -> u64 {
+        self.reports[part as usize].load(Ordering::Relaxed)
     }
 
     /// Clears the trouble of a part that works, or no longer runs on this server.
     pub fn clear(&self, part: FleetPart) {
-        let mut troubles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut troubles = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if troubles.remove(&part).is_some() {
             tracing::info!(%part, "part works again");
         }
@@ -70,7 +81,7 @@ impl FleetTroubles {
 
     /// Returns the parts that do not work, each with its reason.
     pub fn all(&self) -> Vec<(FleetPart, String)> {
-        let troubles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let troubles = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.iter().map(|(part, trouble)| (*part, trouble.clone())).collect()
     }
 }

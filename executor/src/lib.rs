@@ -29,6 +29,7 @@ mod run;
 pub mod session;
 pub mod simulated;
 mod state_file;
+mod status;
 pub mod status_cache;
 
 pub use locked_directory::{LockedDirectory, remembered};
@@ -36,6 +37,7 @@ pub use orchestrator::{InventoryError, Orchestrator, WatchLost, WorkProgress};
 pub use placeholders::PAYLOAD_VARIABLES;
 pub use run::{DeciderChannel, EpochStore, ExecutorConfig, open_directory, run};
 pub use session::ExecutorStop;
+pub use status::{ExecutorStatus, StatusReading};
 
 /// Waits for a future, or without end if there is none, so that other branches of a `select!` continue.
 pub(crate) async fn or_never<F: Future>(future: Option<F>) -> F::Output {

@@ -23,6 +23,7 @@ use crate::orchestrator::{InventoryError, Orchestrator, WorkProgress};
 use crate::session::{
     ExecutorStop, HighestHead, ObjectWork, SessionAction, SessionCore, SessionIdentity, SessionInput,
 };
+use crate::status::ExecutorStatus;
 
 /// Maximum number of changes per read from the orchestrator.
 const CHANGES: usize = 256;
@@ -63,6 +64,8 @@ pub struct ExecutorConfig {
     pub runtime: ClusterRuntime,
     /// Maximum number of concurrent work starts; 32 is fine.
     pub at_once: usize,
+    /// Status that the executor updates.
+    pub status: Arc<ExecutorStatus>,
 }
 
 /// Opens the store of an executor in a directory, with `lock`, `store.json` and `head.json`. One executor per
@@ -126,7 +129,7 @@ where
     C: FnMut() -> F,
     F: Future<Output = std::io::Result<DeciderChannel>>,
 {
-    let ExecutorConfig { executor, cluster, runtime, at_once } = config;
+    let ExecutorConfig { executor, cluster, runtime, at_once, status } = config;
     let mut shutdown = std::pin::pin!(shutdown);
     let opened = tokio::select! {
         opened = open => opened,
@@ -149,6 +152,7 @@ where
         listing: None,
         works: JoinSet::new(),
         on: HashMap::new(),
+        status,
         store: store.clone(),
     };
     let mut taken_over = std::pin::pin!(store.taken_over());
@@ -180,6 +184,7 @@ struct ExecutorLoop<O, S, C, F> {
     works: JoinSet<Option<ObjectWork>>,
     /// Object of each task in `works`, so that a panicking task still releases its object.
     on: HashMap<tokio::task::Id, ObjectId>,
+    status: Arc<ExecutorStatus>,
     /// Executor store, dropped last: a lock in it excludes other executors until this one writes nothing.
     store: Arc<S>,
 }
@@ -221,6 +226,7 @@ where
                     self.connecting = None;
                     self.channel = connected
                         .inspect_err(|error| tracing::warn!(%error, "cannot reach decider, retrying"))
+                        .inspect_err(|_| self.status.lost())
                         .ok();
                     return if self.channel.is_some() {
                         SessionInput::Connected
@@ -287,6 +293,9 @@ where
     }
 
     fn hang_up(&mut self) {
+        if self.channel.is_some() {
+            self.status.lost();
+        }
         self.channel = None;
         self.listing = None;
         self.outbox.clear();
@@ -295,7 +304,10 @@ where
     async fn act(&mut self, input: SessionInput) -> Result<LoopFlow, ExecutorStop> {
         for output in self.core.handle(now(), input) {
             match output {
-                SessionAction::Connect => self.connecting = Some(Box::pin((self.connect)())),
+                SessionAction::Connect => {
+                    self.status.connecting();
+                    self.connecting = Some(Box::pin((self.connect)()));
+                }
                 SessionAction::HangUp => self.hang_up(),
                 // The lease does not wait for a long full report to be sent.
                 SessionAction::Send(message @ ExecutorMessage::Heartbeat { .. }) => {
@@ -314,11 +326,14 @@ where
                 SessionAction::Leave => return Ok(LoopFlow::Leave),
             }
         }
+        self.status.session(self.core.is_attached(), self.core.lease_end());
+        self.status.work_running(self.works.len());
         Ok(LoopFlow::GoOn)
     }
 
     fn begin(&mut self, work: ObjectWork) {
         let object = work.object();
+        self.status.work_started();
         let orchestrator = self.orchestrator.clone();
         let task = self.works.spawn(async move {
             let progress = match &work {
@@ -353,7 +368,7 @@ where
 }
 
 /// Returns the time since boot, sleep included: a lease does not wait for the machine to wake.
-fn now() -> Duration {
+pub(crate) fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 

@@ -114,6 +114,16 @@ impl SessionCore {
             if c.inventory == InventoryPart::Reported && c.sent - c.accepted < WINDOW)
     }
 
+    /// Whether the decider has the full report of this session.
+    pub fn is_attached(&self) -> bool {
+        matches!(self.phase, SessionPhase::Attached(_))
+    }
+
+    /// Returns when the lease ends; `None` without a lease.
+    pub fn lease_end(&self) -> Option<Duration> {
+        (!self.lease.length().is_zero()).then(|| self.lease.end())
+    }
+
     /// Returns when a tick is due, if nothing else happens.
     pub fn due(&self) -> Option<Duration> {
         match &self.phase {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use chancery_api::ClusterLogSource;
+use chancery_api::{ApiShared, ClusterLogSource, ServerMetrics};
 use chancery_decider::leader_router::LeaderRouter;
 use chancery_decider::{ChannelNumbers, outbox};
 use chancery_events::console::AttachRefusal;
@@ -27,7 +27,7 @@ use chancery_executor::process::{
     CgroupSetting, OutputLimits, ProcessLogs, ProcessOrchestrator, QemuSettings, SupervisorProgram,
 };
 use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedWorld};
-use chancery_executor::{DeciderChannel, ExecutorStop, open_directory, process};
+use chancery_executor::{DeciderChannel, ExecutorStatus, ExecutorStop, open_directory, process};
 use chancery_projector::rows::ClusterRow;
 use chancery_projector::{ListQuery, QueryError, RowReader};
 use tokio::sync::{mpsc, watch};
@@ -50,6 +50,10 @@ const PAGE: usize = 1000;
 pub struct ExecutorHost {
     /// Fleet of the server.
     pub fleet: FleetName,
+    /// Metrics of the server.
+    pub common: Arc<ApiShared>,
+    /// Name of the fleet in metrics.
+    pub name: FleetName,
     /// Routes messages to the decider.
     pub leader_router: LeaderRouter,
     /// Reader of clusters.
@@ -191,7 +195,8 @@ impl ExecutorHost {
         };
         let (fleet, cluster, runtime) = (self.fleet.clone(), cluster.clone(), runtime.clone());
         let who = ExecutorIdentity { fleet, executor, cluster, runtime };
-        drive(who, root, &self.means, Some(&self.logs), || self.connect(), shutdown).await
+        let status = who.status(&self.name, &self.common.metrics);
+        drive((who, status), root, &self.means, Some(&self.logs), || self.connect(), shutdown).await
     }
 
     async fn connect(&self) -> io::Result<DeciderChannel> {
@@ -371,10 +376,19 @@ pub struct ExecutorIdentity {
     pub runtime: RuntimeAccess,
 }
 
+impl ExecutorIdentity {
+    /// Returns the status of an executor that will start, which is in the metrics from now on.
+    pub fn status(&self, fleet: &FleetName, metrics: &ServerMetrics) -> Arc<ExecutorStatus> {
+        let status = ExecutorStatus::new();
+        metrics.add_executor(fleet, &self.cluster, &self.executor, &status);
+        status
+    }
+}
+
 /// Drives a runtime from `root` until `shutdown`, over channels that `connect` returns. `logs` receives the source of output that
 /// only the running executor can read.
 pub async fn drive<C, F>(
-    who: ExecutorIdentity,
+    (who, status): (ExecutorIdentity, Arc<ExecutorStatus>),
     root: &Path,
     means: &ProcessLimits,
     logs: Option<&EmbeddedLogs>,
@@ -392,6 +406,7 @@ where
         cluster: cluster.clone(),
         runtime: runtime.runtime(),
         at_once: AT_ONCE,
+        status,
     };
     match runtime {
         RuntimeAccess::Process | RuntimeAccess::Qemu => {

@@ -14,7 +14,8 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 use chancery_api::{
-    ApiShared, ExecutorChannels, FleetApi, FleetMetrics, LAST_OUTCOMES, LastVerdict, MomentQueue,
+    ApiShared, ExecutorChannels, FleetApi, FleetDirectories, FleetMetrics, LAST_OUTCOMES, LastVerdict,
+    MomentQueue,
 };
 use chancery_decider::core::{DeciderSettings, PART};
 use chancery_decider::leader_router::{LeaderRole, LeaderRouter};
@@ -23,7 +24,7 @@ use chancery_decider::wall_clock::WallClock;
 use chancery_decider::{ChannelNumbers, EventHub, JournalFollower, random};
 use chancery_events::id::{Position, WriterId};
 use chancery_events::name::FleetName;
-use chancery_journal::segments::{OpenEvidence, SegmentJournal, SegmentOptions};
+use chancery_journal::segments::{OpenEvidence, SegmentJournal, SegmentOptions, SyncObserver};
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{ChainCursor, DeliverySink, Journal, JournalDelivery, JournalReader, is_mirror};
 use chancery_machine::context::LevelLimits;
@@ -55,6 +56,7 @@ pub struct PreparedFleet {
     projector: thread::JoinHandle<Result<()>>,
     reader: RowReader,
     moments: Arc<MomentQueue>,
+    directories: FleetDirectories,
     root: PathBuf,
 }
 
@@ -90,9 +92,12 @@ impl PreparedFleet {
         // Before the journal, which is compared with the cursor of the rows.
         let rows = FoundRows::open(&directory.join("rows"), tuning).context("cannot open read models")?;
         options.against = OpenEvidence::Witnesses(loss::witnesses(&config.data_dir, name, rows.cursor())?);
+        let figures = Arc::new(common.metrics.of(name));
+        let synced = Arc::clone(&figures);
+        options.synced = SyncObserver::new(move |taken| synced.synced(taken));
         let troubles = Arc::new(FleetTroubles::default());
         let OpenedFleetJournal { journal, head, tasks } =
-            OpenedFleetJournal::open(config, partition, options, &troubles, sink)?;
+            OpenedFleetJournal::open(config, partition, options, (&troubles, &figures), sink)?;
         let source = journal.source();
         let snapshots = SnapshotStore::open(directory.join("snapshots"))?;
         let mut projector = Projector::open_found(rows, fleet, Arc::clone(&source), Some(&snapshots))
@@ -106,8 +111,7 @@ impl PreparedFleet {
         let (changed, clusters) = watch::channel(Position::ZERO);
         let (terms, decider) = watch::channel(last);
         let (records, states, queue) = ProjectorQueue::open();
-        let figures = Arc::new(common.metrics.of(name));
-        let counts = Arc::clone(&figures);
+        let (counts, commits) = (Arc::clone(&figures), Arc::clone(&figures));
         let publisher = publisher(Arc::clone(&hub), changed, terms, records);
         let settings = DeciderSettings {
             fleet: name.clone(),
@@ -129,6 +133,7 @@ impl PreparedFleet {
                 deliveries,
                 publisher,
                 skipped: Box::new(move || counts.record_skipped()),
+                committed: Box::new(move |taken| commits.committed(taken)),
                 published: head.map_or(Position::ZERO, |head| head.position),
             },
             states,
@@ -159,6 +164,8 @@ impl PreparedFleet {
         let projector =
             thread::Builder::new().name("projector".into()).spawn(run).context("cannot start projector")?;
         let root = config.data_dir.join("executors").join(fleet);
+        let directories =
+            FleetDirectories { journal: directory.join("journal"), snapshots: directory.join("snapshots") };
         let name = name.clone();
         Ok(PreparedFleet {
             name,
@@ -173,6 +180,7 @@ impl PreparedFleet {
             projector,
             reader,
             moments,
+            directories,
             root,
         })
     }
@@ -205,6 +213,8 @@ impl PreparedFleet {
         let logs = EmbeddedLogs::new(self.root, config.embedded_executors.clone());
         let host = ExecutorHost {
             fleet: config.fleet.clone(),
+            common: Arc::clone(common),
+            name: self.name.clone(),
             logs: logs.clone(),
             leader_router: self.desk.clone(),
             reader: self.reader.clone(),
@@ -213,6 +223,7 @@ impl PreparedFleet {
         };
         let executors = tokio::spawn(host.run(self.clusters, stopped));
         let head = self.source.head().map_or(Position::ZERO, |head| head.position);
+        let states = self.office.states.clone();
         let app = FleetApi {
             common: Arc::clone(common),
             router: self.desk,
@@ -223,6 +234,8 @@ impl PreparedFleet {
             source: self.source,
             hub: self.hub,
             figures: self.figures,
+            figure_source: Arc::new(move || states.figures()),
+            directories: Some(self.directories),
             logs: Arc::new(logs),
             channels: Arc::new(channels),
         };
@@ -350,7 +363,7 @@ impl OpenedFleetJournal {
         config: &ServiceConfig,
         partition: i32,
         options: SegmentOptions,
-        troubles: &Arc<FleetTroubles>,
+        reports: (&Arc<FleetTroubles>, &Arc<FleetMetrics>),
         sink: DeliverySink,
     ) -> Result<OpenedFleetJournal> {
         match &config.journal {
@@ -372,7 +385,7 @@ impl OpenedFleetJournal {
                     prefix,
                     partition,
                     &fleet,
-                    troubles,
+                    reports,
                 )?;
                 Ok(OpenedFleetJournal { journal, head, tasks: Some(Arc::new(posts)) })
             }

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use chancery_api::FleetMetrics;
 use chancery_decider::inbox::InboxStart;
 use chancery_decider::leader_router::LeaderRouter;
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
@@ -175,7 +176,7 @@ impl KafkaLeaderTasks {
         prefix: &str,
         partition: i32,
         fleet: &Arc<str>,
-        troubles: &Arc<FleetTroubles>,
+        (troubles, metrics): (&Arc<FleetTroubles>, &Arc<FleetMetrics>),
     ) -> Result<KafkaLeaderTasks> {
         let (client, names) = (client(settings, brokers)?, TopicNames::of(prefix));
         let inbox_messages = settings.inbox.clone().map(|binding| inbox::InboxConsumer {
@@ -185,6 +186,7 @@ impl KafkaLeaderTasks {
             binding,
             skip: settings.skip_inbox,
             troubles: Arc::clone(troubles),
+            metrics: Arc::clone(metrics),
         });
         let export = settings.export_events.then(|| export::EventExporter {
             fleet: Arc::clone(fleet),
@@ -193,6 +195,7 @@ impl KafkaLeaderTasks {
             topic: names.events,
             partition,
             troubles: Arc::clone(troubles),
+            metrics: Arc::clone(metrics),
         });
         Ok(KafkaLeaderTasks {
             messages: inbox_messages,

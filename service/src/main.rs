@@ -250,7 +250,7 @@ fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
         format!("directory {}", dir.display())
     };
     note!("chancery: executor {name} of cluster {cluster}, server {server}, {store}");
-    let run = remote::run(&config.server, &config.fleet, who.clone(), &dir, &means);
+    let run = remote::run(config, who.clone(), &dir, &means, flags.metrics_listen);
     let runtime = runtime()?;
     let ended = runtime.block_on(run);
     // Threads may wait for a disk that does not answer.

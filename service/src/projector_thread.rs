@@ -19,7 +19,7 @@ use chancery_events::level::FleetLevel;
 use chancery_events::record::Record;
 use chancery_journal::JournalReader;
 use chancery_journal::snapshots::SnapshotStore;
-use chancery_projector::{FoldError, JournalFold, ProjectError, Projector};
+use chancery_projector::{FleetFigures, FoldError, JournalFold, ProjectError, Projector};
 use tokio::sync::{oneshot, watch};
 
 /// Published records that wait for the projector; beyond this number it reads the journal itself.
@@ -36,10 +36,19 @@ pub struct RecordQueue {
     missed: Arc<AtomicBool>,
 }
 
-/// Requests copies of the projector's state.
+/// Request to the projector.
+#[derive(Debug)]
+enum ProjectorRequest {
+    /// Copy of the state.
+    State(oneshot::Sender<JournalFold>),
+    /// Figures for metrics.
+    Figures(oneshot::Sender<Option<FleetFigures>>),
+}
+
+/// Requests copies of the projector's state, and figures of it.
 #[derive(Clone, Debug)]
 pub struct StateRequests {
-    asked: Sender<oneshot::Sender<JournalFold>>,
+    asked: Sender<ProjectorRequest>,
     waiting: SyncSender<Vec<Arc<Record>>>,
 }
 
@@ -47,7 +56,7 @@ pub struct StateRequests {
 #[derive(Debug)]
 pub struct ProjectorQueue {
     waiting: Receiver<Vec<Arc<Record>>>,
-    asked: Receiver<oneshot::Sender<JournalFold>>,
+    asked: Receiver<ProjectorRequest>,
     /// Whether a record did not fit into the queue since the last batch.
     missed: Arc<AtomicBool>,
 }
@@ -56,10 +65,22 @@ impl StateRequests {
     /// Returns the current state, which may be behind the journal; `None` if the projector has stopped.
     pub async fn ask(&self) -> Option<JournalFold> {
         let (answer, state) = oneshot::channel();
-        self.asked.send(answer).ok()?;
+        self.request(ProjectorRequest::State(answer));
+        state.await.ok()
+    }
+
+    /// Requests figures of the current state. The receiver fails if the projector has stopped.
+    pub fn figures(&self) -> oneshot::Receiver<Option<FleetFigures>> {
+        let (answer, figures) = oneshot::channel();
+        self.request(ProjectorRequest::Figures(answer));
+        figures
+    }
+
+    fn request(&self, request: ProjectorRequest) {
+        // A projector that has stopped drops the request, which the receiver of the answer notices.
+        let _ = self.asked.send(request);
         // If the queue is full, the projector has records that wake it up.
         let _ = self.waiting.try_send(Vec::new());
-        state.await.ok()
     }
 }
 
@@ -154,9 +175,8 @@ impl ProjectorThread {
         while let Some(records) = queue.next() {
             let began = Instant::now();
             self.take(&records, queue.missed.swap(false, Ordering::Acquire))?;
-            for answer in queue.asked.try_iter() {
-                // The requester may have left.
-                let _ = answer.send(JournalFold::from(self.projector.state().cloned()));
+            for request in queue.asked.try_iter() {
+                self.answer(request);
             }
             let passed = self.projector.position().get() - last.get();
             let is_due =
@@ -178,6 +198,18 @@ impl ProjectorThread {
             let _ = writing.join();
         }
         self.projector.flush().context("cannot flush read models")
+    }
+
+    fn answer(&self, request: ProjectorRequest) {
+        // The requester may have left.
+        match request {
+            ProjectorRequest::State(answer) => {
+                let _ = answer.send(JournalFold::from(self.projector.state().cloned()));
+            }
+            ProjectorRequest::Figures(answer) => {
+                let _ = answer.send(self.projector.figures());
+            }
+        }
     }
 
     /// Applies the received records, and the records after or between them that did not fit into the queue.

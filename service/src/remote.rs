@@ -1,19 +1,24 @@
 //! Executor as a program of its own, near its machines, which reaches the server by requests.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use chancery_events::name::{ClusterName, FleetName, Namespace};
+use chancery_api::{AllowedHosts, ApiShared, ApiState};
+use chancery_events::name::{ClusterName, Namespace};
 use chancery_events::spec::ClusterRuntime;
 use chancery_executor::ExecutorStop;
 use chancery_executor::console::ConsoleHub;
 use chancery_executor::process::ProcessLogs;
 use chancery_executor::remote::DeciderEndpoints;
+use tokio::net::TcpListener;
 
+use crate::config::ServiceConfig;
 use crate::executors::{self, ExecutorIdentity, ProcessLimits, RuntimeAccess};
-use crate::server::stop_signal;
+use crate::server::{no_port, stop_signal};
 
 /// Reason why the program ended.
 #[derive(Debug)]
@@ -53,14 +58,35 @@ async fn check_namespace(
     }
 }
 
-/// Runs an executor until it is asked to stop, or must stop.
+/// Serves the metrics of an executor, at the routes and with the limits of a server without fleets.
+async fn serve_metrics(config: &ServiceConfig, listen: SocketAddr, common: Arc<ApiShared>) -> Result<()> {
+    let listener = TcpListener::bind(listen).await.map_err(|error| no_port(listen, error))?;
+    let address = listener.local_addr().context("cannot read listening address")?;
+    tracing::info!(%address, hosts = ?config.allowed_hosts, "metrics served");
+    let api = ApiState { fleets: BTreeMap::new(), common };
+    tokio::spawn(async move {
+        if let Err(error) = chancery_api::serve(api, listener, std::future::pending()).await {
+            tracing::error!(%error, "cannot serve metrics");
+        }
+    });
+    Ok(())
+}
+
+/// Runs an executor until it is asked to stop, or must stop. Serves its metrics if an address is given.
 pub async fn run(
-    server: &str,
-    fleet: &FleetName,
+    config: &ServiceConfig,
     who: ExecutorIdentity,
     root: &Path,
     means: &ProcessLimits,
+    metrics: Option<SocketAddr>,
 ) -> Result<ExecutorExit> {
+    let (server, fleet) = (config.server.as_str(), &config.fleet);
+    let hosts = AllowedHosts::new(&config.allowed_hosts, None);
+    let common = Arc::new(ApiShared::new(config.limits.clone(), hosts));
+    let status = who.status(fleet, &common.metrics);
+    if let Some(listen) = metrics {
+        serve_metrics(config, listen, common).await?;
+    }
     let mut remote = DeciderEndpoints::new(server, fleet)?;
     if who.runtime.runtime() == ClusterRuntime::Qemu {
         let source = ProcessLogs { root: root.to_owned() };
@@ -83,7 +109,7 @@ pub async fn run(
             return Ok(ExecutorExit::Stopped(stop));
         }
     }
-    let ended = executors::drive(who, root, means, None, || remote.connect(), stop).await;
+    let ended = executors::drive((who, status), root, means, None, || remote.connect(), stop).await;
     Ok(match ended {
         Ok(()) => ExecutorExit::Asked,
         Err(stop) => ExecutorExit::Stopped(stop),

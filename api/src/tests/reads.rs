@@ -310,9 +310,35 @@ async fn health_and_metrics_are_reported() {
         "chancery_decider_queue_length{fleet=\"default\"} 0",
         "chancery_http_requests_total{route=\"/v1/fleets/{fleet}/nodes\",method=\"GET\",status=\"200\"} 1",
         "chancery_journal_records_skipped_total{fleet=\"default\"} 0",
+        "chancery_http_request_duration_seconds_count{route=\"/v1/fleets/{fleet}/nodes\",method=\"GET\",status=\"2xx\"} 1",
+        "chancery_nodes{fleet=\"default\",state=\"unallocated\"} 2.0",
+        "chancery_clusters{fleet=\"default\",session=\"none\"} 1.0",
+        "chancery_cluster_has_session{fleet=\"default\",cluster=\"local\"} 0.0",
+        "chancery_executor_lease_seconds{fleet=\"default\",cluster=\"local\"} 2.5",
+        "chancery_read_model_lag_seconds{fleet=\"default\"} 0.0",
+        "# TYPE chancery_http_requests_total counter",
+        "# TYPE chancery_build_info gauge",
+        "# TYPE process_cpu_seconds_total counter",
+        "# TYPE process_start_time_seconds gauge",
     ] {
         assert!(text.contains(line), "{line} in\n{text}");
     }
+    let build = concat!("chancery_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\",level=\"");
+    assert!(text.contains(build), "{build} in\n{text}");
+}
+
+#[tokio::test]
+async fn metrics_have_the_text_format_of_prometheus_unless_openmetrics_is_requested() {
+    let world = ServedFleet::new();
+    let usual = world.get("//metrics").await;
+    assert_eq!(usual.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
+    let text = String::from_utf8(usual.body.to_vec()).expect("text");
+    assert!(!text.contains("# EOF") && text.contains("# HELP chancery_approvals_bypassed_total "), "{text}");
+    let accept = [("accept", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")];
+    let open = world.send(request(Method::GET, "//metrics", &accept, "")).await;
+    assert_eq!(open.header("content-type"), "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    let text = String::from_utf8(open.body.to_vec()).expect("text");
+    assert!(text.ends_with("# EOF\n") && text.contains("# HELP chancery_approvals_bypassed "), "{text}");
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use chancery_decider::leader_router::{LeaderRole, LeaderRouter};
-use chancery_decider::{ChannelNumbers, DeciderHandle, DeciderInput, EventHub, Verdict};
+use chancery_decider::{ChannelNumbers, DeciderHandle, DeciderInput, DeciderReading, EventHub, Verdict};
 use chancery_events::event::Event;
 use chancery_events::fact::Fact;
 use chancery_events::id::{Lineage, Position, WriterId};
@@ -20,7 +20,7 @@ use chancery_journal::memory::{MemoryJournal, MemoryLog};
 use chancery_journal::{Journal, JournalDelivery, WriterIdentity, genesis};
 use chancery_projector::{MomentCache, MomentLimits, Projector, StoreTuning};
 use serde_json::Value;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tower::ServiceExt as _;
 
 use crate::{
@@ -132,6 +132,7 @@ impl ServedFleet {
         let projector = Projector::open(&rows, "default", log.source(), None, tuning).expect("rows");
         let reader = projector.reader();
         let (projector, published) = (Arc::new(Mutex::new(projector)), hub.clone());
+        let figures = Arc::clone(&projector);
         let sink = Box::new(move |delivery| {
             if let JournalDelivery::Records(records) = delivery {
                 projector.lock().expect("no panic").apply(&records).expect("rows");
@@ -163,6 +164,12 @@ impl ServedFleet {
             source: log.source(),
             hub,
             figures: Arc::new(common.metrics.of(&fleet())),
+            figure_source: Arc::new(move || {
+                let (answer, answered) = oneshot::channel();
+                drop(answer.send(figures.lock().expect("no panic").figures()));
+                answered
+            }),
+            directories: None,
             logs: Arc::new(NoLogSource),
             channels: Arc::new(ExecutorChannels::new(
                 ChannelNumbers::default(),
@@ -279,6 +286,11 @@ async fn decide(
     while let Some(input) = inputs.recv().await {
         let (request, answer) = match input {
             DeciderInput::Intent(request, _, answer, _) => (request, answer),
+            DeciderInput::Read(answer) => {
+                let leases = [("local".parse().expect("a name"), Duration::from_millis(2500))].into();
+                drop(answer.send(DeciderReading { leases, inbox_offset: None }));
+                continue;
+            }
             other => {
                 // A finished test receives nothing.
                 let _ = received.send(other);

@@ -42,13 +42,18 @@ impl SessionLease {
         now < self.since + self.length * 3 / 4
     }
 
+    /// Returns the time at which the lease ends.
+    pub(super) fn end(&self) -> Duration {
+        self.since + self.length
+    }
+
     pub(super) fn is_over(&self, now: Duration) -> bool {
-        now >= self.since + self.length
+        now >= self.end()
     }
 
     /// Returns when the next heartbeat or the expiry is due.
     pub(super) fn due(&self) -> Duration {
-        self.next.min(self.since + self.length)
+        self.next.min(self.end())
     }
 
     /// Returns the number of the heartbeat to send, if one is due.

@@ -13,7 +13,7 @@ use chancery_events::record::RecordHash;
 use chancery_events::spec::ClusterRuntime;
 use chancery_executor::directory::CopyPolicy;
 use chancery_executor::simulated::{FaultRules, SimulatedOrchestrator, SimulatedWorld};
-use chancery_executor::{DeciderChannel, ExecutorConfig, ExecutorStop};
+use chancery_executor::{DeciderChannel, ExecutorConfig, ExecutorStatus, ExecutorStop};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -88,6 +88,7 @@ fn config() -> ExecutorConfig {
         cluster: "c1".parse().unwrap(),
         runtime: ClusterRuntime::Simulated,
         at_once: 4,
+        status: ExecutorStatus::new(),
     }
 }
 

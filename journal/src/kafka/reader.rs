@@ -490,6 +490,11 @@ impl PartitionReader {
         waits.filter(|waits| waits.since.elapsed() >= LEFT_OPEN).map(|waits| waits.offset)
     }
 
+    /// Returns the offset after the last committed message that is known, of those that the leader has reported.
+    pub fn known_end(&self) -> i64 {
+        self.reached.max(self.tail().offset)
+    }
+
     pub(super) fn place(&self) -> (&str, i32) {
         (&self.topic, self.partition)
     }

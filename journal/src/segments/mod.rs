@@ -80,6 +80,31 @@ pub struct SegmentOptions {
     pub check: OpenCheck,
     /// Evidence to check the journal against before any change (default: nothing).
     pub against: OpenEvidence,
+    /// Observer of the time that each sync takes (default: none).
+    pub synced: SyncObserver,
+}
+
+/// Observer of the time that a sync of written records takes. It is called on the thread that syncs.
+#[derive(Clone, Default)]
+pub struct SyncObserver(Option<Arc<dyn Fn(Duration) + Send + Sync>>);
+
+impl SyncObserver {
+    /// Returns an observer that calls a function.
+    pub fn new(observe: impl Fn(Duration) + Send + Sync + 'static) -> SyncObserver {
+        SyncObserver(Some(Arc::new(observe)))
+    }
+
+    fn observe(&self, taken: Duration) {
+        if let Some(observe) = &self.0 {
+            observe(taken);
+        }
+    }
+}
+
+impl std::fmt::Debug for SyncObserver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SyncObserver")
+    }
 }
 
 /// Evidence that a journal is checked against on opening.
@@ -114,6 +139,7 @@ impl SegmentOptions {
             pause: Duration::from_millis(20),
             check: OpenCheck::All,
             against: OpenEvidence::Nothing,
+            synced: SyncObserver::default(),
         }
     }
 }
@@ -158,6 +184,7 @@ impl SegmentJournal {
             spare: None,
             synced: ready.opened.head.map_or(Position::ZERO, |head| head.position),
             is_named: ready.is_named,
+            observer: options.synced.clone(),
             sink,
             buffer: Vec::new(),
         };

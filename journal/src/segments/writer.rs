@@ -10,12 +10,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
 use rustix::io::Errno;
 
+use super::SyncObserver;
 use super::catalog::{Segment, SegmentCatalog, file_name};
 use super::disk::{DiskAccess, DiskFile};
 use super::frame::{self, FrameKind, HEAD};
@@ -53,6 +54,7 @@ pub(super) struct SegmentWriter {
     pub(super) synced: Position,
     /// Whether a synced frame, or a segment's name, names that position.
     pub(super) is_named: bool,
+    pub(super) observer: SyncObserver,
     pub(super) sink: DeliverySink,
     pub(super) buffer: Vec<u8>,
 }
@@ -176,7 +178,9 @@ impl SegmentWriter {
     fn write_and_sync(&mut self) -> io::Result<()> {
         let path = &self.open.segment.path;
         self.open.file.write_at(&self.buffer, self.open.offset).map_err(failed("write to", path))?;
+        let began = Instant::now();
         self.open.file.sync().map_err(failed("sync", path))?;
+        self.observer.observe(began.elapsed());
         self.open.offset += self.buffer.len() as u64;
         self.buffer.clear();
         Ok(())

@@ -1,6 +1,7 @@
 //! Flags of `executor`, and the exit code for each reason to stop.
 #![expect(clippy::doc_markdown, reason = "the comments are the help, as people read it")]
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,6 +10,7 @@ use chancery_events::name::{ClusterName, ExecutorName, FleetName, Namespace};
 use chancery_executor::ExecutorStop;
 use clap::Args;
 
+use crate::config;
 use crate::executors::{ExecutorIdentity, KubernetesAccess, RuntimeAccess};
 
 /// Flags of an executor.
@@ -37,6 +39,9 @@ pub struct ExecutorArgs {
     /// Continue from a copied directory instead of the original, which must never be used again
     #[arg(long)]
     pub adopt_copy: bool,
+    /// Loopback address with its port at which /metrics is served [default: none]
+    #[arg(long, value_name = "ADDRESS", value_parser = config::loopback)]
+    pub metrics_listen: Option<SocketAddr>,
     /// Filter of log lines [env: CHANCERY_LOG_FILTER]
     #[arg(long, value_name = "FILTER")]
     pub(super) log_filter: Option<String>,

@@ -24,7 +24,7 @@ use chancery_executor::process::{CgroupSetting, OutputLimits, QemuSettings};
 use chancery_projector::MomentLimits;
 use tracing_subscriber::filter::Targets;
 
-pub use settings::{SETTINGS, SettingEntry, SettingType};
+pub use settings::{SETTINGS, SettingEntry, SettingType, loopback};
 
 /// File that is read if it exists and no other is named.
 pub const FILE: &str = "chancery.toml";

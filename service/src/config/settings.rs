@@ -193,6 +193,18 @@ pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("must be an address with its port as in 127.0.0.1:7440, not {text:?}"))
 }
 
+/// Parses the address of a listener that must be on loopback.
+pub fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address = listen(text)?;
+    if !address.ip().is_loopback() {
+        return Err(format!(
+            "{address} is not on the loopback interface, and this build has neither TLS nor authentication\n\
+             hint: listen on 127.0.0.1 or [::1], behind a proxy that has both"
+        ));
+    }
+    Ok(address)
+}
+
 fn urls(text: &str) -> Result<(), String> {
     text.split(',').try_for_each(|one| url(one.trim()))
 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use chancery_api::FleetMetrics;
 use chancery_decider::DeciderHandle;
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
 use chancery_events::cloudevent::{self, RecordRenderer};
@@ -60,6 +61,7 @@ pub(super) struct EventExporter {
     pub(super) topic: String,
     pub(super) partition: i32,
     pub(super) troubles: Arc<FleetTroubles>,
+    pub(super) metrics: Arc<FleetMetrics>,
 }
 
 /// Delivery results of sent events.
@@ -210,6 +212,7 @@ impl<'a> EventWriter<'a> {
     /// Writes the events after `last` until the decider stops, or brokers may have discarded the producer.
     fn follow(&mut self, mut last: Position) -> Result<()> {
         (self.exported, self.advanced) = (last, Instant::now());
+        self.export.metrics.events_exported(last);
         let source = self.source;
         let mut records = source.records(last.plus(1)).context("cannot read journal")?;
         while !self.decider.has_stopped() && self.silence() < KNOWN {
@@ -306,6 +309,7 @@ impl<'a> EventWriter<'a> {
         {
             self.export.commit(&self.member, self.source, position, offset)?;
             (self.exported, self.committed, self.advanced) = (position, offset, Instant::now());
+            self.export.metrics.events_exported(position);
         } else if self.source.head().is_none_or(|head| head.position <= self.exported) {
             self.advanced = Instant::now();
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use chancery_api::FleetMetrics;
 use chancery_decider::inbox::{InboxStart, InboxTopic};
 use chancery_decider::troubles::{FleetPart, FleetTroubles};
 use chancery_decider::{DeciderHandle, DeciderInput};
@@ -37,6 +38,7 @@ pub(super) struct InboxConsumer {
     /// Offset up to which the operator who started this server gives up unanswered messages.
     pub(super) skip: Option<u64>,
     pub(super) troubles: Arc<FleetTroubles>,
+    pub(super) metrics: Arc<FleetMetrics>,
 }
 
 impl InboxConsumer {
@@ -99,6 +101,7 @@ impl InboxConsumer {
             }
             if watched.elapsed() > WATCH {
                 watched = Instant::now();
+                self.metrics.inbox_end(u64::try_from(reader.known_end()).unwrap_or_default());
                 match watch.trouble(&reader) {
                     Some(trouble) => self.troubles.report(FleetPart::Inbox, trouble),
                     // A message that was unreadable before must have been read since.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::bail;
+use chancery_api::{AllowedHosts, ApiShared, HttpLimits};
 use chancery_decider::core::PART;
 use chancery_decider::leader_router::{LeaderLocation, LeaderRouter};
 use chancery_decider::{EventHub, UnchangedVerdict, Verdict, wall_clock};
@@ -102,8 +103,13 @@ impl TestServer {
         };
         let (role, at_router) = watch::channel(LeaderRole::Standby);
         let troubles: Arc<FleetTroubles> = Arc::default();
-        let following =
-            JournalFollower { deliveries, publisher: notify, skipped: Box::new(|| ()), published: begins };
+        let following = JournalFollower {
+            deliveries,
+            publisher: notify,
+            skipped: Box::new(|| ()),
+            committed: Box::new(|_| ()),
+            published: begins,
+        };
         let office = LeaderLoop {
             settings,
             journal: Arc::new(journal),
@@ -345,6 +351,7 @@ async fn a_clock_that_jumps_between_its_check_and_the_first_record_is_not_follow
         deliveries,
         publisher: Box::new(|_| ()),
         skipped: Box::new(|| ()),
+        committed: Box::new(|_| ()),
         published: Position::ZERO,
     };
     let clock = Arc::new(WallClock::new(Duration::from_hours(24), false, || false));
@@ -432,6 +439,8 @@ async fn an_executor_of_pods_makes_requests_only_while_its_server_leads() {
     let server = TestServer::start(&log, "one", None);
     let host = ExecutorHost {
         fleet: "default".parse().expect("a name"),
+        common: Arc::new(ApiShared::new(HttpLimits::default(), AllowedHosts::default())),
+        name: "default".parse().expect("a name"),
         leader_router: server.router.clone(),
         reader: server.reader.clone(),
         logs: EmbeddedLogs::new(directory.path().join("executors"), EmbeddedClusters::All),

@@ -17,6 +17,7 @@ use chancery_events::name::FleetName;
 use chancery_executor::logs::NoLogSource;
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_projector::{MomentCache, Projector, StoreTuning};
+use tokio::sync::oneshot;
 
 use super::ReplayedJournal;
 use crate::config::ServiceConfig;
@@ -52,7 +53,7 @@ impl ReplayedFleet {
         let projector = Projector::open_at(rows, &fleet, Arc::clone(&source), state, tuning);
         let built = projector.and_then(|mut projector| projector.catch_up().map(|_| projector));
         let projector = built.with_context(|| format!("cannot build rows in {}", rows.display()))?;
-        let reader = projector.reader();
+        let (reader, figures) = (projector.reader(), projector.figures());
         let snapshots = snapshots.is_dir().then(|| SnapshotStore::read_only(snapshots));
         let watch = reader.watch().clone();
         let moments = MomentCache::new(fleet, Arc::clone(&source), snapshots, watch, config.moments);
@@ -69,6 +70,13 @@ impl ReplayedFleet {
             source,
             hub: Arc::new(EventHub::of(Some(lineages))),
             figures: Arc::new(common.metrics.of(&name)),
+            figure_source: Arc::new(move || {
+                let (answer, answered) = oneshot::channel();
+                // The journal ends: its figures stay the same.
+                let _ = answer.send(figures.clone());
+                answered
+            }),
+            directories: None,
             logs: Arc::new(NoLogSource),
             replicas: config.replicas,
             channels: Arc::new(ExecutorChannels::new(numbers, config.session_lease, executors)),

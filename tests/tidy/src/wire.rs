@@ -334,7 +334,7 @@ fn is_in_place(file: &SourceFile, place: &WirePlace, retired: &str, name: &WireN
         (Setting, WireName::Literal(text)) => {
             file.path == "service/src/config/settings.rs" && text == retired
         }
-        (Metric, WireName::Literal(text)) => file.path.ends_with("/metrics.rs") && text == retired,
+        (Metric, WireName::Literal(text)) => file.path.starts_with("api/src/metrics") && text == retired,
         (EventType, WireName::Text(text)) => has_event_type(text, retired),
         (Anywhere, WireName::Text(text)) => has_word(text, retired),
         (Setting, WireName::Text(text)) if text.contains("CHANCERY_") => {

@@ -1,5 +1,6 @@
 //! The events topic of brokers that refuse events, or that are unavailable.
 
+use chancery_api::ServerMetrics;
 use chancery_decider::DeciderInput;
 use chancery_journal::conformance::{FLEET, TestWriter};
 use chancery_journal::memory::MemoryLog;
@@ -30,6 +31,7 @@ fn rig() -> (MockBrokers, EventExporter, DeciderHandle, mpsc::Receiver<DeciderIn
         topic: TOPIC.into(),
         partition: 0,
         troubles: Arc::default(),
+        metrics: Arc::new(ServerMetrics::new().of(&FLEET.parse().expect("a name"))),
     };
     let (queue, inputs) = mpsc::channel(16);
     (cluster, export, DeciderHandle::over(queue), inputs)

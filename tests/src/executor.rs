@@ -29,6 +29,12 @@ impl ExecutorProcess {
         ExecutorProcess::start_in(dir, server, name, runtime)
     }
 
+    /// Starts an executor of the cluster `local` with these flags, the runtime among them.
+    pub fn start_with(server: &ServerProcess, name: &str, flags: &[&str]) -> ExecutorProcess {
+        let dir = tempfile::Builder::new().prefix("chancery-executor-").tempdir().expect("a directory");
+        ExecutorProcess::start_at(Rc::new(dir), &server.url(), "local", name, flags)
+    }
+
     /// Starts an executor in the server's directory: its processes are found with the server's.
     pub fn start_within(server: &ServerProcess, name: &str, runtime: &str) -> ExecutorProcess {
         let dir =

@@ -43,6 +43,7 @@ mod machine_snapshots;
 mod machine_states;
 mod machine_worlds;
 mod memory;
+mod metrics;
 mod moments;
 mod mutations;
 mod new_kind;

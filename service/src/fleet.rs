@@ -21,7 +21,7 @@ use chancery_decider::core::{DeciderSettings, PART};
 use chancery_decider::leader_router::{LeaderRole, LeaderRouter};
 use chancery_decider::troubles::FleetTroubles;
 use chancery_decider::wall_clock::WallClock;
-use chancery_decider::{ChannelNumbers, EventHub, JournalFollower, random};
+use chancery_decider::{ChannelNumbers, EventHub, JournalFollower, PublishFn, random};
 use chancery_events::id::{Position, WriterId};
 use chancery_events::name::FleetName;
 use chancery_journal::segments::{OpenEvidence, SegmentJournal, SegmentOptions, SyncObserver};
@@ -111,7 +111,6 @@ impl PreparedFleet {
         let (changed, clusters) = watch::channel(Position::ZERO);
         let (terms, decider) = watch::channel(last);
         let (records, states, queue) = ProjectorQueue::open();
-        let (counts, commits) = (Arc::clone(&figures), Arc::clone(&figures));
         let publisher = publisher(Arc::clone(&hub), changed, terms, records);
         let settings = DeciderSettings {
             fleet: name.clone(),
@@ -129,13 +128,7 @@ impl PreparedFleet {
         let office = LeaderLoop {
             settings,
             journal: Arc::clone(&journal),
-            following: JournalFollower {
-                deliveries,
-                publisher,
-                skipped: Box::new(move || counts.record_skipped()),
-                committed: Box::new(move |taken| commits.committed(taken)),
-                published: head.map_or(Position::ZERO, |head| head.position),
-            },
+            following: follower_of(&figures, deliveries, publisher, head.as_ref()),
             states,
             queue: config.decider_queue.min(1 << 20),
             tasks,
@@ -270,6 +263,23 @@ impl RunningFleet {
             .context("cannot join closing task")
             .flatten()
             .with_context(|| format!("cannot close fleet {name}"))
+    }
+}
+
+/// Returns the follower of a journal, which counts in the metrics of the fleet.
+fn follower_of(
+    figures: &Arc<FleetMetrics>,
+    deliveries: mpsc::UnboundedReceiver<JournalDelivery>,
+    publisher: PublishFn,
+    head: Option<&ChainCursor>,
+) -> JournalFollower {
+    let (counts, commits) = (Arc::clone(figures), Arc::clone(figures));
+    JournalFollower {
+        deliveries,
+        publisher,
+        skipped: Box::new(move || counts.record_skipped()),
+        committed: Box::new(move |taken| commits.committed(taken)),
+        published: head.map_or(Position::ZERO, |head| head.position),
     }
 }
 

@@ -104,7 +104,7 @@ pub(crate) fn run() -> Result<Vec<ResultRow>> {
     let bulk = BulkDocuments::start(&(fleet(NODES, 64) + "---\n" + &plan()))?;
     bulk.run(&["apply", "-f", "all.yaml"])?;
     let began = Instant::now();
-    let waiting = ["get", "operations", "-l", "state=pending_approval", "--all", "-o", "name"];
+    let waiting = ["get", "operations", "--filter", "state=pending_approval", "--all", "-o", "name"];
     while bulk.run(&waiting)?.1 < MANY {
         ensure!(began.elapsed() < PREPARED, "the operations are not prepared");
         std::thread::sleep(Duration::from_millis(200));

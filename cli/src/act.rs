@@ -152,7 +152,7 @@ pub(super) fn rebalance(name: &str, io: &mut CommandIo<'_>) -> Result<(), CliErr
     if verdict.outcome == "unchanged" {
         note!("hint: a rebalance is in progress, or no permitted move makes the spread more even");
     } else {
-        note!("try: chancery get operations -l plan={name} -l kind=relocate");
+        note!("try: chancery get operations --filter plan={name} --filter kind=relocate");
     }
     Ok(())
 }

@@ -130,7 +130,7 @@ impl RelatedEntities {
         text.push_str(&table(self.kind, &self.items, false)?.lines("  "));
         if self.more {
             let filters: Vec<_> =
-                self.filters.iter().map(|(name, value)| format!(" -l {name}={value}")).collect();
+                self.filters.iter().map(|(name, value)| format!(" --filter {name}={value}")).collect();
             add(&mut text, format_args!("  try: chancery get {plural}{} --all\n", filters.concat()));
         }
         Ok(text)

@@ -64,7 +64,12 @@ pub(super) fn list(
     let nodes = get::list(client, EntityKind::Node, &[], u64::MAX)?;
     let mut items = Vec::new();
     for node in &nodes.items {
-        let matches = |item: &Value| filters.iter().all(|(name, value)| item[*name] == value.as_str());
+        // Values of one filter, repeated or separated by commas, are alternatives.
+        let is_one_of = |item: &Value, name: &str| {
+            let values = filters.iter().filter(|(other, _)| *other == name);
+            values.flat_map(|(_, value)| value.split(',')).any(|value| item[name] == value)
+        };
+        let matches = |item: &Value| filters.iter().all(|(name, _)| is_one_of(item, name));
         items.extend(of_node(node)?.into_iter().filter(matches));
     }
     let most = usize::try_from(most).unwrap_or(usize::MAX);

@@ -9,6 +9,7 @@ use clap::{Arg, Args};
 use super::console::EscapeKey;
 use super::error::CliError;
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser, FieldPath, FieldPathParser};
+use super::selection::{KindSelection, KindSelectionParser, LabelSelector, SelectedEntities};
 
 /// Entity that a command acts on.
 #[derive(Args, Debug)]
@@ -114,14 +115,19 @@ pub struct ExplainArgs {
 /// Entities to list or show.
 #[derive(Args, Debug)]
 pub struct GetArgs {
-    /// Kind of the entities, or KIND/NAME
-    #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
-    pub what: EntitySelector,
-    /// Name or id of one entity; PLAN/NAME for a deployment (default: all entities)
-    pub name: Option<String>,
+    /// Kinds of the entities, or KIND/NAME; `all` for clusters, nodes, plans, deployments, replicas and volumes
+    #[arg(value_name = "KIND[,KIND...]|KIND/NAME", value_parser = KindSelectionParser, hide_possible_values = true)]
+    pub what: KindSelection,
+    /// Names or ids of entities, PLAN/NAME for a deployment; or more KIND/NAME after a KIND/NAME (default: all
+    /// entities)
+    #[arg(value_name = "NAME|KIND/NAME")]
+    pub names: Vec<String>,
     /// Show only entities with this value, as in node=node-1; each kind has its own filters; repeatable
-    #[arg(short = 'l', long = "filter", value_name = "NAME=VALUE", value_parser = pair)]
+    #[arg(long = "filter", value_name = "NAME=VALUE", value_parser = pair)]
     pub filters: Vec<(String, String)>,
+    /// Show only nodes or plans with these labels: KEY=VALUE, KEY!=VALUE, KEY or !KEY, separated by commas
+    #[arg(short = 'l', long, value_name = "LABELS", default_value = "", hide_default_value = true, value_parser = labels)]
+    pub selector: LabelSelector,
     /// Maximum number of entities
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: u64,
@@ -149,7 +155,7 @@ pub struct DiffArgs {
     #[arg(short, long = "kind", value_name = "KIND", value_parser = EntitySelectorParser, hide_possible_values = true)]
     pub kinds: Vec<EntitySelector>,
     /// Compare only entities that have this value at either moment, as in plan=web with --kind replica; repeatable
-    #[arg(short = 'l', long = "filter", value_name = "NAME=VALUE", value_parser = pair)]
+    #[arg(long = "filter", value_name = "NAME=VALUE", value_parser = pair)]
     pub filters: Vec<(String, String)>,
 }
 
@@ -171,18 +177,25 @@ pub struct WhyArgs {
 }
 
 impl GetArgs {
-    /// Kind of the entities.
-    pub(super) fn kind(&self) -> EntityKind {
-        self.what.kind
+    /// Selected entities of each kind. A name with filters or labels is an error.
+    pub(super) fn selected(&self) -> Result<Vec<SelectedEntities>, CliError> {
+        let selected = self.what.entities(&self.names)?;
+        let has_names = selected.iter().any(|of| !of.names.is_empty());
+        if has_names && (!self.filters.is_empty() || !self.selector.is_empty() || self.all) {
+            return Err(CliError::usage(
+                "invalid flags --filter, -l and --all: must not be used with a name",
+            ));
+        }
+        selected.iter().try_for_each(|of| self.selector.check(of.kind))?;
+        Ok(selected)
     }
 
-    /// Name of the entity; `None` to list all. A name with filters is an error.
-    pub(super) fn name(&self) -> Result<Option<String>, CliError> {
-        let name = self.what.name(self.name.as_ref())?;
-        if name.is_some() && (!self.filters.is_empty() || self.all) {
-            return Err(CliError::usage("invalid flags -l and --all: must not be used with a name"));
+    /// Kind to watch, and the name of the entity if only one is watched.
+    pub(super) fn watched(&self) -> Result<(EntityKind, Option<String>), CliError> {
+        match self.selected()?.as_slice() {
+            [SelectedEntities { kind, names }] if names.len() < 2 => Ok((*kind, names.first().cloned())),
+            _ => Err(CliError::usage("invalid flag --watch: must be used with one kind, or with one entity")),
         }
-        Ok(name)
     }
 }
 
@@ -311,6 +324,11 @@ fn field(text: &str) -> Result<(String, Option<String>), String> {
     } else {
         Ok((name.to_owned(), value))
     }
+}
+
+/// Reads labels; an empty text selects all.
+fn labels(text: &str) -> Result<LabelSelector, String> {
+    if text.is_empty() { Ok(LabelSelector::default()) } else { text.parse() }
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

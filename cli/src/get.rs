@@ -1,4 +1,4 @@
-//! `get`: lists entities, page by page, or shows one entity.
+//! `get`: lists entities of one kind or several, page by page, or shows named entities.
 
 use std::io::Write;
 
@@ -11,7 +11,9 @@ use super::disruption;
 use super::error::{CliError, CliExit};
 use super::flags::GetArgs;
 use super::kind::{EntityKind, KindNaming as _};
-use super::table::one_line;
+use super::order;
+use super::selection::{LabelSelector, SelectedEntities};
+use super::table::{TextTable, one_line};
 use super::watch;
 
 use crate::note;
@@ -34,37 +36,71 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
     if get.watch {
         return watch::run(get, io);
     }
+    let output = io.client.context.output(FORMATS)?;
+    let selected = get.selected()?;
     io.client.read_at(get.as_of.as_ref());
-    let (kind, possible) = (
-        get.kind(),
-        [
-            OutputFormat::Table,
-            OutputFormat::Wide,
-            OutputFormat::Json,
-            OutputFormat::Yaml,
-            OutputFormat::Name,
-            OutputFormat::Jsonl,
-        ],
-    );
-    let output = io.client.context.output(&possible)?;
-    let Some(name) = get.name()? else {
-        let filters: Vec<_> =
-            get.filters.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-        let most = if get.all { u64::MAX } else { get.limit };
-        let listed = list(io.client, kind, &filters, most)?;
-        if listed.more {
-            note!("hint: only the first {} are shown; use --all to show all", listed.items.len());
+    let mut missing = Vec::new();
+    let mut lists = Vec::new();
+    for SelectedEntities { kind, names } in &selected {
+        let listed = match names.as_slice() {
+            [] => all(get, *kind, io.client)?,
+            names => named(*kind, names, &mut missing, io.client)?,
+        };
+        lists.push((*kind, listed));
+    }
+    match (lists.as_mut_slice(), selected.as_slice()) {
+        ([(kind, listed)], [of]) if of.names.len() == 1 => {
+            // A single entity is no list.
+            match (listed.items.first(), output) {
+                (None, _) => {}
+                (Some(item), OutputFormat::Json) => json_text(item, io.out)?,
+                (Some(item), OutputFormat::Yaml) => yaml_text(item, io.out)?,
+                (Some(_), _) => show(*kind, listed, output, io.out)?,
+            }
         }
-        return show(kind, &listed, output, io.out);
-    };
-    let item = one(io.client, kind, &name)?;
-    match output {
-        OutputFormat::Json => json_text(&item, io.out),
-        OutputFormat::Yaml => yaml_text(&item, io.out),
-        _ => {
-            show(kind, &EntityList { items: vec![item], since: 0, position: 0, more: false }, output, io.out)
+        ([(kind, listed)], _) => show(*kind, listed, output, io.out)?,
+        (lists, _) => show_kinds(lists, output, io.out)?,
+    }
+    if missing.is_empty() { Ok(()) } else { Err(CliError::new(CliExit::NotFound, missing.join("\n"))) }
+}
+
+const FORMATS: &[OutputFormat] = &[
+    OutputFormat::Table,
+    OutputFormat::Wide,
+    OutputFormat::Json,
+    OutputFormat::Yaml,
+    OutputFormat::Name,
+    OutputFormat::Jsonl,
+];
+
+/// Returns the entities of a kind that pass the filters.
+fn all(get: &GetArgs, kind: EntityKind, client: &ApiClient<'_>) -> Result<EntityList, CliError> {
+    let filters: Vec<_> = get.filters.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    let most = if get.all { u64::MAX } else { get.limit };
+    let listed = list_labelled(client, kind, &filters, &get.selector, most)?;
+    if listed.more {
+        let (count, plural) = (listed.items.len(), kind.plural());
+        note!("hint: only the first {count} {plural} are shown; use --all to show all");
+    }
+    Ok(listed)
+}
+
+/// Returns the entities of these names. The errors of those that do not exist are added to `missing`.
+fn named(
+    kind: EntityKind,
+    names: &[String],
+    missing: &mut Vec<String>,
+    client: &ApiClient<'_>,
+) -> Result<EntityList, CliError> {
+    let mut items = Vec::new();
+    for name in names {
+        match one(client, kind, name) {
+            Ok(item) => items.push(item),
+            Err(error) if error.exit == CliExit::NotFound => missing.push(error.message),
+            Err(error) => return Err(error),
         }
     }
+    Ok(EntityList { items, since: 0, position: 0, more: false })
 }
 
 /// Returns the entity of that name.
@@ -101,6 +137,18 @@ pub(super) fn list(
     filters: &[(&str, String)],
     most: u64,
 ) -> Result<EntityList, CliError> {
+    list_labelled(client, kind, filters, &LabelSelector::default(), most)
+}
+
+/// Returns at most `most` entities that pass the filters and have the labels, in the order of the server. Servers have
+/// no filter for labels: pages are read until there are as many entities.
+pub(super) fn list_labelled(
+    client: &ApiClient<'_>,
+    kind: EntityKind,
+    filters: &[(&str, String)],
+    labels: &LabelSelector,
+    most: u64,
+) -> Result<EntityList, CliError> {
     if kind == EntityKind::Disruption {
         return disruption::list(client, filters, most);
     }
@@ -109,13 +157,15 @@ pub(super) fn list(
     let mut token: Option<String> = None;
     loop {
         let is_first = token.is_none();
+        let left = if labels.is_empty() { most - listed.items.len() as u64 } else { PAGE };
         let mut query = filters.to_vec();
-        query.push(("limit", (most - listed.items.len() as u64).min(PAGE).to_string()));
+        query.push(("limit", left.min(PAGE).to_string()));
         query.extend(token.take().map(|token| ("page_token", token)));
         let mut page = client.get(&doing, &format!("/{}", kind.plural()), &query)?;
-        let Value::Array(items) = page["items"].take() else {
+        let Value::Array(mut items) = page["items"].take() else {
             return Err(CliError::failure(format!("{doing}: the answer has no items")));
         };
+        items.retain(|item| labels.holds(kind, item));
         listed.items.extend(items);
         listed.position = page["position"].as_u64().unwrap_or(0);
         if is_first {
@@ -123,23 +173,87 @@ pub(super) fn list(
         }
         token = page["next_page_token"].as_str().map(str::to_owned);
         listed.more = token.is_some();
+        let excess = (listed.items.len() as u64).saturating_sub(most);
         // A page may be empty and not be the last.
         if token.is_none() || listed.items.len() as u64 >= most {
+            listed.items.truncate(listed.items.len() - usize::try_from(excess).unwrap_or(0));
+            listed.more |= excess > 0;
             return Ok(listed);
         }
     }
 }
 
+/// Shows entities of several kinds: a table with the kind in front for each kind that has entities, or one object with a
+/// member for each kind.
+fn show_kinds(
+    lists: &mut [(EntityKind, EntityList)],
+    output: OutputFormat,
+    out: &mut dyn Write,
+) -> Result<(), CliError> {
+    match output {
+        OutputFormat::Json | OutputFormat::Yaml => {
+            let mut all = serde_json::Map::new();
+            for (kind, listed) in lists {
+                all.insert(kind.plural().to_owned(), std::mem::take(&mut listed.items).into());
+            }
+            if output == OutputFormat::Json {
+                json_text(&all.into(), out)
+            } else {
+                yaml_text(&all.into(), out)
+            }
+        }
+        OutputFormat::Jsonl => {
+            for (kind, listed) in lists {
+                for item in &listed.items {
+                    let subject = format!("{}/{}", kind.word(), name_of(*kind, item));
+                    writeln!(out, "{}", json!({ "subject": subject, "row": item }))?;
+                }
+            }
+            Ok(())
+        }
+        OutputFormat::Table | OutputFormat::Wide | OutputFormat::Name => {
+            let mut shown = lists.iter_mut().filter(|(_, listed)| !listed.items.is_empty()).peekable();
+            if shown.peek().is_none() {
+                note!("no entities");
+            }
+            let mut is_first = true;
+            for (kind, listed) in shown {
+                if output == OutputFormat::Name {
+                    show(*kind, listed, output, out)?;
+                    continue;
+                }
+                if !is_first {
+                    writeln!(out)?;
+                }
+                is_first = false;
+                let rows = sorted_table(*kind, listed, output)?.after_column("KIND", kind.word());
+                out.write_all(rows.lines("").as_bytes())?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Returns the table of entities, in natural order of their names.
+fn sorted_table(
+    kind: EntityKind,
+    listed: &mut EntityList,
+    output: OutputFormat,
+) -> Result<TextTable, CliError> {
+    order::sort(kind, &mut listed.items);
+    columns::table(kind, &listed.items, output == OutputFormat::Wide)
+}
+
 fn show(
     kind: EntityKind,
-    listed: &EntityList,
+    listed: &mut EntityList,
     output: OutputFormat,
     out: &mut dyn Write,
 ) -> Result<(), CliError> {
     match output {
         OutputFormat::Table | OutputFormat::Wide if listed.items.is_empty() => note!("no {}", kind.plural()),
         OutputFormat::Table | OutputFormat::Wide => {
-            let rows = columns::table(kind, &listed.items, output == OutputFormat::Wide)?;
+            let rows = sorted_table(kind, listed, output)?;
             out.write_all(rows.lines("").as_bytes())?;
         }
         OutputFormat::Json => json_text(&json!({ "items": listed.items, "position": listed.position }), out)?,

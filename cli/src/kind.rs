@@ -46,7 +46,7 @@ impl KindNaming for EntityKind {
         name.split_once('/').ok_or_else(|| {
             let (word, plural, of) = (self.word(), self.plural(), owner.word());
             CliError::usage(format!(
-                "invalid {word} {name:?}: must be {}/NAME\ntry: chancery get {plural} -l {of}={name}",
+                "invalid {word} {name:?}: must be {}/NAME\ntry: chancery get {plural} --filter {of}={name}",
                 of.to_uppercase()
             ))
         })
@@ -182,13 +182,13 @@ impl TypedValueParser for FieldPathParser {
 }
 
 /// Returns the kind that a word names, or the error of an argument, with the kinds that are possible.
-fn possible(command: &Command, arg: Option<&Arg>, word: &str) -> Result<EntityKind, clap::Error> {
+pub(super) fn possible(command: &Command, arg: Option<&Arg>, word: &str) -> Result<EntityKind, clap::Error> {
     let known = PossibleValuesParser::new(words()).parse_ref(command, arg, OsStr::new(word))?;
     Ok(named(&known).expect("a word that is possible"))
 }
 
 /// Names of kinds, as values of an argument.
-fn words() -> impl Iterator<Item = PossibleValue> {
+pub(super) fn words() -> impl Iterator<Item = PossibleValue> {
     let word = |kind: &EntityKind| {
         let entry = kind.entry();
         PossibleValue::new(entry.plural).aliases([entry.word]).aliases(entry.aliases).help(entry.about)

@@ -30,6 +30,7 @@ mod kind;
 mod logs;
 pub mod manifest;
 pub mod note;
+mod order;
 #[cfg(test)]
 mod page_tests;
 mod plan_page;
@@ -38,6 +39,7 @@ mod replica;
 mod request;
 mod rollout;
 mod screen;
+mod selection;
 mod snapshot;
 mod table;
 #[cfg(test)]
@@ -58,6 +60,7 @@ pub use flags::{
 };
 pub use get::json_text;
 pub use kind::{EntityKind, EntitySelector, FieldPath};
+pub use selection::{KindSelection, LabelSelector};
 pub use table::TextTable;
 
 use client::{ApiClient, CommandIo};

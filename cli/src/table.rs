@@ -31,6 +31,13 @@ impl TextTable {
         self.rows.iter().map(|cells| cells.iter().map(String::as_str))
     }
 
+    /// Returns the table with a column before the others, whose cells are equal.
+    pub(super) fn after_column(mut self, head: &str, text: &str) -> TextTable {
+        self.heads.insert(0, head.to_owned());
+        self.rows.iter_mut().for_each(|cells| cells.insert(0, cell(text)));
+        self
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

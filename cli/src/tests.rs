@@ -11,6 +11,7 @@ use fake::{FakeAction, FakeCli, FakeRequest, context, serve};
 mod bulk;
 pub(crate) mod fake;
 mod life;
+mod selection;
 
 fn ok(body: &Value) -> FakeAction {
     FakeAction::Respond(200, body.to_string())
@@ -127,7 +128,7 @@ fn a_kind_and_a_name_are_two_words_or_one() {
     for (line, wanted) in [
         (
             "chancery get node/node-1 node-2",
-            "invalid argument \"node-2\": node/node-1 already names an entity",
+            "invalid entity \"node-2\": must be KIND/NAME, as in replica/web-7f3k",
         ),
         ("chancery get node replica/x", "invalid node \"replica/x\": must name a node, not a replica"),
         (
@@ -161,7 +162,7 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         ),
         (
             "chancery get disruption node-1",
-            "invalid disruption \"node-1\": must be NODE/NAME\ntry: chancery get disruptions -l node=node-1",
+            "invalid disruption \"node-1\": must be NODE/NAME\ntry: chancery get disruptions --filter node=node-1",
         ),
         ("chancery relocate node/x", "invalid replica \"node/x\": must name a replica, not a node"),
         (
@@ -243,7 +244,7 @@ fn a_node_is_not_expunged_by_a_typo() {
 #[test]
 fn tables_are_read_at_a_glance_and_wide_ones_show_more() {
     let page = json!({ "items": [node("node-1", ""), node("node-22", "")], "next_page_token": null, "position": 12 });
-    let (result, asked) = run_line("chancery get nodes -l state=allocated", vec![ok(&page)]);
+    let (result, asked) = run_line("chancery get nodes --filter state=allocated", vec![ok(&page)]);
     let wanted = "\
 NAME     STATE      CLUSTER  DOMAIN  CPU FREE/TOTAL  MEMORY     INCARNATIONS  DISRUPTIONS
 node-1   allocated  local    a       3500m/4         8GiB/8GiB  1             -

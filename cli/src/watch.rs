@@ -19,8 +19,9 @@ use super::context::{CliContext, OutputFormat};
 use super::error::{CliError, CliExit};
 use super::events::follow;
 use super::flags::GetArgs;
-use super::get::{list, name_of, one};
+use super::get::{list_labelled, name_of, one};
 use super::kind::EntityKind;
+use super::order;
 use super::screen::LiveScreen;
 use super::table::StreamTable;
 
@@ -80,7 +81,7 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
         OutputFormat::Jsonl,
         OutputFormat::Name,
     ])?;
-    let kind = get.kind();
+    let (kind, _) = get.watched()?;
     let mut view = WatchView::new(kind, output, io.client.context.person);
     let mut known = WatchedRows::default();
     let (items, since) = look(get, io.client)?;
@@ -105,14 +106,14 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
 
 /// Reads the selected rows, and a position that they are not older than.
 fn look(get: &GetArgs, client: &ApiClient<'_>) -> Result<(Vec<Value>, u64), CliError> {
-    let kind = get.kind();
-    if let Some(name) = get.name()? {
+    let (kind, name) = get.watched()?;
+    if let Some(name) = name {
         let row = one(client, kind, &name)?;
         let since = row["position"].as_u64().unwrap_or(0);
         return Ok((vec![row], since));
     }
     let filters: Vec<_> = get.filters.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-    let listed = list(client, kind, &filters, u64::MAX)?;
+    let listed = list_labelled(client, kind, &filters, &get.selector, u64::MAX)?;
     Ok((listed.items, listed.since))
 }
 
@@ -122,7 +123,9 @@ fn look_again(get: &GetArgs, client: &ApiClient<'_>) -> Result<Vec<Value>, CliEr
     loop {
         match look(get, client) {
             Ok((items, _)) => return Ok(items),
-            Err(error) if error.exit == CliExit::NotFound && get.name()?.is_some() => return Ok(Vec::new()),
+            Err(error) if error.exit == CliExit::NotFound && get.watched()?.1.is_some() => {
+                return Ok(Vec::new());
+            }
             Err(error) if !matches!(error.exit, CliExit::Unreachable | CliExit::Unknown) => {
                 return Err(error);
             }
@@ -212,7 +215,8 @@ impl WatchView {
     ) -> Result<(), CliError> {
         match self {
             WatchView::Live { kind, wide, screen } => {
-                let rows: Vec<_> = known.0.values().cloned().collect();
+                let mut rows: Vec<_> = known.0.values().cloned().collect();
+                order::sort(*kind, &mut rows);
                 let table = columns::table(*kind, &rows, *wide)?;
                 let text = if rows.is_empty() { format!("no {}\n", kind.plural()) } else { table.lines("") };
                 out.write_all(screen.draw(&text).as_bytes())?;

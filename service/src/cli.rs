@@ -109,7 +109,7 @@ mod tests {
             "chancery get no",
             "chancery explain",
             "chancery explain plan.spec.payloads --recursive",
-            "chancery get operations -l state=running --all",
+            "chancery get operations --filter state=running --all",
             "chancery approve --plan web -y",
             "chancery supervisor --x -h",
             "chancery demo-payload --port 80",

@@ -201,7 +201,7 @@ impl DemoRun {
         step("Scale to three: two operations create replicas; the existing one needs no change.");
         self.apply(DEPLOYMENTS[1])?;
         self.wait_for("operations?plan=web&state=pending_approval", 2)?;
-        self.show(&["get", "operations", "-l", "state=pending_approval"])?;
+        self.show(&["get", "operations", "--filter", "state=pending_approval"])?;
         self.show(&["approve", "--plan", "web", "--all"])?;
         self.running(3)?;
 
@@ -210,7 +210,7 @@ impl DemoRun {
         );
         self.apply(DEPLOYMENTS[2])?;
         self.wait_for("operations?plan=web&state=pending_approval", 3)?;
-        self.show(&["get", "operations", "-l", "state=pending_approval"])?;
+        self.show(&["get", "operations", "--filter", "state=pending_approval"])?;
         self.show(&["approve", "--plan", "web", "--all"])?;
         self.show(&["wait", "deployment/web/deployment-3", "--for", "state=completed"])?;
         let before = self.running(3)?;

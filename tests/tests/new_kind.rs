@@ -292,7 +292,7 @@ fn the_example_of_a_new_kind_builds_and_works() {
     );
     assert_eq!(client.items("certificates").len(), 2);
     assert_eq!(client.items("certificates?service=shop").len(), 1);
-    assert_eq!(cli(&["get", "cert", "-l", "service=shop", "-o", "name"]), "certificate/shop\n");
+    assert_eq!(cli(&["get", "cert", "--filter", "service=shop", "-o", "name"]), "certificate/shop\n");
     assert!(cli(&["get", "certificates"]).starts_with("NAME"));
     assert!(cli(&["describe", "certificate/shop"]).contains("sha256:"));
 

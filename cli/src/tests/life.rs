@@ -110,7 +110,7 @@ node-1  drain   completed  drain   -      ann          new disks
 node-1  switch  approved   none    -      ann          new disks
 ";
     assert_eq!(run_line("chancery get disruptions", vec![ok(&page)]).0.expect("a table"), wanted);
-    let (result, _) = run_line("chancery get disruptions -l state=approved -o name", vec![ok(&page)]);
+    let (result, _) = run_line("chancery get disruptions --filter state=approved -o name", vec![ok(&page)]);
     assert_eq!(result.expect("names"), "disruption/node-1/switch\n");
     let (result, _) = run_line("chancery get nodes -o wide", vec![ok(&page)]);
     assert!(
@@ -132,7 +132,7 @@ node-1  switch  approved   none    -      ann          new disks
         )
     );
     let error =
-        run_line("chancery get disruptions -l approved_by=ann", vec![]).0.expect_err("no such filter");
+        run_line("chancery get disruptions --filter approved_by=ann", vec![]).0.expect_err("no such filter");
     assert_eq!(error.exit, CliExit::Usage);
     let line = "chancery wait disruption/node-1/drain --for state=completed";
     assert!(run_line(line, vec![ok(&first)]).0.is_ok());

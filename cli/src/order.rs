@@ -1,0 +1,101 @@
+//! Natural order of names: numbers within names are compared by their values.
+
+use std::cmp::Ordering;
+
+use serde_json::Value;
+
+use super::get::name_of;
+use super::kind::EntityKind;
+
+/// Sorts the rows of a table by name. Rows whose names follow the journal keep the order of the server.
+pub(super) fn sort(kind: EntityKind, items: &mut [Value]) {
+    if !is_issued(kind) {
+        items.sort_by_cached_key(|item| NaturalKey(name_of(kind, item)));
+    }
+}
+
+/// Whether names of the kind are ids, or derive from positions: their digits are no decimal numbers.
+const fn is_issued(kind: EntityKind) -> bool {
+    match kind {
+        EntityKind::Cluster
+        | EntityKind::Capability
+        | EntityKind::Node
+        | EntityKind::Disruption
+        | EntityKind::Policy
+        | EntityKind::Plan
+        | EntityKind::Deployment => false,
+        EntityKind::Replica
+        | EntityKind::Volume
+        | EntityKind::Incarnation
+        | EntityKind::Operation
+        | EntityKind::Request
+        | EntityKind::Session
+        | EntityKind::Command => true,
+    }
+}
+
+/// Text that sorts in natural order.
+#[derive(PartialEq, Eq)]
+pub(super) struct NaturalKey(pub(super) String);
+
+impl Ord for NaturalKey {
+    fn cmp(&self, other: &NaturalKey) -> Ordering {
+        let (mut one, mut two) = (self.0.as_str(), other.0.as_str());
+        while !one.is_empty() && !two.is_empty() {
+            let ((a, rest_of_a), (b, rest_of_b)) = (first_part(one), first_part(two));
+            let [value_a, value_b] = [a, b].map(|part| part.trim_start_matches('0'));
+            let are_numbers = [a, b].iter().all(|part| part.starts_with(|c: char| c.is_ascii_digit()));
+            let order = if are_numbers {
+                value_a.len().cmp(&value_b.len()).then_with(|| value_a.cmp(value_b))
+            } else {
+                a.cmp(b)
+            };
+            if order != Ordering::Equal {
+                return order;
+            }
+            (one, two) = (rest_of_a, rest_of_b);
+        }
+        // Names that differ only in zeros before their numbers keep one order.
+        one.len().cmp(&two.len()).then_with(|| self.0.cmp(&other.0))
+    }
+}
+
+impl PartialOrd for NaturalKey {
+    fn partial_cmp(&self, other: &NaturalKey) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Splits off the digits, or the other characters, with which the text starts.
+fn first_part(text: &str) -> (&str, &str) {
+    let is_number = text.starts_with(|c: char| c.is_ascii_digit());
+    let end = text.find(|c: char| c.is_ascii_digit() != is_number).unwrap_or(text.len());
+    text.split_at(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbers_in_names_are_compared_by_their_values() {
+        let mut names: Vec<_> = ["b", "d-10", "d-2", "d-2-a", "a-1.10", "d-02", "d", "a-1.9", "10", "9"]
+            .map(str::to_owned)
+            .into();
+        names.sort_by_key(|name| NaturalKey(name.clone()));
+        assert_eq!(names, ["9", "10", "a-1.9", "a-1.10", "b", "d", "d-02", "d-2", "d-2-a", "d-10"]);
+    }
+
+    #[test]
+    fn rows_with_issued_names_keep_their_order() {
+        let rows = |kind, names: [&str; 2]| {
+            let mut rows = names.map(|name| json!({ "name": name, "plan": "web" }));
+            sort(kind, &mut rows);
+            rows.map(|row| row["name"].as_str().unwrap_or_default().to_owned())
+        };
+        assert_eq!(rows(EntityKind::Deployment, ["d-10", "d-2"]), ["d-2", "d-10"]);
+        assert_eq!(rows(EntityKind::Replica, ["web-10a0", "web-2a00"]), ["web-10a0", "web-2a00"]);
+    }
+}

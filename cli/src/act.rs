@@ -47,7 +47,7 @@ pub(super) fn ask_as(
 
 /// Output formats of a verdict.
 pub(super) const FORMS: &[OutputFormat] =
-    &[OutputFormat::Table, OutputFormat::Name, OutputFormat::Json, OutputFormat::Jsonl];
+    &[OutputFormat::Table, OutputFormat::Name, OutputFormat::Json, OutputFormat::Yaml, OutputFormat::Jsonl];
 
 /// Shows the outcome of an intent.
 pub(super) fn shown(

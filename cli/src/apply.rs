@@ -2,6 +2,7 @@
 //! first. Each document is reported separately, and a failed document does not stop the others.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::io::{Read as _, Write};
 use std::mem::discriminant;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use super::bulk::{BulkIntent, ask_all};
 use super::client::{ApiClient, CommandIo, PlanChanges, VerdictResponse};
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit, PointerError};
-use super::get::{json_text, list, name_of};
+use super::get::{json_text, list, name_of, yaml_text};
 use super::kind::{EntityKind, KindNaming as _};
 use super::request;
 use crate::manifest::{self, ManifestDocument};
@@ -107,9 +108,9 @@ impl<'a> ApplyReport<'a> {
         Ok(ApplyReport { out, output, lines: Vec::new(), done: 0, failed: None })
     }
 
-    pub(super) fn line(&mut self, name: &str, outcome: &str, json: Value) -> Result<(), CliError> {
+    pub(super) fn line(&mut self, name: &str, outcome: impl Display, json: Value) -> Result<(), CliError> {
         self.done += 1;
-        if self.output == OutputFormat::Json {
+        if matches!(self.output, OutputFormat::Json | OutputFormat::Yaml) {
             self.lines.push(json);
             return Ok(());
         }
@@ -132,8 +133,10 @@ impl<'a> ApplyReport<'a> {
     /// Ends the output. Errors are written already; `message` gets the first exit code and the number of
     /// successes.
     pub(super) fn end(self, message: impl FnOnce(CliExit, usize) -> String) -> Result<(), CliError> {
-        if self.output == OutputFormat::Json {
-            json_text(&self.lines.into(), self.out)?;
+        match self.output {
+            OutputFormat::Json => json_text(&self.lines.into(), self.out)?,
+            OutputFormat::Yaml => yaml_text(&self.lines.into(), self.out)?,
+            _ => {}
         }
         self.failed.map_or(Ok(()), |exit| Err(CliError::new(exit, message(exit, self.done))))
     }

@@ -9,9 +9,9 @@ use chancery_events::text::counted;
 use chancery_projector::rows::{OperationRow, OperationStatus};
 use serde_json::{Value, json};
 
+use super::apply::ApplyReport;
 use super::client::{ApiClient, CommandIo};
 use super::columns::{table, typed};
-use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
 use super::flags::OperationArgs;
 use super::get::{list, one};
@@ -59,7 +59,7 @@ pub(super) fn run(
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let (verb, done) = decision.words();
-    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Name, OutputFormat::Jsonl])?;
+    let mut report = ApplyReport::of(io.client, io.out)?;
     let person = io.client.context.person;
     if choose.ids.is_empty() && !choose.all && !person {
         return Err(CliError::usage(format!(
@@ -75,6 +75,7 @@ pub(super) fn run(
             one(io.client, kind, of)?;
         }
         note!("no operation is pending approval");
+        report.end(|_, _| String::new())?;
         return if of(choose)?.is_empty() { request::waiting(io.client) } else { Ok(()) };
     }
     if choose.ids.is_empty() && !choose.all {
@@ -90,9 +91,10 @@ pub(super) fn run(
         for row in chunk {
             let name = format!("operation/{}", row.id);
             let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
-            output.outcome(&name, format_args!("{done}: {} {}", row.kind, place(row)), &json, io.out)?;
+            report.line(&name, format_args!("{done}: {} {}", row.kind, place(row)), json)?;
         }
     }
+    report.end(|_, _| String::new())?;
     if rows.len() > 1 {
         note!("{done} {}", many(rows.len()));
     }

@@ -11,7 +11,6 @@ use clap::{Args, Subcommand};
 
 use super::approve::{self, ApprovalDecision};
 use super::client::CommandIo;
-use super::context::OutputFormat;
 use super::error::CliError;
 use super::flags::{
     ConsoleArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
@@ -19,6 +18,7 @@ use super::flags::{
     of_volumes,
 };
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
+use super::output::{OutputChoice, OutputChoiceParser};
 use super::{
     act, apply, console, delete, describe, diff, disruption, drain, dry_run, events, explain, get, logs,
     replica, request, rollout, snapshot, wait, why,
@@ -43,9 +43,12 @@ pub struct GlobalArgs {
     /// Read settings from this file [env: CHANCERY_CONFIG] [default: chancery.toml, if it exists]
     #[arg(long, global = true, help_heading = EVERY, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Show data as table, wide, json, yaml or name, or jsonl for streams (default: table)
-    #[arg(short, long, global = true, help_heading = EVERY, value_enum, hide_possible_values = true, value_name = "FORMAT")]
-    pub output: Option<OutputFormat>,
+    /// Show data as table, wide, csv, json, yaml, name or jsonpath=TEMPLATE, or jsonl for streams (default: table)
+    #[arg(short, long, global = true, help_heading = EVERY, value_parser = OutputChoiceParser, hide_possible_values = true, value_name = "FORMAT")]
+    pub output: Option<OutputChoice>,
+    /// Use this idempotency key: a command that is repeated with the key of its first run has its effects once
+    #[arg(long, global = true, help_heading = EVERY, value_name = "KEY")]
+    pub idempotency_key: Option<String>,
 }
 
 /// Commands that send requests to a server, and `explain`, which needs no server.
@@ -348,8 +351,27 @@ fn decide(
 }
 
 impl ServerCommand {
+    /// Whether the command sends no intents.
+    const fn is_read(&self) -> bool {
+        matches!(
+            self,
+            ServerCommand::Get(_)
+                | ServerCommand::Explain(_)
+                | ServerCommand::Describe { .. }
+                | ServerCommand::Diff(_)
+                | ServerCommand::Why(_)
+                | ServerCommand::Events(_)
+                | ServerCommand::History { .. }
+                | ServerCommand::Logs(_)
+                | ServerCommand::Wait(_)
+        )
+    }
+
     /// Runs the command, and writes its data to `out`.
     pub(super) fn run(&self, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+        if io.client.context.idempotency_key.is_some() && self.is_read() {
+            return Err(CliError::usage("invalid flag --idempotency-key: this command changes nothing"));
+        }
         match self {
             ServerCommand::Apply { files, supersede, dry_run, as_of } => {
                 let overlap = if *supersede { Some(OverlapPolicy::Supersede) } else { None };

@@ -93,9 +93,9 @@ impl<'a> IntentBatch<'a> {
             let open: Vec<_> =
                 (0..self.answers.len()).filter(|at| self.answers[*at].is_none()).take(self.most).collect();
             let Some(first) = open.first() else { return Ok(()) };
-            let (doing, key) = (&self.asks[*first].doing, &self.envelopes[*first].key);
+            let doing = &self.asks[*first].doing;
             let bodies: Vec<_> = open.iter().map(|at| self.envelopes[*at].body.as_str()).collect();
-            let sent = client.post(doing, key, BATCH, &format!("[{}]", bodies.join(",")))?;
+            let sent = client.post(doing, BATCH, &format!("[{}]", bodies.join(",")))?;
             let FinalReply { status, body, was_lost } = sent;
             is_unknown |= was_lost;
             if status == 413 && open.len() > 1 {
@@ -104,7 +104,7 @@ impl<'a> IntentBatch<'a> {
             }
             let items = match status {
                 200 => serde_json::from_str::<Vec<Value>>(&body).map_err(|error| error.to_string()),
-                _ => return Err(ApiClient::refused(doing, status, &body, key)),
+                _ => return Err(client.refused(doing, status, &body)),
             };
             let items = items.and_then(|items| {
                 if items.len() == open.len() {
@@ -130,12 +130,12 @@ impl<'a> IntentBatch<'a> {
             tries = if answered > 0 { 0 } else { tries + 1 };
             let Some((at, status, item)) = late else { continue };
             if tries >= TRIES {
-                let (doing, key) = (&self.asks[at].doing, &self.envelopes[at].key);
+                let doing = &self.asks[at].doing;
                 // After an unknown outcome, "busy" to a later attempt leaves the outcome unknown.
                 return Err(if is_unknown {
-                    client.unknown(doing, key)
+                    client.unknown(doing)
                 } else {
-                    ApiClient::refused(doing, status, &item, key)
+                    client.refused(doing, status, &item)
                 });
             }
             client.back_off(tries);

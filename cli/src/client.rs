@@ -21,7 +21,6 @@ use chancery_events::intent::Intent;
 use chancery_events::lineage::NamedPosition;
 use chancery_events::time::Time;
 use serde::Deserialize;
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::context::CliContext;
@@ -31,10 +30,13 @@ use super::table::add;
 use crate::note;
 
 mod dry_run;
+mod envelope;
 mod input;
 mod moment;
 mod readiness;
 
+use self::envelope::CommandKeys;
+pub(super) use self::envelope::IntentEnvelope;
 pub(super) use self::input::ConsoleSender;
 use self::moment::ClientMoment;
 
@@ -110,12 +112,6 @@ struct ProblemResponse {
     retryable: bool,
 }
 
-/// Intent with the idempotency key and the time that all attempts share.
-pub(super) struct IntentEnvelope {
-    pub(super) key: String,
-    pub(super) body: String,
-}
-
 /// Answer to an attempt.
 struct HttpReply {
     status: u16,
@@ -153,6 +149,7 @@ pub(super) struct ApiClient<'a> {
     lineage: Cell<Option<Lineage>>,
     /// Moment of later reads; the present unless it is set.
     moment: ClientMoment,
+    keys: CommandKeys,
 }
 
 impl<'a> ApiClient<'a> {
@@ -172,6 +169,7 @@ impl<'a> ApiClient<'a> {
             seen: Cell::new(0),
             lineage: Cell::new(None),
             moment: ClientMoment::default(),
+            keys: CommandKeys::of(context.idempotency_key.as_ref()),
         }
     }
 
@@ -179,6 +177,11 @@ impl<'a> ApiClient<'a> {
     /// the moment of all further ones.
     pub(super) fn read_at(&self, moment: Option<&String>) {
         self.moment.set(moment.cloned());
+    }
+
+    /// Time of the reads: that of their moment, if there is one.
+    pub(super) fn time(&self) -> Time {
+        self.moment.time().unwrap_or_else(|| Time::from_micros(chrono::Utc::now().timestamp_micros()))
     }
 
     /// Makes later reads reflect this position.
@@ -312,33 +315,12 @@ impl<'a> ApiClient<'a> {
         }
     }
 
-    /// Converts the intent to a CloudEvent with a new key and the current time.
-    pub(super) fn envelope(&self, intent: &Intent) -> IntentEnvelope {
-        let key = uuid::Uuid::new_v4().to_string();
-        let time = Time::from_micros(chrono::Utc::now().timestamp_micros()).to_string();
-        let data = RawValue::from_string(intent.data_json()).expect("the data is JSON");
-        let head = json!({
-            "specversion": "1.0",
-            "id": key,
-            "source": "cli",
-            "type": format!("chancery.{}", intent.type_name()),
-            "time": time,
-            "actor": self.context.actor.as_str(),
-            "datacontenttype": "application/json",
-        });
-        // The data is inserted as text: numbers beyond the range of a generic value stay exact.
-        let head = head.to_string();
-        let body = format!("{},\"data\":{}}}", head.trim_end_matches('}'), data.get());
-        IntentEnvelope { key, body }
-    }
-
     /// Sends an intent, and returns its verdict.
     pub(super) fn ask(&self, doing: &str, intent: &Intent) -> Result<VerdictResponse, CliError> {
-        let IntentEnvelope { key, body } = self.envelope(intent);
-        let FinalReply { status, body, .. } =
-            self.post(doing, &key, "application/cloudevents+json", &body)?;
+        let IntentEnvelope { body } = self.envelope(intent);
+        let FinalReply { status, body, .. } = self.post(doing, "application/cloudevents+json", &body)?;
         if !(200..300).contains(&status) {
-            return Err(ApiClient::refused(doing, status, &body, &key));
+            return Err(self.refused(doing, status, &body));
         }
         let verdict: VerdictResponse =
             serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))?;
@@ -346,33 +328,27 @@ impl<'a> ApiClient<'a> {
         Ok(verdict)
     }
 
-    /// Sends intents. Errors start with `doing` and name `key`, which belong to the first intent.
-    pub(super) fn post(
-        &self,
-        doing: &str,
-        key: &str,
-        content_type: &str,
-        body: &str,
-    ) -> Result<FinalReply, CliError> {
+    /// Sends intents. Errors start with `doing`, which belongs to the first intent.
+    pub(super) fn post(&self, doing: &str, content_type: &str, body: &str) -> Result<FinalReply, CliError> {
         let sent = self.tried(|| {
             let request = self.agent.post(self.url("/intents")).header("content-type", content_type);
             self.answer(request.send(body))
         });
-        sent.map_err(|lost| self.unasked(doing, &lost, key))
+        sent.map_err(|lost| self.unasked(doing, &lost))
     }
 
     /// Returns the error of an intent that was refused or has no verdict.
-    pub(super) fn refused(doing: &str, status: u16, body: &str, key: &str) -> CliError {
+    pub(super) fn refused(&self, doing: &str, status: u16, body: &str) -> CliError {
         let mut error = problem(doing, status, body);
         if error.exit == CliExit::Unknown {
-            add(&mut error.message, format_args!("\nhint: idempotency key {key}"));
+            add(&mut error.message, format_args!("\n{}", self.repeat_hint()));
         }
         error
     }
 
     /// Returns the error of an intent whose outcome stays unknown.
-    pub(super) fn unknown(&self, doing: &str, key: &str) -> CliError {
-        self.unasked(doing, &AttemptError::MaybeSent("the server does not know the outcome".into()), key)
+    pub(super) fn unknown(&self, doing: &str) -> CliError {
+        self.unasked(doing, &AttemptError::MaybeSent("the server does not know the outcome".into()))
     }
 
     /// Reads the answer to the intent at `index` of a batch.
@@ -501,15 +477,15 @@ impl<'a> ApiClient<'a> {
     }
 
     /// Returns the error of an intent that was not sent, or whose outcome is unknown.
-    fn unasked(&self, doing: &str, lost: &AttemptError, key: &str) -> CliError {
+    fn unasked(&self, doing: &str, lost: &AttemptError) -> CliError {
         match lost {
             AttemptError::NotSent(_) => self.unread(doing, lost),
             AttemptError::MaybeSent(why) => CliError::new(
                 CliExit::Unknown,
                 format!(
-                    "{doing}: outcome unknown, no answer from {}: {why}\n\
-                     hint: check the entity before sending again; idempotency key {key}",
-                    self.server()
+                    "{doing}: outcome unknown, no answer from {}: {why}\n{}",
+                    self.server(),
+                    self.repeat_hint()
                 ),
             ),
         }

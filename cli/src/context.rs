@@ -9,6 +9,8 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 use super::error::CliError;
+use super::get::yaml_text;
+use super::output::{OutputChoice, OutputTemplate};
 
 /// Output format of data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -25,6 +27,10 @@ pub enum OutputFormat {
     Name,
     /// JSON object on each line, for streams.
     Jsonl,
+    /// All columns, separated by commas.
+    Csv,
+    /// Template of JSON paths, as in jsonpath='{.name}'.
+    Jsonpath,
 }
 
 impl OutputFormat {
@@ -39,7 +45,10 @@ impl OutputFormat {
         Ok(match self {
             OutputFormat::Name => writeln!(out, "{name}"),
             OutputFormat::Json | OutputFormat::Jsonl => writeln!(out, "{json}"),
-            OutputFormat::Table | OutputFormat::Wide | OutputFormat::Yaml => writeln!(out, "{name} {text}"),
+            OutputFormat::Yaml => return yaml_text(json, out),
+            OutputFormat::Table | OutputFormat::Wide | OutputFormat::Csv | OutputFormat::Jsonpath => {
+                writeln!(out, "{name} {text}")
+            }
         }?)
     }
 }
@@ -55,6 +64,10 @@ pub struct CliContext {
     pub actor: Actor,
     /// Output format, if one was given.
     pub output: Option<OutputFormat>,
+    /// Template of the output, with [`OutputFormat::Jsonpath`].
+    pub template: Option<OutputTemplate>,
+    /// Idempotency key of the first intent; the keys of further intents derive from it.
+    pub idempotency_key: Option<String>,
     /// Whether the command is interactive: input and output are a terminal.
     pub person: bool,
     /// Whether a command shows its progress: standard error is a terminal.
@@ -65,12 +78,15 @@ pub struct CliContext {
 
 impl CliContext {
     /// Creates a context from the settings and the terminals of this process.
-    pub fn new(server: String, fleet: FleetName, actor: Actor, output: Option<OutputFormat>) -> CliContext {
+    pub fn new(server: String, fleet: FleetName, actor: Actor, output: Option<OutputChoice>) -> CliContext {
+        let (output, template) = output.map_or((None, None), |output| (Some(output.format), output.template));
         CliContext {
             server,
             fleet,
             actor,
             output,
+            template,
+            idempotency_key: None,
             person: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
             shows_progress: std::io::stderr().is_terminal(),
             backoff: Duration::from_millis(200),

@@ -20,7 +20,7 @@ use chancery_events::spec::{DisruptionAction, DisruptionSpec, DisruptionState, N
 use chancery_projector::rows::{DisruptionRow, IncarnationStatus, NodeRow, ReplicaRow};
 use serde_json::Value;
 
-use super::act::{read, shown};
+use super::act::{FORMS, read, shown};
 use super::client::{ApiClient, CommandIo, PlanChanges, VerdictResponse};
 use super::columns::typed;
 use super::context::OutputFormat;
@@ -124,12 +124,7 @@ enum DrainProgress {
 impl NodeDrain<'_> {
     fn wait(&self, io: &mut CommandIo<'_>) -> Result<(), CliError> {
         let NodeDrain { node, name, .. } = self;
-        let output = io.client.context.output(&[
-            OutputFormat::Table,
-            OutputFormat::Name,
-            OutputFormat::Json,
-            OutputFormat::Jsonl,
-        ])?;
+        let output = io.client.context.output(FORMS)?;
         let mut reported = Vec::new();
         let end =
             wait_for(io.client, format!("node/{node}"), self.timeout, &mut || match self.look(io.client)? {

@@ -134,6 +134,12 @@ pub struct GetArgs {
     /// Show all entities, without a limit
     #[arg(long, conflicts_with = "limit")]
     pub all: bool,
+    /// Show tables and csv without their heads
+    #[arg(long, conflicts_with = "watch")]
+    pub no_headers: bool,
+    /// Sort by a column, as in NODE, or by a JSON path, as in .node (default: by name)
+    #[arg(long, value_name = "COLUMN|JSONPATH", conflicts_with = "watch")]
+    pub sort_by: Option<String>,
     /// Show each change when it happens: as a live table on a terminal, otherwise as lines
     #[arg(short, long, conflicts_with = "limit")]
     pub watch: bool,

@@ -1,7 +1,9 @@
 //! `get`: lists entities of one kind or several, page by page, or shows named entities.
 
 use std::io::Write;
+use std::time::Duration;
 
+use chancery_events::time::Time;
 use serde_json::{Value, json};
 
 use super::client::{ApiClient, CommandIo};
@@ -36,30 +38,28 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
     if get.watch {
         return watch::run(get, io);
     }
-    let output = io.client.context.output(FORMATS)?;
+    let view = GetOutput { get, format: io.client.context.output(FORMATS)?, client: io.client };
     let selected = get.selected()?;
     io.client.read_at(get.as_of.as_ref());
     let mut missing = Vec::new();
     let mut lists = Vec::new();
     for SelectedEntities { kind, names } in &selected {
-        let listed = match names.as_slice() {
+        let mut listed = match names.as_slice() {
             [] => all(get, *kind, io.client)?,
             names => named(*kind, names, &mut missing, io.client)?,
         };
+        view.sort(*kind, &mut listed.items)?;
         lists.push((*kind, listed));
     }
-    match (lists.as_mut_slice(), selected.as_slice()) {
-        ([(kind, listed)], [of]) if of.names.len() == 1 => {
-            // A single entity is no list.
-            match (listed.items.first(), output) {
-                (None, _) => {}
-                (Some(item), OutputFormat::Json) => json_text(item, io.out)?,
-                (Some(item), OutputFormat::Yaml) => yaml_text(item, io.out)?,
-                (Some(_), _) => show(*kind, listed, output, io.out)?,
-            }
-        }
-        ([(kind, listed)], _) => show(*kind, listed, output, io.out)?,
-        (lists, _) => show_kinds(lists, output, io.out)?,
+    match (lists.as_slice(), selected.as_slice()) {
+        // A single entity is no list.
+        ([(kind, listed)], [of]) if of.names.len() == 1 => match listed.items.first() {
+            Some(item) if view.is_whole() => view.value(item, io.out)?,
+            Some(_) => view.one_kind(*kind, listed, io.out)?,
+            None => {}
+        },
+        ([(kind, listed)], _) => view.one_kind(*kind, listed, io.out)?,
+        (lists, _) => view.kinds(lists, io.out)?,
     }
     if missing.is_empty() { Ok(()) } else { Err(CliError::new(CliExit::NotFound, missing.join("\n"))) }
 }
@@ -71,6 +71,8 @@ const FORMATS: &[OutputFormat] = &[
     OutputFormat::Yaml,
     OutputFormat::Name,
     OutputFormat::Jsonl,
+    OutputFormat::Csv,
+    OutputFormat::Jsonpath,
 ];
 
 /// Returns the entities of a kind that pass the filters.
@@ -183,93 +185,127 @@ pub(super) fn list_labelled(
     }
 }
 
-/// Shows entities of several kinds: a table with the kind in front for each kind that has entities, or one object with a
-/// member for each kind.
-fn show_kinds(
-    lists: &mut [(EntityKind, EntityList)],
-    output: OutputFormat,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
-    match output {
-        OutputFormat::Json | OutputFormat::Yaml => {
-            let mut all = serde_json::Map::new();
-            for (kind, listed) in lists {
-                all.insert(kind.plural().to_owned(), std::mem::take(&mut listed.items).into());
+/// Output of `get`.
+struct GetOutput<'a> {
+    get: &'a GetArgs,
+    format: OutputFormat,
+    client: &'a ApiClient<'a>,
+}
+
+impl GetOutput<'_> {
+    /// Whether the output is one value.
+    fn is_whole(&self) -> bool {
+        matches!(self.format, OutputFormat::Json | OutputFormat::Yaml | OutputFormat::Jsonpath)
+    }
+
+    /// Sorts the rows as requested; rows of tables are sorted by name otherwise.
+    fn sort(&self, kind: EntityKind, items: &mut Vec<Value>) -> Result<(), CliError> {
+        match &self.get.sort_by {
+            Some(field) => order::sort_by(kind, items, field)?,
+            None if matches!(self.format, OutputFormat::Table | OutputFormat::Wide | OutputFormat::Csv) => {
+                order::sort(kind, items);
             }
-            if output == OutputFormat::Json {
-                json_text(&all.into(), out)
-            } else {
-                yaml_text(&all.into(), out)
-            }
+            None => {}
         }
-        OutputFormat::Jsonl => {
-            for (kind, listed) in lists {
+        Ok(())
+    }
+
+    /// Writes one value.
+    fn value(&self, value: &Value, out: &mut dyn Write) -> Result<(), CliError> {
+        match (self.format, &self.client.context.template) {
+            (OutputFormat::Jsonpath, Some(template)) => Ok(out.write_all(template.render(value).as_bytes())?),
+            (OutputFormat::Yaml, _) => yaml_text(value, out),
+            _ => json_text(value, out),
+        }
+    }
+
+    /// Shows entities of one kind.
+    fn one_kind(&self, kind: EntityKind, listed: &EntityList, out: &mut dyn Write) -> Result<(), CliError> {
+        match self.format {
+            OutputFormat::Table | OutputFormat::Wide if listed.items.is_empty() => {
+                note!("no {}", kind.plural());
+            }
+            OutputFormat::Table | OutputFormat::Wide => {
+                out.write_all(self.table(kind, &listed.items)?.lines("").as_bytes())?;
+            }
+            OutputFormat::Csv => out.write_all(self.table(kind, &listed.items)?.csv().as_bytes())?,
+            OutputFormat::Json | OutputFormat::Yaml | OutputFormat::Jsonpath => {
+                self.value(&json!({ "items": listed.items, "position": listed.position }), out)?;
+            }
+            OutputFormat::Name => {
                 for item in &listed.items {
-                    let subject = format!("{}/{}", kind.word(), name_of(*kind, item));
-                    writeln!(out, "{}", json!({ "subject": subject, "row": item }))?;
+                    writeln!(out, "{}/{}", kind.word(), name_of(kind, item))?;
                 }
             }
-            Ok(())
+            OutputFormat::Jsonl => {
+                for item in &listed.items {
+                    writeln!(out, "{item}")?;
+                }
+            }
         }
-        OutputFormat::Table | OutputFormat::Wide | OutputFormat::Name => {
-            let mut shown = lists.iter_mut().filter(|(_, listed)| !listed.items.is_empty()).peekable();
-            if shown.peek().is_none() {
-                note!("no entities");
-            }
-            let mut is_first = true;
-            for (kind, listed) in shown {
-                if output == OutputFormat::Name {
-                    show(*kind, listed, output, out)?;
-                    continue;
-                }
-                if !is_first {
-                    writeln!(out)?;
-                }
-                is_first = false;
-                let rows = sorted_table(*kind, listed, output)?.after_column("KIND", kind.word());
-                out.write_all(rows.lines("").as_bytes())?;
-            }
-            Ok(())
-        }
+        Ok(())
     }
-}
 
-/// Returns the table of entities, in natural order of their names.
-fn sorted_table(
-    kind: EntityKind,
-    listed: &mut EntityList,
-    output: OutputFormat,
-) -> Result<TextTable, CliError> {
-    order::sort(kind, &mut listed.items);
-    columns::table(kind, &listed.items, output == OutputFormat::Wide)
-}
-
-fn show(
-    kind: EntityKind,
-    listed: &mut EntityList,
-    output: OutputFormat,
-    out: &mut dyn Write,
-) -> Result<(), CliError> {
-    match output {
-        OutputFormat::Table | OutputFormat::Wide if listed.items.is_empty() => note!("no {}", kind.plural()),
-        OutputFormat::Table | OutputFormat::Wide => {
-            let rows = sorted_table(kind, listed, output)?;
-            out.write_all(rows.lines("").as_bytes())?;
-        }
-        OutputFormat::Json => json_text(&json!({ "items": listed.items, "position": listed.position }), out)?,
-        OutputFormat::Yaml => yaml_text(&json!({ "items": listed.items, "position": listed.position }), out)?,
-        OutputFormat::Name => {
-            for item in &listed.items {
-                writeln!(out, "{}/{}", kind.word(), name_of(kind, item))?;
+    /// Shows entities of several kinds: a table with the kind in front for each kind that has entities, or one object with
+    /// a member for each kind.
+    fn kinds(&self, lists: &[(EntityKind, EntityList)], out: &mut dyn Write) -> Result<(), CliError> {
+        match self.format {
+            OutputFormat::Csv => {
+                Err(CliError::usage("invalid output format \"csv\": must be used with one kind"))
             }
-        }
-        OutputFormat::Jsonl => {
-            for item in &listed.items {
-                writeln!(out, "{item}")?;
+            OutputFormat::Json | OutputFormat::Yaml | OutputFormat::Jsonpath => {
+                let members = lists.iter().map(|(kind, of)| (kind.plural().to_owned(), json!(of.items)));
+                self.value(&Value::Object(members.collect()), out)
+            }
+            OutputFormat::Jsonl => {
+                for (kind, listed) in lists {
+                    for item in &listed.items {
+                        let subject = format!("{}/{}", kind.word(), name_of(*kind, item));
+                        writeln!(out, "{}", json!({ "subject": subject, "row": item }))?;
+                    }
+                }
+                Ok(())
+            }
+            OutputFormat::Name => lists.iter().try_for_each(|(kind, of)| self.one_kind(*kind, of, out)),
+            OutputFormat::Table | OutputFormat::Wide => {
+                let shown: Vec<_> = lists.iter().filter(|(_, listed)| !listed.items.is_empty()).collect();
+                if shown.is_empty() {
+                    note!("no entities");
+                }
+                for (at, (kind, listed)) in shown.into_iter().enumerate() {
+                    let rows = self.table(*kind, &listed.items)?.after_column("KIND", kind.word());
+                    let before = if at == 0 { "" } else { "\n" };
+                    write!(out, "{before}{}", rows.lines(""))?;
+                }
+                Ok(())
             }
         }
     }
-    Ok(())
+
+    /// Returns the table of entities, with their ages where rows have the time of the creation.
+    fn table(&self, kind: EntityKind, items: &[Value]) -> Result<TextTable, CliError> {
+        let rows = columns::table(kind, items, self.format != OutputFormat::Table)?;
+        let now = self.client.time();
+        let age = |item: &Value| {
+            let created = item["created_at"].as_str().and_then(|text| text.parse::<Time>().ok());
+            created.map_or_else(String::new, |created| age(now.since(created)))
+        };
+        // The row of a disruption is part of the row of its node.
+        let rows = if kind == EntityKind::Disruption {
+            rows
+        } else {
+            rows.with_column("AGE", items.iter().map(age))
+        };
+        Ok(if self.get.no_headers { rows.without_heads() } else { rows })
+    }
+}
+
+/// Formats an age in one unit, of which there are at least two: `90s`, `5m`, `47h`, `3d`.
+fn age(span: Duration) -> String {
+    let seconds = span.as_secs();
+    let units = [(86_400, "d"), (3600, "h"), (60, "m")];
+    let unit = units.iter().find(|(unit, _)| seconds >= 2 * unit);
+    unit.map_or_else(|| format!("{seconds}s"), |(unit, word)| format!("{}{word}", seconds / unit))
 }
 
 /// Returns the name of an entity, in paths and on command lines.
@@ -291,4 +327,25 @@ pub(super) fn yaml_text(value: &Value, out: &mut dyn Write) -> Result<(), CliErr
     let text = serde_saphyr::to_string(value)
         .map_err(|error| CliError::failure(format!("cannot write YAML: {error}")))?;
     Ok(out.write_all(text.as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_has_one_unit() {
+        for (seconds, wanted) in [
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (7199, "119m"),
+            (7200, "2h"),
+            (172_799, "47h"),
+            (172_800, "2d"),
+            (864_000, "10d"),
+        ] {
+            assert_eq!(age(Duration::from_secs(seconds)), wanted);
+        }
+    }
 }

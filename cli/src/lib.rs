@@ -31,6 +31,7 @@ mod logs;
 pub mod manifest;
 pub mod note;
 mod order;
+mod output;
 #[cfg(test)]
 mod page_tests;
 mod plan_page;
@@ -60,6 +61,7 @@ pub use flags::{
 };
 pub use get::json_text;
 pub use kind::{EntityKind, EntitySelector, FieldPath};
+pub use output::{OutputChoice, OutputTemplate};
 pub use selection::{KindSelection, LabelSelector};
 pub use table::TextTable;
 

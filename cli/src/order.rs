@@ -4,13 +4,53 @@ use std::cmp::Ordering;
 
 use serde_json::Value;
 
+use super::columns;
+use super::error::CliError;
 use super::get::name_of;
 use super::kind::EntityKind;
+use super::output::{found, path};
 
 /// Sorts the rows of a table by name. Rows whose names follow the journal keep the order of the server.
 pub(super) fn sort(kind: EntityKind, items: &mut [Value]) {
     if !is_issued(kind) {
         items.sort_by_cached_key(|item| NaturalKey(name_of(kind, item)));
+    }
+}
+
+/// Sorts rows by a column of their wide table, or by a JSON path. Equal rows keep their order.
+pub(super) fn sort_by(kind: EntityKind, items: &mut Vec<Value>, field: &str) -> Result<(), CliError> {
+    let keys: Vec<_> = if field.starts_with(['.', '{', '$', '[']) {
+        let path = path(field).map_err(CliError::usage)?;
+        items.iter().map(|item| text(found(&path, item).first().copied())).collect()
+    } else {
+        column(kind, items, field)?
+    };
+    let mut keyed: Vec<_> = keys.into_iter().map(NaturalKey).zip(std::mem::take(items)).collect();
+    keyed.sort_by(|(one, _), (two, _)| one.cmp(two));
+    items.extend(keyed.into_iter().map(|(_, item)| item));
+    Ok(())
+}
+
+/// Returns the cells of a column.
+fn column(kind: EntityKind, items: &[Value], field: &str) -> Result<Vec<String>, CliError> {
+    let rows = columns::table(kind, items, true)?;
+    let heads: Vec<_> = rows.heads().collect();
+    let Some(at) = heads.iter().position(|head| head.eq_ignore_ascii_case(field)) else {
+        let known = heads.join(", ");
+        return Err(CliError::usage(format!(
+            "invalid column {field:?} of {}: must be one of {known}, or a JSON path as in .created_at",
+            kind.plural()
+        )));
+    };
+    Ok(rows.cells().filter_map(|mut cells| cells.nth(at).map(str::to_owned)).collect())
+}
+
+/// Text of a value; empty if absent.
+fn text(value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
     }
 }
 

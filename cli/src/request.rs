@@ -7,10 +7,10 @@ use chancery_events::text::counted;
 use chancery_projector::rows::{RequestRow, RequestStatus};
 use serde_json::{Value, json};
 
+use super::apply::ApplyReport;
 use super::approve::ApprovalDecision;
 use super::client::{ApiClient, CommandIo};
 use super::columns::typed;
-use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
 use super::get::{list, one};
 use super::kind::{self, EntityKind};
@@ -216,7 +216,7 @@ pub(super) fn decide(
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let (verb, done) = decision.words();
-    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Name, OutputFormat::Jsonl])?;
+    let mut report = ApplyReport::of(io.client, io.out)?;
     let mut rows = Vec::new();
     for id in ids {
         let row: RequestRow = typed(&one(io.client, EntityKind::Request, id)?)?;
@@ -237,9 +237,9 @@ pub(super) fn decide(
         };
         let verdict = io.client.ask(&format!("cannot {verb} {name}"), &intent)?;
         let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
-        output.outcome(&name, format_args!("{done}: {}", change(&row)), &json, io.out)?;
+        report.line(&name, format_args!("{done}: {}", change(&row)), json)?;
     }
-    Ok(())
+    report.end(|_, _| String::new())
 }
 
 #[cfg(test)]

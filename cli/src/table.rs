@@ -9,12 +9,13 @@ use unicode_width::UnicodeWidthStr as _;
 pub struct TextTable {
     heads: Vec<String>,
     rows: Vec<Vec<String>>,
+    hides_heads: bool,
 }
 
 impl TextTable {
     /// Creates an empty table.
     pub fn new(heads: impl IntoIterator<Item: Into<String>>) -> TextTable {
-        TextTable { heads: heads.into_iter().map(Into::into).collect(), rows: Vec::new() }
+        TextTable { heads: heads.into_iter().map(Into::into).collect(), rows: Vec::new(), hides_heads: false }
     }
 
     /// Adds a row.
@@ -31,6 +32,35 @@ impl TextTable {
         self.rows.iter().map(|cells| cells.iter().map(String::as_str))
     }
 
+    /// Returns the table without its heads.
+    pub(super) fn without_heads(self) -> TextTable {
+        TextTable { hides_heads: true, ..self }
+    }
+
+    /// Returns the table with a column after the others.
+    pub(super) fn with_column(mut self, head: &str, cells: impl IntoIterator<Item = String>) -> TextTable {
+        self.heads.push(head.to_owned());
+        for (row, text) in self.rows.iter_mut().zip(cells) {
+            row.push(cell(&text));
+        }
+        self
+    }
+
+    /// Formats the table as comma-separated values (RFC 4180, with line feeds alone). Empty cells are empty.
+    pub(super) fn csv(&self) -> String {
+        let mut text = String::new();
+        let heads = std::iter::once(&self.heads).filter(|_| !self.hides_heads);
+        for cells in heads.chain(&self.rows) {
+            let quoted = |cell: &String| match cell.as_str() {
+                "-" => String::new(),
+                cell if cell.contains([',', '"']) => format!("\"{}\"", cell.replace('"', "\"\"")),
+                cell => cell.to_owned(),
+            };
+            add(&mut text, format_args!("{}\n", cells.iter().map(quoted).collect::<Vec<_>>().join(",")));
+        }
+        text
+    }
+
     /// Returns the table with a column before the others, whose cells are equal.
     pub(super) fn after_column(mut self, head: &str, text: &str) -> TextTable {
         self.heads.insert(0, head.to_owned());
@@ -45,9 +75,15 @@ impl TextTable {
     /// Formats the table, each line after `indent` and without spaces at its end.
     pub fn lines(&self, indent: &str) -> String {
         let mut lines = StreamTable::default();
-        lines.line(self.heads());
+        let mut text = String::new();
+        if !self.hides_heads {
+            // The line is dropped: only its widths are needed.
+            let _ = lines.line(self.heads());
+        }
         lines.fit(self);
-        let mut text = format!("{indent}{}", lines.line(self.heads()));
+        if !self.hides_heads {
+            add(&mut text, format_args!("{indent}{}", lines.line(self.heads())));
+        }
         text.extend(self.cells().map(|cells| format!("{indent}{}", lines.line(cells))));
         text
     }

@@ -10,6 +10,7 @@ use fake::{FakeAction, FakeCli, FakeRequest, context, serve};
 
 mod bulk;
 pub(crate) mod fake;
+mod formats;
 mod life;
 mod selection;
 
@@ -48,8 +49,19 @@ fn run_line(line: &str, script: Vec<FakeAction>) -> (Result<String, CliError>, V
     let (server, asked) = serve(script);
     let cli = FakeCli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{error}"));
     let mut out = Vec::new();
-    let result = run(&cli.command, &context(server, cli.globals.output), &mut out);
+    let GlobalArgs { output, idempotency_key, .. } = cli.globals;
+    let context = CliContext { idempotency_key, ..context(server, output) };
+    let result = run(&cli.command, &context, &mut out);
     (result.map(|()| String::from_utf8(out).expect("text")), asked.try_iter().collect())
+}
+
+/// Replaces the ages of a table, which grow.
+fn aged(table: &str) -> String {
+    let lines = table.lines().map(|line| match line.rsplit_once("  ") {
+        Some((cells, age)) if age.starts_with(|c: char| c.is_ascii_digit()) => format!("{cells}  AGE\n"),
+        _ => format!("{line}\n"),
+    });
+    lines.collect()
 }
 
 fn delete_node() -> chancery_events::intent::Intent {
@@ -246,14 +258,14 @@ fn tables_are_read_at_a_glance_and_wide_ones_show_more() {
     let page = json!({ "items": [node("node-1", ""), node("node-22", "")], "next_page_token": null, "position": 12 });
     let (result, asked) = run_line("chancery get nodes --filter state=allocated", vec![ok(&page)]);
     let wanted = "\
-NAME     STATE      CLUSTER  DOMAIN  CPU FREE/TOTAL  MEMORY     INCARNATIONS  DISRUPTIONS
-node-1   allocated  local    a       3500m/4         8GiB/8GiB  1             -
-node-22  allocated  local    a       3500m/4         8GiB/8GiB  1             -
+NAME     STATE      CLUSTER  DOMAIN  CPU FREE/TOTAL  MEMORY     INCARNATIONS  DISRUPTIONS  AGE
+node-1   allocated  local    a       3500m/4         8GiB/8GiB  1             -            AGE
+node-22  allocated  local    a       3500m/4         8GiB/8GiB  1             -            AGE
 ";
-    assert_eq!(result.expect("a table"), wanted);
+    assert_eq!(aged(&result.expect("a table")), wanted);
     assert_eq!(asked[0].line, "GET /v1/fleets/default/nodes?state=allocated&limit=500");
     let (result, _) = run_line("chancery get node node-1 -o wide", vec![ok(&node("node-1", ""))]);
-    assert!(result.expect("a table").contains("intel-xeon    fast-ssd 50GB/100GB  3\n"));
+    assert!(result.expect("a table").contains("intel-xeon    fast-ssd 50GB/100GB  3        "));
     let (result, _) = run_line("chancery get nodes -o name", vec![ok(&page)]);
     assert_eq!(result.expect("names"), "node/node-1\nnode/node-22\n");
     let (result, _) = run_line("chancery get node node-1 -o json", vec![ok(&node("node-1", ""))]);
@@ -348,7 +360,7 @@ fn what_went_wrong_decides_the_exit_code() {
             ApiClient::new(&context).ask("delete node/node-1", &delete_node()).expect_err("no verdict");
         assert_eq!(error.exit, exit, "{error}");
         assert!(error.message.starts_with("delete node/node-1: "), "{error}");
-        assert_eq!(error.message.contains("idempotency key"), exit == CliExit::Unknown, "{error}");
+        assert_eq!(error.message.contains("--idempotency-key"), exit == CliExit::Unknown, "{error}");
         let asked: Vec<_> = asked.try_iter().collect();
         assert_eq!(asked.len(), tries, "{error}");
         if exit == CliExit::Unknown {

@@ -5,10 +5,11 @@ use std::io::{BufRead as _, BufReader};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::act::FORMS;
 use super::client::{ApiClient, CommandIo};
-use super::context::{CliContext, OutputFormat};
+use super::context::CliContext;
 use super::error::{CliError, CliExit};
 use super::events::past;
 use super::fields;
@@ -36,7 +37,7 @@ enum WaitProgress {
 }
 
 pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
-    io.client.context.output(&[OutputFormat::Table])?;
+    let output = io.client.context.output(FORMS)?;
     let (kind, name) = EntityKind::split(&wait.of)?;
     let until = WaitCondition::read(&wait.until)?;
     if let WaitCondition::Field { path, value } = &until {
@@ -67,7 +68,8 @@ pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliErro
         }
     })?;
     if reached.is_some() {
-        return Ok(writeln!(io.out, "{of} {}", wait.until)?);
+        let json = json!({ "subject": of, "outcome": wait.until });
+        return output.outcome(&of, &wait.until, &json, io.out);
     }
     let now = last.unwrap_or_default();
     Err(late(kind, name, io.client, &format!("{doing}: after {:?} it is {now}", wait.timeout)))
@@ -197,8 +199,6 @@ fn pause(woken: &Receiver<()>, most: Duration) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -79,6 +79,7 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
         OutputFormat::Table,
         OutputFormat::Wide,
         OutputFormat::Jsonl,
+        OutputFormat::Json,
         OutputFormat::Name,
     ])?;
     let (kind, _) = get.watched()?;
@@ -200,7 +201,7 @@ impl WatchView {
     fn new(kind: EntityKind, output: OutputFormat, person: bool) -> WatchView {
         let wide = output == OutputFormat::Wide;
         match output {
-            OutputFormat::Jsonl => WatchView::Json(kind),
+            OutputFormat::Jsonl | OutputFormat::Json => WatchView::Json(kind),
             OutputFormat::Name => WatchView::Names(kind),
             _ if person => WatchView::Live { kind, wide, screen: LiveScreen::default() },
             _ => WatchView::Lines { kind, wide, lines: StreamTable::default() },

@@ -80,12 +80,14 @@ impl CliArgs {
 
     /// Returns the context that a client command needs.
     pub fn context(&self, config: &ServiceConfig) -> CliContext {
-        CliContext::new(config.server.clone(), config.fleet.clone(), config.actor.clone(), self.output())
+        let (server, fleet, actor) = (config.server.clone(), config.fleet.clone(), config.actor.clone());
+        let context = CliContext::new(server, fleet, actor, self.globals.output.clone());
+        CliContext { idempotency_key: self.globals.idempotency_key.clone(), ..context }
     }
 
     /// Returns the output format, if a flag gives it.
     pub fn output(&self) -> Option<OutputFormat> {
-        self.globals.output
+        self.globals.output.as_ref().map(|output| output.format)
     }
 }
 
@@ -116,6 +118,9 @@ mod tests {
             "chancery wait replica/x --for phase=running",
             "chancery describe node/node-1",
             "chancery get -w replicas -o jsonl",
+            "chancery get nodes,plans -o jsonpath={.nodes[*].name}",
+            "chancery get all --no-headers --sort-by .created_at",
+            "chancery stop web-7f3k --idempotency-key k",
             "chancery completion zsh",
             "chancery man d",
             "chancery ready --server http://127.0.0.1:7441",
@@ -144,6 +149,9 @@ mod tests {
         }
         for line in [
             "chancery drain node-1 --timeout 5m",
+            "chancery get nodes -o jsonpath",
+            "chancery get nodes -o jsonpath={.name",
+            "chancery get nodes -w --sort-by NAME",
             "chancery schedule node-1/x",
             "chancery schedule disruption node-1/x --start tomorrow",
             "chancery create replica",

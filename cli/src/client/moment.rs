@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 
+use chancery_events::time::Time;
 use ureq::http::HeaderMap;
 
 use crate::note;
@@ -13,16 +14,24 @@ pub(super) struct ClientMoment {
     text: RefCell<Option<String>>,
     /// Whether an answer has named the record of the moment.
     is_found: Cell<bool>,
+    /// Time of that record.
+    time: Cell<Option<Time>>,
 }
 
 impl ClientMoment {
     pub(super) fn set(&self, moment: Option<String>) {
         self.text.replace(moment);
         self.is_found.set(false);
+        self.time.set(None);
     }
 
     pub(super) fn get(&self) -> Option<String> {
         self.text.borrow().clone()
+    }
+
+    /// Time of the moment, if an answer has named it.
+    pub(super) fn time(&self) -> Option<Time> {
+        self.time.get()
     }
 
     /// Takes the record of the moment from the headers of an answer, and shows it.
@@ -36,6 +45,7 @@ impl ClientMoment {
             let lineage = text("chancery-lineage").map_or(String::new(), |lineage| format!(".{lineage}"));
             self.text.replace(Some(format!("{position}{lineage}")));
             self.is_found.set(true);
+            self.time.set(time.parse().ok());
             note!("as of position {position}, {time}");
         }
     }

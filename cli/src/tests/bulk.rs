@@ -87,7 +87,7 @@ fn what_stays_unanswered_ends_it_with_what_is_known() {
         let error = run_line(&format!("chancery apply -f {path}"), script).0.expect_err("no verdict");
         assert_eq!(error.exit, exit, "{error}");
         assert!(error.message.contains("all.yaml:2:1: cannot apply capability/c-0: "), "{error}");
-        assert_eq!(error.message.contains("idempotency key"), exit == CliExit::Unknown, "{error}");
+        assert_eq!(error.message.contains("--idempotency-key"), exit == CliExit::Unknown, "{error}");
     }
 }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::Parser;
 
 use crate::args::{GlobalArgs, ServerCommand};
-use crate::context::{CliContext, OutputFormat};
+use crate::context::CliContext;
+use crate::output::OutputChoice;
 
 /// Command line with only the client commands.
 #[derive(Parser, Debug)]
@@ -37,7 +38,7 @@ pub(crate) struct FakeRequest {
     pub(crate) body: String,
 }
 
-pub(crate) fn context(server: String, output: Option<OutputFormat>) -> CliContext {
+pub(crate) fn context(server: String, output: Option<OutputChoice>) -> CliContext {
     let (fleet, actor) = ("default".parse().expect("a name"), "local".parse().expect("a name"));
     let context = CliContext::new(server, fleet, actor, output);
     CliContext { person: false, shows_progress: false, backoff: Duration::from_millis(1), ..context }

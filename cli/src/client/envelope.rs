@@ -1,0 +1,61 @@
+//! Intents as CloudEvents, with their idempotency keys.
+
+use std::cell::Cell;
+
+use chancery_events::intent::Intent;
+use chancery_events::time::Time;
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::ApiClient;
+
+/// Intent as a body, with the idempotency key and the time that all attempts share.
+pub(crate) struct IntentEnvelope {
+    pub(crate) body: String,
+}
+
+/// Idempotency keys of the intents of a command: all derive from the first, so that the command can be repeated.
+pub(super) struct CommandKeys {
+    first: String,
+    used: Cell<u64>,
+}
+
+impl CommandKeys {
+    /// Creates the keys from the given first one, or from a new one.
+    pub(super) fn of(given: Option<&String>) -> CommandKeys {
+        let first = given.map_or_else(|| uuid::Uuid::new_v4().to_string(), Clone::clone);
+        CommandKeys { first, used: Cell::new(0) }
+    }
+
+    fn next(&self) -> String {
+        let used = self.used.replace(self.used.get() + 1);
+        if used == 0 { self.first.clone() } else { format!("{}-{}", self.first, used + 1) }
+    }
+}
+
+impl ApiClient<'_> {
+    /// Converts the intent to a CloudEvent with the next key and the current time.
+    pub(crate) fn envelope(&self, intent: &Intent) -> IntentEnvelope {
+        let key = self.keys.next();
+        let time = Time::from_micros(chrono::Utc::now().timestamp_micros()).to_string();
+        let data = RawValue::from_string(intent.data_json()).expect("the data is JSON");
+        let head = json!({
+            "specversion": "1.0",
+            "id": key,
+            "source": "cli",
+            "type": format!("chancery.{}", intent.type_name()),
+            "time": time,
+            "actor": self.context.actor.as_str(),
+            "datacontenttype": "application/json",
+        });
+        // The data is inserted as text: numbers beyond the range of a generic value stay exact.
+        let head = head.to_string();
+        let body = format!("{},\"data\":{}}}", head.trim_end_matches('}'), data.get());
+        IntentEnvelope { body }
+    }
+
+    /// Returns advice on how to repeat the command after an unknown outcome.
+    pub(super) fn repeat_hint(&self) -> String {
+        format!("hint: to repeat the command safely, add --idempotency-key {}", self.keys.first)
+    }
+}

@@ -260,7 +260,7 @@ fn manifests_in(directory: &Path) -> Result<Vec<PathBuf>, CliError> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(bad)? {
         let path = entry.map_err(bad)?.path();
-        if path.extension().is_some_and(|end| end == "yaml" || end == "yml") {
+        if path.extension().is_some_and(|end| ["yaml", "yml", "json"].iter().any(|known| end == *known)) {
             paths.push(path);
         }
     }

@@ -2,26 +2,24 @@
 #![expect(clippy::doc_markdown, rustdoc::bare_urls, reason = "the comments are the help texts")]
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use chancery_events::intent::{CascadePolicy, OverlapPolicy};
+use chancery_events::intent::OverlapPolicy;
 use chancery_events::spec::{ClusterActivity, NodeState};
-use chancery_events::time::parse_span;
 use clap::{Args, Subcommand};
 
 use super::approve::{self, ApprovalDecision};
 use super::client::CommandIo;
 use super::error::CliError;
 use super::flags::{
-    ConsoleArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
-    ScheduleArgs, SnapshotArgs, UndrainArgs, WaitArgs, WhyArgs, as_of, of_deployments, of_disruptions,
-    of_volumes,
+    ConsoleArgs, DeleteArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs,
+    OperationArgs, ScheduleArgs, SnapshotArgs, StopArgs, UndrainArgs, WaitArgs, WhyArgs, as_of,
+    of_deployments, of_disruptions, of_volumes,
 };
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::output::{OutputChoice, OutputChoiceParser};
 use super::{
     act, apply, console, delete, describe, diff, disruption, drain, dry_run, events, explain, get, logs,
-    replica, request, rollout, snapshot, wait, why,
+    replica, request, rollout, snapshot, status, version, wait, why,
 };
 
 /// Help heading of the flags of every command.
@@ -56,7 +54,7 @@ pub struct GlobalArgs {
 pub enum ServerCommand {
     /// Create or update entities from manifests (idempotent)
     Apply {
-        /// Read manifests from a file, a directory of .yaml and .yml files, or - for standard input;
+        /// Read manifests from a file, a directory of .yaml, .yml and .json files, or - for standard input;
         /// repeatable
         #[arg(short, long = "filename", value_name = "FILE|DIR|-", required = true)]
         files: Vec<PathBuf>,
@@ -86,29 +84,15 @@ pub enum ServerCommand {
         #[arg(long, value_name = "POSITION|TIME", value_parser = as_of)]
         as_of: Option<String>,
     },
-    /// Show which entities differ between two moments, and which of their fields
+    /// Show which entities manifests would change, or which differ between two moments
+    ///
+    /// With -f, the exit code is 0 without differences, 1 with differences, and higher for errors.
     Diff(DiffArgs),
     /// Show the facts behind a value: who requested and approved the change, and what was observed
     Why(WhyArgs),
     /// Delete an entity, or the entities of manifests
     #[command(about = format!("Delete one of the {}, or the entities of manifests", act::kinds("delete", |_| true)))]
-    Delete {
-        /// Kind of the entity, or KIND/NAME
-        #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
-        #[arg(required_unless_present = "files")]
-        what: Option<EntitySelector>,
-        /// Name of the entity, unless given in KIND/NAME
-        name: Option<String>,
-        /// Delete the entities of these manifests, dependents first; repeatable
-        #[arg(short, long = "filename", value_name = "FILE|DIR|-", conflicts_with_all = ["what", "name"])]
-        files: Vec<PathBuf>,
-        /// Also remove dependents: move the replicas of a node away, delete the replicas of a plan
-        #[arg(long)]
-        cascade: bool,
-        /// Maximum time to wait for the deletion of dependents, with -f and --cascade
-        #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_span, requires = "cascade", conflicts_with = "what")]
-        timeout: Duration,
-    },
+    Delete(DeleteArgs),
     /// Create one more replica of a plan, with the version of the last completed deployment
     Create {
         /// Kind to create: replica
@@ -148,6 +132,20 @@ pub enum ServerCommand {
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
     },
+    /// Deploy another number of replicas, with the version of the last completed deployment
+    ///
+    /// The plan gets a new deployment, which is queued behind one in progress.
+    Scale {
+        /// Plan to scale
+        #[arg(value_name = "PLAN")]
+        plan: String,
+        /// Number of replicas
+        #[arg(long, value_name = "NUMBER")]
+        count: u32,
+        /// Name of the new deployment [default: scale-TIME]
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+    },
     /// Cancel a deployment; finished operations are not reverted
     #[command(mut_args(of_deployments))]
     Cancel(EntityArgs),
@@ -161,10 +159,7 @@ pub enum ServerCommand {
     #[command(mut_args(of_deployments))]
     Promote(EntityArgs),
     /// Stop a replica, and keep it stopped until it is started
-    Stop {
-        /// Name of the replica
-        replica: String,
-    },
+    Stop(StopArgs),
     /// Start a stopped replica
     Start {
         /// Name of the replica
@@ -286,6 +281,14 @@ pub enum ServerCommand {
         the leader of each fleet, and its rows keep up with the journal."
     )]
     Ready,
+    /// Show whether the fleet is well, what waits, and what failed last
+    Status,
+    /// Show the versions of this program and of the server
+    Version {
+        /// Show only the version of this program, without a request
+        #[arg(long)]
+        client: bool,
+    },
     /// Raise the level of the fleet, after all servers have a newer build: raise fleet
     ///
     /// A server records only what the level of the fleet permits, so that servers of an older build can fold it. After the
@@ -364,6 +367,8 @@ impl ServerCommand {
                 | ServerCommand::History { .. }
                 | ServerCommand::Logs(_)
                 | ServerCommand::Wait(_)
+                | ServerCommand::Status
+                | ServerCommand::Version { .. }
         )
     }
 
@@ -384,15 +389,12 @@ impl ServerCommand {
                 io.client.read_at(as_of.as_ref());
                 describe::run(what.kind, &what.one(name.as_ref())?, io)
             }
-            ServerCommand::Diff(moments) => diff::run(moments, io),
+            ServerCommand::Diff(what) => match &what.from {
+                Some(from) => diff::run(from, what, io),
+                None => dry_run::differences(&what.files, io),
+            },
             ServerCommand::Why(value) => why::run(value, io),
-            ServerCommand::Delete { what, name, files, cascade, timeout } => {
-                let cascade = if *cascade { CascadePolicy::Yes } else { CascadePolicy::No };
-                match what {
-                    Some(what) => act::delete(what.kind, &what.one(name.as_ref())?, cascade, io),
-                    None => delete::run(files, cascade, *timeout, io),
-                }
-            }
+            ServerCommand::Delete(what) => delete::run(what, io),
             ServerCommand::Create { what, plan, node: on } => {
                 replica::create(what.kind, plan, on.as_ref(), io)
             }
@@ -407,11 +409,12 @@ impl ServerCommand {
             ServerCommand::Rollback { what, to, name } => {
                 rollout::rollback(what, to.as_deref(), name.as_deref(), io)
             }
+            ServerCommand::Scale { plan, count, name } => rollout::scale(plan, *count, name.as_deref(), io),
             ServerCommand::Cancel(which) => which.of_deployment(("cancel", "cancelled", NOT_CANCELLED), io),
             ServerCommand::Pause(which) => which.of_deployment(("pause", "paused", NOT_PAUSED), io),
             ServerCommand::Resume(which) => which.of_deployment(("resume", "resumed", NOT_PAUSED), io),
             ServerCommand::Promote(which) => which.of_deployment(("promote", "promoted", NOT_CANARIES), io),
-            ServerCommand::Stop { replica } => replica::ask("stop", replica, None, "stop requested", io),
+            ServerCommand::Stop(what) => replica::stop(what, io),
             ServerCommand::Start { replica, node: on } => {
                 replica::ask("start", replica, on.as_ref(), "start requested", io)
             }
@@ -463,6 +466,8 @@ impl ServerCommand {
             ServerCommand::Logs(whose) => logs::run(whose, io),
             ServerCommand::Wait(what) => wait::run(what, io),
             ServerCommand::Ready => io.ready(),
+            ServerCommand::Status => status::run(io),
+            ServerCommand::Version { client } => version::run(*client, io),
             ServerCommand::Inbox { what: InboxCommand::Skip { offset } } => act::skip_message(*offset, io),
         }
     }

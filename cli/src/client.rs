@@ -250,6 +250,18 @@ impl<'a> ApiClient<'a> {
         serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))
     }
 
+    /// Reads `path` of the server, outside every fleet; `None` if the server does not have it.
+    pub(super) fn find_root(&self, doing: &str, path: &str) -> Result<Option<Value>, CliError> {
+        let read = self.tried(|| self.answer(self.agent.get(format!("{}{path}", self.server())).call()));
+        match read.map_err(|lost| self.unread(doing, &lost))? {
+            FinalReply { status: 200, body, .. } => {
+                serde_json::from_str(&body).map(Some).map_err(|error| not_ours(doing, &error.to_string()))
+            }
+            FinalReply { status: 404, .. } => Ok(None),
+            FinalReply { status, body, .. } => Err(problem(doing, status, &body)),
+        }
+    }
+
     /// Reads `path` as [`ApiClient::get`] does; `None` if it is not found.
     pub(super) fn find(&self, doing: &str, path: &str) -> Result<Option<Value>, CliError> {
         match self.get(doing, path, &[]) {

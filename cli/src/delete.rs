@@ -1,4 +1,6 @@
-//! `delete -f`: deletes the entities of manifests, in the reverse order of `apply`. A missing entity is
+//! `delete`: one entity, or with `-f` the entities of manifests.
+//!
+//! `delete -f` deletes the entities of manifests, in the reverse order of `apply`. A missing entity is
 //! reported and is no failure, so that the command is idempotent.
 
 use std::collections::BTreeSet;
@@ -15,16 +17,30 @@ use super::apply::{ApplyReport, ask, name, names, read};
 use super::bulk::ask_all;
 use super::client::{ApiClient, CommandIo};
 use super::error::{CliError, CliExit};
+use super::flags::DeleteArgs;
 use super::kind::{EntityKind, KindNaming as _};
-use super::request;
 use super::table::add;
+use super::{request, wait};
 use crate::manifest::ManifestDocument;
 
 /// Time between two checks of entities that are being deleted.
 const POLL: Duration = Duration::from_millis(250);
 
+pub(super) fn run(delete: &DeleteArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    let cascade = if delete.cascade { CascadePolicy::Yes } else { CascadePolicy::No };
+    let Some(what) = &delete.what else { return manifests(&delete.files, cascade, delete.timeout, io) };
+    let name = what.one(delete.name.as_ref())?;
+    act::delete(what.kind, &name, cascade, io)?;
+    // Other entities are deleted with the verdict.
+    let takes_time = matches!(what.kind, EntityKind::Replica | EntityKind::Volume) || delete.cascade;
+    if delete.wait && takes_time {
+        return wait::after(format!("{}/{name}", what.kind.word()), "deleted", delete.timeout, io);
+    }
+    Ok(())
+}
+
 /// Deletes the entities. `timeout` is the maximum time to wait for cascading deletions before the next kind.
-pub(super) fn run(
+fn manifests(
     files: &[PathBuf],
     cascade: CascadePolicy,
     timeout: Duration,
@@ -38,7 +54,7 @@ pub(super) fn run(
     while let Some(of_kind) = kinds.next() {
         let going = delete(of_kind, cascade, io.client, &mut report)?;
         if kinds.peek().is_some() {
-            wait(going, end, io.client)?;
+            await_deletion(going, end, io.client)?;
         }
     }
     report.end(|exit, deleted| {
@@ -105,7 +121,7 @@ fn deletion(manifest: &ManifestDocument, cascade: CascadePolicy) -> Result<Optio
 }
 
 /// Waits until entities of one kind are deleted: the entities that they depend on cannot be deleted before.
-fn wait(mut going: BTreeSet<String>, end: Instant, client: &ApiClient<'_>) -> Result<(), CliError> {
+fn await_deletion(mut going: BTreeSet<String>, end: Instant, client: &ApiClient<'_>) -> Result<(), CliError> {
     while let Some(first) = going.first().cloned() {
         let (kind, _) = EntityKind::split(&first)?;
         let there = names(client, kind)?;

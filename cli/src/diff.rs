@@ -15,11 +15,11 @@ use crate::note;
 /// Number of changes in a page, which is the limit of servers.
 const PAGE: &str = "1000";
 
-pub(super) fn run(diff: &DiffArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+pub(super) fn run(from: &str, diff: &DiffArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let possible = [OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml, OutputFormat::Jsonl];
     let output = io.client.context.output(&possible)?;
     let doing = "cannot compare moments";
-    let mut query = vec![("from", diff.from.clone()), ("limit", PAGE.to_owned())];
+    let mut query = vec![("from", from.to_owned()), ("limit", PAGE.to_owned())];
     query.extend(diff.to.clone().map(|to| ("to", to)));
     if let Some(named) = diff.kinds.iter().find(|kind| matches!(kind.name(None), Ok(Some(_)))) {
         let kind = named.kind.word();

@@ -1,4 +1,4 @@
-//! `apply --dry-run`: what the documents would change, and what would follow before an approval or a report.
+//! `apply --dry-run` and `diff -f`: what the documents would change, and what would follow before an approval or a report.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,11 +20,43 @@ const DOING: &str = "cannot apply in a dry run";
 /// Maximum number of documents, which is the limit of servers.
 const MOST: usize = 1000;
 
+/// Documents that are shown.
+#[derive(Clone, Copy, PartialEq)]
+enum ShownDocuments {
+    All,
+    /// Documents that would change something, or be refused.
+    Differences,
+}
+
 pub(super) fn run(
     files: &[PathBuf],
     overlap: Option<OverlapPolicy>,
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
+    decide(ShownDocuments::All, files, overlap, io).map(|_| ())
+}
+
+/// Shows what the documents would change. Differences end with the exit code 1, and errors with higher ones.
+pub(super) fn differences(files: &[PathBuf], io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    match decide(ShownDocuments::Differences, files, None, io) {
+        Ok(0) => {
+            note!("no differences");
+            Ok(())
+        }
+        // The differences are the output.
+        Ok(_) => Err(CliError::new(CliExit::Failure, "")),
+        Err(error) if error.exit == CliExit::Failure => Err(CliError { exit: CliExit::Usage, ..error }),
+        Err(error) => Err(error),
+    }
+}
+
+/// Decides on the documents, shows the outcomes, and returns the number of documents that would change something.
+fn decide(
+    documents_shown: ShownDocuments,
+    files: &[PathBuf],
+    overlap: Option<OverlapPolicy>,
+    io: &mut CommandIo<'_>,
+) -> Result<usize, CliError> {
     let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
     let manifests = documents(files, overlap)?;
     if manifests.len() > MOST {
@@ -34,7 +66,8 @@ pub(super) fn run(
         )));
     }
     let answer = io.client.dry_run(DOING, manifests.iter().map(|manifest| &manifest.intent))?;
-    let (table, refused) = outcomes(io.client, &manifests, &answer)?;
+    let DocumentOutcomes { table, changes, refused } =
+        outcomes(documents_shown, io.client, &manifests, &answer)?;
     match output {
         OutputFormat::Json => json_text(&answer, io.out)?,
         OutputFormat::Yaml => yaml_text(&answer, io.out)?,
@@ -50,7 +83,7 @@ pub(super) fn run(
     }
     note!("dry run: nothing was recorded; names of new replicas and ids are not assigned yet");
     match refused {
-        None => Ok(()),
+        None => Ok(changes),
         Some((exit, count)) => {
             let all = counted(manifests.len(), "document");
             Err(CliError::new(exit, format!("{count} of {all} would be refused")))
@@ -58,18 +91,29 @@ pub(super) fn run(
     }
 }
 
-/// Returns a line for each document. Refusals are written as errors; the first exit code and their number are returned.
+/// Outcomes of the documents.
+struct DocumentOutcomes {
+    table: TextTable,
+    /// Number of documents that would change something.
+    changes: usize,
+    /// Exit code of the first refusal, and the number of refusals.
+    refused: Option<(CliExit, usize)>,
+}
+
+/// Returns a line for each document. Refusals are written as errors.
 fn outcomes(
+    documents_shown: ShownDocuments,
     client: &ApiClient<'_>,
     manifests: &[ManifestDocument],
     answer: &Value,
-) -> Result<(TextTable, Option<(CliExit, usize)>), CliError> {
+) -> Result<DocumentOutcomes, CliError> {
     let mut known = known(client, manifests)?;
     let mut rows = TextTable::new(["ENTITY", "OUTCOME", "FIELDS"]);
-    let mut refused = None;
+    let (mut changes, mut refused) = (0, None);
     for (at, manifest) in manifests.iter().enumerate() {
         let (name, answer) = (name(manifest), &answer["intents"][at]["answer"]);
         let Some(status) = answer["status"].as_u64().and_then(|status| u16::try_from(status).ok()) else {
+            changes += 1;
             rows.add([name.as_str(), "not decided", ""]);
             continue;
         };
@@ -84,11 +128,16 @@ fn outcomes(
         }
         let verdict: VerdictResponse =
             serde_json::from_value(answer.clone()).map_err(|error| not_ours(DOING, &error.to_string()))?;
-        let changed = [verdict.changed.immediate.as_slice(), verdict.changed.deployed.as_slice()].concat();
-        rows.add([name.clone(), outcome(&verdict, known.contains(&name)).to_owned(), changed.join(", ")]);
+        let fields = [verdict.changed.immediate.as_slice(), verdict.changed.deployed.as_slice()].concat();
+        let outcome = outcome(&verdict, known.contains(&name));
+        let is_change = outcome != "unchanged";
+        changes += usize::from(is_change);
+        if is_change || documents_shown == ShownDocuments::All {
+            rows.add([name.clone(), outcome.to_owned(), fields.join(", ")]);
+        }
         known.insert(name);
     }
-    Ok((rows, refused))
+    Ok(DocumentOutcomes { table: rows, changes, refused })
 }
 
 fn items<'a>(answer: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {

@@ -22,8 +22,8 @@ macro_rules! exits {
 
 exits! {
     Done = 0 "Command succeeded, or its accepted request waits for approval (202), or the process was asked to stop.";
-    Failure = 1 "Command failed.";
-    Usage = 2 "Invalid command line.";
+    Failure = 1 "Command failed, or `diff -f` found differences.";
+    Usage = 2 "Invalid command line, or `diff -f` failed.";
     NotFound = 3 "Entity not found.";
     Conflict = 4 "Conflict with a state, version or name, or with another process that uses the directory.";
     Denied = 5 "Request denied, or executor permanently refused.";

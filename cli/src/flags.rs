@@ -1,10 +1,11 @@
 //! Arguments and flags of commands.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use chancery_events::lineage::NamedPosition;
 use chancery_events::time::{Time, parse_span};
-use clap::{Arg, Args};
+use clap::{Arg, ArgGroup, Args};
 
 use super::console::EscapeKey;
 use super::error::CliError;
@@ -101,6 +102,43 @@ pub struct ScheduleArgs {
     pub reason: String,
 }
 
+/// Entities to delete.
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("waits").args(["wait", "cascade"]).multiple(true))]
+pub struct DeleteArgs {
+    /// Kind of the entity, or KIND/NAME
+    #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
+    #[arg(required_unless_present = "files")]
+    pub what: Option<EntitySelector>,
+    /// Name of the entity, unless given in KIND/NAME
+    pub name: Option<String>,
+    /// Delete the entities of these manifests, dependents first; repeatable
+    #[arg(short, long = "filename", value_name = "FILE|DIR|-", conflicts_with_all = ["what", "name"])]
+    pub files: Vec<PathBuf>,
+    /// Also remove dependents: move the replicas of a node away, delete the replicas of a plan
+    #[arg(long)]
+    pub cascade: bool,
+    /// Wait until the entity is deleted
+    #[arg(long, conflicts_with = "files")]
+    pub wait: bool,
+    /// Maximum time to wait, with --wait, or for dependents with -f and --cascade
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_span, requires = "waits")]
+    pub timeout: Duration,
+}
+
+/// Replica to stop.
+#[derive(Args, Debug)]
+pub struct StopArgs {
+    /// Name of the replica
+    pub replica: String,
+    /// Wait until the replica is stopped
+    #[arg(long)]
+    pub wait: bool,
+    /// Maximum time to wait for the end of the replica
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_span, requires = "wait")]
+    pub timeout: Duration,
+}
+
 /// Kind or field to explain.
 #[derive(Args, Debug, Default)]
 pub struct ExplainArgs {
@@ -148,12 +186,15 @@ pub struct GetArgs {
     pub as_of: Option<String>,
 }
 
-/// Moments to compare.
+/// Manifests or moments to compare.
 #[derive(Args, Debug)]
 pub struct DiffArgs {
     /// Earlier moment: a position, 120, or a time, 2026-11-21T09:00:00Z
-    #[arg(value_name = "POSITION|TIME", value_parser = as_of)]
-    pub from: String,
+    #[arg(value_name = "POSITION|TIME", value_parser = as_of, required_unless_present = "files")]
+    pub from: Option<String>,
+    /// Compare these manifests with the current state: what `apply` would create, change or refuse; repeatable
+    #[arg(short, long = "filename", value_name = "FILE|DIR|-", conflicts_with_all = ["from", "to", "kinds", "filters"])]
+    pub files: Vec<PathBuf>,
     /// Later moment, in the same form (default: the last record)
     #[arg(value_name = "POSITION|TIME", value_parser = as_of)]
     pub to: Option<String>,

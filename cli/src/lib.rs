@@ -42,9 +42,11 @@ mod rollout;
 mod screen;
 mod selection;
 mod snapshot;
+mod status;
 mod table;
 #[cfg(test)]
 mod tests;
+mod version;
 mod wait;
 mod watch;
 mod why;
@@ -56,8 +58,8 @@ pub use console::{EscapeKey, InvalidEscapeKey};
 pub use context::{CliContext, OutputFormat};
 pub use error::{CliError, CliExit, exit_of};
 pub use flags::{
-    ConsoleArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs, OperationArgs,
-    ScheduleArgs, UndrainArgs, WaitArgs, WhyArgs,
+    ConsoleArgs, DeleteArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs,
+    OperationArgs, ScheduleArgs, StopArgs, UndrainArgs, WaitArgs, WhyArgs,
 };
 pub use get::json_text;
 pub use kind::{EntityKind, EntitySelector, FieldPath};

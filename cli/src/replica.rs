@@ -12,8 +12,10 @@ use super::act::{self, read, shown};
 use super::client::{ApiClient, CommandIo};
 use super::columns::typed;
 use super::error::CliError;
+use super::flags::StopArgs;
 use super::get;
 use super::kind::{EntityKind, KindNaming as _};
+use super::wait;
 
 use crate::note;
 
@@ -36,6 +38,16 @@ pub(super) fn ask(
     };
     act::ask(io, verb, &intent, done)?;
     report_pending(io.client, &[("replica", name.to_owned())], name, 0)
+}
+
+/// Stops a replica, and waits for its end if that is requested.
+pub(super) fn stop(stop: &StopArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    ask("stop", &stop.replica, None, "stop requested", io)?;
+    if !stop.wait {
+        return Ok(());
+    }
+    let of = format!("replica/{}", EntityKind::Replica.name_in(&stop.replica)?);
+    wait::after(of, "phase=stopped", stop.timeout, io)
 }
 
 /// Reports what the last operation after a position waits for, if it has not ended.

@@ -1,11 +1,16 @@
 //! Commands for a deployment in progress: cancel, pause, resume, promote; rollback of a canary or of a plan.
 
-use chancery_events::intent::PlanRollback;
+use chancery_events::intent::{DeploymentCreate, OverlapPolicy, PlanRollback};
+use chancery_events::lifecycle::DeploymentStatus;
+use chancery_events::spec::{DeploymentSpec, DeploymentStrategy};
+use chancery_projector::rows::DeploymentRow;
 
 use super::act::{ask, intent, read};
 use super::args::NOT_CANARIES;
 use super::client::CommandIo;
-use super::error::CliError;
+use super::columns::typed;
+use super::error::{CliError, CliExit};
+use super::get::{list, one};
 use super::kind::{EntityKind, KindNaming as _};
 
 /// Sends the intent `deployment.VERB`, with the verb as one word. `done` is the outcome that is shown, and
@@ -29,6 +34,55 @@ pub(super) fn run(
         return Err(CliError::usage(message));
     };
     ask(io, verb, &intent, done)
+}
+
+/// Deploys another number of replicas, with the version of the last completed deployment. Without a name, the new
+/// deployment is named after the time.
+pub(super) fn scale(
+    plan: &str,
+    count: u32,
+    name: Option<&str>,
+    io: &mut CommandIo<'_>,
+) -> Result<(), CliError> {
+    let plan = EntityKind::Plan.name_in(plan)?;
+    let plan_name = read(EntityKind::Plan, plan)?;
+    let filters = [("plan", plan.to_owned()), ("state", DeploymentStatus::Completed.to_string())];
+    let items = list(io.client, EntityKind::Deployment, &filters, u64::MAX)?.items;
+    let rows = items.iter().map(typed::<DeploymentRow>).collect::<Result<Vec<_>, _>>()?;
+    let Some(last) = rows.into_iter().max_by_key(|row| row.created_at) else {
+        // A typo in the name must not read as a plan without deployments.
+        one(io.client, EntityKind::Plan, plan)?;
+        return Err(CliError::new(
+            CliExit::Conflict,
+            format!(
+                "cannot scale plan/{plan}: no deployment of the plan is completed\ntry: chancery apply -f FILE"
+            ),
+        ));
+    };
+    let strategy = match last.strategy {
+        rolling @ DeploymentStrategy::Rolling { .. } => rolling,
+        // The version is in use already.
+        DeploymentStrategy::BlueGreen { .. } | DeploymentStrategy::Canary { .. } => {
+            DeploymentStrategy::default()
+        }
+    };
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None => format!("scale-{}", chrono::Utc::now().timestamp()),
+    };
+    let intent = DeploymentCreate {
+        plan: plan_name,
+        name: read(EntityKind::Deployment, &name)?,
+        spec: DeploymentSpec {
+            coordinates: last.coordinates,
+            count,
+            strategy,
+            progress_deadline: last.progress_deadline,
+            auto_rollback: last.auto_rollback,
+        },
+        overlap: OverlapPolicy::default(),
+    };
+    ask(io, "scale", &intent.into(), "created")
 }
 
 /// Target of `rollback`.

@@ -13,6 +13,7 @@ pub(crate) mod fake;
 mod formats;
 mod life;
 mod selection;
+mod verbs;
 
 fn ok(body: &Value) -> FakeAction {
     FakeAction::Respond(200, body.to_string())

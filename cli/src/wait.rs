@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::act::FORMS;
 use super::client::{ApiClient, CommandIo};
-use super::context::CliContext;
+use super::context::{CliContext, OutputFormat};
 use super::error::{CliError, CliExit};
 use super::events::past;
 use super::fields;
@@ -73,6 +73,20 @@ pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliErro
     }
     let now = last.unwrap_or_default();
     Err(late(kind, name, io.client, &format!("{doing}: after {:?} it is {now}", wait.timeout)))
+}
+
+/// Waits after a command. Only a table shows the end: other formats have the outcome of the command.
+pub(super) fn after(
+    of: String,
+    until: &str,
+    timeout: Duration,
+    io: &mut CommandIo<'_>,
+) -> Result<(), CliError> {
+    let wait = WaitArgs { of, until: until.to_owned(), timeout };
+    if io.client.context.output(FORMS)? == OutputFormat::Table {
+        return run(&wait, io);
+    }
+    run(&wait, &mut CommandIo { client: io.client, out: &mut std::io::sink() })
 }
 
 /// Checks with each event about `subject`, and each second, until there is a result; none after `timeout`.

@@ -1,0 +1,149 @@
+//! `status`, `version`, `scale`, and `diff -f`.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn page(items: &Value) -> FakeAction {
+    ok(&json!({ "items": items, "next_page_token": null, "position": 12 }))
+}
+
+fn deployment(name: &str, created: &str, strategy: &Value) -> Value {
+    let mut row = row(&json!({
+        "plan": "web", "name": name, "generation": 1, "count": 2, "coordinates": { "app": { "version": name } },
+        "strategy": strategy, "progress_deadline": 60_000, "auto_rollback": true, "rollback": null,
+        "requested_by": "ann", "state": "completed", "last_progress_at": null, "stalled_at": null,
+        "active_set": "new", "message": "",
+    }));
+    row["created_at"] = json!(created);
+    row
+}
+
+#[test]
+fn the_versions_of_both_ends_are_shown() {
+    let client = format!("client {}\n", env!("CARGO_PKG_VERSION"));
+    let (result, asked) = run_line("chancery version", vec![ok(&json!({ "version": "9.1.0", "api": "v1" }))]);
+    assert_eq!(result.expect("versions"), format!("{client}server 9.1.0\n"));
+    assert_eq!(asked[0].line, "GET /version");
+    let (result, _) = run_line("chancery version", vec![problem(404, "route_not_found", false)]);
+    assert_eq!(result.expect("versions"), format!("{client}server unknown\n"));
+    let (result, asked) = run_line("chancery version --client", Vec::new());
+    assert_eq!((result.expect("a version"), asked.len()), (client, 0));
+    let (result, _) = run_line("chancery version -o json", vec![ok(&json!({ "version": "9.1.0" }))]);
+    let versions: Value = serde_json::from_str(&result.expect("JSON")).expect("JSON");
+    assert_eq!(versions["server"]["version"], "9.1.0");
+}
+
+#[test]
+fn a_plan_is_scaled_with_the_version_of_its_last_completed_deployment() {
+    let rolling = json!({ "rolling": { "max_parallel": 2, "per_domain": false, "delay": 0 } });
+    let canary = json!({ "canary": { "count": 1 } });
+    let rows = json!([
+        deployment("d-10", "2026-11-21T10:00:00Z", &rolling),
+        deployment("d-9", "2026-11-21T09:00:00Z", &canary),
+    ]);
+    let (result, asked) =
+        run_line("chancery scale plan/web --count 5 --name more", vec![page(&rows), verdict()]);
+    assert_eq!(result.expect("scaled"), "deployment/web/more created\n");
+    assert_eq!(asked[0].line, "GET /v1/fleets/default/deployments?plan=web&state=completed&limit=1000");
+    let event: Value = serde_json::from_str(&asked[1].body).expect("an event");
+    let wanted = json!({
+        "coordinates": { "app": { "version": "d-10" } }, "count": 5, "strategy": rolling, "progress_deadline": 60_000,
+        "auto_rollback": true,
+    });
+    assert_eq!((&event["data"]["name"], &event["data"]["spec"]), (&json!("more"), &wanted));
+    let script = vec![page(&json!([deployment("d", "2026-11-21T10:00:00Z", &canary)])), verdict()];
+    let (_, asked) = run_line("chancery scale web --count 1", script);
+    let event: Value = serde_json::from_str(&asked[1].body).expect("an event");
+    assert!(event["data"]["spec"]["strategy"]["rolling"].is_object(), "{event}");
+    let script = vec![page(&json!([])), problem(404, "not_found", false)];
+    let error = run_line("chancery scale wbe --count 1", script).0.expect_err("no such plan");
+    assert_eq!((error.exit, error.message.as_str()), (CliExit::NotFound, "cannot read plan/wbe: so it is"));
+    let error =
+        run_line("chancery scale web --count 1", vec![page(&json!([])), ok(&json!({}))]).0.expect_err("none");
+    assert!(
+        error.message.starts_with("cannot scale plan/web: no deployment of the plan is completed"),
+        "{error}"
+    );
+}
+
+#[test]
+fn differences_of_manifests_end_with_one_and_errors_with_more() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("c.yaml");
+    let text =
+        "apiVersion: chancery/v1\nkind: Capability\nmetadata: {name: gpu}\nspec: {type: gpu, score: 1}\n";
+    std::fs::write(&file, text).expect("a file");
+    let line = format!("chancery diff -f {}", file.display());
+    let decided = |answer: Value| ok(&json!({ "intents": [{ "answer": answer }] }));
+    let unchanged =
+        json!({ "position": 7, "verdict": "unchanged", "subject": null, "version": 1, "status": 200 });
+    let there = || ok(&json!({}));
+    assert_eq!(run_line(&line, vec![decided(unchanged), there()]).0, Ok(String::new()));
+    let error = run_line(&line, vec![decided(accepted(7)), there()]).0.expect_err("a difference");
+    assert_eq!((error.exit, error.message.as_str()), (CliExit::Failure, ""));
+    let error = run_line(&line, vec![decided(refusal(400, "invalid")), there()]).0.expect_err("refused");
+    assert_eq!(error.exit as u8, 2, "{error}");
+    let error = run_line("chancery diff -f no-such-file.yaml", Vec::new()).0.expect_err("no file");
+    assert_eq!(error.exit as u8, 2, "{error}");
+}
+
+#[test]
+fn a_directory_is_applied_with_its_json_files() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let capability = |name: &str| {
+        json!({ "apiVersion": "chancery/v1", "kind": "Capability", "metadata": { "name": name },
+            "spec": { "type": "gpu", "score": 1 } })
+        .to_string()
+    };
+    for (file, name) in [("b.json", "b"), ("a.yaml", "a"), ("c.txt", "c")] {
+        std::fs::write(directory.path().join(file), capability(name)).expect("a file");
+    }
+    let line = format!("chancery apply -f {}", directory.path().display());
+    let absent = || problem(404, "not_found", false);
+    let (result, _) = run_line(&line, vec![absent(), absent(), batch(&[accepted(7), accepted(8)])]);
+    assert_eq!(result.expect("applied"), "capability/a created\ncapability/b created\n");
+}
+
+#[test]
+fn a_delete_or_a_stop_can_wait_for_its_end() {
+    let (gone, there) = (|| problem(404, "not_found", false), || ok(&json!({ "state": "destroying" })));
+    let (result, asked) = run_line("chancery delete volume/db --wait", vec![verdict(), there(), gone()]);
+    let wanted = "volume/db deletion started, destroyed once unused\nvolume/db deleted\n";
+    assert_eq!((result.expect("deleted").as_str(), asked.len()), (wanted, 3));
+    let (result, _) = run_line("chancery delete volume db --wait -o name", vec![verdict(), there(), gone()]);
+    assert_eq!(result.expect("deleted"), "volume/db\n");
+    let (result, _) = run_line("chancery delete volume db --wait --timeout 0s", vec![verdict(), there()]);
+    assert_eq!(result.expect_err("late").exit, CliExit::Unknown);
+    let (result, _) = run_line("chancery delete node node-1 --wait", vec![verdict()]);
+    assert_eq!(result.expect("deleted"), "node/node-1 deleted\n", "a node is deleted with the verdict");
+}
+
+#[test]
+fn a_status_page_has_numbers_and_what_needs_attention() {
+    let none = || page(&json!([]));
+    let cluster = row(&json!({
+        "name": "local", "runtime": "process", "kubernetes": null, "activity": "active", "executor": null,
+        "session": null, "nodes": 1,
+    }));
+    let start = || vec![page(&json!([cluster])), page(&json!([node("node-1", "")])), none()];
+    let waiting = page(&json!([operation(&operation_id(), "pending_approval")]));
+    let script = [start(), vec![none(), waiting, none(), none(), none()]].concat();
+    let (result, asked) = run_line("chancery status", script);
+    let text = result.expect("a page");
+    for wanted in [
+        "clusters:      1, without executor: local\n",
+        "nodes:         1: 1 allocated\n",
+        "replicas:      0/0 running\n",
+        "\nOperations pending approval\n  ID ",
+        "  try: chancery approve\n",
+    ] {
+        assert!(text.contains(wanted), "{text}");
+    }
+    assert_eq!(asked.len(), 8);
+    let (result, _) = run_line("chancery status", [start(), vec![none(); 5]].concat());
+    assert!(result.expect("a page").ends_with("\nNothing waits, and nothing has failed.\n"));
+    let (result, _) = run_line("chancery status -o json", [start(), vec![none(); 5]].concat());
+    let all: Value = serde_json::from_str(&result.expect("JSON")).expect("JSON");
+    assert_eq!(all["nodes"], json!({ "allocated": 1 }));
+}

@@ -1,11 +1,11 @@
-//! Reference of the manifests, `docs/manifests.md`: generated from the schemas for editors, so that both
-//! agree. `UPDATE=1` writes it.
+//! Reference of the manifests, `docs/manifests.md`, and JSON Schemas for editors, `schemas/manifests`: both are generated from
+//! the same schemas, so that they agree. `UPDATE=1` writes them.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use schemars::Schema;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::manifest::{API_VERSION, KINDS, LARGEST, schemas};
 
@@ -20,6 +20,12 @@ fn reference() -> String {
          HTTP API.\n\n\
          Every document starts with `apiVersion: {API_VERSION}` and its `kind`, and has its name in `metadata.name`. \
          Resources and\ndurations have units: `cpu: 500m`, `memory: 64MiB`, `disk: 100GB`, `30s`.\n\n\
+         Editors that use yaml-language-server check a file with this line at its start; the path is that of the file \
+         in the repository,\nor of a copy of its directory. `manifest.json` is for files with documents of several \
+         kinds, and each kind has a file of its own,\nas in `plan.json`:\n\n\
+         ```yaml\n# yaml-language-server: $schema=schemas/manifests/manifest.json\n```\n\n\
+         A directory is read with its `.yaml`, `.yml` and `.json` files, in the order of their names, without its \
+         subdirectories.\n\n\
          A file has at most {} MiB. Documents are applied in the order {}, in any order of files;\n\
          documents of one kind keep their order. They are sent in batches of up to 1,000. `chancery delete -f` deletes the \
          named\nentities in reverse order. A missing entity is reported and is no failure. Deployments are deleted with \
@@ -194,6 +200,42 @@ fn resolve<'a>(schema: &'a Schema, mut node: &'a Value) -> &'a Value {
 
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
+
+/// Returns the files with the schemas: one for each kind, and one for documents of all kinds.
+fn files() -> Vec<(String, Value)> {
+    let mut files: Vec<_> = schemas()
+        .into_iter()
+        .map(|(kind, schema)| (format!("{}.json", kind.to_lowercase()), schema.to_value()))
+        .collect();
+    let any: Vec<_> = files.iter().map(|(name, _)| json!({ "$ref": name })).collect();
+    let draft = files[0].1["$schema"].clone();
+    files.push((
+        "manifest.json".into(),
+        json!({ "$schema": draft, "title": "Chancery manifest", "oneOf": any }),
+    ));
+    files
+}
+
+#[test]
+fn the_schemas_for_editors_are_what_the_program_reads() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../schemas/manifests");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::create_dir_all(&directory).expect("a directory");
+    }
+    for (name, schema) in files() {
+        let (path, wanted) = (directory.join(&name), format!("{schema:#}\n"));
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(&path, &wanted).expect("schemas can be written");
+        }
+        let found = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            found == wanted,
+            "schemas/manifests/{name} is out of date: UPDATE=1 cargo test -p chancery-cli editors"
+        );
+    }
+    let stored = std::fs::read_dir(&directory).expect("a directory").count();
+    assert_eq!(stored, files().len(), "a file of a kind that no longer exists");
 }
 
 #[test]

@@ -4,18 +4,19 @@
 
 mod completion;
 mod executor;
+mod help;
 mod local;
 mod man;
 mod show;
 
 use chancery_cli::{CliContext, CliError, OutputFormat};
-use clap::Parser as _;
+use clap::FromArgMatches as _;
 
 pub use completion::completion;
 pub use executor::{CredentialArgs, ExecutorArgs};
 pub use local::{
-    CliArgs, CliCommand, ConfigCommand, DemoArgs, DiscoverCommand, LocalCommand, PassthroughArgs, ReplayArgs,
-    ServerArgs, UpgradeCheckArgs, UpgradeCommand,
+    CliArgs, CliCommand, ConfigCommand, DemoArgs, DiscoverCommand, LocalCommand, ReplayArgs, ServerArgs,
+    UpgradeCheckArgs, UpgradeCommand,
 };
 pub use man::manual_pages;
 pub use show::config as show_config;
@@ -24,7 +25,8 @@ use crate::config::{InvalidConfig, ServiceConfig};
 
 /// Reads the command line. Ends the process with its help, or with its errors (exit code 2).
 pub fn parse() -> CliArgs {
-    CliArgs::parse()
+    let found = help::command().get_matches();
+    CliArgs::from_arg_matches(&found).unwrap_or_else(|error| error.format(&mut help::command()).exit())
 }
 
 impl CliArgs {
@@ -99,7 +101,7 @@ impl From<InvalidConfig> for CliError {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use clap::{CommandFactory as _, Parser as _};
 
     use super::*;
     use crate::config::ConfigLayers;
@@ -113,8 +115,10 @@ mod tests {
             "chancery explain plan.spec.payloads --recursive",
             "chancery get operations --filter state=running --all",
             "chancery approve --plan web -y",
-            "chancery supervisor --x -h",
-            "chancery demo-payload --port 80",
+            "chancery diff -f web.yaml",
+            "chancery scale web --count 3",
+            "chancery status -o json",
+            "chancery version --client",
             "chancery wait replica/x --for phase=running",
             "chancery describe node/node-1",
             "chancery get -w replicas -o jsonl",
@@ -155,6 +159,8 @@ mod tests {
             "chancery schedule node-1/x",
             "chancery schedule disruption node-1/x --start tomorrow",
             "chancery create replica",
+            "chancery diff",
+            "chancery diff 120 -f web.yaml",
             "chancery explain pod.spec",
             "chancery discover nodes",
             "chancery doctor --cluster pods",
@@ -164,14 +170,20 @@ mod tests {
         ] {
             assert!(CliArgs::try_parse_from(line.split(' ')).is_err(), "{line}");
         }
-        let (Ok(cli), wanted) =
-            (CliArgs::try_parse_from(["chancery", "supervisor", "--help", "x"]), ["--help", "x"])
-        else {
-            panic!("arguments are passed through")
-        };
-        assert!(
-            matches!(&cli.command, CliCommand::Local(LocalCommand::Supervisor(passed)) if passed.args == wanted)
-        );
+    }
+
+    #[test]
+    fn commands_of_the_program_alone_are_never_suggested_and_help_is_a_command() {
+        for line in ["chancery supervisr", "chancery trampolin", "chancery demo-payloa"] {
+            let error = CliArgs::try_parse_from(line.split(' ')).expect_err(line).to_string();
+            assert!(
+                !["supervisor", "trampoline", "demo-payload"].iter().any(|word| error.contains(word)),
+                "{error}"
+            );
+        }
+        let error = CliArgs::try_parse_from(["chancery", "help", "scale"]).expect_err("the help");
+        assert_eq!(error.kind(), clap::error::ErrorKind::DisplayHelp);
+        assert!(error.to_string().contains("--count"), "{error}");
     }
 
     #[test]

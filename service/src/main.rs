@@ -150,9 +150,6 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
             cli::manual_pages(dir).with_context(|| format!("cannot write pages to {}", dir.display()))?;
             Ok(ExitCode::SUCCESS)
         }
-        LocalCommand::Supervisor(_) | LocalCommand::Trampoline(_) | LocalCommand::DemoPayload(_) => {
-            Ok(refuse("invalid arguments: this command takes no flags before its name"))
-        }
     }
 }
 

@@ -8,6 +8,7 @@ mod cache;
 mod causes;
 mod checks;
 mod clocks;
+mod command_line;
 mod compose;
 mod dependencies;
 mod directory;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use clap::{Command, CommandFactory as _};
+use clap::CommandFactory as _;
 use clap_complete::{Shell, generate};
 
 use super::local::CliArgs;
@@ -11,19 +11,8 @@ use super::local::CliArgs;
 pub fn completion(shell: Shell, out: &mut dyn Write) -> std::io::Result<()> {
     // The generator ends the process if its writer fails; a reader that stops early must not cause that.
     let mut script = Vec::new();
-    generate(shell, &mut offered(), "chancery", &mut script);
+    generate(shell, &mut CliArgs::command(), "chancery", &mut script);
     out.write_all(&script)
-}
-
-/// Returns the visible commands. The generator would offer hidden commands as well.
-fn offered() -> Command {
-    let all = CliArgs::command();
-    let shown = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
-    Command::new("chancery")
-        .version(env!("CARGO_PKG_VERSION"))
-        .disable_help_subcommand(true)
-        .args(all.get_arguments().cloned())
-        .subcommands(shown)
 }
 
 #[cfg(test)]

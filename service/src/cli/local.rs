@@ -1,7 +1,6 @@
 //! Command line of the program: client commands, and commands that run in this process.
 #![expect(clippy::doc_markdown, reason = "the comments are the help, as people read it")]
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use super::executor::{CredentialArgs, ExecutorArgs};
 
 /// Chancery: an event-sourced control plane.
 #[derive(Parser, Debug)]
-#[command(name = "chancery", version, about, max_term_width = 120, disable_help_subcommand = true)]
+#[command(name = "chancery", version, about, max_term_width = 120)]
 #[command(after_help = CliExit::help())]
 pub struct CliArgs {
     #[command(flatten)]
@@ -172,21 +171,11 @@ pub enum LocalCommand {
         /// Shell that runs the script
         shell: clap_complete::Shell,
     },
-    /// Write a manual page of each command to a directory (for packages)
-    #[command(hide = true)]
+    /// Write a manual page of each command to a directory, as packages have them
     Man {
         /// Directory of the pages, which exists
         dir: PathBuf,
     },
-    /// Watch the processes of one incarnation (started by the executor)
-    #[command(hide = true)]
-    Supervisor(PassthroughArgs),
-    /// Execute a process of an incarnation on request (started by the supervisor)
-    #[command(hide = true)]
-    Trampoline(PassthroughArgs),
-    /// Run a small HTTP server, as a payload (started by examples)
-    #[command(name = "demo-payload", hide = true)]
-    DemoPayload(PassthroughArgs),
 }
 
 /// Parses a duration of at most a day: brokers count milliseconds in 32 bits, and block readers for as long.
@@ -266,13 +255,4 @@ pub struct DemoArgs {
     /// Leave everything running and in place
     #[arg(long)]
     pub keep: bool,
-}
-
-/// Arguments that are passed through.
-#[derive(Args, Debug, Default)]
-#[command(disable_help_flag = true)]
-pub struct PassthroughArgs {
-    /// Arguments, unchanged
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub args: Vec<OsString>,
 }

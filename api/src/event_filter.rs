@@ -147,7 +147,7 @@ mod tests {
         for (types, subject, kinds, fits) in [
             (None, None, None, true),
             (Some("replica.created.v1"), None, None, true),
-            (Some("chancery.replica.created.v1"), None, None, true),
+            (Some("dev.chancery.replica.created.v1"), None, None, true),
             (Some("replica.*"), None, None, true),
             (Some("node.*,replica.*"), None, None, true),
             (Some("node.*"), None, None, false),

@@ -507,7 +507,7 @@ fn intent_event() -> Value {
             "actor": {"type": "string", "description": "Actor of the intent."},
             "expectedversion": {"type": "string", "pattern": "^([0-9]+|[*])$", "description": "Expected version of the entity: a number, 0 if it must not exist, `*` if it must exist."},
             "traceparent": {"type": "string", "description": "W3C trace context, stored with the intent."},
-            "data": {"anyOf": data, "description": "Body of the intent, of the schema of its type: `PlanApplyV1` of `chancery.plan.apply.v1`."},
+            "data": {"anyOf": data, "description": "Body of the intent, of the schema of its type: `PlanApplyV1` of `dev.chancery.plan.apply.v1`."},
         },
         "required": ["specversion", "id", "source", "type", "data"],
     })

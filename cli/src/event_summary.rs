@@ -135,7 +135,7 @@ impl EventSummary<'_> {
 
 /// Returns a type without prefix and version.
 fn short(type_name: &str) -> &str {
-    let text = type_name.strip_prefix("chancery.").unwrap_or(type_name);
+    let text = type_name.strip_prefix("dev.chancery.").unwrap_or(type_name);
     text.rsplit_once(".v").map_or(text, |(name, _)| name)
 }
 
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn an_event_reports_what_happened_and_why() {
         let moved = json!({
-            "id": "41", "type": "chancery.node.state_changed.v1", "time": "2026-11-21T09:00:00.000001Z", "causationid": "40",
+            "id": "41", "type": "dev.chancery.node.state_changed.v1", "time": "2026-11-21T09:00:00.000001Z", "causationid": "40",
             "subject": "node/node-1", "data": {"name": "node-1", "state": "allocated", "cluster": "local"},
         });
         let summary = EventSummary(&moved);

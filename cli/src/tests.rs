@@ -121,18 +121,18 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         ("chancery activate cluster/local", r#""name":"local""#),
         ("chancery cancel deployment deployment/web/d-1", r#""plan":"web""#),
         ("chancery expunge node/node-1 --yes", r#""state":"expunged""#),
-        ("chancery pause deployment web/d-1", r#""type":"chancery.deployment.pause.v1""#),
+        ("chancery pause deployment web/d-1", r#""type":"dev.chancery.deployment.pause.v1""#),
         ("chancery resume deployment/web/d-1", r#""data":{"plan":"web","name":"d-1"}"#),
-        ("chancery promote dep/web/d-1", r#""type":"chancery.deployment.promote.v1""#),
-        ("chancery rollback deployment/web/d-1", r#""type":"chancery.deployment.rollback.v1""#),
+        ("chancery promote dep/web/d-1", r#""type":"dev.chancery.deployment.promote.v1""#),
+        ("chancery rollback deployment/web/d-1", r#""type":"dev.chancery.deployment.rollback.v1""#),
         ("chancery approve disruption node-1/switch", r#""data":{"node":"node-1","name":"switch"}"#),
-        ("chancery approve disruption/node-1/switch", r#""type":"chancery.disruption.approve.v1""#),
-        ("chancery complete disruption node-1/switch", r#""type":"chancery.disruption.complete.v1""#),
-        ("chancery delete disruption/node-1/switch", r#""type":"chancery.disruption.delete.v1""#),
-        ("chancery delete policy weekends", r#""type":"chancery.policy.delete.v1""#),
+        ("chancery approve disruption/node-1/switch", r#""type":"dev.chancery.disruption.approve.v1""#),
+        ("chancery complete disruption node-1/switch", r#""type":"dev.chancery.disruption.complete.v1""#),
+        ("chancery delete disruption/node-1/switch", r#""type":"dev.chancery.disruption.delete.v1""#),
+        ("chancery delete policy weekends", r#""type":"dev.chancery.policy.delete.v1""#),
         ("chancery delete plan/web --cascade", r#""data":{"name":"web","cascade":"yes"}"#),
         ("chancery delete node node-1", r#""data":{"name":"node-1"}"#),
-        ("chancery rebalance web", r#""type":"chancery.plan.rebalance.v1""#),
+        ("chancery rebalance web", r#""type":"dev.chancery.plan.rebalance.v1""#),
         ("chancery rebalance plan/web", r#""data":{"name":"web"}"#),
     ] {
         let (result, asked) = run_line(line, vec![verdict()]);
@@ -310,7 +310,7 @@ fn a_retry_carries_the_same_key_and_time() {
     assert_eq!(bodies.len(), 3);
     assert!(bodies.iter().all(|body| *body == bodies[0]), "{bodies:?}");
     let event: Value = serde_json::from_str(&bodies[0]).expect("an event");
-    assert_eq!(event["type"], "chancery.node.delete.v1");
+    assert_eq!(event["type"], "dev.chancery.node.delete.v1");
     assert_eq!(event["data"], json!({ "name": "node-1" }));
     assert_eq!((event["actor"].as_str(), event["source"].as_str()), (Some("local"), Some("cli")));
     assert!(event["time"].as_str().is_some_and(|time| time.ends_with('Z')), "{event}");
@@ -425,7 +425,7 @@ fn approving_sends_the_hash_that_was_shown() {
     let shown = json!([{ "operation": id, "hash": "00112233445566778899aabbccddeeff" }]);
     assert_eq!(
         (event["type"].as_str(), &event["data"]["operations"]),
-        (Some("chancery.operation.approve.v1"), &shown)
+        (Some("dev.chancery.operation.approve.v1"), &shown)
     );
 
     let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });

@@ -131,7 +131,7 @@ mod tests {
     fn a_tree_shows_each_event_with_its_causes() {
         let event = |id: &str, type_name: &str, more: Value| {
             let mut event = json!({
-                "id": id, "type": format!("chancery.{type_name}.v1"), "time": "2026-11-21T09:00:00.000001Z",
+                "id": id, "type": format!("dev.chancery.{type_name}.v1"), "time": "2026-11-21T09:00:00.000001Z",
                 "subject": "replica/web-1", "data": {},
             });
             for (name, value) in more.as_object().into_iter().flatten() {

@@ -7,7 +7,7 @@
 //! | `id`, `sequence` | the position; as 20 digits, so that text sorts as numbers do |
 //! | `lineage` | that of the record: after an accepted loss, the same positions occur again under another lineage |
 //! | `source` | `/lineages/{lineage}/fleets/{fleet}`: with the `id`, unique among all installations |
-//! | `type` | `chancery.` and the stored type |
+//! | `type` | `dev.chancery.` and the stored type |
 //! | `dataschema` | `chancery:/v1/schemas/` and the stored type: an absolute URI, whose path every server serves |
 //! | `subject`, `partitionkey` | the entity that the event issues, else the first that it is about |
 //! | `subjects` | all of them, comma-separated, if there are several |
@@ -48,7 +48,7 @@ use crate::time::Time;
 /// Version of the specification.
 pub const SPEC_VERSION: &str = "1.0";
 /// Prefix of every event type of this system.
-pub const TYPE_PREFIX: &str = "chancery.";
+pub const TYPE_PREFIX: &str = "dev.chancery.";
 
 /// Attributes of a rendered event that filters use.
 #[derive(Clone, PartialEq, Debug)]
@@ -388,7 +388,7 @@ fn put<T: FromStr<Err: fmt::Display>>(place: &mut Option<T>, value: &str) -> Res
 fn intent_type(value: &str) -> Result<&'static str, String> {
     let stored = value.strip_prefix(TYPE_PREFIX).ok_or_else(|| {
         let shown: String = value.chars().take(64).collect();
-        format!("{shown:?} must start with {TYPE_PREFIX:?}, as in \"chancery.plan.apply.v1\"")
+        format!("{shown:?} must start with {TYPE_PREFIX:?}, as in \"dev.chancery.plan.apply.v1\"")
     })?;
     Intent::TYPES.iter().copied().find(|known| *known == stored).ok_or_else(|| {
         let known: Vec<_> = Intent::TYPES.iter().map(|known| format!("{TYPE_PREFIX}{known}")).collect();

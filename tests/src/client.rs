@@ -87,7 +87,7 @@ impl TestClient {
     /// Posts an intent under a key, as the actor `ann`.
     pub fn intent(&self, key: &str, type_name: &str, data: &Value) -> ServerAnswer {
         let event = json!({
-            "specversion": "1.0", "id": key, "source": "tests", "type": format!("chancery.{type_name}.v1"),
+            "specversion": "1.0", "id": key, "source": "tests", "type": format!("dev.chancery.{type_name}.v1"),
             "actor": "ann", "data": data,
         });
         let headers = [("content-type", "application/cloudevents+json")];

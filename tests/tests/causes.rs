@@ -101,10 +101,10 @@ fn a_placement_that_waited_names_what_freed_its_capacity() {
     let reasons = why.json()["reasons"].as_array().expect("reasons").clone();
     let reserved = reasons
         .iter()
-        .find(|reason| reason["event"]["type"] == "chancery.incarnation.reserved.v1")
+        .find(|reason| reason["event"]["type"] == "dev.chancery.incarnation.reserved.v1")
         .expect("a reservation");
     let freed = &reserved["causes"][0];
-    assert_eq!(freed["type"], "chancery.incarnation.ended.v1", "{reserved:#}");
+    assert_eq!(freed["type"], "dev.chancery.incarnation.ended.v1", "{reserved:#}");
     assert_eq!(freed["data"]["replica"], replica);
     let effects = effects(&client, position(freed));
     assert!(effects.iter().any(|effect| effect["id"] == reserved["event"]["id"]), "{effects:?}");

@@ -234,9 +234,9 @@ fn twenty_replicas_start_once_each_though_the_server_is_killed_while_they_do() {
             .collect::<Vec<_>>()
     };
     let approved: BTreeSet<_> =
-        of("chancery.operation.approved.v1").iter().map(|e| e["data"]["operation"].to_string()).collect();
+        of("dev.chancery.operation.approved.v1").iter().map(|e| e["data"]["operation"].to_string()).collect();
     let came_up: Vec<_> =
-        of("chancery.incarnation.running.v1").iter().map(|e| e["data"]["operation"].to_string()).collect();
+        of("dev.chancery.incarnation.running.v1").iter().map(|e| e["data"]["operation"].to_string()).collect();
     assert_eq!((approved.len(), came_up.len()), (20, 20));
     assert_eq!(approved, came_up.into_iter().collect());
     assert!(client.items("commands").is_empty(), "no command waits for an outcome");
@@ -427,7 +427,7 @@ fn handovers_and_combined_deletes_are_executed_in_causal_order() {
     let event_types: Vec<_> = events
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).expect("an event"))
-        .map(|event| event["type"].as_str().expect("a type").replace("chancery.", ""))
+        .map(|event| event["type"].as_str().expect("a type").replace("dev.chancery.", ""))
         .collect();
     let of_one = ["incarnation.start_requested.v1", "incarnation.ended.v1"];
     let wanted = [

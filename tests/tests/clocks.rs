@@ -43,7 +43,7 @@ fn ask_dated(server: &ServerProcess, id: &str) -> Value {
     let now = chancery_decider::wall_clock::now().to_string();
     let data = json!({"name": "dated", "spec": {"type": "T", "score": 1}});
     let event = json!({
-        "specversion": "1.0", "id": id, "source": "tests", "type": "chancery.capability.apply.v1", "actor": "ann",
+        "specversion": "1.0", "id": id, "source": "tests", "type": "dev.chancery.capability.apply.v1", "actor": "ann",
         "time": now, "data": data,
     });
     let headers = [("content-type", "application/cloudevents+json")];
@@ -141,7 +141,7 @@ fn a_server_to_which_nothing_happens_records_the_time() {
     let mut server = ServerProcess::new();
     server.set("CHANCERY_CLOCK_MAX_GAP", "4s");
     server.start_again();
-    let recorded = || server.cli(&["events", "-o", "jsonl"]).matches("chancery.time.recorded.v1").count();
+    let recorded = || server.cli(&["events", "-o", "jsonl"]).matches("dev.chancery.time.recorded.v1").count();
     until("more time has passed without another event than a start allows", || {
         (recorded() > 4).then_some(())
     });

@@ -47,7 +47,7 @@ fn events_of_a_stream_have_the_described_attributes() {
     let client = server.client();
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let intent = json!({
-        "specversion": "1.0", "id": "1", "source": "/ci", "type": "chancery.capability.apply.v1", "time": "2026-11-21T09:00:00Z",
+        "specversion": "1.0", "id": "1", "source": "/ci", "type": "dev.chancery.capability.apply.v1", "time": "2026-11-21T09:00:00Z",
         "actor": "ann", "traceparent": trace, "tracestate": "vendor=1", "urgent": true,
         "data": {"name": "gpu", "spec": {"type": "GPU", "score": 1}},
     });

@@ -91,7 +91,7 @@ fn message(language: &str, mode: &str, number: usize) -> Value {
     let name = format!("{mode}-{of}");
     let mut inbox_message = json!({
         "id": format!("{mode}-message-{number}"), "source": format!("clients/{language}"),
-        "type": "chancery.capability.apply.v1", "subject": format!("capability/{name}"),
+        "type": "dev.chancery.capability.apply.v1", "subject": format!("capability/{name}"),
         "actor": "carol", "traceparent": TRACE,
         "data": {"name": name, "spec": {"type": "T", "score": number}},
     });
@@ -188,13 +188,13 @@ fn answered_once(language: &str, events: &[Value]) {
             is_verdict && event["causationid"] == intent["id"]
         });
         let verdicts: Vec<_> = verdicts.map(|verdict| &verdict["type"]).collect();
-        assert_eq!(verdicts, ["chancery.intent.accepted.v1"], "{intent}");
+        assert_eq!(verdicts, ["dev.chancery.intent.accepted.v1"], "{intent}");
     }
     let sent = MODES.iter().flat_map(|mode| (0..2 * MESSAGES).map(move |i| format!("{mode}-message-{i}")));
     let sent: Vec<_> = sent.collect();
     let sent: BTreeMap<&str, usize> = sent.iter().map(|id| (id.as_str(), 1)).collect();
     assert_eq!(found, sent);
-    let refused = events.iter().find(|event| event["type"] == "chancery.inbox.message_refused.v1");
+    let refused = events.iter().find(|event| event["type"] == "dev.chancery.inbox.message_refused.v1");
     assert_eq!(refused, None);
 }
 
@@ -205,7 +205,7 @@ fn same(read: &[Value], shown: &[Value]) {
         let text =
             |name: &str| event[name].as_str().unwrap_or_else(|| panic!("{name} of {event}")).to_owned();
         let type_name = text("type");
-        let stored = type_name.strip_prefix("chancery.").expect("own types have this prefix");
+        let stored = type_name.strip_prefix("dev.chancery.").expect("own types have this prefix");
         assert_eq!(text("id"), number.to_string(), "none is missing: {event}");
         assert_eq!(text("sequence"), format!("{number:020}"));
         assert_eq!(text("specversion"), "1.0");

@@ -27,7 +27,7 @@ impl ExportedMessage {
     }
 
     fn is_correction(&self) -> bool {
-        self.type_name == "chancery.events.corrected.v1"
+        self.type_name == "dev.chancery.events.corrected.v1"
     }
 }
 

@@ -29,7 +29,7 @@ fn config() -> ClientConfig {
 /// Sends an inbox message that applies a capability of this name.
 fn put(producer: &BaseProducer, inbox: &str, name: &str) {
     let event = json!({
-        "specversion": "1.0", "id": name, "source": "elsewhere", "type": "chancery.capability.apply.v1",
+        "specversion": "1.0", "id": name, "source": "elsewhere", "type": "dev.chancery.capability.apply.v1",
         "datacontenttype": "application/json", "data": {"name": name, "spec": {"type": "T", "score": 1}},
     });
     let media = Header { key: "content-type", value: Some("application/cloudevents+json") };

@@ -119,7 +119,7 @@ fn messages_are_answered_once_and_bad_ones_are_refused_and_block_no_other() {
             "ce_specversion=1.0".to_owned(),
             format!("ce_id={id}"),
             "ce_source=elsewhere".into(),
-            format!("ce_type=chancery.{type_name}.v1"),
+            format!("ce_type=dev.chancery.{type_name}.v1"),
             "content-type=application/json".into(),
         ];
         let mut args = vec!["-b", brokers, "-t", "messages.inbox", "-P", "-p", "0"];
@@ -132,7 +132,7 @@ fn messages_are_answered_once_and_bad_ones_are_refused_and_block_no_other() {
     binary("a", "capability.apply", &capability("one"));
     binary("a", "capability.apply", &capability("one"));
     let structured = json!({
-        "specversion": "1.0", "id": "b", "source": "elsewhere", "type": "chancery.capability.apply.v1",
+        "specversion": "1.0", "id": "b", "source": "elsewhere", "type": "dev.chancery.capability.apply.v1",
         "datacontenttype": "application/json", "actor": "mallory", "data": {"name": "two", "spec": {"type": "T", "score": 2}},
     });
     let args = [
@@ -187,7 +187,7 @@ fn messages_that_arrive_slowly_after_a_takeover_are_all_answered() {
     for i in 0..20 {
         let name = format!("message-{i}");
         let event = json!({
-            "specversion": "1.0", "id": name, "source": "elsewhere", "type": "chancery.capability.apply.v1",
+            "specversion": "1.0", "id": name, "source": "elsewhere", "type": "dev.chancery.capability.apply.v1",
             "datacontenttype": "application/json", "data": {"name": name, "spec": {"type": "T", "score": 1}},
         });
         let type_is = "content-type=application/cloudevents+json";
@@ -227,7 +227,7 @@ fn a_message_with_a_header_name_that_is_not_utf_8_is_refused_and_blocks_no_other
     };
     let event = |name: &str| {
         json!({
-            "specversion": "1.0", "id": name, "source": "elsewhere", "type": "chancery.capability.apply.v1",
+            "specversion": "1.0", "id": name, "source": "elsewhere", "type": "dev.chancery.capability.apply.v1",
             "datacontenttype": "application/json", "data": {"name": name, "spec": {"type": "T", "score": 1}},
         })
         .to_string()
@@ -348,7 +348,7 @@ fn consumers_find_every_event_once_and_in_order_also_after_a_takeover() {
             assert_eq!(header(event, "content-type"), "application/json");
             let source = format!("/lineages/{}/fleets/default", header(event, "ce_lineage"));
             assert_eq!(header(event, "ce_source"), source);
-            assert!(header(event, "ce_type").starts_with("chancery."));
+            assert!(header(event, "ce_type").starts_with("dev.chancery."));
             let _: Value = serde_json::from_str(event["payload"].as_str().expect("data")).expect("JSON");
         }
     }

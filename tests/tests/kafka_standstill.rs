@@ -168,7 +168,7 @@ fn a_backlog_is_read_over_a_slow_link() {
         put(&noise);
     }
     let last = json!({
-        "specversion": "1.0", "id": "last", "source": "elsewhere", "type": "chancery.capability.apply.v1",
+        "specversion": "1.0", "id": "last", "source": "elsewhere", "type": "dev.chancery.capability.apply.v1",
         "datacontenttype": "application/json", "data": {"name": "last", "spec": {"type": "T", "score": 1}},
     });
     put(&last.to_string());

@@ -50,7 +50,7 @@ fn a_server_reaches_brokers_by_tls_and_scram_and_believes_no_other_certificate_o
     let fact = json!({"name": "a", "spec": {"type": "T", "score": 1}});
     assert_eq!(server.client().decided("a", "capability.apply", &fact).status, 201);
     let shown = server.cli(&["events", "-o", "jsonl"]);
-    assert!(shown.contains("chancery.capability.applied.v1"), "{shown}");
+    assert!(shown.contains("dev.chancery.capability.applied.v1"), "{shown}");
     assert!(!server.log().contains("secret"), "no password is in the log");
 
     // This authority did not sign the broker's certificate.

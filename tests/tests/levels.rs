@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::new_kind::{patched_command, patched_launch};
 
-const CERTIFICATE: &str = "chancery.certificate.apply.v1";
+const CERTIFICATE: &str = "dev.chancery.certificate.apply.v1";
 
 /// Posts a certificate, which needs level 2.
 fn certificate(client: &TestClient, id: &str) -> (u16, Value) {

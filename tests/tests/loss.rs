@@ -259,7 +259,7 @@ fn an_accepted_loss_continues_under_a_new_lineage_and_a_stream_of_the_old_one_is
     let client = server.client();
     let new = events(&client, "");
     let started =
-        new.iter().find(|event| event["type"] == "chancery.lineage.started.v1").expect("a new lineage");
+        new.iter().find(|event| event["type"] == "dev.chancery.lineage.started.v1").expect("a new lineage");
     assert_eq!(started["id"], first.to_string());
     assert_eq!((&started["data"]["previous"], &started["data"]["at"]), (&lost["lineage"], &json!(first - 1)));
     assert_ne!(started["lineage"], lost["lineage"]);

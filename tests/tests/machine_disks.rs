@@ -376,7 +376,7 @@ fn a_change_of_a_machine_replaces_its_guest_and_keeps_its_disks() {
     let events = client.get(&format!("/v1/fleets/default/events?types={types}&follow=false")).text;
     let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let order: Vec<_> = events.map(|event| event["type"].as_str().unwrap_or_default().to_owned()).collect();
-    let (start, end) = ("chancery.incarnation.start_requested.v1", "chancery.incarnation.ended.v1");
+    let (start, end) = ("dev.chancery.incarnation.start_requested.v1", "dev.chancery.incarnation.ended.v1");
     let wanted: Vec<_> = [start, end].into_iter().cycle().take(15).collect();
     assert_eq!(order, wanted);
     // A volume does not grow. The guest runs on, unchanged.

@@ -300,9 +300,9 @@ fn the_example_of_a_new_kind_builds_and_works() {
     let version = row["version"].clone();
     // Streams and histories can be filtered by the kind.
     let lines = client.get("/v1/fleets/default/events?subject=certificate&follow=false");
-    assert_eq!(lines.text.matches("chancery.certificate.applied.v1").count(), 2, "{}", lines.text);
+    assert_eq!(lines.text.matches("dev.chancery.certificate.applied.v1").count(), 2, "{}", lines.text);
     let of_one = client.get("/v1/fleets/default/events?subject=certificate/shop&follow=false");
-    assert_eq!(of_one.text.matches("chancery.certificate.applied.v1").count(), 1, "{}", of_one.text);
+    assert_eq!(of_one.text.matches("dev.chancery.certificate.applied.v1").count(), 1, "{}", of_one.text);
     assert!(cli(&["history", "certificate", "shop"]).contains("certificate.applied"));
 
     server.0.kill();

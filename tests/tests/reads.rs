@@ -66,7 +66,7 @@ fn what_a_batch_or_a_refusal_was_decided_on_is_read_after_it() {
     for round in 0..50 {
         let event = |number: usize| {
             json!({
-                "specversion": "1.0", "id": format!("{round}-{number}"), "source": "tests", "type": "chancery.capability.apply.v1",
+                "specversion": "1.0", "id": format!("{round}-{number}"), "source": "tests", "type": "dev.chancery.capability.apply.v1",
                 "data": {"name": format!("b-{round}-{number}"), "spec": {"type": "T", "score": 1}},
             })
         };

@@ -127,7 +127,7 @@ fn a_replay_counts_what_the_journal_has_and_changes_nothing_while_a_server_has_i
     let mut types: BTreeMap<String, u64> = BTreeMap::new();
     for event in &events {
         let name = event["type"].as_str().expect("a type");
-        *types.entry(name.strip_prefix("chancery.").unwrap_or(name).to_owned()).or_default() += 1;
+        *types.entry(name.strip_prefix("dev.chancery.").unwrap_or(name).to_owned()).or_default() += 1;
     }
     assert_eq!(shown["types"], json!(types));
     assert_eq!(shown["refusals"], json!({"not_found": 3}));

@@ -92,7 +92,7 @@ fn a_stalled_version_is_rolled_back_by_its_own_rule_which_reports_why() {
     assert!(reason.starts_with("no progress for 1500 ms: waits for operation "), "{reason}");
     until("the hung version is gone", || (pids(&server) == before).then_some(()));
     let events = client.get("/v1/fleets/default/events?follow=false&types=deployment.stalled.v1").text;
-    assert!(events.contains("chancery.deployment.stalled.v1"), "{events}");
+    assert!(events.contains("dev.chancery.deployment.stalled.v1"), "{events}");
 }
 
 #[test]

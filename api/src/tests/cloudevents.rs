@@ -15,11 +15,11 @@ const BINARY: &[(&str, &str)] = &[
     ("ce-specversion", "1.0"),
     ("ce-id", "1"),
     ("ce-source", "/ci"),
-    ("ce-type", "chancery.node.delete.v1"),
+    ("ce-type", "dev.chancery.node.delete.v1"),
 ];
 
 fn event(id: &str, data: &serde_json::Value) -> serde_json::Value {
-    json!({"specversion": "1.0", "id": id, "source": "/ci", "type": "chancery.node.delete.v1", "data": data})
+    json!({"specversion": "1.0", "id": id, "source": "/ci", "type": "dev.chancery.node.delete.v1", "data": data})
 }
 
 #[tokio::test]
@@ -116,7 +116,7 @@ async fn what_is_wrong_with_an_event_is_reported_with_its_location() {
         changed.to_string()
     };
     for (body, status, pointer) in [
-        (with("type", "chancery.node.state_changed.v1".into()), 422, "/type"),
+        (with("type", "dev.chancery.node.state_changed.v1".into()), 422, "/type"),
         (with("id", "".into()), 422, "/id"),
         (with("id", json!({})), 422, "/id"),
         (with("expect", 3.into()), 422, "/expect"),

@@ -11,7 +11,7 @@ const STRUCTURED: (&str, &str) = ("content-type", "application/cloudevents+json"
 const BATCH: (&str, &str) = ("content-type", "application/cloudevents-batch+json");
 
 fn event(id: &str, type_name: &str, data: &Value) -> Value {
-    let type_name = format!("chancery.{type_name}.v1");
+    let type_name = format!("dev.chancery.{type_name}.v1");
     json!({"specversion": "1.0", "id": id, "source": "/ci", "type": type_name, "actor": "ann", "data": data})
 }
 

@@ -107,7 +107,7 @@ async fn both_are_served() {
     let world = ServedFleet::new();
     let api = world.get("//v1/openapi.json").await;
     assert_eq!((api.status.as_u16(), &api.json()["openapi"]), (200, &"3.1.0".into()));
-    for name in ["replica.created.v1", "chancery.replica.created.v1"] {
+    for name in ["replica.created.v1", "dev.chancery.replica.created.v1"] {
         let schema = world.get(&format!("//v1/schemas/{name}")).await;
         assert_eq!(schema.json()["$id"], "/v1/schemas/replica.created.v1");
     }

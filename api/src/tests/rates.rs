@@ -59,7 +59,7 @@ async fn a_batch_pays_for_each_of_its_intents() {
     world.decide(accepted(IntentOutcome::Changed, 2));
     let event = |n: usize| {
         format!(
-            r#"{{"specversion":"1.0","id":"{n}","source":"t","type":"chancery.node.apply.v1","data":{{"name":"n",{}}}"#,
+            r#"{{"specversion":"1.0","id":"{n}","source":"t","type":"dev.chancery.node.apply.v1","data":{{"name":"n",{}}}"#,
             &NODE[1..]
         )
     };

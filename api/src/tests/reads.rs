@@ -280,7 +280,7 @@ async fn every_verdict_over_http_is_waited_for_by_the_reads_after_it() {
     assert_eq!(last(), 7, "a refusal");
     let event = |id: &str| {
         format!(
-            r#"{{"specversion":"1.0","id":"{id}","source":"s","type":"chancery.cluster.apply.v1","data":{{"name":"c","spec":{{"runtime":"simulated"}}}}}}"#
+            r#"{{"specversion":"1.0","id":"{id}","source":"s","type":"dev.chancery.cluster.apply.v1","data":{{"name":"c","spec":{{"runtime":"simulated"}}}}}}"#
         )
     };
     let structured = [("content-type", "application/cloudevents+json")];

@@ -177,7 +177,7 @@ async fn filters_from_the_journal_and_from_the_ring_agree() {
         ("subject=request", vec![]),
         ("subject=node/node-2", vec![4]),
         ("subject=cluster,capability", vec![2, 5]),
-        ("types=term.started.v1,chancery.cluster.applied.v1", vec![1, 2]),
+        ("types=term.started.v1,dev.chancery.cluster.applied.v1", vec![1, 2]),
         ("kinds=intent", vec![]),
         ("types=node.*&subject=node/node-1&limit=2", vec![3, 6]),
     ] {
@@ -219,7 +219,7 @@ async fn lines_of_json_are_the_same_events() {
     assert_eq!(lines.len(), 5);
     assert_eq!(
         (&lines[1]["type"], &lines[1]["subject"]),
-        (&"chancery.cluster.applied.v1".into(), &"cluster/local".into())
+        (&"dev.chancery.cluster.applied.v1".into(), &"cluster/local".into())
     );
     let refused = world.send(request(Method::GET, "/events", &[("accept", "text/html")], "")).await;
     assert_eq!(refused.problem().0, 406);

@@ -43,7 +43,7 @@ impl ApiClient<'_> {
             "specversion": "1.0",
             "id": key,
             "source": "cli",
-            "type": format!("chancery.{}", intent.type_name()),
+            "type": format!("dev.chancery.{}", intent.type_name()),
             "time": time,
             "actor": self.context.actor.as_str(),
             "datacontenttype": "application/json",

@@ -9,31 +9,31 @@ fn a_request_for_a_replica_shows_what_its_operation_waits_for() {
     for (line, wanted, data, done) in [
         (
             "chancery relocate replica/web-7f3k --to node/node-2",
-            "chancery.replica.relocate.v1",
+            "dev.chancery.replica.relocate.v1",
             json!({ "name": "web-7f3k", "node": "node-2" }),
             "relocation requested",
         ),
         (
             "chancery restart web-7f3k",
-            "chancery.replica.restart.v1",
+            "dev.chancery.replica.restart.v1",
             json!({ "name": "web-7f3k" }),
             "restart requested",
         ),
         (
             "chancery reboot web-7f3k",
-            "chancery.replica.reboot.v1",
+            "dev.chancery.replica.reboot.v1",
             json!({ "name": "web-7f3k" }),
             "reboot requested",
         ),
         (
             "chancery start web-7f3k --node node-2",
-            "chancery.replica.start.v1",
+            "dev.chancery.replica.start.v1",
             json!({ "name": "web-7f3k", "node": "node-2" }),
             "start requested",
         ),
         (
             "chancery stop web-7f3k",
-            "chancery.replica.stop.v1",
+            "dev.chancery.replica.stop.v1",
             json!({ "name": "web-7f3k" }),
             "stop requested",
         ),
@@ -58,7 +58,7 @@ fn a_snapshot_is_requested_and_awaited_and_fails_if_its_volume_goes() {
     let (result, asked) = run_line(line, vec![verdict(), volume("creating", ""), volume("ready", "")]);
     assert_eq!(result.expect(line), "volume/db as volume/copy requested\nvolume/copy ready\n");
     let event: Value = serde_json::from_str(&asked[0].body).expect("an event");
-    assert_eq!(event["type"], "chancery.volume.snapshot.v1");
+    assert_eq!(event["type"], "dev.chancery.volume.snapshot.v1");
     assert_eq!(event["data"], json!({ "name": "db", "snapshot": "copy" }));
     let gone = problem(404, "not_found", false);
     let script = vec![verdict(), volume("creating", "cannot create snapshot: no space"), gone];
@@ -150,10 +150,10 @@ fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empt
     assert_eq!(result.expect("empty"), "node/node-1 drain requested\nnode/node-1 is empty\n");
     let events: Vec<Value> =
         asked[1..3].iter().map(|asked| serde_json::from_str(&asked.body).expect("an event")).collect();
-    assert_eq!(events[0]["type"], "chancery.disruption.schedule.v1");
+    assert_eq!(events[0]["type"], "dev.chancery.disruption.schedule.v1");
     let spec = json!({ "start": null, "action": "drain", "reason": "disks" });
     assert_eq!(events[0]["data"], json!({ "node": "node-1", "name": "drain-2", "spec": spec }));
-    assert_eq!(events[1]["type"], "chancery.disruption.approve.v1");
+    assert_eq!(events[1]["type"], "dev.chancery.disruption.approve.v1");
     assert_eq!(events[1]["data"], json!({ "node": "node-1", "name": "drain-2" }));
 
     // A second `drain` joins a drain in progress.
@@ -184,7 +184,7 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
         run_line("chancery undrain node-1", vec![ok(&during), verdict(), ok(&node("node-1", ""))]);
     assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
     let wanted = json!({ "node": "node-1", "name": "drain" });
-    assert_eq!(types(&asked), [("chancery.disruption.complete.v1".to_owned(), wanted)]);
+    assert_eq!(types(&asked), [("dev.chancery.disruption.complete.v1".to_owned(), wanted)]);
 
     let mut emptied = disrupted(&json!([disruption("drain", "completed", "drain")]), 0);
     (emptied["state"], emptied["cluster"]) = (json!("evicted"), Value::Null);
@@ -206,7 +206,7 @@ fn an_undrain_ends_what_empties_a_node_or_puts_it_back_into_its_last_cluster() {
         run_line("chancery undrain node-1", vec![ok(&emptied), kept, past.clone(), verdict()]);
     assert_eq!(result.expect("in use"), "node/node-1 is in use again\n");
     let wanted = json!({ "name": "node-1", "state": "allocated", "cluster": "local" });
-    assert_eq!(types(&asked), [("chancery.node.set_state.v1".to_owned(), wanted)]);
+    assert_eq!(types(&asked), [("dev.chancery.node.set_state.v1".to_owned(), wanted)]);
 
     // The node becomes empty at the same moment.
     let mut script = vec![ok(&during), verdict(), ok(&emptied), volumes(json!([])), past];

@@ -24,7 +24,7 @@ fn binding() -> InboxBinding {
 
 /// Returns an inbox message with a request that is `id` of the source `ci`.
 fn message(offset: u64, id: &str, type_name: &str, data: &serde_json::Value) -> InboxMessage {
-    let type_name = format!("chancery.{type_name}.v1");
+    let type_name = format!("dev.chancery.{type_name}.v1");
     let headers = [
         ("ce_specversion", "1.0"),
         ("ce_id", id),

@@ -53,7 +53,7 @@ fn a_fact_that_issues_an_id_is_about_it_first() {
         ("specversion", "1.0"),
         ("id", "42"),
         ("source", &format!("/lineages/{}/fleets/default", header().lineage)),
-        ("type", "chancery.operation.created.v1"),
+        ("type", "dev.chancery.operation.created.v1"),
         ("subject", &issued.to_string()),
         ("partitionkey", &issued.to_string()),
         ("subjects", &format!("{issued},replica/nginx-7f3k")),
@@ -144,7 +144,7 @@ fn facts_of_an_intent_have_its_trace_context() {
 #[test]
 fn a_type_of_a_newer_build_is_shown_and_not_lost() {
     let (json, about) = shown(43, br#"{"k":"fact","t":"moon.landed.v1","c":1,"d":{"crater":1}}"#);
-    assert_eq!((json["type"].as_str(), about.subjects.len()), (Some("chancery.moon.landed.v1"), 0));
+    assert_eq!((json["type"].as_str(), about.subjects.len()), (Some("dev.chancery.moon.landed.v1"), 0));
     assert!(json.get("subject").is_none());
     let header = header();
     let renderer = RecordRenderer::new(&header, [].into_iter());
@@ -157,7 +157,7 @@ fn set(all: &[(&str, &str)]) -> Result<CloudEventAttributes, InvalidAttribute> {
 }
 
 const GOOD: &[(&str, &str)] =
-    &[("specversion", "1.0"), ("id", "1"), ("source", "/ci"), ("type", "chancery.node.delete.v1")];
+    &[("specversion", "1.0"), ("id", "1"), ("source", "/ci"), ("type", "dev.chancery.node.delete.v1")];
 
 #[test]
 fn attributes_make_a_request() {
@@ -189,7 +189,7 @@ fn an_attribute_that_is_not_right_is_named() {
         ("id", ""),
         ("source", "a\nb"),
         ("type", "node.delete.v1"),
-        ("type", "chancery.node.state_changed.v1"),
+        ("type", "dev.chancery.node.state_changed.v1"),
         ("time", "yesterday"),
         ("actor", ""),
         ("expectedversion", "-1"),

@@ -16,7 +16,7 @@ const BINARY: &[(&str, &[u8])] = &[
     ("ce_specversion", b"1.0"),
     ("ce_id", b"1"),
     ("ce_source", b"/ci"),
-    ("ce_type", b"chancery.node.delete.v1"),
+    ("ce_type", b"dev.chancery.node.delete.v1"),
     ("content-type", b"application/json"),
 ];
 const DATA: &str = r#"{"name":"node-1"}"#;
@@ -24,7 +24,7 @@ const STRUCTURED: (&str, &[u8]) = ("content-type", b"application/cloudevents+jso
 
 fn event() -> serde_json::Value {
     json!({
-        "specversion": "1.0", "id": "1", "source": "/ci", "type": "chancery.node.delete.v1", "actor": "eve",
+        "specversion": "1.0", "id": "1", "source": "/ci", "type": "dev.chancery.node.delete.v1", "actor": "eve",
         "expectedversion": 3, "time": "2026-11-21T09:00:00Z", "subject": "node/node-1", "data": {"name": "node-1"},
     })
 }
@@ -140,7 +140,7 @@ fn a_message_that_cannot_be_read_reports_why() {
             RefusalCode::Unsupported,
             "latin1",
         ),
-        (changed("type", "chancery.moon.land.v1".into()), RefusalCode::Unsupported, "must be one of"),
+        (changed("type", "dev.chancery.moon.land.v1".into()), RefusalCode::Unsupported, "must be one of"),
         (changed("type", "com.example.made".into()), RefusalCode::Unsupported, "must start with"),
         (changed("id", "".into()), RefusalCode::Invalid, "\"id\""),
         (changed("id", json!({})), RefusalCode::Invalid, "\"id\": must be text"),

@@ -140,7 +140,7 @@ fn reasons_name_the_operation_its_requester_and_its_approval_with_the_stored_has
                 .chain(of(ReasonRole::Reservation))
                 .map(|event| serde_json::from_str::<Value>(event.json.get()).expect("JSON"))
                 .find(|event| {
-                    event["type"] == "chancery.incarnation.reserved.v1"
+                    event["type"] == "dev.chancery.incarnation.reserved.v1"
                         && event["subject"] == format!("incarnation/{incarnation}")
                 });
             let reserved = reserved.expect("a reservation");

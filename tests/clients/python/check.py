@@ -749,7 +749,7 @@ class Schemas:
     def __init__(self) -> None:
         shape = json.loads((ROOT / "schemas/openapi.json").read_text())["paths"]["/v1/fleets/{fleet}/intents"]
         event = shape["post"]["requestBody"]["content"]["application/cloudevents+json"]["schema"]
-        kinds = [kind.removeprefix("chancery.") for kind in event["properties"]["type"]["enum"]]
+        kinds = [kind.removeprefix("dev.chancery.") for kind in event["properties"]["type"]["enum"]]
         self.of: dict[str, Json] = {
             kind: json.loads((ROOT / f"schemas/events/{kind}.json").read_text()) for kind in kinds
         }
@@ -893,8 +893,8 @@ def _attributes(attributes: Json, data: Any, doubts: list[str], schemas: Schemas
     identity, source = attributes.get("id"), attributes.get("source")
     if attributes.get("specversion") != "1.0" or not identity or not source or not attributes.get("type"):
         return Wanted("refused", "it does not have the attributes of a CloudEvent")
-    kind, expect, when = attributes["type"].removeprefix("chancery."), attributes.get("expectedversion"), attributes.get("time")
-    if not attributes["type"].startswith("chancery.") or kind not in schemas.of:
+    kind, expect, when = attributes["type"].removeprefix("dev.chancery."), attributes.get("expectedversion"), attributes.get("time")
+    if not attributes["type"].startswith("dev.chancery.") or kind not in schemas.of:
         return Wanted("refused", f"{attributes['type'][:60]} is no type of an intent")
     if attributes.get("datacontenttype", "application/json") != "application/json":
         return Wanted("either", "its datacontenttype differs")
@@ -1122,7 +1122,7 @@ def rendered(journal: Journal, position: int) -> tuple[Json, Json]:
         "specversion": "1.0",
         "id": str(position),
         "source": f"/lineages/{header['lineage']}/fleets/{header['fleet']}",
-        "type": f"chancery.{event['t']}",
+        "type": f"dev.chancery.{event['t']}",
     }
     says_so |= {"lineage": header["lineage"], "kind": event["k"], "time": header["time"], "recordhash": record.hash}
     if event["k"] == "fact":
@@ -1182,7 +1182,7 @@ class Events:
             one = self._read(message)
             if one is None:
                 continue
-            if one.attributes["type"] == "chancery.events.corrected.v1":
+            if one.attributes["type"] == "dev.chancery.events.corrected.v1":
                 self.corrections += 1
                 of, after, through = (one.data[name] for name in ("lineage", "continues_after", "lost_through"))
                 kept, repeated = (
@@ -1211,7 +1211,7 @@ class Events:
             attributes = {name.removeprefix("ce_"): text for name, text in headers if name.startswith("ce_")}
             others = dict(headers)
             data = json.loads((message.value or b"").decode())
-            correction = attributes["type"] == "chancery.events.corrected.v1"
+            correction = attributes["type"] == "dev.chancery.events.corrected.v1"
             position = 0 if correction else int(attributes["id"])
             if correction and not {"lineage", "continues_after", "lost_through"} <= data.keys():
                 raise ValueError("a correction without its target")
@@ -1464,7 +1464,7 @@ def refusal(position: int, offset: int, value: bytes | None) -> Json:
 
 
 def binary(offset: int, value: bytes | None, **attributes: str) -> Message:
-    texts = {"specversion": "1.0", "source": "me", "type": "chancery.capability.apply.v1"} | attributes
+    texts = {"specversion": "1.0", "source": "me", "type": "dev.chancery.capability.apply.v1"} | attributes
     headers: list[tuple[bytes, bytes | None]] = [(f"ce_{name}".encode(), text.encode()) for name, text in texts.items()]
     return Message(offset, None, value, [*headers, (b"content-type", b"application/json")])
 
@@ -1474,7 +1474,7 @@ class Sample:
 
     def __init__(self) -> None:
         good, keys = json.dumps(BODY).encode(), [f"{'ab' * 6}{number:020x}" for number in range(3)]
-        cloud = {"specversion": "1.0", "id": "2", "source": "me", "type": "chancery.capability.apply.v1", "data": BODY}
+        cloud = {"specversion": "1.0", "id": "2", "source": "me", "type": "dev.chancery.capability.apply.v1", "data": BODY}
         structured = Message(
             1, None, json.dumps(cloud).encode(), [(b"content-type", b"application/cloudevents+json; charset=utf-8")]
         )
@@ -1531,7 +1531,7 @@ class Sample:
         old, wrong = {"time": 1, "lineage": "2f6d1c0a94be7735"}, fact("time.recorded.v1", 1)
         self.events[-1:-1] = [self._export(position, wrong, old, "") for position in (15, 16)]
         correction = {"lineage": old["lineage"], "continues_after": 7, "recordhash": "", "lost_through": 8}
-        corrected = binary(0, json.dumps(correction).encode(), id="c", source=f"/lineages/{old['lineage']}/fleets/default", type="chancery.events.corrected.v1")
+        corrected = binary(0, json.dumps(correction).encode(), id="c", source=f"/lineages/{old['lineage']}/fleets/default", type="dev.chancery.events.corrected.v1")
         self.events[8:8] = [self._export(8, wrong, old, ""), corrected]
 
     @staticmethod
@@ -1542,7 +1542,7 @@ class Sample:
             "specversion": "1.0",
             "id": str(position),
             "source": f"/lineages/{header['lineage']}/fleets/default",
-            "type": f"chancery.{event['t']}",
+            "type": f"dev.chancery.{event['t']}",
             "subject": subject,
         }
         texts |= {"time": at, "lineage": header["lineage"], "recordhash": digest, "kind": event["k"]}

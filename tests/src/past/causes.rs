@@ -58,7 +58,7 @@ pub fn check_causes(client: &TestClient, at: u64) {
     let event = event(client, at);
     let chain = causes(client, at);
     let first = chain.last().unwrap_or(&event);
-    let type_name = first["type"].as_str().unwrap_or_default().trim_start_matches("chancery.");
+    let type_name = first["type"].as_str().unwrap_or_default().trim_start_matches("dev.chancery.");
     assert!(first["kind"] != "fact" || FIRST_FACTS.contains(&type_name), "the causes of {at} end at {first}");
     if let Some(cause) = chain.first() {
         let found = effects(client, position(cause));

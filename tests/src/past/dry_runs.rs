@@ -10,7 +10,7 @@ use crate::fault_campaigns::fleet::{set_up, sleeper};
 use crate::{TestClient, until};
 
 fn event(id: &str, actor: &str, type_name: &str, data: &Value) -> Value {
-    let type_name = format!("chancery.{type_name}.v1");
+    let type_name = format!("dev.chancery.{type_name}.v1");
     json!({"specversion": "1.0", "id": id, "source": "/test", "type": type_name, "actor": actor, "data": data})
 }
 
@@ -61,7 +61,7 @@ impl ValueNames {
 
     /// Returns the type, the subject and the data of a fact.
     fn fact(&mut self, fact: &Value) -> Value {
-        let type_name = fact["type"].as_str().unwrap_or_default().trim_start_matches("chancery.");
+        let type_name = fact["type"].as_str().unwrap_or_default().trim_start_matches("dev.chancery.");
         let subject = fact["subject"].as_str().unwrap_or_default();
         let subject = subject.split('/').map(|part| self.of(&part.into())).collect::<Vec<_>>();
         json!({"type": type_name, "subject": subject, "data": self.of(&fact["data"])})

@@ -75,7 +75,7 @@ fn written(request: &IntentRequest, structured: bool) -> InboxMessage {
         ("specversion", "1.0".to_owned()),
         ("id", request.id.to_string()),
         ("source", request.source.to_string()),
-        ("type", format!("chancery.{}", request.intent.type_name())),
+        ("type", format!("dev.chancery.{}", request.intent.type_name())),
         // tidy: allow(somebody)
         ("actor", "somebody".to_owned()),
     ];

@@ -271,7 +271,7 @@ fn headers(id: &str) -> OwnedHeaders {
         ("ce_specversion", "1.0"),
         ("ce_id", id),
         ("ce_source", "tests"),
-        ("ce_type", "chancery.capability.apply.v1"),
+        ("ce_type", "dev.chancery.capability.apply.v1"),
         ("content-type", "application/json"),
     ];
     attributes

@@ -24,9 +24,9 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Run", &["dev", "serve", "executor", "demo"]),
     (
         "Administer",
-        &["doctor", "verify", "replay", "upgrade", "raise", "inbox", "init-topics", "import", "config"],
+        &["doctor", "ready", "verify", "replay", "upgrade", "raise", "inbox", "init-topics", "import", "config"],
     ),
-    ("Other", &["version", "openapi", "completion", "help"]),
+    ("Other", &["version", "openapi", "completion", "man", "help"]),
 ];
 
 /// Examples of the client commands, without the name of the program.

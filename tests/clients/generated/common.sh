@@ -8,7 +8,7 @@ scripts="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 fail() { printf 'tests/clients/generated/%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
 
 generator=openapi-generator-cli-7.25.0.jar
-generator_url=https://repo1.maven.org/maven2/org/openapitools/openapi-generator-cli/7.25.0/$generator
+generator_artifact=org.openapitools:openapi-generator-cli:7.25.0
 generator_sha256=41ce4f6b07f196676439d710759fa1ced7a08066d06ff1bf314681470289efae
 
 # PART: prints the directory of its files.

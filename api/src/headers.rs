@@ -19,7 +19,7 @@ pub(super) struct IntentHeaders {
     pub(super) time: Option<Time>,
     pub(super) expect: Option<ExpectedVersion>,
     pub(super) traceparent: Option<String>,
-    /// What happens with a verdict that the intent changes nothing.
+    /// Handling of a verdict that the intent changes nothing.
     pub(super) unchanged: UnchangedVerdict,
 }
 

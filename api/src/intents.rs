@@ -55,7 +55,7 @@ pub(super) struct ReadIntent {
     pub(super) bytes: usize,
     /// Whether `If-Match` or `If-None-Match` gave the expected version.
     pub(super) was_if_match: bool,
-    /// What happens with a verdict that the intent changes nothing.
+    /// Handling of a verdict that the intent changes nothing.
     pub(super) unchanged: UnchangedVerdict,
 }
 

@@ -5,6 +5,7 @@
 //!
 //! `CHANCERY_BENCH_REPLICAS` sets a lower number, and reduces the nodes in proportion.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -14,6 +15,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use chancery::config::EmbeddedClusters;
 use chancery::executors::{EmbeddedLogs, ExecutorHost, ProcessLimits};
 use chancery::projector_thread::{ProjectorQueue, ProjectorThread, publisher};
+use chancery_api::{AllowedHosts, ApiShared, HttpLimits};
 use chancery_decider::core::{DeciderSettings, PART};
 use chancery_decider::leader_router::LeaderRouter;
 use chancery_decider::wall_clock::{JudgedClock, WallClock};
@@ -209,6 +211,7 @@ async fn race(dir: &Path, replicas: usize) -> Result<ResultRow> {
     let (stop, stopped) = watch::channel(false);
     let host = ExecutorHost {
         fleet: "default".parse()?,
+        common: Arc::new(ApiShared::new(HttpLimits::default(), AllowedHosts::new(&BTreeSet::new(), None))),
         logs: EmbeddedLogs::new(dir.join("executors"), EmbeddedClusters::All),
         leader_router: LeaderRouter::with(decider.clone()),
         reader: reader.clone(),

@@ -28,7 +28,7 @@ pub struct Verdict {
     pub result: Arc<Result<AcceptedIntent, Refusal>>,
 }
 
-/// What happens with the verdict on a new intent that changes nothing.
+/// Handling of the verdict on a new intent that changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum UnchangedVerdict {
     /// The verdict is answered and not recorded, so that a loop that applies the same does not grow the journal. A

@@ -30,7 +30,7 @@ impl ExtensionAttributes {
         let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_valid) {
             return Err(format!(
-                "invalid name of an extension attribute: must have 1 to {MAX_NAME} lower-case letters and digits"
+                "invalid name of an extension attribute: must have 1 to {MAX_NAME} characters of a to z and 0 to 9"
             ));
         }
         let used: usize = self.0.iter().map(|(name, value)| name.len() + value.len()).sum();

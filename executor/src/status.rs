@@ -1,4 +1,4 @@
-//! Status of a running executor, for metrics: shared with whoever exposes it, and updated by the loop.
+//! Status of a running executor, for metrics: shared with the server that exposes it, and updated by the loop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

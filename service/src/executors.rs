@@ -48,12 +48,10 @@ const PAGE: usize = 1000;
 /// Environment of the executors in this process.
 #[derive(Clone)]
 pub struct ExecutorHost {
-    /// Fleet of the server.
+    /// Fleet of the executors.
     pub fleet: FleetName,
     /// Metrics of the server.
     pub common: Arc<ApiShared>,
-    /// Name of the fleet in metrics.
-    pub name: FleetName,
     /// Routes messages to the decider.
     pub leader_router: LeaderRouter,
     /// Reader of clusters.
@@ -195,7 +193,7 @@ impl ExecutorHost {
         };
         let (fleet, cluster, runtime) = (self.fleet.clone(), cluster.clone(), runtime.clone());
         let who = ExecutorIdentity { fleet, executor, cluster, runtime };
-        let status = who.status(&self.name, &self.common.metrics);
+        let status = who.status(&self.fleet, &self.common.metrics);
         drive((who, status), root, &self.means, Some(&self.logs), || self.connect(), shutdown).await
     }
 

@@ -205,9 +205,8 @@ impl PreparedFleet {
             ExecutorChannels::new(connections.clone(), config.session_lease * 2, common.limits.executors);
         let logs = EmbeddedLogs::new(self.root, config.embedded_executors.clone());
         let host = ExecutorHost {
-            fleet: config.fleet.clone(),
+            fleet: self.name.clone(),
             common: Arc::clone(common),
-            name: self.name.clone(),
             logs: logs.clone(),
             leader_router: self.desk.clone(),
             reader: self.reader.clone(),

@@ -26,9 +26,8 @@ use crate::executors::ProcessLimits;
 use crate::fleet::PreparedFleet;
 use crate::open_files::OpenFileLimit;
 
-/// Runs a server in its directory until it is asked to stop.
-pub async fn run(config: ServiceConfig, directory: ServerDataDir) -> Result<()> {
-    let files = OpenFileLimit::raise();
+/// Checks that other servers have an address of this one.
+fn check_advertise(config: &ServiceConfig) -> Result<()> {
     ensure!(
         !config.listen.ip().is_unspecified()
             || config.advertise.is_some()
@@ -36,11 +35,23 @@ pub async fn run(config: ServiceConfig, directory: ServerDataDir) -> Result<()> 
         "invalid advertise: must be set, as other servers cannot reach {}",
         config.listen
     );
-    let listener = TcpListener::bind(config.listen).await.map_err(|error| no_port(config.listen, error))?;
-    let address = listener.local_addr().context("cannot read listening address")?;
+    Ok(())
+}
+
+/// Logs that other hosts can reach the server, if they can.
+fn warn_if_exposed(address: SocketAddr) {
     if !address.ip().is_loopback() {
         tracing::warn!(%address, "other hosts can reach this server: everyone who does can do everything");
     }
+}
+
+/// Runs a server in its directory until it is asked to stop.
+pub async fn run(config: ServiceConfig, directory: ServerDataDir) -> Result<()> {
+    let files = OpenFileLimit::raise();
+    check_advertise(&config)?;
+    let listener = TcpListener::bind(config.listen).await.map_err(|error| no_port(config.listen, error))?;
+    let address = listener.local_addr().context("cannot read listening address")?;
+    warn_if_exposed(address);
     let mut stop = stop_signal()?;
     let own: Arc<str> = config.advertise.clone().unwrap_or_else(|| address.to_string()).into();
     let mut limits = config.limits.clone();

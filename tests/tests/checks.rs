@@ -235,8 +235,10 @@ fn twenty_replicas_start_once_each_though_the_server_is_killed_while_they_do() {
     };
     let approved: BTreeSet<_> =
         of("dev.chancery.operation.approved.v1").iter().map(|e| e["data"]["operation"].to_string()).collect();
-    let came_up: Vec<_> =
-        of("dev.chancery.incarnation.running.v1").iter().map(|e| e["data"]["operation"].to_string()).collect();
+    let came_up: Vec<_> = of("dev.chancery.incarnation.running.v1")
+        .iter()
+        .map(|e| e["data"]["operation"].to_string())
+        .collect();
     assert_eq!((approved.len(), came_up.len()), (20, 20));
     assert_eq!(approved, came_up.into_iter().collect());
     assert!(client.items("commands").is_empty(), "no command waits for an outcome");

@@ -184,7 +184,8 @@ fn answered_once(language: &str, events: &[Value]) {
         assert_eq!(intent["traceparent"], TRACE, "{intent}");
         let _: Time = intent["intenttime"].as_str().expect("the SDK adds the time").parse().expect("a time");
         let verdicts = events.iter().filter(|event| {
-            let is_verdict = event["type"].as_str().is_some_and(|word| word.starts_with("chancery.intent."));
+            let is_verdict =
+                event["type"].as_str().is_some_and(|word| word.starts_with("dev.chancery.intent."));
             is_verdict && event["causationid"] == intent["id"]
         });
         let verdicts: Vec<_> = verdicts.map(|verdict| &verdict["type"]).collect();

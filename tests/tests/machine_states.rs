@@ -139,7 +139,7 @@ impl SubjectGuest<'_> {
         let text = self.server.cli(&["events", "-o", "jsonl"]);
         let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
         let is_meant = |event: &Value| {
-            event["type"] == format!("chancery.incarnation.{type_name}.v1")
+            event["type"] == format!("dev.chancery.incarnation.{type_name}.v1")
                 && event["data"]["incarnation"] == self.incarnation
         };
         events.filter(is_meant).map(|mut event| event["data"].take()).collect()

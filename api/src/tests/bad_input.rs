@@ -12,6 +12,7 @@ use chancery_events::id::{Lineage, Position};
 use super::world::{ServedFleet, request};
 use super::writes::accepted;
 use crate::routes::{HttpRoute, ROUTES, RouteTarget};
+use crate::write::needs_body;
 use crate::{AllowedHosts, ApiShared, HttpLimits};
 
 /// Returns a valid path of the route.
@@ -111,9 +112,15 @@ async fn a_body_must_be_there_where_it_has_a_meaning() {
     let api = crate::openapi();
     for route in ROUTES.iter().filter(|route| is_write(route)) {
         let method = route.method.as_str().to_lowercase();
-        let needed = &api["paths"][&route.path][method]["requestBody"]["required"];
+        // Generated clients always send a body, as they send no media type without one.
+        let described = &api["paths"][&route.path][method]["requestBody"]["required"];
+        assert_eq!(*described, true, "{} {}", route.method, route.path);
+        let is_needed = match route.does {
+            RouteTarget::Intent(entry, shape) => needs_body(entry, shape),
+            _ => true,
+        };
         let status = world.send(json(route, "")).await.status.as_u16();
-        assert_eq!(*needed == true, status == 400, "{} {}: {status}", route.method, route.path);
+        assert_eq!(is_needed, status == 400, "{} {}: {status}", route.method, route.path);
         let text = request(route.method.clone(), &path(route), &[("content-type", "text/plain")], "{}");
         assert_eq!(world.send(text).await.problem().0, 415, "{}", route.path);
         let bare = request(route.method.clone(), &path(route), &[], "{}");

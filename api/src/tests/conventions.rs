@@ -7,7 +7,7 @@ use axum::http::Method;
 use chancery_decider::{AcceptedIntent, Verdict};
 use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::fact::IntentOutcome;
-use chancery_events::id::Position;
+use chancery_events::id::{Position, RequestId};
 use chancery_events::refusal::{Refusal, RefusalCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -131,7 +131,7 @@ async fn a_condition_of_a_write_is_decided_with_the_write() {
                 version: Some(found + 1),
             }),
         };
-        Some(Verdict { position: Position::new(9), result: Arc::new(result) })
+        Some(Verdict { position: Position::new(9), is_recorded: true, result: Arc::new(result) })
     });
     let (absent, any, first) =
         (Some(ExpectedVersion::ABSENT), Some(ExpectedVersion::Any), Some(ExpectedVersion::Exactly(1)));
@@ -168,23 +168,20 @@ async fn a_condition_of_a_write_is_decided_with_the_write() {
 #[tokio::test]
 async fn a_created_or_pending_entity_is_named_by_its_path() {
     let world = ServedFleet::new();
+    let request = RequestId::issue(LINEAGE, Position::new(8));
     for (subject, status, path) in [
-        ("capability/nvidia/v100", 201, "/capabilities/nvidia%2Fv100"),
-        ("deployment/web/first", 201, "/plans/web/deployments/first"),
-        (
-            "request/00000000-0008-8801-8000-000000000007",
-            202,
-            "/requests/00000000-0008-8801-8000-000000000007",
-        ),
+        ("capability/nvidia/v100".into(), 201, "/capabilities/nvidia%2Fv100".into()),
+        ("deployment/web/first".into(), 201, "/plans/web/deployments/first".into()),
+        (format!("request/{request}"), 202, format!("/requests/{request}")),
     ] {
         world.decide(move |_| {
             let (subject, version) = (Some(subject.parse().expect("a subject")), Some(1));
             let accepted = AcceptedIntent { outcome: IntentOutcome::Changed, subject, version };
-            Some(Verdict { position: Position::new(9), result: Arc::new(Ok(accepted)) })
+            Some(Verdict { position: Position::new(9), is_recorded: true, result: Arc::new(Ok(accepted)) })
         });
         let answer = world.put(Method::PUT, "/nodes/node-9", NODE).await;
         assert_eq!((answer.status.as_u16(), answer.header("location")), (status, &*format!("{FLEET}{path}")));
-        let route = world.get(path).await;
+        let route = world.get(&path).await;
         assert_ne!(route.problem().1, "route_not_found", "{path}");
     }
 }

@@ -31,7 +31,8 @@ async fn connect(address: SocketAddr) -> (Http2Client, JoinHandle<Result<(), hyp
 }
 
 async fn get(client: &mut Http2Client, uri: &str) -> Response<Incoming> {
-    let request = Request::get(uri).header("accept", "text/event-stream").body(Body::empty());
+    let accept = if uri.contains("/events") { "text/event-stream" } else { "*/*" };
+    let request = Request::get(uri).header("accept", accept).body(Body::empty());
     client.ready().await.expect("it is open");
     client.send_request(request.expect("a request")).await.expect("an answer")
 }

@@ -183,7 +183,7 @@ fn allowed_intents_are_those_named_and_never_approvals() {
             vec!["deployment.create.v1", "plan.apply.v1"],
             vec!["plan.delete.v1"],
         ),
-        ("chancery.node.apply", vec!["node.apply.v1"], vec!["node.delete.v1"]),
+        ("dev.chancery.node.apply", vec!["node.apply.v1"], vec!["node.delete.v1"]),
         ("plan.*,*", vec!["cluster.apply.v1"], vec![]),
     ];
     for (text, taken, not) in cases {

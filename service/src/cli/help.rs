@@ -24,7 +24,18 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Run", &["dev", "serve", "executor", "demo"]),
     (
         "Administer",
-        &["doctor", "ready", "verify", "replay", "upgrade", "raise", "inbox", "init-topics", "import", "config"],
+        &[
+            "doctor",
+            "ready",
+            "verify",
+            "replay",
+            "upgrade",
+            "raise",
+            "inbox",
+            "init-topics",
+            "import",
+            "config",
+        ],
     ),
     ("Other", &["version", "openapi", "completion", "man", "help"]),
 ];
@@ -79,6 +90,8 @@ const EXAMPLES: &[&str] = &[
     "promote deployment web/deployment-2",
     "raise fleet",
     "raise fleet --to 1 --without 10.0.0.7:7440",
+    "ready",
+    "ready --server http://127.0.0.1:7441",
     "rebalance web",
     "rebalance plan/web",
     "reboot web-0100",

@@ -320,10 +320,6 @@ impl ServiceConfig {
             request_timeout: settings::span(text("limits.request_timeout"))?,
             ..HttpLimits::default()
         };
-        let listen = settings::listen(text("listen"))?;
-        if !listen.ip().is_loopback() && !settings::switch(text("allow_unsafe_listen"))? {
-            return Err(not_loopback(listen, &values));
-        }
         let journal = settings::journal(text("journal"))?;
         let executors = embedded_executors(
             &journal,
@@ -334,7 +330,7 @@ impl ServiceConfig {
         let fleets = fleets(settings::fleets(text("fleets"))?, &fleet, &journal)?;
         Ok(ServiceConfig {
             data_dir: text("data_dir").into(),
-            listen,
+            listen: listen(&values)?,
             journal,
             kafka: KafkaSettings {
                 session_timeout: settings::session(text("kafka.session_timeout"))?,
@@ -405,15 +401,22 @@ impl ServiceConfig {
     }
 }
 
-/// Returns the reason why the server must not listen on the address.
-fn not_loopback(listen: SocketAddr, values: &[(String, SettingOrigin)]) -> String {
-    let index = SETTINGS.iter().position(|setting| setting.name == "listen");
-    let origin = &values[index.expect("a name of the table")].1;
-    format!(
-        "invalid listen from {origin}: {listen} is not on the loopback interface, and this build has neither TLS nor \
+/// Returns the address of the server: one of loopback, unless another setting permits any.
+fn listen(values: &[(String, SettingOrigin)]) -> Result<SocketAddr, String> {
+    let of = |name: &str| {
+        let index = SETTINGS.iter().position(|setting| setting.name == name);
+        &values[index.expect("a name of the table")]
+    };
+    let (text, origin) = of("listen");
+    let address = settings::listen(text)?;
+    if address.ip().is_loopback() || settings::switch(&of("allow_unsafe_listen").0)? {
+        return Ok(address);
+    }
+    Err(format!(
+        "invalid listen from {origin}: {address} is not on the loopback interface, and this build has neither TLS nor \
          authentication\n\
          hint: listen on 127.0.0.1 or [::1], behind a proxy that has both; allow_unsafe_listen=yes permits other addresses"
-    )
+    ))
 }
 
 /// Returns the clusters whose executors run in the server.

@@ -440,7 +440,6 @@ async fn an_executor_of_pods_makes_requests_only_while_its_server_leads() {
     let host = ExecutorHost {
         fleet: "default".parse().expect("a name"),
         common: Arc::new(ApiShared::new(HttpLimits::default(), AllowedHosts::default())),
-        name: "default".parse().expect("a name"),
         leader_router: server.router.clone(),
         reader: server.reader.clone(),
         logs: EmbeddedLogs::new(directory.path().join("executors"), EmbeddedClusters::All),

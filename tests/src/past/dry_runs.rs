@@ -74,7 +74,7 @@ fn is_id(text: &str) -> bool {
 
 /// Returns whether a fact is the result of a check of the balance of plans, which servers do every ten seconds.
 fn is_check(fact: &Value) -> bool {
-    fact["type"].as_str().is_some_and(|name| name.starts_with("chancery.plan.balance_changed."))
+    fact["type"].as_str().is_some_and(|name| name.starts_with("dev.chancery.plan.balance_changed."))
 }
 
 /// Waits until no work is due: then the facts that follow are those of the next intent.

@@ -2,6 +2,7 @@
 //! until answered.
 
 use chancery_decider::{UnchangedVerdict, Verdict};
+use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::extension::ExtensionAttributes;
 use chancery_events::fact::Requester;
 use chancery_events::intent::{Intent, IntentRequest};
@@ -48,7 +49,7 @@ pub struct ProducerRequest {
     pub state: ProducerRequestState,
     /// Server that forwards the request to the leader, and returns its answer.
     pub via: Option<ForwardingServer>,
-    /// What happens with a verdict that the request changes nothing.
+    /// Handling of a verdict that the request changes nothing.
     unchanged: UnchangedVerdict,
     /// Invocation in progress.
     op: Option<OpId>,
@@ -162,7 +163,7 @@ impl ScriptedWorld {
             source: "sim".parse().expect("a source"),
             actor: actor.parse().expect("an actor"),
             time,
-            expect,
+            expect: expect.map(ExpectedVersion::Exactly),
             claim: None,
             traceparent: None,
             extensions: ExtensionAttributes::default(),

@@ -33,7 +33,7 @@ pub struct QueuedRequest {
     pub call: usize,
     /// Request of the call.
     pub request: IntentRequest,
-    /// What happens with a verdict that the request changes nothing.
+    /// Handling of a verdict that the request changes nothing.
     pub unchanged: UnchangedVerdict,
 }
 

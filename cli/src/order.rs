@@ -56,22 +56,16 @@ fn text(value: Option<&Value>) -> String {
 
 /// Whether names of the kind are ids, or derive from positions: their digits are no decimal numbers.
 const fn is_issued(kind: EntityKind) -> bool {
-    match kind {
-        EntityKind::Cluster
-        | EntityKind::Capability
-        | EntityKind::Node
-        | EntityKind::Disruption
-        | EntityKind::Policy
-        | EntityKind::Plan
-        | EntityKind::Deployment => false,
+    matches!(
+        kind,
         EntityKind::Replica
-        | EntityKind::Volume
-        | EntityKind::Incarnation
-        | EntityKind::Operation
-        | EntityKind::Request
-        | EntityKind::Session
-        | EntityKind::Command => true,
-    }
+            | EntityKind::Volume
+            | EntityKind::Incarnation
+            | EntityKind::Operation
+            | EntityKind::Request
+            | EntityKind::Session
+            | EntityKind::Command
+    )
 }
 
 /// Text that sorts in natural order.

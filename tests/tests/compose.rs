@@ -375,7 +375,7 @@ fn the_check_of_a_server_distinguishes_one_that_is_ready_from_one_that_has_ended
     let check = service.check();
     assert_eq!(check[0], "CMD");
     let mut server = ServerProcess::start();
-    let url = server.url().to_owned();
+    let url = server.url();
     assert_eq!(check[1], "chancery");
     let run = || {
         let mut check = Command::new(chancery_tests::program())

@@ -72,7 +72,7 @@ fn schema(value: &mut Value) {
         match (name.as_str(), part) {
             ("properties", Value::Object(all)) => all.values_mut().for_each(self::schema),
             ("oneOf" | "anyOf" | "allOf" | "prefixItems", Value::Array(all)) => {
-                all.iter_mut().for_each(self::schema)
+                all.iter_mut().for_each(self::schema);
             }
             ("items" | "not", part) => self::schema(part),
             // Here generators know true and false.

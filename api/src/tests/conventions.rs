@@ -19,8 +19,11 @@ use crate::HttpLimits;
 const NODE: &str = r#"{"spec":{"domain":"d1","resources":{}}}"#;
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// Checks requests: method, path, header, status, and a header of the answer with its value.
-async fn check(world: &ServedFleet, rows: &[(Method, &str, (&str, &str), u16, (&str, &str))]) {
+/// Request of a convention: method, path, header, status, and a header of the answer with its value.
+type ConventionRow<'a> = (Method, &'a str, (&'a str, &'a str), u16, (&'a str, &'a str));
+
+/// Checks requests.
+async fn check(world: &ServedFleet, rows: &[ConventionRow<'_>]) {
     for (method, path, header, status, (name, value)) in rows {
         let body = if *method == Method::PUT { NODE } else { "" };
         let headers = [*header, JSON];
@@ -122,7 +125,7 @@ async fn a_condition_of_a_write_is_decided_with_the_write() {
     let world = ServedFleet::new();
     let tag = world.get("/nodes/node-1").await.header("etag").to_owned();
     world.decide(|request| {
-        let found = if request.intent.subject()?.to_string() == "node/node-1" { 1 } else { 0 };
+        let found = u64::from(request.intent.subject()?.to_string() == "node/node-1");
         let result = match request.expect {
             Some(expected) if !expected.fits(found) => Err(Refusal::new(RefusalCode::VersionConflict, "no")),
             _ => Ok(AcceptedIntent {

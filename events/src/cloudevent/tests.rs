@@ -137,8 +137,8 @@ fn facts_of_an_intent_have_its_trace_context() {
         renderer.render(position, line, &mut out).expect("an event");
         serde_json::from_slice::<serde_json::Value>(&out).expect("JSON").get("traceparent").cloned()
     });
-    let traced = Some(serde_json::Value::from(trace));
-    assert_eq!(traces.collect::<Vec<_>>(), [traced.clone(), traced, None, None, None]);
+    let expected = Some(serde_json::Value::from(trace));
+    assert_eq!(traces.collect::<Vec<_>>(), [expected.clone(), expected, None, None, None]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The AsyncAPI description of topics and streams: valid by its own parser, and true of a live stream.
+//! Description as AsyncAPI of topics and streams: valid by its own parser, and true of a live stream.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -270,6 +270,9 @@ pub enum ServerCommand {
         what: EntitySelector,
         /// Name or id of the entity, unless given in KIND/NAME; PLAN/NAME for a deployment
         name: Option<String>,
+        /// Show the events up to a position, 120, or a time, 2026-11-21T09:00:00Z (default: all events)
+        #[arg(long, value_name = "POSITION|TIME", value_parser = as_of)]
+        as_of: Option<String>,
     },
     /// Show the output of processes
     Logs(LogsArgs),
@@ -460,7 +463,8 @@ impl ServerCommand {
                 act::set_activity(what.kind, &what.one(name.as_ref())?, ClusterActivity::Inactive, io)
             }
             ServerCommand::Events(which) => events::run(which, io),
-            ServerCommand::History { what, name } => {
+            ServerCommand::History { what, name, as_of } => {
+                io.client.read_at(as_of.as_ref());
                 events::history(what.kind, &what.one(name.as_ref())?, io)
             }
             ServerCommand::Logs(whose) => logs::run(whose, io),

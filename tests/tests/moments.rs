@@ -70,6 +70,14 @@ fn as_of_is_understood_by_get_and_describe() {
     let difference = server.cli(&["diff", &first.to_string(), "--kind", "capability"]);
     let words: Vec<_> = difference.lines().nth(1).expect("a change").split_whitespace().collect();
     assert_eq!(words, ["capability/c", "changed", "score", "1", "2"], "{difference}");
+    let positions = |args: &[&str]| {
+        let text = server.cli(&[&["history", "capability/c", "-o", "jsonl"], args].concat());
+        let id = |line: &str| serde_json::from_str::<Value>(line).expect("JSON")["id"].clone();
+        text.lines().map(id).collect::<Vec<_>>()
+    };
+    let (all, then) = (positions(&[]), positions(&["--as-of", &time]));
+    assert!(!then.is_empty() && then.len() < all.len() && all.starts_with(&then), "{then:?} of {all:?}");
+
     let late = server.run(&["get", "capabilities", "--as-of", "2100-01-01T00:00:00Z"]);
     let err = String::from_utf8_lossy(&late.stderr);
     // The first record may have several events.

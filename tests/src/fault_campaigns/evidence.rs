@@ -17,7 +17,7 @@ use chancery_projector::RowKind;
 
 use super::fleet::{empty, fill};
 use crate::check::{JournalChecker, RunningProcesses};
-use crate::history::{InvocationHistory, InvocationOutcome};
+use crate::history::{InvocationHistory, InvocationOutcome, Verdict};
 use crate::ledger::CountMap;
 use crate::model::{ModelRows, SecondModel, comparable, differences, key_of};
 use crate::{ServerProcess, payloads};
@@ -134,6 +134,8 @@ pub fn judge(
     tally.unanswered += unanswered as u64;
     let verdicts = verdicts(&records)?;
     let verdicts_received = history.invocations().iter().filter_map(|op| match op.ending {
+        // The journal has no verdict on an intent that changes nothing.
+        InvocationOutcome::Ok { verdict: Verdict::Unchanged, .. } => None,
         InvocationOutcome::Ok { position, .. } => Some(position),
         InvocationOutcome::Fail | InvocationOutcome::Unknown => None,
     });

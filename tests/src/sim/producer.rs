@@ -249,13 +249,15 @@ impl ScriptedWorld {
                     | RefusalCode::IdempotencyKeyReused
             )
         );
-        match answer {
+        // A verdict without a record is for its position alone.
+        let stays = |first: &&mut Verdict| first.is_recorded || first.result.is_err();
+        match answer.as_mut().filter(stays) {
             Some(first) if first != verdict && !passing => {
                 let what = format!("intent {} is answered {verdict:?}, and was {first:?}", request.id);
                 return Err(violation(1, what, Some(verdict.position)));
             }
             Some(_) => {}
-            None if passing || !is_recorded => {}
+            None if passing => {}
             None => *answer = Some(verdict.clone()),
         }
         if lost {

@@ -248,7 +248,8 @@ impl WorldOracle {
         };
         let context = DecisionContext {
             now: state.at.time,
-            wall: state.at.time,
+            // Senders date intents by clocks that may be ahead of the last record.
+            wall: request.time.unwrap_or(state.at.time).max(state.at.time),
             next: position.plus(2),
             lineage: state.fleet.lineages().current,
             actor: Some(request.actor.clone()),

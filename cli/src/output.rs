@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, Command};
-use jsonpath_rust::JsonPath as _;
 use serde_json::Value;
+use serde_json_path::JsonPath;
 
 use super::context::OutputFormat;
 
@@ -141,7 +141,7 @@ fn render(parts: &[TemplatePart], value: &Value, text: &mut String) {
 
 /// Returns the values at a path.
 pub(super) fn found<'v>(path: &str, value: &'v Value) -> Vec<&'v Value> {
-    value.query(path).expect("the path was read before")
+    JsonPath::parse(path).expect("the path was read before").query(value).all()
 }
 
 fn shown(value: &Value) -> String {
@@ -177,7 +177,7 @@ pub(super) fn path(text: &str) -> Result<String, String> {
         _ if inner.starts_with(['.', '[']) => format!("${inner}"),
         _ => format!("$.{inner}"),
     };
-    match Value::Null.query(&path) {
+    match JsonPath::parse(&path) {
         Ok(_) => Ok(path),
         Err(_) => Err(format!("invalid JSON path {text:?}: must be as in .items[*].name")),
     }

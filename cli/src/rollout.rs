@@ -68,7 +68,7 @@ pub(super) fn scale(
     };
     let name = match name {
         Some(name) => name.to_owned(),
-        None => format!("scale-{}", chrono::Utc::now().timestamp()),
+        None => format!("scale-{}", chrono::Utc::now().timestamp_millis()),
     };
     let intent = DeploymentCreate {
         plan: plan_name,
@@ -128,7 +128,7 @@ pub(super) fn rollback(
         .transpose()?;
     let name = match name {
         Some(name) => name.to_owned(),
-        None => format!("rollback-{}", chrono::Utc::now().timestamp()),
+        None => format!("rollback-{}", chrono::Utc::now().timestamp_millis()),
     };
     let intent =
         PlanRollback { plan: read(EntityKind::Plan, plan)?, name: read(EntityKind::Deployment, &name)?, to };

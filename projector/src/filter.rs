@@ -116,7 +116,7 @@ pub enum InvalidFilter {
 }
 
 /// Reads the filters of a query: all must hold. A filter may have several values, separated by commas, of which one
-/// must hold: `state=draining,evicted`.
+/// must hold: `state=allocated,evicted`.
 pub(crate) fn read<R: ReadModelRow>(given: &[(String, String)]) -> Result<Vec<RowFilter<R>>, InvalidFilter> {
     let kind = R::KIND;
     let mut filters = Vec::with_capacity(given.len());

@@ -38,7 +38,7 @@ USER 10001:10001
 ENV CHANCERY_DATA_DIR=/data
 # A published port leads to an address of the container that is not its loopback. So everything in the networks of the
 # container reaches the server, and can do everything: publish the port on 127.0.0.1, and give the container a network of
-# its own. Web pages are refused as on every server (docs/decisions/0058).
+# its own. Web pages are refused as on every server (docs/decisions/0056).
 ENV CHANCERY_LISTEN=0.0.0.0:7440
 ENV CHANCERY_ALLOW_UNSAFE_LISTEN=yes
 EXPOSE 7440

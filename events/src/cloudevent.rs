@@ -21,8 +21,8 @@
 //! | other extension attributes | of an intent, as received |
 //!
 //! A CloudEvent from a client requests the intent of its type: see [`CloudEventAttributes`]. Extension attributes that
-//! this system does not know are recorded with the intent. A misspelled `expectedversion` is refused, because it would
-//! silently drop a condition.
+//! this system does not know are recorded with the intent. Other names that start with `expect` are refused, because a
+//! misspelled `expectedversion` would silently drop a condition.
 //!
 //! Source: CloudEvents 1.0.2, its JSON format, HTTP binding, and its partitioning, sequence and distributed
 //! tracing extensions.
@@ -287,6 +287,8 @@ impl CloudEventAttributes {
             "subject" => put(&mut self.subject, value).map_err(bad)?,
             "datacontenttype" if is_json(value) => self.content_type.replace(()).is_some(),
             "datacontenttype" => return Err(bad("must be application/json".into())),
+            // A member of every event, which no attribute may have as its name.
+            "data" => return Err(bad("must be the body of the event".into())),
             ignored if CloudEventAttributes::IGNORED.contains(&ignored) => false,
             condition if condition.starts_with("expect") => {
                 return Err(bad("unknown, must be expectedversion".into()));

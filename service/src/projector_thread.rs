@@ -206,6 +206,7 @@ impl ProjectorThread {
             ProjectorRequest::State(answer) => {
                 let _ = answer.send(JournalFold::from(self.projector.state().cloned()));
             }
+            ProjectorRequest::Figures(answer) if answer.is_closed() => drop(answer),
             ProjectorRequest::Figures(answer) => {
                 let _ = answer.send(self.projector.figures());
             }

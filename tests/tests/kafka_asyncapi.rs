@@ -1,4 +1,4 @@
-//! Description as AsyncAPI of topics and streams: valid by its own parser, and true of a live stream.
+//! Description of topics and streams (`schemas/asyncapi.yaml`): valid by its own parser, and true of a live stream.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
 //! Metrics of fleets that are counted as things happen, and gauges that cost nothing to read.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chancery_decider::DeciderHandle;
@@ -201,7 +202,8 @@ impl FleetMetrics {
             let is_blocked = troubles.iter().any(|(troubled, _)| *troubled == part);
             self.families.troubles.get_or_create(&labels).set(i64::from(is_blocked));
             let reports = self.families.trouble_reports.get_or_create(&labels);
-            reports.inc_by(app.router.troubles.reports(part).saturating_sub(reports.get()));
+            // Concurrent scrapes must not add the same reports twice.
+            reports.inner().fetch_max(app.router.troubles.reports(part), Ordering::Relaxed);
         }
     }
 }

@@ -196,6 +196,7 @@ fn an_attribute_that_is_not_right_is_named() {
         ("expect", "1"),
         ("expectedversoin", "1"),
         ("Urgent", "1"),
+        ("data", "1"),
         ("a-b", "1"),
         ("traceparent", "00-1-2-3"),
         ("traceparent", "00-00000000000000000000000000000000-00f067aa0ba902b7-01"),

@@ -747,8 +747,10 @@ class Schemas:
     """Schemas of the intents that a client may request, as far as they define what is invalid."""
 
     def __init__(self) -> None:
-        shape = json.loads((ROOT / "schemas/openapi.json").read_text())["paths"]["/v1/fleets/{fleet}/intents"]
+        described = json.loads((ROOT / "schemas/openapi.json").read_text())
+        shape = described["paths"]["/v1/fleets/{fleet}/intents"]
         event = shape["post"]["requestBody"]["content"]["application/cloudevents+json"]["schema"]
+        event = described["components"]["schemas"][event["$ref"].rsplit("/", 1)[1]]
         kinds = [kind.removeprefix("dev.chancery.") for kind in event["properties"]["type"]["enum"]]
         self.of: dict[str, Json] = {
             kind: json.loads((ROOT / f"schemas/events/{kind}.json").read_text()) for kind in kinds

@@ -41,6 +41,10 @@ func consume(brokers, topic, after string) error {
 		if err != nil {
 			return err
 		}
+		// The SDK adds the place in the topic, which the event does not have.
+		for _, name := range []string{"kafkaoffset", "kafkapartition", "kafkatopic"} {
+			event.SetExtension(name, nil)
+		}
 		if err := event.Validate(); err != nil {
 			return err
 		}

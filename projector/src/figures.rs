@@ -1,5 +1,5 @@
 //! Figures of a fleet for its metrics, from counts that follow the rows and from indexes of the state. No replica, operation,
-//! incarnation or node is visited: the cost grows with the number of plans and clusters alone.
+//! incarnation or node is visited: the cost grows with the number of plans, clusters and pending approval requests.
 
 use std::ops::AddAssign;
 

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Report at the end of tests/run: duration of each step, whether it started cold or warm, and the slowest tests.
+# Report at the end of tests/run: duration of each step, whether it started cold or warm, the slowest tests, and what the tests
+# that failed printed.
 #
 # Stable libtest prints when a test ends, but not how long it took. It starts tests in the order of their names, and the
 # next one when one ends. So the ends also give the start of each test.
@@ -96,6 +97,11 @@ report() {
         }
         count = 0
       }' "$notes"/tests* | sort -rn | sed -n 1,20p # `head` would end early, and `sort` would fail for it
+    # Again at the end, where a reader of a long output finds them: what the tests that failed printed.
+    cut -f 2- "$notes"/tests* | awk '
+      /^---- .* stdout ----$/ { left = 60 }
+      /^(failures:|test result: .*)$/ { left = 0 }
+      left > 0 { if (!found++) print "\nThe tests that failed, with their first 60 lines each:"; print substr($0, 1, 1000); left-- }'
   fi
   rm -rf "$notes"
 }

@@ -28,7 +28,10 @@ func consume(brokers, topic, after string) error {
 	if err != nil {
 		return err
 	}
-	consumer, err := sarama.NewConsumer(strings.Split(brokers, ","), sarama.NewConfig())
+	config := sarama.NewConfig()
+	// A minute, instead of 750 ms: brokers that start or elect a leader take longer.
+	config.Metadata.Retry.Max = 240
+	consumer, err := sarama.NewConsumer(strings.Split(brokers, ","), config)
 	if err != nil {
 		return err
 	}

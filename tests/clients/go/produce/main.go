@@ -51,6 +51,9 @@ func produce(brokers, topic, mode string) error {
 		return fmt.Errorf("invalid mode %q: must be binary or structured", mode)
 	}
 	config := sarama.NewConfig()
+	// A minute, instead of 750 ms and 300 ms: brokers that start or elect a leader take longer.
+	config.Metadata.Retry.Max = 240
+	config.Producer.Retry.Max = 600
 	config.Producer.RequiredAcks = sarama.WaitForAll
 	config.Producer.Return.Successes = true
 	config.Producer.Partitioner = sarama.NewManualPartitioner

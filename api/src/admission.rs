@@ -14,7 +14,7 @@
 //! | | several, `same-site`, `cross-site`, or any other | 403 `origin_not_allowed` |
 //! | `Content-Type`, safe methods: GET, HEAD, OPTIONS, TRACE | anything | admitted |
 //! | `Content-Type`, other methods | JSON, CloudEvents in JSON, lines of JSON | admitted |
-//! | | none, several, or any other | 415 `unsupported_media_type` |
+//! | | none, several, or any other | 415 `unsupported_media_type`; 404 or 405 if there is no such route |
 //!
 //! Attacks that each row stops:
 //! - `Host`: DNS rebinding. `Host` carries the name of a page that was rebound to this machine. No page can
@@ -88,9 +88,9 @@ impl AllowedHosts {
     }
 }
 
-/// Whether the head of a request is admitted by the table above; otherwise the problem.
+/// Whether host and origin of a request are admitted by the table above; otherwise the problem.
 pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(), ProblemDetails> {
-    let (method, headers) = (request.method(), request.headers());
+    let headers = request.headers();
     let authority = authority(request.uri(), headers)?;
     let host = host_of(authority).ok_or_else(|| invalid_host(&format!("{authority:?} is not a host")))?;
     if !hosts.contains(host) {
@@ -109,6 +109,12 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
     if !is_listed_page && has_other(headers, &SEC_FETCH_SITE, |site| matches!(site, "same-origin" | "none")) {
         return Err(foreign("sec-fetch-site"));
     }
+    Ok(())
+}
+
+/// Whether the media type of a request is admitted by the table above; otherwise the problem. Separate from [`admit`], as a
+/// path that does not exist, or not with this method, is reported first.
+pub(super) fn admit_media(method: &Method, headers: &HeaderMap) -> Result<(), ProblemDetails> {
     if method.is_safe() || has_media_type(headers) { Ok(()) } else { Err(simple(method)) }
 }
 
@@ -222,7 +228,7 @@ mod tests {
             let name: HeaderName = name.parse().expect("a name");
             request.headers_mut().append(name, HeaderValue::from_bytes(value.as_bytes()).expect("a value"));
         }
-        match admit(&hosts, &request) {
+        match admit(&hosts, &request).and_then(|()| admit_media(request.method(), request.headers())) {
             Ok(()) => 200,
             Err(problem) => problem.kind.status,
         }

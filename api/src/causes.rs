@@ -20,7 +20,7 @@ use super::dry_run::PlacementReasons;
 use super::middleware::RoutedRequest;
 use super::moments::{self, RequestCancellation};
 use super::positions;
-use super::problem::{INVALID_PARAMETER, NOT_FOUND, ProblemDetails, RequestPart, VALUE_DIFFERS};
+use super::problem::{GONE, INVALID_PARAMETER, NOT_FOUND, ProblemDetails, RequestPart, VALUE_DIFFERS};
 use super::query::QueryParams;
 use super::read::{
     ReadFrom, ReservedAnswer, at_moment, compressor_of, in_turn, key, limit_of_events, missing_at, row_at,
@@ -197,14 +197,18 @@ pub(super) async fn why(
     };
     if field.is_some() && row.is_none() {
         let path = call.parts.uri.path().trim_end_matches("/why");
-        return Err(missing_at(app, &key, path, position).await);
+        let mut problem = missing_at(app, &key, path, position).await;
+        if problem.is(GONE) {
+            problem.detail.push_str("\nhint: name an earlier moment, at which it had the field");
+        }
+        return Err(problem);
     }
     if let (Some(wanted), Some(found), Some(name)) = (&wanted, &value, &field)
         && shown(found) != *wanted
     {
         let found = shown(found);
         let detail = format!(
-            "{name} of {} is {found:?} at position {position}, not {wanted:?}\nhint: name an earlier moment (as_of, --as-of) at which it had that value",
+            "{name} of {} is {found:?} at position {position}, not {wanted:?}\nhint: name an earlier moment, at which it had that value",
             key.subject()
         );
         return Err(ProblemDetails::new(VALUE_DIFFERS, detail).position(position.get()));
@@ -228,7 +232,13 @@ pub(super) async fn why(
         let path = call.parts.uri.path().trim_end_matches("/why");
         return Err(missing_at(app, &key, path, position).await);
     }
-    let recomputed = if recompute { recomputed(app, &reasons).await? } else { None };
+    let recomputed = if recompute {
+        // It may wait for folds of other requests.
+        answer.shrink(reasons.iter().map(ValueReason::bytes).sum());
+        recomputed(app, &reasons).await?
+    } else {
+        None
+    };
     let body = ReasonsBody {
         entity: key.subject().to_string(),
         field: field.as_deref(),

@@ -1,6 +1,8 @@
 //! Entity tags: `"VERSION-CHECKSUM"`. The version is that of the entity, which `If-Match` compares. The checksum is
 //! of the whole row: a row also shows what other entities determine, which changes without a new version.
 
+use std::collections::BTreeSet;
+
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use chancery_events::digest::Digest;
@@ -18,6 +20,18 @@ pub(super) fn version(tag: &str) -> Option<u64> {
     let is_tag =
         version.bytes().all(|b| b.is_ascii_digit()) && checksum.bytes().all(|b| b.is_ascii_hexdigit());
     if is_tag && !checksum.is_empty() { version.parse().ok() } else { None }
+}
+
+/// Returns the versions in a list of tags. A weak tag has none: `If-Match` never matches it. `None` if one is no tag.
+pub(super) fn versions(list: &str) -> Option<BTreeSet<u64>> {
+    let mut versions = BTreeSet::new();
+    for tag in list.split(',').map(str::trim) {
+        match tag.strip_prefix("W/") {
+            Some(weak) => _ = version(weak)?,
+            None => _ = versions.insert(version(tag)?),
+        }
+    }
+    Some(versions)
 }
 
 /// Whether the client has the row with this tag, by `If-None-Match`.
@@ -46,6 +60,22 @@ pub(super) fn named(mut response: Response<Body>, tag: &str) -> Response<Body> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_of_tags_has_the_versions_of_the_strong_ones() {
+        for (list, found) in [
+            ("\"3\"", Some(vec![3])),
+            ("\"3-a\",  \"3-b\"", Some(vec![3])),
+            ("\"4\", W/\"5\", \"3\"", Some(vec![3, 4])),
+            ("W/\"3\"", Some(vec![])),
+            ("\"3\",", None),
+            ("\"3\", *", None),
+            ("W/3", None),
+            ("", None),
+        ] {
+            assert_eq!(versions(list).map(Vec::from_iter), found, "{list}");
+        }
+    }
 
     #[test]
     fn a_tag_has_the_version_that_a_write_expects() {

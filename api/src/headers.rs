@@ -8,7 +8,7 @@ use chancery_events::name::{Actor, IntentId, SourceName};
 use chancery_events::time::Time;
 
 use super::entity_tag;
-use super::problem::{ProblemDetails, RequestPart, UNSUPPORTED_MEDIA_TYPE};
+use super::problem::{PRECONDITION_FAILED, ProblemDetails, RequestPart, UNSUPPORTED_MEDIA_TYPE};
 
 /// Attributes from the headers of an intent.
 #[derive(Debug)]
@@ -93,9 +93,19 @@ fn expected(headers: &HeaderMap) -> Result<Option<ExpectedVersion>, ProblemDetai
     let wrong = |name: &HeaderName, rule| ProblemDetails::parameter(RequestPart::Header, name.as_str(), rule);
     let if_match = one(headers, &header::IF_MATCH)?.map(|text| match text {
         "*" => Ok(ExpectedVersion::Any),
-        tag => entity_tag::version(tag).map(ExpectedVersion::Exactly).ok_or_else(|| {
-            wrong(&header::IF_MATCH, "must be * or one ETag, or one version in quotes as in \"3\"")
-        }),
+        tags => {
+            let rule = "must be * or ETags, or a version in quotes as in \"3\"";
+            let versions = entity_tag::versions(tags).ok_or_else(|| wrong(&header::IF_MATCH, rule))?;
+            match Vec::from_iter(versions).as_slice() {
+                [version] => Ok(ExpectedVersion::Exactly(*version)),
+                [] => {
+                    let detail = "cannot write: only weak ETags are expected, which never match";
+                    Err(ProblemDetails::new(PRECONDITION_FAILED, detail))
+                }
+                // The expected version is recorded with the intent, and is one.
+                _ => Err(wrong(&header::IF_MATCH, "must have ETags of one version")),
+            }
+        }
     });
     let if_none_match = one(headers, &header::IF_NONE_MATCH)?.map(|text| match text {
         "*" => Ok(ExpectedVersion::ABSENT),

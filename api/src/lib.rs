@@ -19,6 +19,7 @@ mod connection;
 mod consoles;
 mod diff;
 mod discovery;
+mod disruptions;
 mod dry_run;
 mod entity_tag;
 mod event_filter;

@@ -18,7 +18,7 @@ use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
 use uuid::Uuid;
 
-use super::admission::admit;
+use super::admission::{admit, admit_media};
 use super::budget::{ByteBudget, ReservedBytes, SMALL};
 use super::positions;
 use super::problem::{
@@ -30,7 +30,7 @@ use super::rate::RequestPrincipal;
 use super::routes::{self, HttpRoute, RouteMatch, RouteResult, RouteTarget};
 use super::{
     ApiShared, ApiState, FleetApi, HttpLimits, accept, catalogue, causes, channels, consoles, diff,
-    discovery, dry_run, forward, intents, logs, metrics, openapi, read, schemas, stream, write,
+    discovery, disruptions, dry_run, forward, intents, logs, metrics, openapi, read, schemas, stream, write,
 };
 
 /// Request, as the outermost handler and the handler of its route see it.
@@ -79,7 +79,6 @@ async fn answer(
             request.extensions_mut().insert(Arc::clone(&context));
             routes.oneshot(request).await.into_response()
         }
-        // A request that is not admitted takes no token: a web page would spend those of local programs.
         Err(problem) => refuse(problem, request.into_body(), limits).await.into_response(),
     };
     let mut response = with_body(response, id);
@@ -133,10 +132,14 @@ async fn answer_routed(
     parts.uri = context.target.clone();
     let principal = RequestPrincipal::of(&parts);
     let asked = found.as_ref().ok().map(|found| found.route.does);
-    let found = rates.take(asked, &principal).and(found).and_then(|found| {
-        accept::check(&parts.headers, found.route.does)?;
-        Ok(found)
-    });
+    let found = match admit_media(&parts.method, &parts.headers) {
+        Ok(()) => rates.take(asked, &principal).and(found).and_then(|found| {
+            accept::check(&parts.headers, found.route.does)?;
+            Ok(found)
+        }),
+        // A request that is not admitted takes no token: a web page would spend those of local programs.
+        Err(problem) => found.and(Err(problem)),
+    };
     let found = match found {
         Ok(found) => found,
         Err(problem) => return Err(refuse(problem, body, limits).await),
@@ -160,11 +163,9 @@ async fn answer_routed(
             Err(problem) => (RequestBody::Read(Err(problem)), None),
         }
     };
-    let (method, sent) = (parts.method.clone(), Arc::clone(&context));
     let answer = dispatch(&api, RoutedRequest { context, found, parts, principal }, body);
-    tokio::time::timeout(limits.request_timeout, answer).await.map_err(|_| {
-        ProblemDetails::new(TIMEOUT, format!("cannot answer {method} {}: timed out", sent.target.path()))
-    })?
+    let late = |_| ProblemDetails::new(TIMEOUT, "cannot answer the request: timed out");
+    tokio::time::timeout(limits.request_timeout, answer).await.map_err(late)?
 }
 
 /// Returns the problem after reading the body: a sender cut off while writing does not read the answer.
@@ -262,6 +263,7 @@ async fn dispatch(
         }
         RouteTarget::List(_)
         | RouteTarget::Get(_)
+        | RouteTarget::Disruption
         | RouteTarget::History(_)
         | RouteTarget::Why(_)
         | RouteTarget::Event(_)
@@ -306,6 +308,7 @@ async fn read_of(
     match call.found.route.does {
         RouteTarget::List(kind) => read::list(app, call, kind, params).await,
         RouteTarget::Get(kind) => read::get(app, call, kind, params).await,
+        RouteTarget::Disruption => disruptions::get(app, call, params).await,
         RouteTarget::History(kind) => read::history(app, call, kind, params).await,
         RouteTarget::Why(kind) => causes::why(app, call, kind, params).await,
         RouteTarget::Event(read) => causes::of_event(app, call, read, params).await,

@@ -16,6 +16,7 @@ use chancery_events::kind::EntityKind;
 use chancery_projector::RowKind;
 use chancery_projector::history::HistoryEntry;
 use chancery_projector::moment::EntityChange;
+use chancery_projector::rows::DisruptionRow;
 use chancery_projector::why::ValueReason;
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
@@ -288,6 +289,10 @@ fn success(route: &HttpRoute, types: &mut SchemaGenerator) -> Value {
             });
             ok
         }
+        RouteTarget::Disruption => answer(
+            &types.subschema_for::<DisruptionRow>().to_value(),
+            "Disruption, as the row of its node has it.",
+        ),
         RouteTarget::History(_) => {
             let entry = types.subschema_for::<HistoryEntry>().to_value();
             let items = json!({"type": "array", "items": entry});
@@ -396,6 +401,7 @@ fn operation_id(route: &HttpRoute) -> String {
         RouteTarget::List(kind) if route.path.contains("/plans/{plan}/") => format!("list_plan_{kind}"),
         RouteTarget::List(kind) => format!("list_{kind}"),
         RouteTarget::Get(kind) => format!("get_{}", kind.kind().word()),
+        RouteTarget::Disruption => "get_disruption".into(),
         RouteTarget::History(kind) => format!("get_{}_history", kind.kind().word()),
         RouteTarget::Why(kind) => format!("get_{}_why", kind.kind().word()),
         RouteTarget::Event(EventRead::Event) => "get_event".into(),

@@ -100,6 +100,7 @@ impl RateLimiter {
             Some(
                 RouteTarget::List(_)
                 | RouteTarget::Get(_)
+                | RouteTarget::Disruption
                 | RouteTarget::History(_)
                 | RouteTarget::Why(_)
                 | RouteTarget::Event(_)

@@ -226,7 +226,7 @@ impl RowsAt {
 }
 
 /// Returns the source that a read needs before it is answered: moments follow from the journal alone.
-fn source_of(moment: Option<NamedMoment>) -> ReadFrom {
+pub(super) fn source_of(moment: Option<NamedMoment>) -> ReadFrom {
     if moment.is_some() { ReadFrom::Journal } else { ReadFrom::Rows }
 }
 
@@ -283,6 +283,13 @@ impl ReservedAnswer {
         self.max_bytes
     }
 
+    /// Releases the memory that a text of this length does not need, before a long wait.
+    pub(super) fn shrink(&mut self, bytes: usize) {
+        if let Some(reserved) = &mut self.reserved {
+            reserved.shrink(reserved.len().min(bytes + self.compressor));
+        }
+    }
+
     /// Returns the memory of an answer with one row, whose size is not known before.
     pub(super) const fn of_row() -> ReservedAnswer {
         ReservedAnswer { compressor: 0, max_bytes: usize::MAX, reserved: None }
@@ -317,13 +324,9 @@ pub(super) fn not_read(kind: RowKind, error: QueryError) -> ProblemDetails {
     match error {
         QueryError::Filter(InvalidFilter::Unknown { name, .. }) => {
             let name: String = name.chars().take(100).collect();
-            let known = kind.filters().join(", ");
-            let text = format!("invalid filter {name:?} of {}: must be one of {known}", kind.kind().plural());
-            ProblemDetails::new(INVALID_PARAMETER, text).at(
-                RequestPart::Query,
-                pointer_to(&name),
-                "unknown filter; other parameters of a list are limit, page_token, as_of, min_position and consistency",
-            )
+            let rule = format!("must be one of {}", kind.filters().join(", "));
+            let text = format!("invalid filter {name:?} of {}: {rule}", kind.kind().plural());
+            ProblemDetails::new(INVALID_PARAMETER, text).at(RequestPart::Query, pointer_to(&name), rule)
         }
         QueryError::Filter(InvalidFilter::Value { name, reason, .. }) => {
             ProblemDetails::parameter(RequestPart::Query, name, reason)

@@ -13,6 +13,7 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use axum::routing::{MethodFilter, MethodRouter};
 use chancery_events::intent::{Intent, IntentEntry, OperationApprove, OperationReject};
+use chancery_events::kind::EntityKind;
 use chancery_projector::RowKind;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use tower_http::CompressionLevel;
@@ -72,6 +73,8 @@ pub(super) enum RouteTarget {
     OpenApi,
     Schema,
     ErrorEntry,
+    /// Returns a disruption, which is part of the row of its node.
+    Disruption,
     /// Returns the version of the server.
     Version,
     /// Returns the paths from which the API can be explored.
@@ -100,6 +103,7 @@ impl RouteTarget {
             RouteTarget::ErrorEntry => Some("text/markdown"),
             RouteTarget::List(_)
             | RouteTarget::Get(_)
+            | RouteTarget::Disruption
             | RouteTarget::History(_)
             | RouteTarget::Why(_)
             | RouteTarget::Event(EventRead::Causes | EventRead::Effects)
@@ -164,6 +168,8 @@ pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
         let about = format!("Returns the facts behind a field of one of the {kind}, and their causes.");
         add(Method::GET, format!("{FLEET}{one}/why"), RouteTarget::Why(kind), &about);
     }
+    let disruption = format!("{FLEET}{}", EntityKind::Disruption.path());
+    add(Method::GET, disruption, RouteTarget::Disruption, "Returns a disruption of a node.");
     let diff = "Lists the entities whose rows differ between two moments.";
     add(Method::GET, format!("{FLEET}/diff"), RouteTarget::Diff, diff);
     for (path, read, about) in [

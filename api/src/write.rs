@@ -177,6 +177,16 @@ fn elsewhere(
     query_members: &[BodyMember],
 ) -> ProblemDetails {
     let is_twice = problem.detail.contains("duplicate field");
+    let is_given = |name: &str| params.iter().chain(query_members).any(|(known, _)| *known == name);
+    if let Some(fault) =
+        problem.errors_mut().first_mut().filter(|fault| fault.pointer.matches('/').count() == 1)
+        && let Some(detail) = known_of_body(&fault.detail, is_given)
+    {
+        let before = std::mem::replace(&mut fault.detail, detail.clone());
+        let head = problem.detail.strip_suffix(&before).unwrap_or_default();
+        problem.detail = format!("{head}{detail}");
+        return problem;
+    }
     let fault = problem.errors_mut().first_mut();
     let name = fault.as_ref().and_then(|fault| fault.pointer.strip_prefix('/')).map(str::to_owned);
     let (Some(fault), Some(name)) = (fault, name) else { return problem };
@@ -188,6 +198,23 @@ fn elsewhere(
         _ => {}
     }
     problem
+}
+
+/// Returns the error of an unknown member without the known members that are given outside the body; `None` if it is
+/// another error.
+fn known_of_body(error: &str, is_given: impl Fn(&str) -> bool) -> Option<String> {
+    let (unknown, known) = error.rsplit_once(", expected ")?;
+    if !unknown.starts_with("unknown field `") {
+        return None;
+    }
+    let names = known.split('`').skip(1).step_by(2).filter(|name| !is_given(name));
+    let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
+    Some(match names.as_slice() {
+        [] => format!("{unknown}, the body has no fields"),
+        [name] => format!("{unknown}, expected {name}"),
+        [first, second] => format!("{unknown}, expected {first} or {second}"),
+        _ => format!("{unknown}, expected one of {}", names.join(", ")),
+    })
 }
 
 /// Submits an intent that was received in `bytes` bytes to the decider, and counts the answer.

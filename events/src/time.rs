@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Time of the journal, in microseconds since the Unix epoch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
@@ -126,6 +127,31 @@ pub mod shown {
     }
 }
 
+/// Reads an optional time of a request: RFC 3339, as rows show it, or microseconds, as the journal has it.
+pub(crate) fn requested<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Time>, D::Error> {
+    struct TimeVisitor;
+    impl Visitor<'_> for TimeVisitor {
+        type Value = Option<Time>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a time as in 2026-11-21T09:00:00Z, or microseconds since 1970")
+        }
+        fn visit_unit<E: Error>(self) -> Result<Option<Time>, E> {
+            Ok(None)
+        }
+        fn visit_i64<E: Error>(self, micros: i64) -> Result<Option<Time>, E> {
+            Ok(Some(Time(micros)))
+        }
+        fn visit_u64<E: Error>(self, micros: u64) -> Result<Option<Time>, E> {
+            let micros = i64::try_from(micros);
+            micros.map(|micros| Some(Time(micros))).map_err(|_| E::custom("time is too late"))
+        }
+        fn visit_str<E: Error>(self, text: &str) -> Result<Option<Time>, E> {
+            text.parse().map(Some).map_err(E::custom)
+        }
+    }
+    if from.is_human_readable() { from.deserialize_any(TimeVisitor) } else { Option::deserialize(from) }
+}
+
 /// Text that is not a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid duration {0:?}: must be as in 500ms, 30s, 5m or 24h")]
@@ -162,6 +188,24 @@ mod tests {
             time
         );
         assert!("yesterday".parse::<Time>().is_err());
+    }
+
+    #[test]
+    fn a_requested_time_is_that_of_rows_or_of_the_journal() {
+        #[derive(serde::Deserialize, Debug)]
+        struct RequestedTime(#[serde(deserialize_with = "requested")] Option<Time>);
+        for (json, micros) in [
+            ("\"1970-01-01T00:00:01Z\"", Some(1_000_000)),
+            ("1000000", Some(1_000_000)),
+            ("-1", Some(-1)),
+            ("null", None),
+        ] {
+            let read = serde_json::from_str::<RequestedTime>(json).expect(json).0;
+            assert_eq!(read, micros.map(Time::from_micros), "{json}");
+        }
+        for wrong in ["\"soon\"", "\"1\"", "1.5", "{}", "true", "18446744073709551615"] {
+            assert!(serde_json::from_str::<RequestedTime>(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

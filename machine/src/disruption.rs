@@ -62,6 +62,8 @@ pub(crate) fn schedule(fleet: &FleetState, ask: &DisruptionSchedule) -> DecidedF
     let mut faults = BodyErrors::default();
     let reason = &ask.spec.reason;
     let plain = reason.len() <= 512 && !reason.chars().any(char::is_control);
+    let is_dated = ask.spec.start.is_none_or(|start| start >= Time::EPOCH);
+    faults.check(is_dated, "/spec/start", "must not be before 1970");
     faults.check(plain, "/spec/reason", "must be at most 512 bytes, without control characters");
     faults.done()?;
     match node.disruptions.get(&ask.name) {

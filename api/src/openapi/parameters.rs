@@ -102,6 +102,7 @@ pub(super) fn parameters(route: &HttpRoute) -> Vec<Value> {
             [filters, list_parameters(), moment_parameters(), settle_parameters()].concat()
         }
         RouteTarget::Get(_) => [moment_parameters(), settle_parameters(), validator_parameters()].concat(),
+        RouteTarget::Disruption => [moment_parameters(), settle_parameters()].concat(),
         RouteTarget::History(_) => [history_parameters(), moment_parameters(), settle_parameters()].concat(),
         RouteTarget::Why(kind) => {
             // An enumeration has at least one value.

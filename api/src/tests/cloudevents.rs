@@ -51,6 +51,22 @@ async fn a_structured_event_is_an_intent() {
 }
 
 #[tokio::test]
+async fn other_attributes_of_any_type_are_kept_as_text() {
+    let world = ServedFleet::new();
+    world.decide(accepted(IntentOutcome::Changed, 2));
+    let mut body = event("e1", &json!({"name": "node-1"}));
+    (body["rank"], body["urgent"], body["team"]) = (7.into(), true.into(), "ops".into());
+    let json = [("content-type", "application/cloudevents+json")];
+    assert_eq!(world.send(request(Method::POST, "/intents", &json, body.to_string())).await.status, 200);
+    let headers = [BINARY, &[("ce-rank", "7"), ("ce-urgent", "true"), ("ce-team", "ops")]].concat();
+    world.send(request(Method::POST, "/intents", &headers, r#"{"name":"node-1"}"#)).await;
+    for asked in world.asked.lock().expect("no panic").drain(..) {
+        let values = ["rank", "urgent", "team"].map(|name| asked.extensions.get(name));
+        assert_eq!(values, [Some("7"), Some("true"), Some("ops")]);
+    }
+}
+
+#[tokio::test]
 async fn a_binary_event_is_an_intent() {
     let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 2));

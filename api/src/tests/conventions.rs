@@ -67,6 +67,57 @@ async fn methods_and_media_types_are_negotiated_as_http_has_it() {
 }
 
 #[tokio::test]
+async fn a_wrong_method_or_path_is_reported_before_a_wrong_media_type() {
+    let world = ServedFleet::new();
+    for (method, path, status, allow) in [
+        (Method::POST, "/nodes", 405, "GET, HEAD, OPTIONS"),
+        (Method::PATCH, "/nodes/node-1", 405, "GET, PUT, DELETE, HEAD, OPTIONS"),
+        (Method::POST, "/nowhere", 404, ""),
+        (Method::PUT, "/nodes/node-1", 415, ""),
+    ] {
+        for headers in [&[][..], &[("content-type", "text/html")]] {
+            let answer = world.send(request(method.clone(), path, headers, "{}")).await;
+            let found = (answer.problem().0, answer.header("allow"));
+            assert_eq!(found, (status, allow), "{method} {path} {headers:?}");
+        }
+    }
+    assert!(world.asked.lock().expect("no panic").is_empty(), "a refused request has no effect");
+}
+
+#[tokio::test]
+async fn an_error_of_a_body_names_only_fields_of_the_body() {
+    let world = ServedFleet::new();
+    for (path, body, detail) in [
+        ("/nodes/node-1", r#"{"spek":{}}"#, "unknown field `spek`, expected `spec` or `cluster`"),
+        ("/plans/web", r#"{"x":1}"#, "unknown field `x`, expected `spec`"),
+        ("/nodes/node-1/disruptions/d", r#"{"x":1}"#, "unknown field `x`, expected `spec`"),
+    ] {
+        let answer = world.put(Method::PUT, path, body).await;
+        assert_eq!(answer.problem().0, 422);
+        let problem = answer.json();
+        assert_eq!(problem["errors"][0]["detail"], detail);
+        assert!(problem["detail"].as_str().expect("text").ends_with(detail), "{problem}");
+    }
+    let twice = world.put(Method::PUT, "/nodes/node-1", r#"{"name":"node-1","spec":{}}"#).await;
+    assert_eq!(twice.json()["errors"][0]["detail"], "must be absent: the path has it");
+}
+
+#[tokio::test]
+async fn a_disruption_is_read_at_its_own_path() {
+    let world = ServedFleet::new();
+    let path = "/nodes/node-1/disruptions/switch";
+    assert_eq!(world.get(path).await.problem().0, 404);
+    world.commit(&[r#"disruption.scheduled.v1 {"node":"node-1","name":"switch","spec":{"start":1795251600000000,"action":"drain","reason":"new"}}"#]);
+    let answer = world.get(path).await;
+    assert_eq!((answer.status.as_u16(), answer.header("chancery-position")), (200, "6"));
+    let row = answer.json();
+    assert_eq!(row, world.get("/nodes/node-1").await.json()["disruptions"][0]);
+    assert_eq!((&row["name"], &row["start"]), (&"switch".into(), &"2026-11-21T09:00:00.000000Z".into()));
+    assert_eq!(world.get(&format!("{path}?as_of=5")).await.problem().0, 404, "it did not exist then");
+    assert_eq!(world.get("/nodes/node-9/disruptions/switch").await.problem().0, 404);
+}
+
+#[tokio::test]
 async fn everything_can_be_found_from_a_few_paths() {
     let world = ServedFleet::new();
     let index = world.get("//v1").await.json();
@@ -145,6 +196,7 @@ async fn a_condition_of_a_write_is_decided_with_the_write() {
         ("node-9", "if-match", "*", any, 412),
         ("node-1", "if-match", "\"1\"", first, 200),
         ("node-1", "if-match", tag.as_str(), first, 200),
+        ("node-1", "if-match", "\"1-a\", W/\"7\", \"1-b\"", first, 200),
         ("node-1", "if-match", "\"2\"", Some(ExpectedVersion::Exactly(2)), 412),
         ("node-1", "x-none", "", None, 200),
     ] {
@@ -165,6 +217,9 @@ async fn a_condition_of_a_write_is_decided_with_the_write() {
         let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
         assert_eq!(answer.problem().0, 400, "{headers:?}");
     }
+    let weak = [JSON, ("if-match", "W/\"1\"")];
+    let answer = world.send(request(Method::PUT, "/nodes/node-1", &weak, NODE)).await;
+    assert_eq!(answer.problem().0, 412, "a weak tag never matches");
     assert!(world.asked.lock().expect("no panic").is_empty());
 }
 

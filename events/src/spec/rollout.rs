@@ -82,8 +82,9 @@ impl Default for DeploymentStrategy {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DisruptionSpec {
-    /// Time from which the node of an approved disruption is drained, if requested; immediately, if absent.
-    #[serde(default)]
+    /// Time from which the node of an approved disruption is drained, if requested; immediately, if absent. A request may
+    /// also give it as RFC 3339, as in `2026-11-21T09:00:00Z`; the journal has microseconds.
+    #[serde(default, deserialize_with = "crate::time::requested")]
     pub start: Option<Time>,
     /// Whether replicas are moved away from the node.
     #[serde(default)]

@@ -28,6 +28,16 @@ fn disrupt(world: &mut TestFleet, node: &str, spec: &Value) {
     world.run();
 }
 
+#[test]
+fn a_disruption_starts_after_1970() {
+    let mut world = TestFleet::with_nodes(1);
+    let at = |start: i64| json!({"node": "node-1", "name": "power", "spec": {"start": start}});
+    let refusal = world.ask("disruption.schedule", &at(-1)).expect_err("before 1970");
+    assert_eq!(refusal.code, RefusalCode::Invalid);
+    assert_eq!(refusal.errors["/spec/start"], "must not be before 1970");
+    world.must("disruption.schedule", &at(0));
+}
+
 fn drain(world: &mut TestFleet, node: &str) {
     disrupt(world, node, &json!({"action": "drain"}));
 }

@@ -77,6 +77,13 @@ pub struct ValueReason {
     pub is_complete: bool,
 }
 
+impl ValueReason {
+    /// Returns the bytes of its events.
+    pub fn bytes(&self) -> usize {
+        self.causes.iter().chain([&self.event]).map(|event| event.json.get().len()).sum()
+    }
+}
+
 /// Field of which the reasons are requested.
 #[derive(Clone, Copy, Debug)]
 pub struct RowField<'a> {
@@ -263,10 +270,10 @@ impl CollectedReasons<'_> {
         let chain = self.events.clone().max_bytes(self.left).causes(position, CAUSES)?;
         let (causes, is_complete) =
             chain.map_or((Vec::new(), true), |chain| (chain.events, chain.next.is_none()));
-        let bytes: usize = causes.iter().chain([&event]).map(|event| event.json.get().len()).sum();
-        self.left = self.left.saturating_sub(bytes);
         let root = causes.last().filter(|cause| cause.kind == EventKind::Intent).map(|cause| cause.position);
-        self.all.push(ValueReason { role, event, causes, is_complete });
+        let reason = ValueReason { role, event, causes, is_complete };
+        self.left = self.left.saturating_sub(reason.bytes());
+        self.all.push(reason);
         if let Some(root) = root {
             self.add_request(root)?;
         }

@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -20,19 +21,43 @@ const ATTEMPTS: u32 = 5;
 /// Pause between attempts.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Directory of rows, which is removed when the value is dropped.
+/// Start of the names of directories of temporary rows.
+const PREFIX: &str = "chancery-rows-";
+/// File that its process keeps locked while the directory is in use.
+const LOCK: &str = "lock";
+
+/// Directory of rows, which is removed when the value is dropped. If its process is killed, the next one removes it.
 #[derive(Debug)]
-pub(crate) struct TemporaryRows(PathBuf);
+pub(crate) struct TemporaryRows {
+    /// Directory with the lock and the directory of the rows.
+    directory: PathBuf,
+    rows: PathBuf,
+    _lock: fs::File,
+}
 
 /// Path in a directory, size and time of the last change of each file.
 type FileList = Vec<(PathBuf, u64, SystemTime)>;
 
 impl TemporaryRows {
+    /// Creates an empty directory, and removes those that killed processes of this user have left.
     pub(crate) fn create() -> Result<TemporaryRows> {
-        let path = std::env::temp_dir().join(format!("chancery-rows-{:016x}", random()));
-        private::create_dir_all(&path)
-            .with_context(|| format!("cannot create directory {}", path.display()))?;
-        Ok(TemporaryRows(path))
+        TemporaryRows::create_in(&std::env::temp_dir())
+    }
+
+    fn create_in(parent: &Path) -> Result<TemporaryRows> {
+        remove_left(parent);
+        let directory = parent.join(format!("{PREFIX}{:016x}", random()));
+        let rows = directory.join("rows");
+        let created = private::create_dir_all(&rows).and_then(|()| {
+            // Only a locked file gets the name: a directory without it is being created.
+            let new = directory.join("lock.new");
+            let lock = private::options().create_new(true).open(&new)?;
+            lock.lock()?;
+            fs::rename(&new, directory.join(LOCK))?;
+            Ok(lock)
+        });
+        let lock = created.with_context(|| format!("cannot create directory {}", directory.display()))?;
+        Ok(TemporaryRows { directory, rows, _lock: lock })
     }
 
     /// Copies the rows in a directory; `None` if there are none.
@@ -51,7 +76,7 @@ impl TemporaryRows {
             let copy = TemporaryRows::create()?;
             copy.ensure_space(files.iter().map(|(_, size, _)| size).sum())?;
             let copied =
-                files.iter().try_for_each(|(path, ..)| copy_file(&rows.join(path), &copy.0.join(path)));
+                files.iter().try_for_each(|(path, ..)| copy_file(&rows.join(path), &copy.rows.join(path)));
             match copied {
                 Ok(()) if list(rows).with_context(failed)? == files => return Ok(Some(copy)),
                 Ok(()) => {}
@@ -69,28 +94,45 @@ impl TemporaryRows {
 
     /// Checks that the file system of the copy has space for it.
     fn ensure_space(&self, needed: u64) -> Result<()> {
-        let disk = rustix::fs::statvfs(&self.0)
+        let disk = rustix::fs::statvfs(&self.rows)
             .map_err(io::Error::from)
-            .with_context(|| format!("cannot read free space of {}", self.0.display()))?;
+            .with_context(|| format!("cannot read free space of {}", self.rows.display()))?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         ensure!(
             needed < free,
             "cannot copy rows to {}: {needed} bytes needed, {free} bytes free\nhint: set TMPDIR to a directory with more \
              space",
-            self.0.display()
+            self.rows.display()
         );
         Ok(())
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.rows
     }
 }
 
 impl Drop for TemporaryRows {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            note!("chancery: cannot remove {}: {error}", self.0.display());
+        if let Err(error) = fs::remove_dir_all(&self.directory) {
+            note!("chancery: cannot remove {}: {error}", self.directory.display());
+        }
+    }
+}
+
+/// Removes the directories of rows in `parent` whose processes have ended. One that cannot be removed stays.
+fn remove_left(parent: &Path) {
+    let user = rustix::process::geteuid().as_raw();
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let is_ours = entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == user);
+        if !is_ours || !entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            continue;
+        }
+        let Ok(lock) = fs::File::open(entry.path().join(LOCK)) else { continue };
+        if lock.try_lock().is_ok()
+            && let Err(error) = fs::remove_dir_all(entry.path())
+        {
+            note!("chancery: cannot remove {}: {error}", entry.path().display());
         }
     }
 }
@@ -131,6 +173,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn rows_of_a_killed_process_are_removed_by_the_next_one() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let names = || fs::read_dir(parent.path()).expect("listed").count();
+        let in_use = TemporaryRows::create_in(parent.path()).expect("created");
+        // The end of a process releases its lock and removes nothing.
+        let left = parent.path().join(format!("{PREFIX}left"));
+        fs::create_dir(&left).expect("created");
+        fs::write(left.join(LOCK), "").expect("written");
+        fs::create_dir(parent.path().join(format!("{PREFIX}new"))).expect("created");
+        fs::create_dir(parent.path().join("other")).expect("created");
+        assert_eq!(names(), 4);
+        let next = TemporaryRows::create_in(parent.path()).expect("created");
+        assert!(in_use.path().is_dir() && next.path().is_dir() && !left.exists());
+        assert_eq!(names(), 4);
+        drop((in_use, next));
+        assert_eq!(names(), 2);
+    }
+
+    #[test]
     fn a_copy_has_every_file_and_is_removed() {
         let rows = tempfile::tempdir().expect("a directory");
         assert!(TemporaryRows::copy_of(rows.path()).expect("listed").is_none());
@@ -143,7 +204,7 @@ mod tests {
         assert_eq!(fs::read(copy.path().join("blobs/1")).expect("read"), b"large");
         assert_eq!(fs::read(copy.path().join("db")).expect("read"), b"rows");
         assert_eq!(list(rows.path()).expect("listed"), before);
-        let path = copy.path().to_owned();
+        let path = copy.directory.clone();
         drop(copy);
         assert!(!path.exists());
 

@@ -113,6 +113,8 @@ fn machines(embedded: &str) -> ServerProcess {
     server.set("CHANCERY_QEMU_IMAGES", &images.display().to_string());
     server.set("CHANCERY_LOG_FILTER", "info");
     server.set("CHANCERY_EMBEDDED_EXECUTORS", embedded);
+    // Attachments end with the session, which must outlast an executor that is stopped for as long as two answers may take.
+    server.set("CHANCERY_SESSION_LEASE", "1m");
     server.start_again();
     server.stay_at_this_address();
     let client = server.client();

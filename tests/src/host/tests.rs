@@ -7,17 +7,56 @@ use tempfile::TempDir;
 use super::*;
 use crate::until;
 
+/// Host of a test, in a directory of its own. No process that has logged its start outlives it, also if the test fails.
+struct TestHost {
+    state: HostState,
+    _directory: TempDir,
+}
+
+impl std::ops::Deref for TestHost {
+    type Target = HostState;
+    fn deref(&self) -> &HostState {
+        &self.state
+    }
+}
+
+impl std::ops::DerefMut for TestHost {
+    fn deref_mut(&mut self) -> &mut HostState {
+        &mut self.state
+    }
+}
+
+impl Drop for TestHost {
+    fn drop(&mut self) {
+        for process in self.state.alive().into_iter().flatten() {
+            let pid = i32::try_from(process.pid).ok().and_then(rustix::process::Pid::from_raw);
+            // It may have ended meanwhile.
+            let _ = pid.map(|pid| rustix::process::kill_process(pid, rustix::process::Signal::KILL));
+        }
+    }
+}
+
+/// Child that does not outlive the value.
+struct TestChild(Child);
+
+impl Drop for TestChild {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Host without processes, whose checker does not wait for leftovers.
-fn host() -> (HostState, TempDir) {
+fn host() -> TestHost {
     let directory =
         tempfile::Builder::new().prefix("chancery-host-").tempdir().expect("a temporary directory");
     let mut host = HostState::new(directory.path()).expect("a host");
     host.patience = Duration::ZERO;
-    (host, directory)
+    TestHost { state: host, _directory: directory }
 }
 
 /// Starts a payload as a supervisor would, in its own working directory.
-fn payload(host: &HostState, incarnation: &str, shapes: &str, volume: Option<&Path>) -> Child {
+fn payload(host: &HostState, incarnation: &str, shapes: &str, volume: Option<&Path>) -> TestChild {
     let work = host.campaign_directory.join("nodes").join(incarnation).join("work");
     std::fs::create_dir_all(&work).expect("a working directory");
     let before = host.log().expect("a log").lines().count();
@@ -35,22 +74,23 @@ fn payload(host: &HostState, incarnation: &str, shapes: &str, volume: Option<&Pa
         .stdout(Stdio::null())
         .spawn()
         .expect("the payload starts");
+    let child = TestChild(child);
     until("it has logged its start, and taken its locks", || {
-        let name = std::fs::read_to_string(format!("/proc/{}/comm", child.id())).ok()?;
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", child.0.id())).ok()?;
         let logged = host.log().ok()?.lines().count() > before;
         (logged && name.trim() == "sleep").then_some(())
     });
     child
 }
 
-fn end(mut child: Child) {
-    child.kill().expect("it can be killed");
-    child.wait().expect("it is ours");
+fn end(mut child: TestChild) {
+    child.0.kill().expect("it can be killed");
+    child.0.wait().expect("it is ours");
 }
 
 #[test]
 fn payloads_that_run_and_end_as_they_should_are_no_finding() {
-    let (mut host, _home) = host();
+    let mut host = host();
     let volume = host.campaign_directory.join("volume");
     std::fs::create_dir(&volume).expect("a volume");
     let [a, b] = ["a", "b"].map(|incarnation| payload(&host, incarnation, "plain", None));
@@ -66,7 +106,7 @@ fn payloads_that_run_and_end_as_they_should_are_no_finding() {
 
 #[test]
 fn a_second_instance_is_found_while_the_first_runs_and_after_it() {
-    let (mut host, _home) = host();
+    let mut host = host();
     let first = payload(&host, "a", "plain", None);
     let second = payload(&host, "a", "plain", None);
     // One finding by the lock, and one by the second start.
@@ -80,7 +120,7 @@ fn a_second_instance_is_found_while_the_first_runs_and_after_it() {
 
 #[test]
 fn a_second_user_of_a_volume_is_found() {
-    let (mut host, _home) = host();
+    let mut host = host();
     let volume = host.campaign_directory.join("volume");
     std::fs::create_dir(&volume).expect("a volume");
     let first = payload(&host, "a", "plain", Some(&volume));
@@ -116,7 +156,7 @@ fn each_change_of_a_canary_is_found() {
         ),
     ];
     for (what, change, found) in changes {
-        let (mut host, _home) = host();
+        let mut host = host();
         change(&host.canary("bound")).expect("a change");
         assert_eq!(host.settle().expect("a check").files_touched.len(), found, "{what}");
     }
@@ -124,7 +164,7 @@ fn each_change_of_a_canary_is_found() {
 
 #[test]
 fn what_outlives_its_main_process_is_found_and_what_no_payload_has_logged() {
-    let (mut host, _home) = host();
+    let mut host = host();
     let main = payload(&host, "a", "daemon", None);
     until("the daemon runs", || (host.alive().ok()?.len() == 2).then_some(()));
     assert_eq!(host.settle().expect("a check"), HostFindings::default());
@@ -136,8 +176,8 @@ fn what_outlives_its_main_process_is_found_and_what_no_payload_has_logged() {
         .arg("100000")
         .env("HOME", host.campaign_directory.join("nodes"))
         .env("CHANCERY_INCARNATION", "b")
-        .spawn()
-        .expect("it starts");
+        .spawn();
+    let stranger = TestChild(stranger.expect("it starts"));
     until("it is found", || {
         let left = host.settle().ok()?.left;
         left.iter().any(|one| one.contains("which no payload has logged")).then_some(())
@@ -147,10 +187,10 @@ fn what_outlives_its_main_process_is_found_and_what_no_payload_has_logged() {
 
 #[test]
 fn processes_mounts_and_cgroups_that_are_left_at_the_end_are_found() {
-    let (mut host, _home) = host();
+    let mut host = host();
     assert_eq!(host.settle_ended().expect("a check"), HostFindings::default());
-    let idle =
-        Command::new("sleep").arg("100000").current_dir(&host.campaign_directory).spawn().expect("it starts");
+    let idle = Command::new("sleep").arg("100000").current_dir(&host.campaign_directory).spawn();
+    let idle = TestChild(idle.expect("it starts"));
     until("it is found", || (host.settle_ended().ok()?.left.len() == 1).then_some(()));
     end(idle);
     // Id of an ended incarnation, as part of a cgroup's name.

@@ -204,7 +204,7 @@ fn hints(name: &str, changed: &PlanChanges) -> Vec<String> {
 /// Formats the errors of a document, each with its location in the file.
 pub(super) fn error_text(verb: &str, manifest: &ManifestDocument, error: &CliError) -> String {
     let name = name(manifest);
-    let each = error.faults.iter().map(|PointerError { pointer, detail }| {
+    let each = error.faults.iter().map(|PointerError { pointer, detail, .. }| {
         let (place, value) = manifest.locate(pointer);
         let part = pointer.trim_start_matches('/').replace('/', ".");
         let value = value.map_or_else(String::new, |value| format!(": {value:?}"));

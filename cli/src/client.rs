@@ -24,7 +24,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::context::CliContext;
-use super::error::{CliError, CliExit, PointerError, advice, exit_of};
+use super::error::{CliError, CliExit};
 use super::table::add;
 
 use crate::note;
@@ -33,12 +33,16 @@ mod dry_run;
 mod envelope;
 mod input;
 mod moment;
+mod problem;
 mod readiness;
 
 use self::envelope::CommandKeys;
 pub(super) use self::envelope::IntentEnvelope;
 pub(super) use self::input::ConsoleSender;
 use self::moment::ClientMoment;
+pub(super) use self::problem::not_ours;
+pub use self::problem::problem;
+use self::problem::{ProblemResponse, code, error_of, retryable};
 
 /// Maximum number of attempts of a request, or the number of servers if that is higher.
 pub(super) const TRIES: usize = 3;
@@ -97,21 +101,6 @@ impl VerdictResponse {
     }
 }
 
-/// Problem in an answer (RFC 9457).
-#[derive(Debug, Default, Deserialize)]
-struct ProblemResponse {
-    #[serde(default)]
-    code: String,
-    #[serde(default)]
-    title: String,
-    #[serde(default)]
-    detail: String,
-    #[serde(default)]
-    errors: Vec<PointerError>,
-    #[serde(default)]
-    retryable: bool,
-}
-
 /// Answer to an attempt.
 struct HttpReply {
     status: u16,
@@ -145,6 +134,8 @@ pub(super) struct ApiClient<'a> {
     at: Cell<usize>,
     /// Position of the last verdict; later reads reflect it.
     seen: Cell<u64>,
+    /// Position of the last answer that has one.
+    reached: Cell<u64>,
     /// Lineage of the server's positions, if an answer contained it.
     lineage: Cell<Option<Lineage>>,
     /// Moment of later reads; the present unless it is set.
@@ -167,6 +158,7 @@ impl<'a> ApiClient<'a> {
             streams: config().build().new_agent(),
             at: Cell::new(0),
             seen: Cell::new(0),
+            reached: Cell::new(0),
             lineage: Cell::new(None),
             moment: ClientMoment::default(),
             keys: CommandKeys::of(context.idempotency_key.as_ref()),
@@ -189,6 +181,11 @@ impl<'a> ApiClient<'a> {
         self.seen.set(self.seen.get().max(position));
     }
 
+    /// Position that the last read reflects; 0 if its answer has none.
+    pub(super) fn reached(&self) -> u64 {
+        self.reached.get()
+    }
+
     /// Returns a position of the server with its lineage, as requests carry it.
     pub(super) fn named(&self, position: u64) -> NamedPosition {
         NamedPosition { position: Position::new(position), lineage: self.lineage.get() }
@@ -206,6 +203,9 @@ impl<'a> ApiClient<'a> {
             // reason.
             self.lineage.set(self.lineage.get().or(lineage));
             self.moment.note(response.headers());
+            let position = response.headers().get("chancery-position");
+            let position = position.and_then(|value| value.to_str().ok()?.parse().ok());
+            self.reached.set(position.unwrap_or(self.reached.get()));
         }
         answer(result)
     }
@@ -537,52 +537,4 @@ fn lost(error: ureq::Error) -> AttemptError {
         }
         other => AttemptError::MaybeSent(other.to_string()),
     }
-}
-
-/// Returns the problem code of an answer; empty if it is no problem.
-fn code(body: &str) -> String {
-    serde_json::from_str::<ProblemResponse>(body).map_or(String::new(), |problem| problem.code)
-}
-
-fn retryable(status: u16, body: &str) -> bool {
-    status == 503
-        || (status >= 429
-            && serde_json::from_str::<ProblemResponse>(body).is_ok_and(|problem| problem.retryable))
-}
-
-fn problem(doing: &str, status: u16, body: &str) -> CliError {
-    match serde_json::from_str::<ProblemResponse>(body) {
-        Ok(problem) => error_of(doing, status, problem),
-        Err(_) => CliError::new(exit_of("", status), format!("{doing}: HTTP status {status}")),
-    }
-}
-
-fn error_of(doing: &str, status: u16, problem: ProblemResponse) -> CliError {
-    let what = if problem.detail.is_empty() { &problem.title } else { &problem.detail };
-    let mut message = format!("{doing}: ");
-    // The detail contains a single error; of several errors, it contains the first.
-    if problem.errors.len() > 1 {
-        message.push_str(&problem.title);
-        for PointerError { pointer, detail } in &problem.errors {
-            add(&mut message, format_args!("\n  {pointer}: {detail}"));
-        }
-    } else {
-        message.push_str(what);
-    }
-    let advice = advice(&problem.code);
-    if !advice.is_empty() {
-        add(&mut message, format_args!("\n{advice}"));
-    }
-    let mut faults = problem.errors;
-    // The intent is the data of the CloudEvent that was sent.
-    for fault in &mut faults {
-        if let Some(within) = fault.pointer.strip_prefix("/data") {
-            fault.pointer = within.to_owned();
-        }
-    }
-    CliError { exit: exit_of(&problem.code, status), message, faults }
-}
-
-pub(super) fn not_ours(doing: &str, why: &str) -> CliError {
-    CliError::failure(format!("{doing}: invalid answer: {why}"))
 }

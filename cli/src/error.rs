@@ -67,6 +67,9 @@ pub(super) struct PointerError {
     pub(super) pointer: String,
     /// Rule that the field violates.
     pub(super) detail: String,
+    /// Part of the request that contains the field: `body`, `path`, `query` or `header`.
+    #[serde(default, rename = "in")]
+    pub(super) part: String,
 }
 
 impl CliError {

@@ -181,22 +181,23 @@ pub struct GetArgs {
     /// Show each change when it happens: as a live table on a terminal, otherwise as lines
     #[arg(short, long, conflicts_with = "limit")]
     pub watch: bool,
-    /// Show the state after a position, 120, or at a time, 2026-11-21T09:00:00Z (default: the current state)
-    #[arg(long, value_name = "POSITION|TIME", value_parser = as_of, conflicts_with = "watch")]
+    /// Show the state after a position, 120, at a time, 2026-11-21T09:00:00Z, or a duration ago, --as-of=-10m
+    /// (default: the current state)
+    #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of, conflicts_with = "watch")]
     pub as_of: Option<String>,
 }
 
 /// Manifests or moments to compare.
 #[derive(Args, Debug)]
 pub struct DiffArgs {
-    /// Earlier moment: a position, 120, or a time, 2026-11-21T09:00:00Z
-    #[arg(value_name = "POSITION|TIME", value_parser = as_of, required_unless_present = "files")]
+    /// Earlier moment: a position, 120, a time, 2026-11-21T09:00:00Z, or a duration ago, "10m ago"
+    #[arg(value_name = "POSITION|TIME|DURATION", value_parser = as_of, required_unless_present = "files")]
     pub from: Option<String>,
     /// Compare these manifests with the current state: what `apply` would create, change or refuse; repeatable
     #[arg(short, long = "filename", value_name = "FILE|DIR|-", conflicts_with_all = ["from", "to", "kinds", "filters"])]
     pub files: Vec<PathBuf>,
     /// Later moment, in the same form (default: the last record)
-    #[arg(value_name = "POSITION|TIME", value_parser = as_of)]
+    #[arg(value_name = "POSITION|TIME|DURATION", value_parser = as_of)]
     pub to: Option<String>,
     /// Compare only entities of this kind; repeatable
     #[arg(short, long = "kind", value_name = "KIND", value_parser = EntitySelectorParser, hide_possible_values = true)]
@@ -218,8 +219,9 @@ pub struct WhyArgs {
     /// Also compute again why the node was chosen, and why others were not; this is not recorded
     #[arg(long)]
     pub recompute: bool,
-    /// Explain the value after a position, 120, or at a time, 2026-11-21T09:00:00Z (default: the current value)
-    #[arg(long, value_name = "POSITION|TIME", value_parser = as_of)]
+    /// Explain the value after a position, 120, at a time, 2026-11-21T09:00:00Z, or a duration ago, --as-of=-10m
+    /// (default: the current value)
+    #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of)]
     pub as_of: Option<String>,
 }
 
@@ -353,12 +355,24 @@ fn moment(text: &str) -> Result<Time, String> {
     })
 }
 
-/// Checks that the text is a position or a time.
-pub(super) fn as_of(text: &str) -> Result<String, String> {
+/// Reads a duration before now, as in `-10m` or `10m ago`; `None` if the text has another form.
+pub(super) fn ago(text: &str) -> Option<Time> {
+    let span = text.strip_prefix('-').or_else(|| text.strip_suffix("ago"))?;
+    let span = parse_span(span.trim()).ok()?;
+    Some(Time::from_micros(chrono::Utc::now().timestamp_micros()).before(span))
+}
+
+/// Reads a position, a time, or a duration before now, which becomes a time.
+pub fn as_of(text: &str) -> Result<String, String> {
+    if let Some(time) = ago(text) {
+        return Ok(time.to_string());
+    }
     if text.parse::<NamedPosition>().is_ok() || text.parse::<Time>().is_ok() {
         return Ok(text.to_owned());
     }
-    Err("invalid moment: must be a position as in 120, or a time as in 2026-11-21T09:00:00Z".into())
+    Err("invalid moment: must be a position as in 120, a time as in 2026-11-21T09:00:00Z, or a duration before now \
+         as in -10m or \"10m ago\""
+        .into())
 }
 
 fn field(text: &str) -> Result<(String, Option<String>), String> {
@@ -382,5 +396,27 @@ fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
         _ => Err("invalid filter: must be NAME=VALUE, as in state=running".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_a_position_a_time_or_a_duration_before_now() {
+        for kept in ["120", "120.1f3a5c7e9b2d4f60", "2026-11-21T09:00:00Z"] {
+            assert_eq!(as_of(kept).as_deref(), Ok(kept));
+        }
+        let now = || Time::from_micros(chrono::Utc::now().timestamp_micros());
+        for relative in ["-10m", "10m ago", "600sago"] {
+            let before = now();
+            let time: Time = as_of(relative).expect(relative).parse().expect("a time");
+            let span = Duration::from_mins(10);
+            assert!((before.before(span)..=now().before(span)).contains(&time), "{relative}: {time}");
+        }
+        for wrong in ["10m", "-", "ago", "-10", "- ago", "soon", "-10m ago"] {
+            assert!(as_of(wrong).is_err(), "{wrong}");
+        }
     }
 }

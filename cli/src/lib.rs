@@ -54,12 +54,13 @@ mod why;
 use std::io::Write;
 
 pub use args::{GlobalArgs, InboxCommand, ServerCommand as ClientCommand};
+pub use client::problem;
 pub use console::{EscapeKey, InvalidEscapeKey};
 pub use context::{CliContext, OutputFormat};
 pub use error::{CliError, CliExit, exit_of};
 pub use flags::{
     ConsoleArgs, DeleteArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs,
-    OperationArgs, ScheduleArgs, StopArgs, UndrainArgs, WaitArgs, WhyArgs,
+    OperationArgs, ScheduleArgs, StopArgs, UndrainArgs, WaitArgs, WhyArgs, as_of,
 };
 pub use get::json_text;
 pub use kind::{EntityKind, EntitySelector, FieldPath};

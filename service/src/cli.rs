@@ -9,7 +9,7 @@ mod local;
 mod man;
 mod show;
 
-use chancery_cli::{CliContext, CliError, OutputFormat};
+use chancery_cli::{CliContext, CliError, OutputFormat, note};
 use clap::FromArgMatches as _;
 
 pub use completion::completion;
@@ -25,8 +25,23 @@ use crate::config::{InvalidConfig, ServiceConfig};
 
 /// Reads the command line. Ends the process with its help, or with its errors (exit code 2).
 pub fn parse() -> CliArgs {
-    let found = help::command().get_matches();
-    CliArgs::from_arg_matches(&found).unwrap_or_else(|error| error.format(&mut help::command()).exit())
+    let found = help::command().try_get_matches();
+    let parsed = found.and_then(|found| {
+        CliArgs::from_arg_matches(&found).map_err(|error| error.format(&mut help::command()))
+    });
+    parsed.unwrap_or_else(|error| end(&error))
+}
+
+/// Ends the process with an error of the command line, which starts as every other error; or with a help or a version.
+fn end(error: &clap::Error) -> ! {
+    let text = error.render().to_string();
+    match text.strip_prefix("error: ") {
+        Some(rest) => {
+            note!("chancery: {}", rest.trim_end());
+            std::process::exit(error.exit_code())
+        }
+        None => error.exit(),
+    }
 }
 
 impl CliArgs {

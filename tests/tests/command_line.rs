@@ -84,3 +84,37 @@ fn a_repeated_command_with_its_key_has_its_effect_once() {
     let other = server.run(&["evict", "node-10", "--idempotency-key", "one"]);
     assert_eq!(code(&other), Some(4), "the key belongs to another intent: {other:?}");
 }
+
+#[test]
+fn every_error_starts_alike_and_has_the_words_of_the_command_line() {
+    let server = ServerProcess::start_with(&[("CHANCERY_EMBEDDED_EXECUTORS", "none")]);
+    for (args, exit, wanted) in [
+        (&["get"][..], 2, "chancery: the following required arguments were not provided"),
+        (&["get", "nodes", "--as-of", "soon"], 2, "chancery: invalid value 'soon' for '--as-of"),
+        (
+            &["get", "nodes", "--filter", "colour=red"],
+            2,
+            "chancery: cannot list nodes: invalid filter \"colour\": must be",
+        ),
+        (
+            &["get", "nodes", "--filter", "state=none"],
+            2,
+            "chancery: cannot list nodes: invalid filter \"state\": ",
+        ),
+        (&["get", "node", "node-1"], 3, "chancery: cannot read node/node-1: there is no node"),
+        (
+            &["get", "nodes", "--as-of", "2199-01-01T00:00:00Z"],
+            2,
+            "chancery: cannot list nodes: cannot read the state after",
+        ),
+        (&["schedule", "disruption", "n/d", "--start", "-1"], 2, "chancery: "),
+    ] {
+        let output = server.run(args);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(code(&output), Some(exit), "{args:?}: {text}");
+        assert!(text.starts_with(wanted), "{args:?}: {text}");
+    }
+    let help = server.run(&["get", "--help"]);
+    assert!(help.status.success() && help.stderr.is_empty() && !help.stdout.is_empty());
+    server.cli(&["get", "nodes", "--as-of=-0s"]);
+}

@@ -150,7 +150,7 @@ kinds! {
         "The position of the client is not in the lineage of this journal. The records after it are lost, or are of another journal."
         "Read the state again, then the events with `chancery events --from POSITION.LINEAGE`, from the members `since` and `lineage`.";
     MOMENT_OUT_OF_RANGE = 400 "moment_out_of_range" final
-        "The moment in `as_of` is before the first record of the journal, or after the last one. The members `first` and `last` have the position and the time of these records."
+        "The moment in `as_of` is before the first record of the journal, a position after the last one, or a time in the future. The members `first` and `last` have the position and the time of these records."
         "Name a moment between them. To read the present, omit `as_of`.";
     VALUE_DIFFERS = 409 "value_differs" final
         "The field in `field` has another value than `value` at the moment of the answer, so there are no reasons for that value. The member `detail` has the value."
@@ -198,6 +198,47 @@ kinds! {
         "Whether the intent was recorded is unknown."
         "Send the intent again with the same idempotency key, source, actor and body. The answer is that of the first request.";
 }
+
+/// Kinds whose `detail` or pointers name parts of the API. The command line has words of its own for them, and shows the
+/// detail of every other kind.
+pub const ABOUT_THE_API: &[&ProblemKind] = &[
+    INVALID_PARAMETER,
+    INVALID,
+    ROUTE_NOT_FOUND,
+    METHOD_NOT_ALLOWED,
+    NOT_ACCEPTABLE,
+    UNSUPPORTED_MEDIA_TYPE,
+    MALFORMED,
+    INVALID_HOST,
+    ORIGIN_NOT_ALLOWED,
+    URI_TOO_LONG,
+    HEADERS_TOO_LARGE,
+    REQUEST_TIMEOUT,
+    MISDIRECTED,
+];
+
+/// Terms of the API that the command line never shows, in lower case.
+pub const API_TERMS: &[&str] = &[
+    "page_token",
+    "min_position",
+    "as_of",
+    "next_page",
+    "/v1",
+    "http status",
+    "header",
+    "query parameter",
+    "path parameter",
+    "content-type",
+    "if-match",
+    "if-none-match",
+    "chancery-",
+    "json pointer",
+    "/data/",
+    "/spec/",
+    "method not allowed",
+    "media type",
+    "retry-after",
+];
 
 /// Returns the kind of problem of a refusal code.
 pub fn kind_of(code: RefusalCode) -> &'static ProblemKind {

@@ -23,6 +23,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot, watch};
 use tower::ServiceExt as _;
 
+use crate::problem::{ABOUT_THE_API, API_TERMS};
 use crate::{
     AllowedHosts, ApiShared, ApiState, ExecutorChannels, FleetApi, HttpLimits, LastVerdict, MomentQueue,
     router,
@@ -76,6 +77,10 @@ impl CompleteAnswer {
             assert!(!json[text].as_str().expect(text).is_empty());
         }
         assert!(json["retryable"].is_boolean());
+        let detail = json["detail"].as_str().unwrap_or_default().to_lowercase();
+        let is_about_the_api = ABOUT_THE_API.iter().any(|kind| kind.code == code);
+        let term = API_TERMS.iter().find(|term| !is_about_the_api && detail.contains(**term));
+        assert_eq!(term, None, "the command line shows {detail:?}");
         let pointer = json["errors"][0]["pointer"].as_str().unwrap_or_default();
         (self.status.as_u16(), code.to_owned(), pointer.to_owned())
     }

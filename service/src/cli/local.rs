@@ -8,6 +8,7 @@ use chancery_cli::{CliExit, ClientCommand, GlobalArgs};
 use chancery_events::name::{ClusterName, Namespace};
 use chancery_events::time::parse_span;
 use chancery_projector::NamedMoment;
+use chancery_projector::moment::InvalidMoment;
 use clap::{Args, Parser, Subcommand};
 
 use super::executor::{CredentialArgs, ExecutorArgs};
@@ -178,6 +179,11 @@ pub enum LocalCommand {
     },
 }
 
+/// Parses a moment; a duration before now becomes a time.
+fn until(text: &str) -> Result<NamedMoment, String> {
+    chancery_cli::as_of(text)?.parse().map_err(|error: InvalidMoment| error.to_string())
+}
+
 /// Parses a duration of at most a day: brokers count milliseconds in 32 bits, and block readers for as long.
 fn day(text: &str) -> Result<Duration, String> {
     match parse_span(text) {
@@ -237,9 +243,9 @@ pub struct ReplayArgs {
     /// Directory of a server, of which --fleet names the fleet, or of a journal [default: directory of the
     /// configuration]
     pub dir: Option<PathBuf>,
-    /// Last record to fold: the one with this position, or the last one not later than this time [default: the last
-    /// record]
-    #[arg(long, value_name = "POSITION|TIME")]
+    /// Last record to fold: the one with this position, or the last one not later than this time, or than a duration ago,
+    /// --until=-10m [default: the last record]
+    #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = until)]
     pub until: Option<NamedMoment>,
     /// Then serve the folded state on this address, for reads only
     #[arg(long, value_name = "ADDRESS:PORT")]

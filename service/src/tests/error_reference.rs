@@ -4,8 +4,8 @@
 use std::fmt::Write as _;
 
 use chancery_api::error_entries;
-use chancery_api::problem::KINDS;
-use chancery_cli::{CliExit, exit_of};
+use chancery_api::problem::{ABOUT_THE_API, API_TERMS, KINDS, ProblemDetails, RequestPart};
+use chancery_cli::{CliExit, exit_of, problem};
 use chancery_events::refusal::RefusalCode;
 
 use super::settings_reference::keep;
@@ -57,5 +57,39 @@ fn the_page_of_errors_has_every_code_and_every_exit_code() {
     }
     for (exit, meaning) in CliExit::ALL {
         assert!(page.contains(&format!("\n| {} | {meaning} | ", *exit as u8)), "{exit:?}");
+    }
+}
+
+#[test]
+fn the_command_line_shows_no_terms_of_the_api() {
+    let every_term = API_TERMS.join(" ");
+    let parts = [
+        (RequestPart::Query, vec!["page_token", "min_position", "as_of", "limit", "state", "x"]),
+        (RequestPart::Path, vec!["name", "id"]),
+        (RequestPart::Header, vec!["if-match", "chancery-actor", "content-type", "idempotency-key"]),
+        (RequestPart::Body, vec!["data/spec/payloads/0/limits", "data", "spec/count", ""]),
+    ];
+    for kind in KINDS {
+        let is_about_the_api = ABOUT_THE_API.contains(kind);
+        let detail = if is_about_the_api { every_term.as_str() } else { "cannot do this: a reason" };
+        let bare = ProblemDetails::new(kind, if kind.code == "invalid" { "a reason" } else { detail });
+        // Only the fields of an intent are invalid, and only parameters are invalid parameters.
+        let of_kind = parts.iter().filter(|(part, _)| match kind.code {
+            "invalid" => *part == RequestPart::Body,
+            "invalid_parameter" => *part != RequestPart::Body,
+            _ => true,
+        });
+        let located = of_kind.flat_map(|(part, names)| {
+            names
+                .iter()
+                .map(move |name| ProblemDetails::new(kind, detail).at(*part, format!("/{name}"), "a rule"))
+        });
+        for sample in located.chain([bare]) {
+            let body = serde_json::to_string(&sample.shown("1")).expect("JSON");
+            let text = problem("cannot list nodes", kind.status, &body).message;
+            let lower = text.to_lowercase();
+            let shown = API_TERMS.iter().find(|term| lower.contains(**term));
+            assert_eq!(shown, None, "{body}: {text}");
+        }
     }
 }

@@ -49,9 +49,23 @@ fn rows<R: DeserializeOwned>(
     let mut rows = TextTable::new(shown().map(|(head, _, _)| *head));
     for item in items {
         let row: R = typed(item)?;
-        rows.add(shown().map(|(_, _, cell)| cell(&row)));
+        rows.add(shown().map(|(head, _, cell)| {
+            let text = cell(&row);
+            if *head == "MESSAGE" && !wide { cut(&text) } else { text }
+        }));
     }
     Ok(rows)
+}
+
+/// Maximum width of a message in a table that is not wide, in characters.
+const MESSAGE_WIDTH: usize = 60;
+
+/// Cuts a message that would wrap lines of a terminal; `-o wide` shows all of it.
+fn cut(message: &str) -> String {
+    match message.char_indices().nth(MESSAGE_WIDTH) {
+        None => message.to_owned(),
+        Some(_) => message.chars().take(MESSAGE_WIDTH - 1).chain(['…']).collect(),
+    }
 }
 
 /// Reads an item as a row.
@@ -378,6 +392,27 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_long_message_is_cut_unless_the_table_is_wide() {
+        let row = |message: &str| {
+            json!({
+                "id": "00000000-0000-8252-8001-b24adb924579", "replica": "web-0100", "plan": "web", "kind": "delete",
+                "deployment": null, "requested_by": {"actor": "ann"}, "target_deployment": "d-1", "state": "running",
+                "hash": null, "node": null, "incarnation": null, "approved_by": null, "message": message, "version": 1,
+                "position": 3, "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:00Z",
+            })
+        };
+        let (fits, long) = ("é".repeat(60), "é".repeat(61));
+        let lines = |message: &str, wide| {
+            table(EntityKind::Operation, &[row(message)], wide).expect("a table").lines("")
+        };
+        assert!(lines(&fits, false).contains(&fits));
+        assert!(
+            lines(&long, false).contains(&format!("{}…", "é".repeat(59)))
+                && lines(&long, true).contains(&long)
+        );
+    }
 
     #[test]
     fn who_requested_an_operation_is_named() {

@@ -17,6 +17,7 @@ use chancery_events::intent::{
 };
 use chancery_events::name::{ClusterName, DisruptionName, NodeName};
 use chancery_events::spec::{DisruptionAction, DisruptionSpec, DisruptionState, NodeState};
+use chancery_events::text::counted;
 use chancery_projector::rows::{DisruptionRow, IncarnationStatus, NodeRow, ReplicaRow};
 use serde_json::Value;
 
@@ -44,6 +45,10 @@ pub(super) fn drain(drain: &DrainArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
     let node: NodeName = read(EntityKind::Node, EntityKind::Node.name_in(&drain.node)?)?;
     let row: NodeRow = typed(&get::one(io.client, EntityKind::Node, node.as_str())?)?;
     let begun = row.disruptions.iter().find(|one| empties(one));
+    if begun.is_none() && row.incarnations == 0 && row.state == NodeState::Evicted {
+        note!("hint: node/{node} is empty and evicted already");
+        return unchanged(&row, io);
+    }
     let scheduled = begun.filter(|one| one.state == DisruptionState::Scheduled);
     let name = match begun {
         Some(known) => known.name.clone(),
@@ -130,7 +135,8 @@ impl NodeDrain<'_> {
             wait_for(io.client, format!("node/{node}"), self.timeout, &mut || match self.look(io.client)? {
                 DrainProgress::Left(left) => {
                     if left != reported {
-                        note!("node/{node} has {} incarnations left: {}", left.len(), shortened(&left));
+                        let count = counted(left.len(), "incarnation");
+                        note!("node/{node} has {count} left: {}", shortened(&left));
                     }
                     reported = left;
                     Ok(None)
@@ -244,10 +250,15 @@ pub(super) fn undrain(undrain: &UndrainArgs, io: &mut CommandIo<'_>) -> Result<(
         return shown(io, &of, "is in use again", &verdict);
     }
     note!("hint: no drain of {of}, which is {}", row.state);
+    unchanged(&row, io)
+}
+
+/// Shows that the node is as requested, without an intent.
+fn unchanged(row: &NodeRow, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let (position, version) = (row.position.get(), Some(row.version));
     let (outcome, changed) = ("unchanged".into(), PlanChanges::default());
     let verdict = VerdictResponse { position, outcome, version, subject: None, changed };
-    shown(io, &of, "unchanged", &verdict)
+    shown(io, &format!("node/{}", row.name), "unchanged", &verdict)
 }
 
 /// Whether volumes are on the node: sanitizing it would destroy their data.

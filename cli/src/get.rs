@@ -95,14 +95,20 @@ fn named(
     client: &ApiClient<'_>,
 ) -> Result<EntityList, CliError> {
     let mut items = Vec::new();
+    let mut positions = Vec::new();
     for name in names {
         match one(client, kind, name) {
-            Ok(item) => items.push(item),
+            Ok(item) => {
+                items.push(item);
+                positions.push(client.reached());
+            }
             Err(error) if error.exit == CliExit::NotFound => missing.push(error.message),
             Err(error) => return Err(error),
         }
     }
-    Ok(EntityList { items, since: 0, position: 0, more: false })
+    let since = positions.iter().min().copied().unwrap_or(0);
+    let position = positions.iter().max().copied().unwrap_or(0);
+    Ok(EntityList { items, since, position, more: false })
 }
 
 /// Returns the entity of that name.

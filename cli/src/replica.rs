@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use chancery_events::intent::{Intent, ReplicaCreate};
 use chancery_events::name::NodeName;
-use chancery_events::spec::OperationKind;
-use chancery_projector::rows::{OperationRow, OperationStatus};
+use chancery_events::spec::{NodeState, OperationKind};
+use chancery_projector::rows::{NodeRow, OperationRow, OperationStatus};
 
 use super::act::{self, read, shown};
 use super::client::{ApiClient, CommandIo};
@@ -37,7 +37,7 @@ pub(super) fn ask(
         return Err(CliError::usage(format!("cannot {verb}: replicas have no such command")));
     };
     act::ask(io, verb, &intent, done)?;
-    report_pending(io.client, &[("replica", name.to_owned())], name, 0)
+    report_pending(io.client, &[("replica", name.to_owned())], name, node.as_ref(), 0)
 }
 
 /// Stops a replica, and waits for its end if that is requested.
@@ -55,6 +55,7 @@ fn report_pending(
     client: &ApiClient<'_>,
     filters: &[(&str, String)],
     replica: &str,
+    node: Option<&NodeName>,
     behind: u64,
 ) -> Result<(), CliError> {
     let began = Instant::now();
@@ -74,7 +75,17 @@ fn report_pending(
                 continue;
             }
             OperationStatus::Preparing => {
-                note!("hint: {} waits for a placement\ntry: chancery describe plan {}", row.kind, row.plan);
+                let kind = row.kind;
+                match node.map(|node| outside(client, node)).transpose()?.flatten() {
+                    Some(node) => note!(
+                        "hint: {kind} waits until node/{name} is in use: it is {state}\ntry: chancery undrain {name}",
+                        name = node.name,
+                        state = node.state
+                    ),
+                    None => {
+                        note!("hint: {kind} waits for a placement\ntry: chancery describe plan {}", row.plan)
+                    }
+                }
             }
             OperationStatus::Approved
             | OperationStatus::Running
@@ -87,6 +98,12 @@ fn report_pending(
         }
         return Ok(());
     }
+}
+
+/// Returns the row of a node that is not in use, so that nothing can be placed on it.
+fn outside(client: &ApiClient<'_>, node: &NodeName) -> Result<Option<NodeRow>, CliError> {
+    let row: NodeRow = typed(&get::one(client, EntityKind::Node, node.as_str())?)?;
+    Ok(Some(row).filter(|row| row.state != NodeState::Allocated))
 }
 
 /// Returns the last operation after a position. Ids sort in the order of their issue.
@@ -116,12 +133,13 @@ pub(super) fn create(
         return Err(CliError::usage(format!("cannot create {}: {advice}", kind.word())));
     }
     let plan = EntityKind::Plan.name_in(plan)?;
-    let intent: Intent = ReplicaCreate { plan: read(EntityKind::Plan, plan)?, node: node(on)? }.into();
+    let node = node(on)?;
+    let intent: Intent = ReplicaCreate { plan: read(EntityKind::Plan, plan)?, node: node.clone() }.into();
     let verdict = io.client.ask(&format!("cannot create replica of plan/{plan}"), &intent)?;
     let filters = [("plan", plan.to_owned()), ("kind", "create".to_owned())];
     // The name of the replica derives from a position after that of the verdict.
     let row = last(io.client, &filters, verdict.position)?;
     let replica = row.map_or_else(String::new, |row| row.replica.to_string());
     shown(io, &format!("replica/{replica}"), "created", &verdict)?;
-    report_pending(io.client, &[("replica", replica.clone())], &replica, 0)
+    report_pending(io.client, &[("replica", replica.clone())], &replica, node.as_ref(), 0)
 }

@@ -1,5 +1,12 @@
 //! `wait`: waits until a field has a value, or the entity is deleted. The event stream wakes the command; it
 //! also polls, so that it ends without a stream.
+//!
+//! | entity that does not exist | effect |
+//! |---|---|
+//! | of a kind with manifests | waits: it may be applied concurrently; the error of the timeout is `not there` |
+//! | of a kind whose names the server issues, with a history | as above |
+//! | of such a kind, without a history | error |
+//! | without a history, with `--for deleted` | error |
 
 use std::io::{BufRead as _, BufReader};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -54,8 +61,11 @@ pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliErro
     let mut last = None;
     let reached = wait_for(io.client, subject, wait.timeout, &mut || {
         let row = find(io.client, &doing, kind, name)?;
-        if row.is_none() && until == WaitCondition::Deleted && last.is_none() {
-            // An entity without a history never existed: its name has a typo.
+        let is_issued =
+            kind.entry().manifest.is_none() && !matches!(kind, EntityKind::Disruption | EntityKind::Volume);
+        if row.is_none() && (until == WaitCondition::Deleted || is_issued) && last.is_none() {
+            // An entity without a history never existed: its name has a typo. A name that no manifest gives is never
+            // given later.
             past(kind, name, io.client)?;
         }
         match look(&until, kind, row.as_ref())? {

@@ -77,7 +77,7 @@ pub(crate) fn serve(script: Vec<FakeAction>) -> (String, Receiver<FakeRequest>) 
             }
             if let Some(FakeAction::Respond(status, text)) = act {
                 let head = format!(
-                    "HTTP/1.1 {status} So\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                    "HTTP/1.1 {status} So\r\nContent-Length: {}\r\nChancery-Position: 7\r\nConnection: close\r\n\r\n",
                     text.len()
                 );
                 stream.write_all((head + &text).as_bytes()).expect("an answer");

@@ -15,6 +15,14 @@ fn nodes(names: &[(&str, u64)]) -> FakeAction {
 }
 
 #[test]
+fn named_entities_have_the_position_of_their_reads() {
+    let node = |name: &str| ok(&json!({ "name": name, "state": "allocated" }));
+    let (result, _) = run_line("chancery get node a b -o json", vec![node("a"), node("b")]);
+    let listed: Value = serde_json::from_str(&result.expect("nodes")).expect("JSON");
+    assert_eq!((&listed["position"], listed["items"].as_array().map(Vec::len)), (&json!(7), Some(2)));
+}
+
+#[test]
 fn rows_are_sorted_by_a_column_or_a_path_in_every_format() {
     let script = || vec![nodes(&[("node-10", 7), ("node-2", 30), ("node-1", 100)])];
     for (flags, wanted) in [

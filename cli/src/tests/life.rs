@@ -139,6 +139,25 @@ node-1  switch  approved   none    -      ann          new disks
 }
 
 #[test]
+fn a_drain_of_an_evicted_empty_node_changes_nothing() {
+    let mut evicted = disrupted(&json!([disruption("drain", "completed", "drain")]), 0);
+    evicted["state"] = json!("evicted");
+    let (result, asked) = run_line("chancery drain node-1 --wait", vec![ok(&evicted)]);
+    assert_eq!((result.expect("nothing to do").as_str(), asked.len()), ("node/node-1 unchanged\n", 1));
+}
+
+#[test]
+fn a_wait_for_an_entity_that_never_existed_ends_if_no_manifest_can_create_it() {
+    let missing = || problem(404, "not_found", false);
+    let line = "chancery wait replica/web-typo --for phase=running --timeout 1s";
+    let error = run_line(line, vec![missing(), missing()]).0.expect_err("no such replica");
+    assert_eq!(error.exit, CliExit::NotFound);
+    let line = "chancery wait plan/web --for generation=1 --timeout 1ms";
+    let error = run_line(line, vec![missing(); 9]).0.expect_err("not in time");
+    assert!(error.message.contains("it is not there"), "{error}");
+}
+
+#[test]
 fn a_drain_schedules_and_approves_what_empties_a_node_and_waits_until_it_is_empty() {
     let page = |items: Value| ok(&json!({ "items": items, "next_page_token": null, "position": 1 }));
     let before = disrupted(&json!([disruption("drain", "completed", "drain")]), 1);

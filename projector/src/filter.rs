@@ -3,7 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use chancery_events::id::{EntityId, IdKind};
 use chancery_events::name::ReplicaName;
+use data_encoding::HEXLOWER;
 
 use crate::index::RowIndex;
 use crate::kind::{ReadModelRow, RowKind};
@@ -90,6 +92,38 @@ impl<R: 'static> RowFilter<R> {
     }
 }
 
+/// First characters of an id, as in `00000000-0000-8755`.
+pub(crate) struct IdPrefix(String);
+
+impl IdPrefix {
+    /// Whether the id starts with the characters.
+    pub(crate) fn starts<K: IdKind>(&self, id: EntityId<K>) -> bool {
+        id.to_string().starts_with(&self.0)
+    }
+
+    /// Returns the access path to the rows of the kind whose ids start with the whole bytes of the prefix.
+    pub(crate) fn way(&self, kind: RowKind) -> AccessPath {
+        let digits = self.0.replace('-', "");
+        let bytes = HEXLOWER.decode(&digits.as_bytes()[..digits.len() & !1]).expect("hexadecimal digits");
+        AccessPath::Rows([vec![kind as u8], bytes].concat())
+    }
+}
+
+impl FromStr for IdPrefix {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<IdPrefix, &'static str> {
+        let fits = |(at, c): (usize, char)| {
+            if matches!(at, 8 | 13 | 18 | 23) { c == '-' } else { c.is_ascii_hexdigit() }
+        };
+        if (1..=36).contains(&text.len()) && text.chars().enumerate().all(fits) {
+            Ok(IdPrefix(text.to_ascii_lowercase()))
+        } else {
+            Err("must be an id or its first characters, as in 00000000-0000-8755")
+        }
+    }
+}
+
 /// Filter that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidFilter {
@@ -154,6 +188,19 @@ macro_rules! by_name {
     };
 }
 pub(crate) use by_name;
+
+/// Defines the filter `id` of a kind of rows that have ids: by the first characters of the id.
+macro_rules! by_id {
+    ($kind:ident) => {
+        $crate::filter::by_name!(
+            "id",
+            $crate::filter::IdPrefix,
+            |row, prefix| prefix.starts(row.id),
+            |prefix| Some(prefix.way($crate::kind::RowKind::$kind))
+        )
+    };
+}
+pub(crate) use by_id;
 
 /// Defines a filter by one of a set of values, perhaps with an access path.
 macro_rules! by_word {

@@ -16,7 +16,7 @@ use chancery_machine::state::{ApprovalRequest, Disruption, RequestState, Volume,
 
 use super::row;
 use crate::counts::CountSource;
-use crate::filter::{FilterDef, RowFilter, by_name, by_word};
+use crate::filter::{FilterDef, RowFilter, by_id, by_name, by_word};
 use crate::index::{IndexEntries, RowIndex};
 use crate::kind::ReadModelRow;
 use crate::rows::{
@@ -194,6 +194,7 @@ impl ReadModelRow for PolicyRow {
 
 impl ReadModelRow for RequestRow {
     const FILTERS: &'static [FilterDef<RequestRow>] = &[
+        by_id!(Requests),
         by_word!("state", RequestStatus::ALL, |row| row.state),
         by_word!("kind", RequestedKind::ALL, |row| row.kind),
         by_name!("subject", Subject, |row, subject| row.subject == *subject),
@@ -348,6 +349,7 @@ fn volume_message(volume: &Volume) -> String {
 
 impl ReadModelRow for SessionRow {
     const FILTERS: &'static [FilterDef<SessionRow>] = &[
+        by_id!(Sessions),
         by_name!("cluster", ClusterName, |row, cluster| row.cluster == *cluster),
         by_word!("state", SessionStatus::ALL, |row| row.state),
     ];

@@ -13,7 +13,7 @@ use chancery_machine::state::{Incarnation, IncarnationState, OperationState, Rep
 
 use super::{WAITS, row};
 use crate::counts::{CountSource, CountedReplica};
-use crate::filter::{AccessPath, FilterDef, by_name, by_word};
+use crate::filter::{AccessPath, FilterDef, by_id, by_name, by_word};
 use crate::fold::StateView;
 use crate::index::{IndexEntries, RowIndex};
 use crate::kind::ReadModelRow;
@@ -245,6 +245,7 @@ fn end_message(end: &IncarnationEnd) -> String {
 
 impl ReadModelRow for IncarnationRow {
     const FILTERS: &'static [FilterDef<IncarnationRow>] = &[
+        by_id!(Incarnations),
         by_name!("replica", ReplicaName, |row, replica| row.replica == *replica, |replica| {
             Some(AccessPath::Replica(RowIndex::IncarnationReplica, replica))
         }),
@@ -438,6 +439,7 @@ pub(crate) fn command(state: &impl StateView, id: IncarnationId) -> Option<Comma
 
 impl ReadModelRow for OperationRow {
     const FILTERS: &'static [FilterDef<OperationRow>] = &[
+        by_id!(Operations),
         by_name!("plan", PlanName, |row, plan| row.plan == *plan, RowIndex::OperationReplica),
         by_name!("replica", ReplicaName, |row, replica| row.replica == *replica, |replica| {
             Some(AccessPath::Replica(RowIndex::OperationReplica, replica))

@@ -47,6 +47,7 @@ fn plain(row: &Value, name: &str, value: &str) -> bool {
         "remaining_memory_gte" => {
             row["remaining"]["memory"].as_u64() >= Some(value.parse::<u64>().expect("GiB") << 30)
         }
+        "id" => row["id"].as_str().is_some_and(|id| id.starts_with(value)),
         name => row[name] == *value,
     }
 }
@@ -60,6 +61,11 @@ fn values(rows: &[Value], name: &str) -> BTreeSet<String> {
         "capability" => ["v100", "h100"].map(Into::into).into(),
         "label" => ["disk:ssd", "disk:hdd", "disk:tape"].map(Into::into).into(),
         "remaining_cpu_gte" | "remaining_memory_gte" => ["0", "2", "60", "100"].map(Into::into).into(),
+        // Whole bytes, half a byte more, and the whole id.
+        "id" => {
+            let some = rows.iter().step_by(1 + rows.len() / 4).filter_map(|row| text(&row["id"]));
+            some.flat_map(|id| [16, 17, 18, 36].map(|count| id[..count].to_owned())).collect()
+        }
         name => rows.iter().filter_map(|row| text(&row[name])).collect(),
     };
     if ["plan", "node", "replica", "cluster", "deployment", "domain", "zone"].contains(&name) {

@@ -25,7 +25,7 @@ use super::{
 /// Help heading of the flags of every command.
 const EVERY: &str = "Options of every command";
 
-/// Flags of every command. Each flag overrides the environment, the configuration file and the default.
+/// Flags of every command. Each flag overrides the environment, the configuration file, the context and the default.
 #[derive(Args, Debug, Default)]
 pub struct GlobalArgs {
     /// Send requests to this server; a comma-separated list tries each server [env: CHANCERY_SERVER]
@@ -35,6 +35,9 @@ pub struct GlobalArgs {
     /// Use this fleet [env: CHANCERY_FLEET] [default: default]
     #[arg(long, global = true, help_heading = EVERY, value_name = "NAME")]
     pub fleet: Option<String>,
+    /// Use the server and the fleet of this context, unless --server or --fleet is given (default: the current context)
+    #[arg(long, global = true, help_heading = EVERY, value_name = "NAME")]
+    pub context: Option<String>,
     /// Send requests in the name of this actor [env: CHANCERY_ACTOR] [default: local]
     #[arg(long, global = true, help_heading = EVERY, value_name = "NAME")]
     pub actor: Option<String>,

@@ -13,6 +13,7 @@ mod client;
 mod columns;
 mod console;
 mod context;
+mod contexts;
 mod delete;
 mod describe;
 mod diff;
@@ -57,6 +58,9 @@ pub use args::{GlobalArgs, InboxCommand, ServerCommand as ClientCommand};
 pub use client::problem;
 pub use console::{EscapeKey, InvalidEscapeKey};
 pub use context::{CliContext, OutputFormat};
+pub use contexts::{
+    CONTEXTS_ENV, ContextCommand, ContextEntry, SelectedContext, run_contexts, selected as selected_context,
+};
 pub use error::{CliError, CliExit, exit_of};
 pub use flags::{
     ConsoleArgs, DeleteArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs,

@@ -9,7 +9,7 @@ mod local;
 mod man;
 mod show;
 
-use chancery_cli::{CliContext, CliError, OutputFormat, note};
+use chancery_cli::{CliContext, CliError, OutputFormat, SelectedContext, note, selected_context};
 use clap::FromArgMatches as _;
 
 pub use completion::completion;
@@ -45,7 +45,21 @@ fn end(error: &clap::Error) -> ! {
 }
 
 impl CliArgs {
-    /// Returns the settings of this command: flags override the environment, which overrides the file.
+    /// Returns the context of a client command, if there is one. Other commands have none: a server has its own settings.
+    fn selected_context(&self) -> Result<Option<SelectedContext>, CliError> {
+        let named = self.globals.context.as_deref();
+        match (&self.command, named) {
+            (CliCommand::Client(_) | CliCommand::Config { .. }, _) => selected_context(named),
+            (_, None) => Ok(None),
+            (_, Some(_)) => Err(CliError::usage(
+                "invalid flag --context: must be used with a command that sends requests\n\
+                 hint: the context of a kubeconfig is --kube-context",
+            )),
+        }
+    }
+
+    /// Returns the settings of this command: flags override the environment, which overrides the file, which overrides the
+    /// context.
     pub fn config(&self) -> Result<ServiceConfig, CliError> {
         let globals = &self.globals;
         let mut flags = vec![
@@ -86,7 +100,7 @@ impl CliArgs {
             ]);
         }
         let flags = flags.into_iter().filter_map(|(name, flag, value)| Some((name, flag, value?))).collect();
-        let mut config = ServiceConfig::load(globals.config.as_deref(), flags)?;
+        let mut config = ServiceConfig::load(globals.config.as_deref(), self.selected_context()?, flags)?;
         if let CliCommand::Local(LocalCommand::Dev(server) | LocalCommand::Serve(server)) = &self.command {
             config.accept_clock = server.accept_clock;
             config.kafka.correct_events = server.correct_events;
@@ -134,6 +148,9 @@ mod tests {
             "chancery scale web --count 3",
             "chancery status -o json",
             "chancery version --client",
+            "chancery get nodes --context prod",
+            "chancery context set prod --server http://127.0.0.1:7441 --fleet main",
+            "chancery context show",
             "chancery wait replica/x --for phase=running",
             "chancery describe node/node-1",
             "chancery get -w replicas -o jsonl",
@@ -157,7 +174,7 @@ mod tests {
             "chancery rollback web",
             "chancery rollback web --to d-1 --name back",
             "chancery delete plan web --cascade",
-            "chancery discover nodes --cluster pods --context prod",
+            "chancery discover nodes --cluster pods --kube-context prod",
             "chancery replay d --until 120.1f3a5c7e9b2d4f60 --listen 127.0.0.1:0 -o json",
             "chancery replay --until 2026-11-21T22:00:00Z",
             "chancery upgrade check d --limit 20 -o json",

@@ -17,7 +17,7 @@ fn config(
 ) -> KubernetesConfig {
     KubernetesConfig {
         kubeconfig: credentials.kubeconfig.clone(),
-        context: credentials.context.clone(),
+        context: credentials.kube_context.clone(),
         namespace,
         fleet: fleet.clone(),
         cluster: cluster.clone(),

@@ -52,6 +52,10 @@ fn main() -> ExitCode {
             chancery_cli::run(command, &cli.context(&config), &mut std::io::stdout())
                 .map(|()| ExitCode::SUCCESS)
         }
+        CliCommand::Context { what } => {
+            chancery_cli::run_contexts(what, &cli.globals, &cli.context(&config), &mut std::io::stdout())
+                .map(|()| ExitCode::SUCCESS)
+        }
         CliCommand::Config { what: ConfigCommand::Show } => {
             cli::show_config(&config, &cli.context(&config), &mut std::io::stdout())
                 .map(|()| ExitCode::SUCCESS)

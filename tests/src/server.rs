@@ -258,6 +258,8 @@ impl ServerProcess {
         Command::new(program())
             .args(args)
             .env("CHANCERY_SERVER", self.url())
+            // The contexts of the user who runs the tests have no effect.
+            .env("CHANCERY_CONTEXTS", self.directory.path().join("contexts.yaml"))
             .current_dir(examples)
             .stdin(Stdio::null())
             .output()

@@ -76,7 +76,7 @@ pub struct CredentialArgs {
     pub kubeconfig: Option<PathBuf>,
     /// Context in the file with the credentials [default: its current one]
     #[arg(long, value_name = "NAME")]
-    pub context: Option<String>,
+    pub kube_context: Option<String>,
 }
 
 impl ExecutorArgs {
@@ -86,7 +86,7 @@ impl ExecutorArgs {
             Some(namespace) => RuntimeAccess::Kubernetes(KubernetesAccess {
                 namespace: namespace.clone(),
                 kubeconfig: self.credentials.kubeconfig.clone(),
-                context: self.credentials.context.clone(),
+                context: self.credentials.kube_context.clone(),
             }),
             None if self.drives.process => RuntimeAccess::Process,
             None if self.drives.qemu => RuntimeAccess::Qemu,
@@ -141,9 +141,10 @@ mod tests {
         let executor =
             parsed("chancery executor --cluster edge --name e1 --simulated --data-dir d").expect("flags");
         assert_eq!((executor.who(&fleet).runtime, executor.dir()), (RuntimeAccess::Simulated, "d".into()));
-        let executor =
-            parsed("chancery executor --cluster edge --name e1 --kubernetes --namespace ops --context prod")
-                .expect("flags");
+        let executor = parsed(
+            "chancery executor --cluster edge --name e1 --kubernetes --namespace ops --kube-context prod",
+        )
+        .expect("flags");
         let (namespace, context) = ("ops".parse().expect("a name"), Some("prod".to_owned()));
         let access = KubernetesAccess { namespace, kubeconfig: None, context };
         assert_eq!(executor.who(&fleet).runtime, RuntimeAccess::Kubernetes(access));

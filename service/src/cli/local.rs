@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use chancery_cli::{CliExit, ClientCommand, GlobalArgs};
+use chancery_cli::{CliExit, ClientCommand, ContextCommand, GlobalArgs};
 use chancery_events::name::{ClusterName, Namespace};
 use chancery_events::time::parse_span;
 use chancery_projector::NamedMoment;
@@ -18,8 +18,9 @@ use super::executor::{CredentialArgs, ExecutorArgs};
 #[command(name = "chancery", version, about, max_term_width = 120)]
 #[command(after_help = CliExit::help())]
 pub struct CliArgs {
+    /// Flags of every command.
     #[command(flatten)]
-    pub(super) globals: GlobalArgs,
+    pub globals: GlobalArgs,
     /// Command to run.
     #[command(subcommand)]
     pub command: CliCommand,
@@ -31,6 +32,12 @@ pub enum CliCommand {
     /// Commands of a client.
     #[command(flatten)]
     Client(ClientCommand),
+    /// Use, list, set, delete or show contexts: named servers and fleets
+    Context {
+        /// Action on the contexts
+        #[command(subcommand)]
+        what: ContextCommand,
+    },
     /// Show settings and where each value comes from
     Config {
         /// Part of the settings to show

@@ -1,4 +1,5 @@
-//! Configuration: defaults, then a file, then the environment, then flags; each layer overrides earlier ones.
+//! Configuration: defaults, then the current context of client commands, then a file, then the environment, then flags,
+//! of which one may name a context; each layer overrides earlier ones.
 //!
 //! One table ([`SETTINGS`]) defines all settings. Each value keeps its origin, which `chancery config show`
 //! prints. An unknown or unreadable setting is refused with its location.
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use chancery_api::HttpLimits;
 use chancery_cli::manifest::suggest::nearest;
+use chancery_cli::{CONTEXTS_ENV, SelectedContext};
 use chancery_decider::wall_clock::{WallClock, is_synchronised};
 use chancery_events::inbox_message::InboxBinding;
 use chancery_events::name::{Actor, ClusterName, FleetName};
@@ -38,6 +40,8 @@ pub const FILE_ENV: &str = "CHANCERY_CONFIG";
 pub enum SettingOrigin {
     /// Default of the setting.
     Default,
+    /// Context of client commands.
+    Context(String),
     /// Line of a file.
     File(String, usize),
     /// Environment variable.
@@ -50,6 +54,7 @@ impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SettingOrigin::Default => f.write_str("default"),
+            SettingOrigin::Context(name) => write!(f, "context {name}"),
             SettingOrigin::File(file, line) => write!(f, "{file}:{line}"),
             SettingOrigin::Env(name) => f.write_str(name),
             SettingOrigin::Flag(name) => f.write_str(name),
@@ -224,6 +229,8 @@ pub struct InvalidConfig(String);
 pub struct ConfigLayers<'a> {
     /// File named on the command line.
     pub file: Option<&'a Path>,
+    /// Context of a client command.
+    pub context: Option<SelectedContext>,
     /// Variables of the environment.
     pub env: Vec<(String, String)>,
     /// Values of flags: the setting, the flag and the value.
@@ -234,6 +241,7 @@ impl ServiceConfig {
     /// Reads the layers of this process.
     pub fn load(
         file: Option<&Path>,
+        context: Option<SelectedContext>,
         flags: Vec<(&'static str, &'static str, String)>,
     ) -> Result<ServiceConfig, InvalidConfig> {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -242,6 +250,7 @@ impl ServiceConfig {
         let ours = |(name, _): &(String, String)| name.starts_with(PREFIX);
         ServiceConfig::read(ConfigLayers {
             file,
+            context,
             env: std::env::vars_os().filter_map(text).filter(ours).collect(),
             flags,
         })
@@ -272,20 +281,37 @@ impl ServiceConfig {
             let index = SETTINGS.iter().position(|setting| setting.name == name);
             values[index.expect("a name of the table")] = (text, origin);
         };
+        let check = |setting: &SettingEntry, origin: &SettingOrigin, text: &str| match setting.fault(text) {
+            Some(fault) => Err(InvalidConfig(format!("invalid {} from {origin}: {fault}", setting.name))),
+            None => Ok(()),
+        };
+        let of_context = |is_named: bool| -> Result<Vec<_>, InvalidConfig> {
+            let Some(context) = layers.context.as_ref().filter(|context| context.is_named == is_named) else {
+                return Ok(Vec::new());
+            };
+            let origin = SettingOrigin::Context(context.name.clone());
+            let checked = |(name, text): (&'static str, String)| {
+                check(SettingEntry::of(name).expect("a name of the table"), &origin, &text)?;
+                Ok((name, text, origin.clone()))
+            };
+            context.entry.settings().map(checked).collect()
+        };
+        for (name, text, origin) in of_context(false)? {
+            set(name, text, origin);
+        }
         if let Some((path, text)) = open(&layers)? {
             for given in file::read(&path, &text).map_err(InvalidConfig)? {
                 set(given.name, given.text, SettingOrigin::File(path.clone(), given.line));
             }
         }
-        let check = |setting: &SettingEntry, origin: &SettingOrigin, text: &str| match setting.fault(text) {
-            Some(fault) => Err(InvalidConfig(format!("invalid {} from {origin}: {fault}", setting.name))),
-            None => Ok(()),
-        };
         for setting in SETTINGS {
             if let Some((_, text)) = layers.env.iter().find(|(name, _)| name == setting.env) {
                 check(setting, &SettingOrigin::Env(setting.env), text)?;
                 set(setting.name, text.clone(), SettingOrigin::Env(setting.env));
             }
+        }
+        for (name, text, origin) in of_context(true)? {
+            set(name, text, origin);
         }
         for (name, flag, text) in layers.flags {
             let setting = SettingEntry::of(name).ok_or_else(|| InvalidConfig(file::unknown(name)))?;
@@ -492,7 +518,12 @@ pub fn typos(names: impl Iterator<Item = String>) -> Vec<String> {
         // Kubernetes sets variables of services in every pod; a service `chancery` yields the prefix.
         let is_of_a_service = word.contains("SERVICE_") || word.starts_with("PORT");
         let is_of_a_process = PAYLOAD_VARIABLES.iter().any(|(variable, _)| *variable == name);
-        if words.contains(&word) || name == FILE_ENV || is_of_a_service || is_of_a_process {
+        if words.contains(&word)
+            || name == FILE_ENV
+            || name == CONTEXTS_ENV
+            || is_of_a_service
+            || is_of_a_process
+        {
             return None;
         }
         let meant = nearest(word, &words)?;

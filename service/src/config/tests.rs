@@ -1,5 +1,7 @@
 //! Precedence of layers, origins of values, and refused values.
 
+use chancery_cli::ContextEntry;
+
 use super::*;
 
 fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -40,6 +42,7 @@ fn precedence_is_flags_environment_file_defaults() {
                 ("CHANCERY_LIMITS_BODY_BYTES", "3MiB"),
             ]),
             flags: vec![("actor", "--actor", "of-flag".into())],
+            ..ConfigLayers::default()
         };
         ServiceConfig::read(layers).expect("layers")
     });
@@ -57,6 +60,40 @@ fn precedence_is_flags_environment_file_defaults() {
         ["--actor", "CHANCERY_FLEET", "default"]
     );
     assert!(origin("limits.decider_queue").ends_with("c.toml:6"), "{}", origin("limits.decider_queue"));
+}
+
+#[test]
+fn a_context_is_below_the_file_and_a_named_one_is_above_the_environment() {
+    fn read(
+        context: SelectedContext,
+        file: Option<&Path>,
+        variables: &[(&str, &str)],
+        flags: Vec<(&'static str, &'static str, String)>,
+    ) -> ServiceConfig {
+        let layers = ConfigLayers { file, context: Some(context), env: env(variables), flags };
+        ServiceConfig::read(layers).expect("layers")
+    }
+    let entry = ContextEntry {
+        server: Some("http://of-context:1".into()),
+        fleet: Some("of-context".parse().expect("a name")),
+    };
+    let context = |is_named| SelectedContext { name: "prod".into(), entry: entry.clone(), is_named };
+    let shown = |config: &ServiceConfig| (config.fleet.to_string(), config.server.clone());
+    let of = |fleet: &str| (fleet.to_owned(), "http://of-context:1".to_owned());
+    let variables = [("CHANCERY_FLEET", "of-env")];
+    let flags = vec![("fleet", "--fleet", "of-flag".to_owned())];
+    with_file("fleet = \"of-file\"\n", |path| {
+        assert_eq!(shown(&read(context(false), None, &[], vec![])), of("of-context"));
+        assert_eq!(shown(&read(context(false), Some(path), &[], vec![])), of("of-file"));
+        assert_eq!(shown(&read(context(false), Some(path), &variables, vec![])), of("of-env"));
+        assert_eq!(shown(&read(context(true), Some(path), &variables, vec![])), of("of-context"));
+        assert_eq!(shown(&read(context(true), Some(path), &variables, flags)), of("of-flag"));
+    });
+    let entry = ContextEntry { server: Some("nonsense".into()), fleet: None };
+    let context = SelectedContext { name: "prod".into(), entry, is_named: false };
+    let error = ServiceConfig::read(ConfigLayers { context: Some(context), ..ConfigLayers::default() });
+    let error = error.expect_err("no URL").to_string();
+    assert!(error.starts_with("invalid server from context prod: "), "{error}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use chancery_cli::CONTEXTS_ENV;
 use chancery_events::spec::{VOLUME_VARIABLE, port_variable, volume_variable};
 use chancery_executor::PAYLOAD_VARIABLES;
 use clap::CommandFactory as _;
@@ -21,7 +22,8 @@ fn reference() -> String {
          setting\nhas one, overrides the environment. The file is `{FILE}` in the current directory, or the file that \
          `--config` or\n`{FILE_ENV}` names. The variable is the name in capitals: `limits.decider_queue` is \
          `CHANCERY_LIMITS_DECIDER_QUEUE`.\n`chancery config show` prints every value with its origin. An invalid value and an \
-         unknown name in the file are refused\nwith their location. This page is generated from the program.\n\n\
+         unknown name in the file are refused\nwith their location. For commands that send requests, the \
+         current [context](command-line.md#contexts) is between the defaults and the file. This page is generated from the program.\n\n\
          ```toml\nsession_lease = \"30s\"\n\n[limits]\ndecider_queue = 8192\n```\n\n\
          | setting | flag | type | default | meaning |\n|---|---|---|---|---|\n"
     );
@@ -73,6 +75,8 @@ fn variables() -> String {
          | variable | setting |\n|---|---|\n",
     );
     writeln!(text, "| `{FILE_ENV}` | path of the configuration file |").expect("text");
+    writeln!(text, "| `{CONTEXTS_ENV}` | path of the file of [contexts](command-line.md#contexts) |")
+        .expect("text");
     for SettingEntry { name, env, .. } in SETTINGS {
         writeln!(text, "| `{env}` | `{name}` |").expect("text");
     }

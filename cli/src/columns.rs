@@ -14,11 +14,14 @@ use serde_json::Value;
 use super::disruption;
 use super::error::CliError;
 use super::kind::EntityKind;
-use super::request;
 use super::table::TextTable;
+use super::{request, short_id};
 
 /// Head, whether only `-o wide` shows the column, and the cell of a row.
 type TableColumn<R> = (&'static str, bool, fn(&R) -> String);
+
+/// Heads of the columns whose ids are short, except in wide tables.
+const IDS: &[&str] = &["ID", "INCARNATION"];
 
 /// Returns the table of items of one kind.
 pub(super) fn table(kind: EntityKind, items: &[Value], wide: bool) -> Result<TextTable, CliError> {
@@ -49,9 +52,11 @@ fn rows<R: DeserializeOwned>(
     let mut rows = TextTable::new(shown().map(|(head, _, _)| *head));
     for item in items {
         let row: R = typed(item)?;
-        rows.add(shown().map(|(head, _, cell)| {
-            let text = cell(&row);
-            if *head == "MESSAGE" && !wide { cut(&text) } else { text }
+        rows.add(shown().map(|(head, _, cell)| match cell(&row) {
+            text if wide => text,
+            id if IDS.contains(head) => short_id::shown(&id).to_owned(),
+            text if *head == "MESSAGE" => cut(&text),
+            text => text,
         }));
     }
     Ok(rows)

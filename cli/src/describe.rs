@@ -34,6 +34,7 @@ const FIRST: &[&str] = &["name", "id", "plan", "state", "phase", "activity", "me
 pub(super) fn run(kind: EntityKind, name: &str, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
     let item = one(io.client, kind, name)?;
+    let name = &name_of(kind, &item);
     if kind == EntityKind::Request && output == OutputFormat::Table {
         io.out.write_all(request::page(&typed(&item)?).as_bytes())?;
         writeln!(io.out, "\nRecent events")?;

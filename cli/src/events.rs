@@ -15,6 +15,7 @@ use super::event_summary::EventSummary;
 use super::flags::EventsArgs;
 use super::get::json_text;
 use super::kind::{EntityKind, KindNaming as _};
+use super::short_id;
 use super::table::{StreamTable, TextTable};
 
 use crate::note;
@@ -29,7 +30,17 @@ const WIDTHS: [usize; 4] = [8, 20, 8, 24];
 
 pub(super) fn run(events: &EventsArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Jsonl, OutputFormat::Json])?;
-    let mut query: Vec<_> = events.subject.clone().map(|subject| ("subject", subject)).into_iter().collect();
+    let mut query = Vec::new();
+    if let Some(subject) = &events.subject {
+        // The server reports the error in a subject of another form.
+        query.push((
+            "subject",
+            match EntityKind::split(subject) {
+                Ok((kind, name)) => format!("{}/{}", kind.word(), short_id::resolve(io.client, kind, name)?),
+                Err(_) => subject.clone(),
+            },
+        ));
+    }
     if !events.types.is_empty() {
         query.push(("types", events.types.join(",")));
     }
@@ -172,7 +183,7 @@ fn pass_on(
 
 pub(super) fn history(kind: EntityKind, name: &str, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Jsonl])?;
-    let items = past(kind, name, io.client)?;
+    let items = past(kind, &short_id::resolve(io.client, kind, name)?, io.client)?;
     match output {
         OutputFormat::Json => json_text(&json!({ "items": items }), io.out),
         OutputFormat::Jsonl => Ok(items.iter().try_for_each(|item| writeln!(io.out, "{item}"))?),

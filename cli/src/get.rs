@@ -16,7 +16,7 @@ use super::kind::{EntityKind, KindNaming as _};
 use super::order;
 use super::selection::{LabelSelector, SelectedEntities};
 use super::table::{TextTable, one_line};
-use super::watch;
+use super::{short_id, watch};
 
 use crate::note;
 
@@ -111,8 +111,9 @@ fn named(
     Ok(EntityList { items, since, position, more: false })
 }
 
-/// Returns the entity of that name.
+/// Returns the entity of that name, or of the id that starts with it.
 pub(super) fn one(client: &ApiClient<'_>, kind: EntityKind, name: &str) -> Result<Value, CliError> {
+    let name = &short_id::resolve(client, kind, name)?;
     let doing = format!("cannot read {}/{name}", kind.word());
     let row = client.get(&doing, &kind.path_of(name)?, &[])?;
     if kind != EntityKind::Disruption {

@@ -42,6 +42,7 @@ mod request;
 mod rollout;
 mod screen;
 mod selection;
+mod short_id;
 mod snapshot;
 mod status;
 mod table;

@@ -11,6 +11,7 @@ use super::error::{CliError, CliExit};
 use super::flags::LogsArgs;
 use super::get::{list, one};
 use super::kind::{self, EntityKind, KindNaming as _};
+use super::short_id;
 
 /// Advice after a stream that ended early.
 const AGAIN: &str = "retry when the server is back, with --tail 0 for new output only";
@@ -18,12 +19,19 @@ const AGAIN: &str = "retry when the server is back, with --tail 0 for new output
 pub(super) fn run(logs: &LogsArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     io.client.context.output(&[OutputFormat::Table])?;
     let incarnation = match (whose(&logs.of)?, logs.previous) {
-        ((EntityKind::Incarnation, id), false) => id.to_owned(),
+        ((EntityKind::Incarnation, id), false) => short_id::resolve(io.client, EntityKind::Incarnation, id)?,
         ((EntityKind::Incarnation, id), true) => {
             let advice = "invalid flag --previous: must be used with a replica";
             return Err(CliError::usage(format!("{advice}, not incarnation {id}")));
         }
-        ((_, replica), false) => latest(replica, io.client)?,
+        ((_, replica), false) => match latest(replica, io.client) {
+            // No replica has the name: it may be the first characters of an id.
+            Err(error) if error.exit == CliExit::NotFound && short_id::is_prefix(&logs.of) => {
+                short_id::resolve(io.client, EntityKind::Incarnation, replica)
+                    .map_err(|other| if other.exit == CliExit::NotFound { error } else { other })?
+            }
+            found => found?,
+        },
         ((_, replica), true) => previous(replica, io.client)?,
     };
     let stream = match (logs.stdout, logs.stderr) {

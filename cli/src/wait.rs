@@ -23,6 +23,7 @@ use super::fields;
 use super::flags::WaitArgs;
 use super::get::{find, list};
 use super::kind::{EntityKind, KindNaming as _};
+use super::short_id;
 
 /// Maximum time between two checks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -46,6 +47,7 @@ enum WaitProgress {
 pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let output = io.client.context.output(FORMS)?;
     let (kind, name) = EntityKind::split(&wait.of)?;
+    let name = &short_id::resolve(io.client, kind, name)?;
     let until = WaitCondition::read(&wait.until)?;
     if let WaitCondition::Field { path, value } = &until {
         fields::check(kind, path, value)?;

@@ -9,6 +9,7 @@ use super::event_summary::EventSummary;
 use super::flags::WhyArgs;
 use super::get::{json_text, yaml_text};
 use super::kind::KindNaming as _;
+use super::short_id;
 use super::table::add;
 
 use crate::note;
@@ -20,7 +21,7 @@ pub(super) fn run(why: &WhyArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
     let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
     io.client.read_at(why.as_of.as_ref());
     let kind = why.what.kind;
-    let name = why.what.one(None)?;
+    let name = short_id::resolve(io.client, kind, &why.what.one(None)?)?;
     let (field, value) = match &why.field {
         Some((field, value)) => (Some(field), value.as_ref()),
         None => (None, None),

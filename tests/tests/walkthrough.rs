@@ -23,7 +23,7 @@ struct ShownCommand {
 /// Pattern of variable text by kind; earlier kinds win.
 fn variable() -> Regex {
     Regex::new(concat!(
-        r"(?P<id>[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})",
+        r"(?P<id>[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}(-[0-9a-f]{4}-[0-9a-f]{12})?)",
         r"|(?P<pod>\bnginx(-[0-9a-f]{4,12}){5}-\d+)",
         r"|(?P<replica>\b(web|nginx|guest)-[0-9a-z]{4,12}\b)",
         r"|(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+Z|\b\d\d:\d\d:\d\d(\.\d+)?\b)",

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::io::{BufRead, Write};
 use std::str::FromStr;
 
 use chancery_events::intent::{
@@ -23,7 +22,7 @@ use super::error::{CliError, CliExit};
 use super::get;
 use super::kind::{EntityKind, KindNaming as _};
 use super::table::add;
-use super::{replica, request};
+use super::{confirm, replica, request};
 use crate::note;
 
 /// Sends an intent, and shows its outcome: `done` for a change.
@@ -182,26 +181,9 @@ pub(super) fn expunge(
         let node: NodeRow = typed(&get::one(io.client, EntityKind::Node, name)?)?;
         let incarnations = counted(node.incarnations, "incarnation");
         let what = format!("declares node/{name} permanently lost, with its {incarnations}");
-        if !io.client.context.person {
-            return Err(CliError::usage(format!(
-                "cannot expunge without confirmation: {what}\nhint: confirm with --yes"
-            )));
-        }
-        if !agreed(&what, &mut std::io::stdin().lock(), &mut std::io::stderr())? {
-            return Err(CliError::failure("cannot expunge: not confirmed"));
-        }
+        confirm::ask("expunge", &what, io.client.context)?;
     }
     set_state("expunge", name, NodeState::Expunged, (None, break_glass), io)
-}
-
-/// Asks for confirmation; every answer other than yes is a no.
-fn agreed(what: &str, input: &mut dyn BufRead, prompt: &mut dyn Write) -> Result<bool, CliError> {
-    write!(prompt, "{what}; continue? [y/N] ")?;
-    prompt.flush()?;
-    let mut answer = String::new();
-    let read = input.read_line(&mut answer);
-    read.map_err(|error| CliError::failure(format!("cannot read answer: {error}")))?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 pub(super) fn set_activity(
@@ -294,24 +276,4 @@ fn bad_name(kind: EntityKind, name: &str, reason: &dyn Display) -> CliError {
 /// Reads a name of the command line.
 pub(super) fn read<T: FromStr<Err: Display>>(kind: EntityKind, name: &str) -> Result<T, CliError> {
     name.parse().map_err(|error| bad_name(kind, name, &error))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_yes_is_a_yes() {
-        for (answer, wanted) in
-            [("y\n", true), ("yes\n", true), ("n\n", false), ("\n", false), ("", false), ("yep\n", false)]
-        {
-            let mut prompt = Vec::new();
-            assert_eq!(
-                agreed("expunges node/a", &mut answer.as_bytes(), &mut prompt),
-                Ok(wanted),
-                "{answer:?}"
-            );
-            assert_eq!(prompt, b"expunges node/a; continue? [y/N] ");
-        }
-    }
 }

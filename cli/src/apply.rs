@@ -37,7 +37,7 @@ pub(super) fn run(
     let mut known = known(io.client, &manifests)?;
     let asks: Vec<_> = manifests.iter().map(|manifest| ask("apply", manifest, &manifest.intent)).collect();
     let mut report = ApplyReport::of(io.client, io.out)?;
-    ask_all(io.client, "documents", &asks, &mut |at, answer| {
+    let sent = ask_all(io.client, "documents", &asks, &mut |at, answer| {
         let manifest = &manifests[at];
         let verdict = match answer {
             Ok(verdict) => verdict,
@@ -59,8 +59,8 @@ pub(super) fn run(
         }
         known.insert(name);
         Ok(())
-    })?;
-    report.end(|_, applied| {
+    });
+    report.end(sent, |_, applied| {
         if applied == 0 {
             return "nothing was applied".into();
         }
@@ -130,14 +130,19 @@ impl<'a> ApplyReport<'a> {
         Ok(())
     }
 
-    /// Ends the output. Errors are written already; `message` gets the first exit code and the number of
-    /// successes.
-    pub(super) fn end(self, message: impl FnOnce(CliExit, usize) -> String) -> Result<(), CliError> {
+    /// Ends the output, also after an error that ended the command: what was done before it is shown. Errors of documents
+    /// are written already; `message` gets their first exit code and the number of successes.
+    pub(super) fn end(
+        self,
+        sent: Result<(), CliError>,
+        message: impl FnOnce(CliExit, usize) -> String,
+    ) -> Result<(), CliError> {
         match self.output {
             OutputFormat::Json => json_text(&self.lines.into(), self.out)?,
             OutputFormat::Yaml => yaml_text(&self.lines.into(), self.out)?,
             _ => {}
         }
+        sent?;
         self.failed.map_or(Ok(()), |exit| Err(CliError::new(exit, message(exit, self.done))))
     }
 }

@@ -1,6 +1,6 @@
 //! `approve` and `reject`: pending operations are shown first, and the hash of what was shown is sent.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
 use chancery_events::intent::{ApprovedOperation, Intent, OperationApprove, OperationReject};
@@ -10,7 +10,7 @@ use chancery_projector::rows::{OperationRow, OperationStatus};
 use serde_json::{Value, json};
 
 use super::apply::ApplyReport;
-use super::client::{ApiClient, CommandIo};
+use super::client::{ApiClient, CommandIo, RepeatAdvice};
 use super::columns::{table, typed};
 use super::error::{CliError, CliExit};
 use super::flags::OperationArgs;
@@ -59,6 +59,7 @@ pub(super) fn run(
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let (verb, done) = decision.words();
+    io.client.repeats(RepeatAdvice::Unchanged);
     let mut report = ApplyReport::of(io.client, io.out)?;
     let person = io.client.context.person;
     if choose.ids.is_empty() && !choose.all && !person {
@@ -75,7 +76,7 @@ pub(super) fn run(
             one(io.client, kind, of)?;
         }
         note!("no operation is pending approval");
-        report.end(|_, _| String::new())?;
+        report.end(Ok(()), |_, _| String::new())?;
         return if of(choose)?.is_empty() { request::waiting(io.client) } else { Ok(()) };
     }
     if choose.ids.is_empty() && !choose.all {
@@ -85,16 +86,16 @@ pub(super) fn run(
         note!("to {verb}:\n{}", table(EntityKind::Operation, &items, false)?.lines("  ").trim_end());
     }
     let rows = items.iter().map(typed::<OperationRow>).collect::<Result<Vec<_>, _>>()?;
-    for chunk in rows.chunks(AT_ONCE) {
-        let verdict =
-            io.client.ask(&format!("cannot {verb} {}", many(chunk.len())), &decision.intent(chunk))?;
-        for row in chunk {
+    let sent = rows.chunks(AT_ONCE).try_for_each(|chunk| {
+        let doing = format!("cannot {verb} {}", many(chunk.len()));
+        let verdict = io.client.ask(&doing, &decision.intent(chunk))?;
+        chunk.iter().try_for_each(|row| {
             let name = format!("operation/{}", row.id);
             let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
-            report.line(&name, format_args!("{done}: {} {}", row.kind, place(row)), json)?;
-        }
-    }
-    report.end(|_, _| String::new())?;
+            report.line(&name, format_args!("{done}: {} {}", row.kind, place(row)), json)
+        })
+    });
+    report.end(sent, |_, _| String::new())?;
     if rows.len() > 1 {
         note!("{done} {}", many(rows.len()));
     }
@@ -135,7 +136,8 @@ fn of(choose: &OperationArgs) -> Result<Vec<(EntityKind, &str)>, CliError> {
 fn named(verb: &str, choose: &OperationArgs, client: &ApiClient<'_>) -> Result<Vec<Value>, CliError> {
     let ids: BTreeSet<_> =
         choose.ids.iter().map(|id| EntityKind::Operation.name_in(id)).collect::<Result<_, _>>()?;
-    let mut items = Vec::new();
+    // An operation that is named twice, by its id and by the start of it, is one.
+    let mut items = BTreeMap::new();
     for id in ids {
         let item = one(client, EntityKind::Operation, id)?;
         let row: OperationRow = typed(&item)?;
@@ -148,9 +150,9 @@ fn named(verb: &str, choose: &OperationArgs, client: &ApiClient<'_>) -> Result<V
                 ),
             ));
         }
-        items.push(item);
+        items.insert(row.id, item);
     }
-    Ok(items)
+    Ok(items.into_values().collect())
 }
 
 /// Shows a numbered list, and reads the chosen numbers.

@@ -12,7 +12,7 @@
 //! | 429 | try again after the server's `Retry-After`, without counting; after [`PATIENCE`] as 503 |
 //! | any other answer | return it |
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ mod problem;
 mod readiness;
 
 use self::envelope::CommandKeys;
-pub(super) use self::envelope::IntentEnvelope;
+pub(super) use self::envelope::{IntentEnvelope, RepeatAdvice};
 pub(super) use self::input::ConsoleSender;
 use self::moment::ClientMoment;
 pub(super) use self::problem::not_ours;
@@ -141,6 +141,7 @@ pub(super) struct ApiClient<'a> {
     /// Moment of later reads; the present unless it is set.
     moment: ClientMoment,
     keys: CommandKeys,
+    repeat: RefCell<RepeatAdvice>,
 }
 
 impl<'a> ApiClient<'a> {
@@ -162,6 +163,7 @@ impl<'a> ApiClient<'a> {
             lineage: Cell::new(None),
             moment: ClientMoment::default(),
             keys: CommandKeys::of(context.idempotency_key.as_ref()),
+            repeat: RefCell::default(),
         }
     }
 

@@ -1,11 +1,11 @@
-//! `delete`: one entity, or with `-f` the entities of manifests.
+//! `delete`: named entities, or with `-f` the entities of manifests.
 //!
 //! `delete -f` deletes the entities of manifests, in the reverse order of `apply`. A missing entity is
-//! reported and is no failure, so that the command is idempotent.
+//! reported and is no failure, so that the command is idempotent. Manifests of more than one entity need a confirmation:
+//! what a directory contains is easily more than what was meant.
 
 use std::collections::BTreeSet;
 use std::mem::discriminant;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use chancery_events::intent::{CascadePolicy, Intent};
@@ -16,48 +16,70 @@ use super::act;
 use super::apply::{ApplyReport, ask, name, names, read};
 use super::bulk::ask_all;
 use super::client::{ApiClient, CommandIo};
+use super::context::{CliContext, OutputFormat};
 use super::error::{CliError, CliExit};
 use super::flags::DeleteArgs;
 use super::kind::{EntityKind, KindNaming as _};
 use super::table::add;
-use super::{request, wait};
+use super::{confirm, request, wait};
 use crate::manifest::ManifestDocument;
+use crate::note;
 
+/// Maximum number of entities that are listed before a confirmation.
+const NAMED: usize = 50;
 /// Time between two checks of entities that are being deleted.
 const POLL: Duration = Duration::from_millis(250);
 
 pub(super) fn run(delete: &DeleteArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let cascade = if delete.cascade { CascadePolicy::Yes } else { CascadePolicy::No };
-    let Some(what) = &delete.what else { return manifests(&delete.files, cascade, delete.timeout, io) };
-    let name = what.one(delete.name.as_ref())?;
-    act::delete(what.kind, &name, cascade, io)?;
-    // Other entities are deleted with the verdict.
-    let takes_time = matches!(what.kind, EntityKind::Replica | EntityKind::Volume) || delete.cascade;
-    if delete.wait && takes_time {
-        return wait::after(format!("{}/{name}", what.kind.word()), "deleted", delete.timeout, io);
-    }
-    Ok(())
-}
-
-/// Deletes the entities. `timeout` is the maximum time to wait for cascading deletions before the next kind.
-fn manifests(
-    files: &[PathBuf],
-    cascade: CascadePolicy,
-    timeout: Duration,
-    io: &mut CommandIo<'_>,
-) -> Result<(), CliError> {
-    let mut report = ApplyReport::of(io.client, io.out)?;
-    let mut manifests = read("delete", "deleted", files)?;
-    manifests.reverse();
-    let end = Instant::now() + timeout;
-    let mut kinds = manifests.chunk_by(|a, b| discriminant(&a.intent) == discriminant(&b.intent)).peekable();
-    while let Some(of_kind) = kinds.next() {
-        let going = delete(of_kind, cascade, io.client, &mut report)?;
-        if kinds.peek().is_some() {
-            await_deletion(going, end, io.client)?;
+    let Some(what) = &delete.what else { return manifests(delete, cascade, io) };
+    let entities = what.all(&delete.names)?;
+    let (mut going, mut failed) = (Vec::new(), Vec::new());
+    for (kind, name) in &entities {
+        if entities.len() > 1 && io.client.context.output == Some(OutputFormat::Yaml) {
+            writeln!(io.out, "---")?;
+        }
+        match act::delete(*kind, name, cascade, io) {
+            Ok(()) => going.push((*kind, name)),
+            // The verdict on one entity is independent of the others.
+            Err(error) if entities.len() > 1 && is_about_one(error.exit) => {
+                note!("chancery: {error}");
+                failed.push(error.exit);
+            }
+            Err(error) => return Err(error),
         }
     }
-    report.end(|exit, deleted| {
+    let end = Instant::now() + delete.timeout;
+    // Other entities are deleted with the verdict.
+    let takes_time = |kind| matches!(kind, EntityKind::Replica | EntityKind::Volume) || delete.cascade;
+    for (kind, name) in going.into_iter().filter(|(kind, _)| delete.wait && takes_time(*kind)) {
+        let left = end.saturating_duration_since(Instant::now());
+        wait::after(format!("{}/{name}", kind.word()), "deleted", left, io)?;
+    }
+    match failed.first() {
+        None => Ok(()),
+        Some(exit) => {
+            let what = format!("{} of {} entities were not deleted", failed.len(), entities.len());
+            Err(CliError::new(*exit, what))
+        }
+    }
+}
+
+/// Whether the failure to delete an entity does not concern others.
+const fn is_about_one(exit: CliExit) -> bool {
+    matches!(exit, CliExit::NotFound | CliExit::Conflict | CliExit::Denied | CliExit::Failure)
+}
+
+/// Deletes the entities of manifests.
+fn manifests(delete: &DeleteArgs, cascade: CascadePolicy, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    let mut report = ApplyReport::of(io.client, io.out)?;
+    let mut manifests = read("delete", "deleted", &delete.files)?;
+    manifests.reverse();
+    if !delete.yes {
+        confirm_all(&manifests, cascade, io.client.context)?;
+    }
+    let sent = by_kind(&manifests, cascade, delete.timeout, io.client, &mut report);
+    report.end(sent, |exit, deleted| {
         let mut message = match deleted {
             0 => "nothing was deleted".to_owned(),
             _ => format!("{} of {} documents were not deleted", manifests.len() - deleted, manifests.len()),
@@ -68,6 +90,53 @@ fn manifests(
         }
         message
     })
+}
+
+/// Asks for confirmation if more than one entity would be deleted, and lists them.
+fn confirm_all(
+    manifests: &[ManifestDocument],
+    cascade: CascadePolicy,
+    context: &CliContext,
+) -> Result<(), CliError> {
+    let mut names = Vec::new();
+    for manifest in manifests {
+        if deletion(manifest, cascade)?.is_some() {
+            names.push(name(manifest));
+        }
+    }
+    if names.len() < 2 {
+        return Ok(());
+    }
+    let what = format!("deletes {}", counted(names.len(), "entity"));
+    if context.person {
+        let hidden = names.len().saturating_sub(NAMED);
+        let mut listed = names[..names.len() - hidden].join("\n  ");
+        if hidden > 0 {
+            add(&mut listed, format_args!("\n  and {hidden} more"));
+        }
+        note!("to delete:\n  {listed}");
+    }
+    confirm::ask("delete", &what, context)
+}
+
+/// Deletes the entities of each kind after those of the kinds that depend on it. `timeout` is the maximum time to wait for
+/// cascading deletions before the next kind.
+fn by_kind(
+    manifests: &[ManifestDocument],
+    cascade: CascadePolicy,
+    timeout: Duration,
+    client: &ApiClient<'_>,
+    report: &mut ApplyReport<'_>,
+) -> Result<(), CliError> {
+    let end = Instant::now() + timeout;
+    let mut kinds = manifests.chunk_by(|a, b| discriminant(&a.intent) == discriminant(&b.intent)).peekable();
+    while let Some(of_kind) = kinds.next() {
+        let going = delete(of_kind, cascade, client, report)?;
+        if kinds.peek().is_some() {
+            await_deletion(going, end, client)?;
+        }
+    }
+    Ok(())
 }
 
 /// Deletes entities of one kind. Returns the entities that remain until their dependents are deleted.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::act::{self, read};
-use super::client::{ApiClient, CommandIo};
+use super::client::{ApiClient, CommandIo, RepeatAdvice};
 use super::columns::typed;
 use super::error::CliError;
 use super::flags::ScheduleArgs;
@@ -118,6 +118,10 @@ pub(super) fn schedule(disrupt: &ScheduleArgs, io: &mut CommandIo<'_>) -> Result
         )));
     }
     let name = disrupt.which.what.one(disrupt.which.name.as_ref())?;
+    if let Some(start) = disrupt.start {
+        // The flag may be a duration from now.
+        io.client.repeats(RepeatAdvice::Key(format!("--start {start} ")));
+    }
     let action = if disrupt.drain { DisruptionAction::Drain } else { DisruptionAction::None };
     let spec = DisruptionSpec { start: disrupt.start, action, reason: disrupt.reason.clone() };
     let (node, of) = EntityKind::Disruption.halves(&name)?;

@@ -22,7 +22,7 @@ use chancery_projector::rows::{DisruptionRow, IncarnationStatus, NodeRow, Replic
 use serde_json::Value;
 
 use super::act::{FORMS, read, shown};
-use super::client::{ApiClient, CommandIo, PlanChanges, VerdictResponse};
+use super::client::{ApiClient, CommandIo, PlanChanges, RepeatAdvice, VerdictResponse};
 use super::columns::typed;
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
@@ -44,6 +44,7 @@ const NAMED: usize = 5;
 pub(super) fn drain(drain: &DrainArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let node: NodeName = read(EntityKind::Node, EntityKind::Node.name_in(&drain.node)?)?;
     let row: NodeRow = typed(&get::one(io.client, EntityKind::Node, node.as_str())?)?;
+    io.client.repeats(RepeatAdvice::Unchanged);
     let begun = row.disruptions.iter().find(|one| empties(one));
     if begun.is_none() && row.incarnations == 0 && row.state == NodeState::Evicted {
         note!("hint: node/{node} is empty and evicted already");
@@ -223,6 +224,7 @@ fn shortened(left: &[String]) -> String {
 pub(super) fn undrain(undrain: &UndrainArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let name: NodeName = read(EntityKind::Node, EntityKind::Node.name_in(&undrain.node)?)?;
     let row: NodeRow = typed(&get::one(io.client, EntityKind::Node, name.as_str())?)?;
+    io.client.repeats(RepeatAdvice::Unchanged);
     let (doing, of) = (format!("cannot undrain node/{name}"), format!("node/{name}"));
     let mut verdict = None;
     for disruption in row.disruptions.iter().filter(|one| empties(one)) {

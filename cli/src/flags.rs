@@ -110,15 +110,19 @@ pub struct DeleteArgs {
     #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
     #[arg(required_unless_present = "files")]
     pub what: Option<EntitySelector>,
-    /// Name of the entity, unless given in KIND/NAME
-    pub name: Option<String>,
+    /// Names of the entities, unless given in KIND/NAME; or more KIND/NAME after a KIND/NAME
+    #[arg(value_name = "NAME|KIND/NAME")]
+    pub names: Vec<String>,
     /// Delete the entities of these manifests, dependents first; repeatable
-    #[arg(short, long = "filename", value_name = "FILE|DIR|-", conflicts_with_all = ["what", "name"])]
+    #[arg(short, long = "filename", value_name = "FILE|DIR|-", conflicts_with_all = ["what", "names"])]
     pub files: Vec<PathBuf>,
     /// Also remove dependents: move the replicas of a node away, delete the replicas of a plan
     #[arg(long)]
     pub cascade: bool,
-    /// Wait until the entity is deleted
+    /// Do not ask for confirmation, which manifests of more than one entity need
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Wait until the entities are deleted
     #[arg(long, conflicts_with = "files")]
     pub wait: bool,
     /// Maximum time to wait, with --wait, or for dependents with -f and --cascade

@@ -111,6 +111,19 @@ impl EntitySelector {
         }
     }
 
+    /// Returns the entities that this argument and those after it name: `KIND NAME NAME`, or `KIND/NAME KIND/NAME`.
+    pub(super) fn all(&self, after: &[String]) -> Result<Vec<(EntityKind, String)>, CliError> {
+        if after.is_empty() {
+            return Ok(vec![(self.kind, self.one(None)?)]);
+        }
+        let others = after.iter().map(|text| match self.name {
+            None => Ok((self.kind, self.kind.name_in(text)?.to_owned())),
+            Some(_) => EntityKind::split(text).map(|(kind, name)| (kind, name.to_owned())),
+        });
+        let first = self.name.iter().map(|name| Ok((self.kind, name.clone())));
+        first.chain(others).collect()
+    }
+
     /// Returns the name as [`EntitySelector::name()`] does; a missing name is an error.
     pub(super) fn one(&self, after: Option<&String>) -> Result<String, CliError> {
         self.name(after)?.ok_or_else(|| {

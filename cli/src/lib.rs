@@ -11,6 +11,7 @@ mod args;
 mod bulk;
 mod client;
 mod columns;
+mod confirm;
 mod console;
 mod context;
 mod contexts;

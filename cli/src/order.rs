@@ -21,7 +21,14 @@ pub(super) fn sort(kind: EntityKind, items: &mut [Value]) {
 pub(super) fn sort_by(kind: EntityKind, items: &mut Vec<Value>, field: &str) -> Result<(), CliError> {
     let keys: Vec<_> = if field.starts_with(['.', '{', '$', '[']) {
         let path = path(field).map_err(CliError::usage)?;
-        items.iter().map(|item| text(found(&path, item).first().copied())).collect()
+        let values: Vec<_> = items.iter().map(|item| found(&path, item).first().copied()).collect();
+        if !items.is_empty() && values.iter().all(Option::is_none) {
+            let plural = kind.plural();
+            return Err(CliError::usage(format!(
+                "invalid path {field:?} of {plural}: none of them has such a field\ntry: chancery get {plural} -o json"
+            )));
+        }
+        values.into_iter().map(text).collect()
     } else {
         column(kind, items, field)?
     };

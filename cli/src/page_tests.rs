@@ -12,7 +12,7 @@ fn row(mut fields: Value) -> Value {
     fields
 }
 
-fn plan() -> Value {
+pub(super) fn plan() -> Value {
     row(json!({
         "name": "nginx-deployment-plan", "generation": 1, "activity": "active", "current": "deployment-2", "next": null,
         "spec": {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::apply::ApplyReport;
 use super::approve::ApprovalDecision;
-use super::client::{ApiClient, CommandIo};
+use super::client::{ApiClient, CommandIo, RepeatAdvice};
 use super::columns::typed;
 use super::error::{CliError, CliExit};
 use super::get::{list, one};
@@ -216,6 +216,7 @@ pub(super) fn decide(
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let (verb, done) = decision.words();
+    io.client.repeats(RepeatAdvice::Unchanged);
     let mut report = ApplyReport::of(io.client, io.out)?;
     let mut rows = Vec::new();
     for id in ids {
@@ -226,7 +227,7 @@ pub(super) fn decide(
         }
         rows.push(row);
     }
-    for row in rows {
+    let sent = rows.into_iter().try_for_each(|row| {
         note!("to {verb}:\n{}", page(&row).split("\nWaits for").next().unwrap_or_default().trim_end());
         let name = format!("request/{}", row.id);
         let intent: Intent = match decision {
@@ -237,9 +238,9 @@ pub(super) fn decide(
         };
         let verdict = io.client.ask(&format!("cannot {verb} {name}"), &intent)?;
         let json = json!({ "subject": name, "outcome": done, "position": verdict.position });
-        report.line(&name, format_args!("{done}: {}", change(&row)), json)?;
-    }
-    report.end(|_, _| String::new())
+        report.line(&name, format_args!("{done}: {}", change(&row)), json)
+    });
+    report.end(sent, |_, _| String::new())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use chancery_projector::rows::DeploymentRow;
 
 use super::act::{ask, intent, read};
 use super::args::NOT_CANARIES;
-use super::client::CommandIo;
+use super::client::{CommandIo, RepeatAdvice};
 use super::columns::typed;
 use super::error::{CliError, CliExit};
 use super::get::{list, one};
@@ -68,7 +68,7 @@ pub(super) fn scale(
     };
     let name = match name {
         Some(name) => name.to_owned(),
-        None => format!("scale-{}", chrono::Utc::now().timestamp_millis()),
+        None => timed("scale", io),
     };
     let intent = DeploymentCreate {
         plan: plan_name,
@@ -83,6 +83,13 @@ pub(super) fn scale(
         overlap: OverlapPolicy::default(),
     };
     ask(io, "scale", &intent.into(), "created")
+}
+
+/// Returns a name after the time, which a repeated command must be given to be the same.
+fn timed(verb: &str, io: &CommandIo<'_>) -> String {
+    let name = format!("{verb}-{}", chrono::Utc::now().timestamp_millis());
+    io.client.repeats(RepeatAdvice::Key(format!("--name {name} ")));
+    name
 }
 
 /// Target of `rollback`.
@@ -128,7 +135,7 @@ pub(super) fn rollback(
         .transpose()?;
     let name = match name {
         Some(name) => name.to_owned(),
-        None => format!("rollback-{}", chrono::Utc::now().timestamp_millis()),
+        None => timed("rollback", io),
     };
     let intent =
         PlanRollback { plan: read(EntityKind::Plan, plan)?, name: read(EntityKind::Deployment, &name)?, to };

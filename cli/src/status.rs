@@ -41,6 +41,7 @@ struct StatusOverview {
     plans: usize,
     replicas: u64,
     running: u64,
+    failed: u64,
     pending_approvals: u64,
     sections: Vec<StatusSection>,
 }
@@ -66,6 +67,7 @@ impl StatusOverview {
             plans: 0,
             replicas: 0,
             running: 0,
+            failed: 0,
             pending_approvals: 0,
             sections: Vec::new(),
         };
@@ -88,6 +90,7 @@ impl StatusOverview {
             summary.plans += 1;
             summary.replicas += count("total");
             summary.running += count("running");
+            summary.failed += count("failed");
             summary.pending_approvals += count_of(&row, "pending_approval");
         }
         let sections: [(_, _, &[(&str, &str)], _); 5] = [
@@ -114,9 +117,19 @@ impl StatusOverview {
         ];
         for (title, kind, filters, advice) in sections {
             let filters: Vec<_> = filters.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
-            let mut items = list(client, kind, &filters, u64::MAX)?.items;
+            // Rows of plans have some counts; servers count no others.
+            let counted = match kind {
+                EntityKind::Operation => Some(summary.pending_approvals),
+                EntityKind::Replica => Some(summary.failed),
+                _ => None,
+            };
+            if counted == Some(0) {
+                continue;
+            }
+            let most = counted.map_or(u64::MAX, |_| MOST as u64);
+            let mut items = list(client, kind, &filters, most)?.items;
             items.sort_by_cached_key(|item| std::cmp::Reverse(item["position"].as_u64()));
-            let count = items.len();
+            let count = counted.map_or(items.len(), |count| usize::try_from(count).unwrap_or(usize::MAX));
             items.truncate(MOST);
             if count > 0 {
                 summary.sections.push(StatusSection { title, kind, items, count, advice });

@@ -5,6 +5,9 @@ use std::fmt::{self, Write as _};
 
 use unicode_width::UnicodeWidthStr as _;
 
+/// Cell without a value.
+pub(super) const ABSENT: &str = "-";
+
 /// Table of text with a head for each column.
 pub struct TextTable {
     heads: Vec<String>,
@@ -52,7 +55,7 @@ impl TextTable {
         let heads = std::iter::once(&self.heads).filter(|_| !self.hides_heads);
         for cells in heads.chain(&self.rows) {
             let quoted = |cell: &String| match cell.as_str() {
-                "-" => String::new(),
+                ABSENT => String::new(),
                 cell if cell.contains([',', '"']) => format!("\"{}\"", cell.replace('"', "\"\"")),
                 cell => cell.to_owned(),
             };
@@ -90,7 +93,7 @@ impl TextTable {
 }
 
 fn cell(text: &str) -> String {
-    if text.is_empty() { "-".to_owned() } else { one_line(text) }
+    if text.is_empty() { ABSENT.to_owned() } else { one_line(text) }
 }
 
 /// Lines of a table of unknown length: a column is as wide as its widest cell so far.

@@ -11,6 +11,7 @@ use fake::{FakeAction, FakeCli, FakeRequest, context, serve};
 mod bulk;
 pub(crate) mod fake;
 mod formats;
+mod ids;
 mod life;
 mod selection;
 mod verbs;
@@ -47,13 +48,19 @@ fn refusal(status: u16, code: &str) -> Value {
 
 /// Runs a command line against a script of answers.
 fn run_line(line: &str, script: Vec<FakeAction>) -> (Result<String, CliError>, Vec<FakeRequest>) {
+    let (result, out, asked) = run_shown(line, script);
+    (result.map(|()| out), asked)
+}
+
+/// Runs a command line, and returns also what it wrote before an error.
+fn run_shown(line: &str, script: Vec<FakeAction>) -> (Result<(), CliError>, String, Vec<FakeRequest>) {
     let (server, asked) = serve(script);
     let cli = FakeCli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{error}"));
     let mut out = Vec::new();
     let GlobalArgs { output, idempotency_key, .. } = cli.globals;
     let context = CliContext { idempotency_key, ..context(server, output) };
     let result = run(&cli.command, &context, &mut out);
-    (result.map(|()| String::from_utf8(out).expect("text")), asked.try_iter().collect())
+    (result, String::from_utf8(out).expect("text"), asked.try_iter().collect())
 }
 
 /// Replaces the ages of a table, which grow.

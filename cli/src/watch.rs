@@ -23,12 +23,15 @@ use super::get::{list_labelled, name_of, one};
 use super::kind::EntityKind;
 use super::order;
 use super::screen::LiveScreen;
-use super::table::StreamTable;
+use super::table::{ABSENT, StreamTable};
 
 use crate::note;
 
 /// Time within which events cause only one read.
 const TOGETHER: Duration = Duration::from_millis(100);
+
+/// Word of a change that removes a row.
+const REMOVED: &str = "removed";
 
 /// Change of a row; for a removed row, with its last known content.
 #[derive(Clone, PartialEq, Debug)]
@@ -59,7 +62,7 @@ impl WatchedRows {
             self.0.insert(name, row);
         }
         changes.sort_by_key(|change| change.row["position"].as_u64());
-        let removed = before.into_iter().map(|(name, row)| WatchChange { word: "removed", name, row });
+        let removed = before.into_iter().map(|(name, row)| WatchChange { word: REMOVED, name, row });
         removed.chain(changes).collect()
     }
 }
@@ -229,7 +232,12 @@ impl WatchView {
                         let heads = ["CHANGE"].into_iter().chain(rows.heads());
                         out.write_all(lines.line(heads).as_bytes())?;
                     }
+                    // Of a removed entity, only the name is still true.
+                    let known =
+                        if change.word == REMOVED { kind.entry().key.len() } else { rows.heads().count() };
                     for cells in rows.cells() {
+                        let cells =
+                            cells.enumerate().map(|(at, text)| if at < known { text } else { ABSENT });
                         let cells = [change.word].into_iter().chain(cells);
                         out.write_all(lines.line(cells).as_bytes())?;
                     }
@@ -276,6 +284,25 @@ mod tests {
         );
         assert_eq!(words(&take(vec![row("a", 10)])), [("removed", "b"), ("removed", "c"), ("changed", "a")]);
         assert_eq!(words(&take(vec![row("a", 10), row("b", 12)])), [("added", "b")]);
+    }
+
+    #[test]
+    fn a_removed_row_keeps_only_its_name() {
+        let row = json!({
+            "name": "gpu", "type": "GPU", "score": 3, "activity": "active", "version": 1,
+            "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:00Z", "position": 3,
+        });
+        let mut known = WatchedRows::default();
+        let mut view = WatchView::new(EntityKind::Capability, OutputFormat::Table, false);
+        let mut out = Vec::new();
+        for items in [vec![row], Vec::new()] {
+            let changes = known.take(EntityKind::Capability, items);
+            view.show(&known, &changes, &mut out).expect("shown");
+        }
+        let text = String::from_utf8(out).expect("text");
+        let lines: Vec<Vec<_>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1], ["added", "gpu", "GPU", "3", "active"]);
+        assert_eq!(lines[2], ["removed", "gpu", "-", "-", "-"]);
     }
 
     #[test]

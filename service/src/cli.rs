@@ -4,6 +4,7 @@
 
 mod completion;
 mod executor;
+mod habits;
 mod help;
 mod local;
 mod man;
@@ -29,7 +30,10 @@ pub fn parse() -> CliArgs {
     let parsed = found.and_then(|found| {
         CliArgs::from_arg_matches(&found).map_err(|error| error.format(&mut help::command()))
     });
-    parsed.unwrap_or_else(|error| end(&error))
+    parsed.unwrap_or_else(|mut error| {
+        habits::advise(&mut error);
+        end(&error)
+    })
 }
 
 /// Ends the process with an error of the command line, which starts as every other error; or with a help or a version.
@@ -151,6 +155,8 @@ mod tests {
             "chancery get nodes --context prod",
             "chancery context set prod --server http://127.0.0.1:7441 --fleet main",
             "chancery context show",
+            "chancery delete node a b -y",
+            "chancery delete node/a plan/b --wait --timeout 5m",
             "chancery wait replica/x --for phase=running",
             "chancery describe node/node-1",
             "chancery get -w replicas -o jsonl",

@@ -68,7 +68,7 @@ fn thousands_of_documents_are_applied_and_deleted_in_order_however_few_the_serve
     let names = server.cli(&["get", "nodes", "--all", "-o", "name"]);
     assert_eq!(names.lines().collect::<BTreeSet<_>>().len(), NODES);
     server.cli(&["wait", "deployment/web/d-1", "--for", "state=completed"]);
-    let delete = || server.run(&["delete", "-f", &path]);
+    let delete = || server.run(&["delete", "-f", &path, "--yes"]);
     let skipped = "skipped: deployments are deleted with their plan";
     assert_eq!(outcomes(&delete()), set(["deleted", skipped]));
     assert_eq!(server.cli(&["get", "nodes", "-o", "name"]), "");
@@ -85,12 +85,12 @@ fn what_is_in_use_is_deleted_with_what_needs_it_and_in_its_order() {
     let path = write(&server, &text.replace("cpu: 1, memory: 1}}]", "cpu: 100m, memory: 1MiB}}]"));
     assert_eq!(outcomes(&server.run(&["apply", "-f", &path])), set(["created"]));
     server.client().wait_for("web", "running", 2);
-    let refused = server.run(&["delete", "-f", &path]);
+    let refused = server.run(&["delete", "-f", &path, "--yes"]);
     assert_eq!(refused.status.code(), Some(4), "{}", String::from_utf8_lossy(&refused.stderr));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("add --cascade"));
     assert_eq!(server.client().wait_for("web", "running", 2).len(), 2, "no running incarnation was ended");
     assert_eq!(outcomes(&server.run(&["apply", "-f", &path])), set(["created", "unchanged"]));
-    let deleted = server.run(&["delete", "-f", &path, "--cascade", "--timeout", "50s"]);
+    let deleted = server.run(&["delete", "-f", &path, "--cascade", "--yes", "--timeout", "50s"]);
     assert!(outcomes(&deleted).contains("deleted"), "the cluster, at last");
     until("nothing is left", || {
         let left: String = ["plans", "nodes", "clusters", "replicas"]

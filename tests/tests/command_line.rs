@@ -1,8 +1,8 @@
 //! The command line as users of kubectl type it, against a real server.
 
-use std::process::Output;
+use std::process::{Command, Output};
 
-use chancery_tests::ServerProcess;
+use chancery_tests::{ServerProcess, program, until};
 use serde_json::Value;
 
 const NODES: &str = "\
@@ -117,4 +117,117 @@ fn every_error_starts_alike_and_has_the_words_of_the_command_line() {
     let help = server.run(&["get", "--help"]);
     assert!(help.status.success() && help.stderr.is_empty() && !help.stdout.is_empty());
     server.cli(&["get", "nodes", "--as-of=-0s"]);
+}
+
+const PLAN: &str = "\
+apiVersion: chancery/v1
+kind: Plan
+metadata: {name: web}
+spec: {namespace: n, service: web, cluster: sim, payloads: [{name: app, run: {argv: [sleep, \"9\"]}, resources: {cpu: 1, memory: 1}}]}
+---
+apiVersion: chancery/v1
+kind: Deployment
+metadata: {name: d-1}
+spec: {plan: web, count: 2}
+";
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn ids_are_short_in_tables_and_are_taken_by_their_start() {
+    let server = ServerProcess::start_with(&[("CHANCERY_EMBEDDED_EXECUTORS", "none")]);
+    let file = server.directory().join("web.yaml");
+    std::fs::write(&file, format!("{NODES}---\n{PLAN}")).expect("a file");
+    server.cli(&["apply", "-f", file.to_str().expect("text")]);
+    let pending = ["get", "operations", "--filter", "state=pending_approval", "-o", "name"];
+    let names = until("two operations", || {
+        let names: Vec<_> = server.cli(&pending).lines().map(str::to_owned).collect();
+        (names.len() == 2).then_some(names)
+    });
+    let table = server.cli(&["get", "operations", "--no-headers"]);
+    let short = table.split_whitespace().next().expect("an id").to_owned();
+    assert_eq!(short.len(), 18, "{table}");
+    assert!(server.cli(&["get", "operations", "-o", "wide"]).contains(&names[0]["operation/".len()..]));
+
+    let ambiguous = server.run(&["approve", "0"]);
+    assert_eq!(code(&ambiguous), Some(2));
+    assert!(names.iter().all(|name| errors(&ambiguous).contains(name)), "{ambiguous:?}");
+    let unknown = server.run(&["describe", "operation/f"]);
+    assert_eq!(code(&unknown), Some(3), "{unknown:?}");
+    let done = server.cli(&["approve", &short]);
+    assert!(done.starts_with(&format!("operation/{short}-")) && done.contains(" approved: "), "{done}");
+    let of = format!("operation/{short}");
+    assert!(server.cli(&["why", &of, "state"]).starts_with(&names[0]));
+    assert!(server.cli(&["history", &of]).contains("operation.created"));
+    assert!(server.cli(&["events", "--subject", &of]).contains(&names[0]));
+    assert!(server.cli(&["describe", &of]).starts_with(&names[0]));
+}
+
+#[test]
+fn what_is_deleted_by_manifests_is_confirmed_and_what_is_named_is_not() {
+    let server = ServerProcess::start_with(&[("CHANCERY_EMBEDDED_EXECUTORS", "none")]);
+    let file = server.directory().join("nodes.yaml");
+    std::fs::write(&file, NODES).expect("a file");
+    let path = file.to_str().expect("text");
+    server.cli(&["apply", "-f", path]);
+    let refused = server.run(&["delete", "-f", path]);
+    assert_eq!(code(&refused), Some(2));
+    assert!(errors(&refused).ends_with("deletes 3 entities\nhint: confirm with --yes\n"), "{refused:?}");
+    assert_eq!(server.cli(&["get", "nodes", "-o", "name"]).lines().count(), 2, "nothing was deleted");
+    let deleted = server.run(&["delete", "node", "node-2", "node-3", "node-10", "-o", "name"]);
+    assert_eq!((code(&deleted), &*deleted.stdout), (Some(3), &b"node/node-2\nnode/node-10\n"[..]));
+    assert_eq!(server.cli(&["delete", "-f", path, "-y"]).lines().last(), Some("cluster/sim deleted"));
+}
+
+#[test]
+fn a_context_names_the_server_below_environment_and_flags() {
+    let server = ServerProcess::start_with(&[("CHANCERY_EMBEDDED_EXECUTORS", "none")]);
+    let contexts = server.directory().join("user").join("contexts.yaml");
+    let run = |variable: Option<&str>, args: &[&str]| {
+        let mut command = Command::new(program());
+        command.args(args).env("CHANCERY_CONTEXTS", &contexts).env_remove("CHANCERY_SERVER");
+        // No configuration file is in this directory.
+        command.envs(variable.map(|url| ("CHANCERY_SERVER", url))).current_dir(server.directory());
+        command.output().expect("the program runs")
+    };
+    let (url, nowhere) = (server.url(), "http://127.0.0.1:9");
+    let set = |name: &str, url: &str| run(None, &["context", "set", name, "--server", url]);
+    assert_eq!(set("here", &url).stdout, b"context/here created\n");
+    assert_eq!(set("there", nowhere).stdout, b"context/there created\n");
+    assert_eq!(code(&run(None, &["context", "show"])), Some(3), "no context is in use");
+    assert_eq!(code(&run(None, &["context", "use", "her"])), Some(3), "no such context");
+    let get = ["get", "nodes"];
+    for (used, variable, flags, wanted) in [
+        ("here", None, &[][..], 0),
+        ("there", None, &[], 8),
+        ("there", Some(&*url), &[], 0),
+        ("here", Some(nowhere), &[], 8),
+        ("there", Some(nowhere), &["--context", "here"], 0),
+        ("here", Some(&*url), &["--context", "there"], 8),
+        ("there", Some(nowhere), &["--context", "there", "--server", &url], 0),
+    ] {
+        assert_eq!(
+            run(None, &["context", "use", used]).stdout,
+            format!("context/{used} in use\n").as_bytes()
+        );
+        let output = run(variable, &[&get[..], flags].concat());
+        assert_eq!(code(&output), Some(wanted), "{used} {variable:?} {flags:?}: {output:?}");
+    }
+    let table = String::from_utf8(run(None, &["context", "list"]).stdout).expect("text");
+    let lines: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[1..], [vec!["-", "here", &url, "-"], vec!["*", "there", nowhere, "-"]], "{table}");
+    let config = String::from_utf8(run(None, &["config", "show"]).stdout).expect("text");
+    let from = config.lines().find(|line| line.starts_with("server ")).expect("the server");
+    assert!(from.ends_with("context there"), "{config}");
+
+    // A server has its own fleet and settings.
+    assert_eq!(code(&run(None, &["verify", ".", "--context", "here"])), Some(2));
+    assert_eq!(run(None, &["context", "delete", "there"]).stdout, b"context/there deleted\n");
+    assert_eq!(code(&run(None, &["context", "show"])), Some(3));
+    std::fs::write(&contexts, "current: here\ncontexts:\n  here: {servre: x}\n").expect("a file");
+    let broken = run(None, &get);
+    assert_eq!(code(&broken), Some(2));
+    assert!(errors(&broken).contains("contexts.yaml:3:"), "{broken:?}");
 }

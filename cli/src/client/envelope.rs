@@ -14,6 +14,20 @@ pub(crate) struct IntentEnvelope {
     pub(crate) body: String,
 }
 
+/// How a command is repeated safely after an unknown outcome.
+pub(crate) enum RepeatAdvice {
+    /// With its idempotency key, and with flags that make its intents the same, each with a space behind it.
+    Key(String),
+    /// As it was, but without a key: it reads first what is left, so that its intents may be others.
+    Unchanged,
+}
+
+impl Default for RepeatAdvice {
+    fn default() -> RepeatAdvice {
+        RepeatAdvice::Key(String::new())
+    }
+}
+
 /// Idempotency keys of the intents of a command: all derive from the first, so that the command can be repeated.
 pub(super) struct CommandKeys {
     first: String,
@@ -54,8 +68,21 @@ impl ApiClient<'_> {
         IntentEnvelope { body }
     }
 
+    /// Sets how the command is repeated after an unknown outcome, unless its key alone suffices.
+    pub(crate) fn repeats(&self, advice: RepeatAdvice) {
+        self.repeat.replace(advice);
+    }
+
     /// Returns advice on how to repeat the command after an unknown outcome.
     pub(super) fn repeat_hint(&self) -> String {
-        format!("hint: to repeat the command safely, add --idempotency-key {}", self.keys.first)
+        let flags = match &*self.repeat.borrow() {
+            RepeatAdvice::Key(flags) => flags.clone(),
+            RepeatAdvice::Unchanged => {
+                return "hint: the command can be repeated without --idempotency-key: what was decided is not \
+                        decided again"
+                    .to_owned();
+            }
+        };
+        format!("hint: to repeat the command safely, add {flags}--idempotency-key {}", self.keys.first)
     }
 }

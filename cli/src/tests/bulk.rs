@@ -131,7 +131,7 @@ spec: {domain: a, cluster: local, resources: {cpu: 1, memory: 1}}
 ";
     let (_folder, path) = file(text);
     let script = vec![batch(&[accepted(7), refusal(404, "not_found")]), batch(&[accepted(8)])];
-    let (result, asked) = run_line(&format!("chancery delete -f {path}"), script);
+    let (result, asked) = run_line(&format!("chancery delete -f {path} --yes"), script);
     let wanted = "\
 deployment/web/d-1 skipped: deployments are deleted with their plan
 node/n-2 deleted
@@ -142,7 +142,7 @@ cluster/local deleted
     assert_eq!(asked.iter().map(names).collect::<Vec<_>>(), [vec!["n-2", "n-1"], vec!["local"]]);
 
     let script = vec![batch(&[refusal(409, "in_use"), accepted(7)]), batch(&[refusal(409, "in_use")])];
-    let error = run_line(&format!("chancery delete -f {path}"), script).0.expect_err("in use");
+    let error = run_line(&format!("chancery delete -f {path} -y"), script).0.expect_err("in use");
     let wanted = "2 of 4 documents were not deleted\nhint: to delete nodes and plans with their dependents, add --cascade";
     assert_eq!((error.exit, error.message.as_str()), (CliExit::Conflict, wanted));
 
@@ -153,15 +153,41 @@ cluster/local deleted
     };
     let both = batch(&[accepted(7), accepted(8)]);
     let script = vec![both.clone(), nodes(&["n-1", "n-9"]), nodes(&["n-9"]), batch(&[accepted(9)])];
-    let (result, asked) = run_line(&format!("chancery delete -f {path} --cascade -o name"), script);
+    let (result, asked) = run_line(&format!("chancery delete -f {path} --cascade -y -o name"), script);
     assert_eq!(result.expect("deleted").lines().last(), Some("cluster/local"));
     assert!(asked[0].body.contains(r#""cascade":"yes""#) && asked.len() == 4, "{asked:?}");
     let script = vec![both, nodes(&["n-1"])];
-    let line = format!("chancery delete -f {path} --cascade --timeout 0s");
+    let line = format!("chancery delete -f {path} --cascade -y --timeout 0s");
     assert_eq!(run_line(&line, script).0.expect_err("timeout").exit, CliExit::Unknown);
 
     for line in ["chancery delete", "chancery delete node/n-1 -f x", "chancery delete node/n-1 --timeout 1s"]
     {
         assert!(FakeCli::try_parse_from(line.split(' ')).is_err(), "{line}");
     }
+}
+
+#[test]
+fn manifests_of_more_than_one_entity_are_deleted_only_with_a_confirmation() {
+    let (_folder, path) = file(&capabilities(3));
+    let (result, asked) = run_line(&format!("chancery delete -f {path}"), Vec::new());
+    let error = result.expect_err("no terminal");
+    let wanted = "cannot delete without confirmation: deletes 3 entities\nhint: confirm with --yes";
+    assert_eq!((error.exit, error.message.as_str(), asked.len()), (CliExit::Usage, wanted, 0));
+    // A deployment is deleted with its plan, so that one entity is left.
+    let text =
+        "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {name: d-1}\nspec: {plan: web, count: 1}\n";
+    let (_folder, path) = file(&format!("{text}{}", capabilities(1)));
+    let (result, _) = run_line(&format!("chancery delete -f {path} -o name"), vec![batch(&[accepted(7)])]);
+    assert_eq!(result.expect("deleted"), "deployment/web/d-1\ncapability/c-0\n");
+}
+
+#[test]
+fn what_was_applied_before_an_error_is_in_the_list() {
+    let (_folder, path) = file(&capabilities(1500));
+    let answers = batch(&(0..1000).map(|_| accepted(7)).collect::<Vec<_>>());
+    let script = vec![none(), answers, problem(403, "denied", false)];
+    let (result, out, _) = run_shown(&format!("chancery apply -f {path} -o json"), script);
+    assert_eq!(result.expect_err("denied").exit, CliExit::Denied);
+    let shown: Vec<Value> = serde_json::from_str(&out).expect("a list");
+    assert_eq!(shown.len(), 1000);
 }

@@ -31,7 +31,7 @@ fn rows_are_sorted_by_a_column_or_a_path_in_every_format() {
         ("-o name --sort-by incarnations", "node-10 node-2 node-1"),
         ("-o name --sort-by .incarnations", "node-10 node-2 node-1"),
         ("-o name --sort-by {.name}", "node-1 node-2 node-10"),
-        ("-o name --sort-by .absent", "node-10 node-2 node-1"),
+        ("-o name --sort-by .zone", "node-10 node-2 node-1"),
     ] {
         let (result, _) = run_line(&format!("chancery get nodes {flags}"), script());
         let names = result.expect(flags).replace("node/", "").lines().collect::<Vec<_>>().join(" ");
@@ -119,6 +119,28 @@ fn a_command_is_repeated_with_the_key_of_its_first_run() {
             .ends_with(&format!("hint: to repeat the command safely, add --idempotency-key {first}")),
         "{error}"
     );
+    // These commands read first what is left: a repeated one has other intents.
+    let id = operation_id();
+    let there = || ok(&operation(&id, "pending_approval"));
+    let lost = || vec![FakeAction::Drop; 3];
+    for (line, before) in [
+        (format!("chancery approve {id}"), vec![there()]),
+        (format!("chancery reject {id}"), vec![there()]),
+        ("chancery drain node-1".to_owned(), drained()[..1].to_vec()),
+    ] {
+        let error = run_line(&line, [before, lost()].concat()).0.expect_err("no answer");
+        assert_eq!(error.exit, CliExit::Unknown, "{line}");
+        let wanted = "hint: the command can be repeated without --idempotency-key: what was decided is not decided again";
+        assert!(error.message.ends_with(wanted), "{line}: {error}");
+    }
+    // These name a new deployment after the time.
+    let (result, asked) = run_line("chancery rollback web", lost());
+    let event: Value = serde_json::from_str(&asked[0].body).expect("an event");
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    let (name, key) = (text(&event["data"]["name"]), text(&event["id"]));
+    let wanted = format!("hint: to repeat the command safely, add --name {name} --idempotency-key {key}");
+    let error = result.expect_err("no answer");
+    assert!(error.message.ends_with(&wanted), "{error}");
     let error = run_line("chancery get nodes --idempotency-key k", Vec::new()).0.expect_err("a read");
     assert_eq!(error.exit, CliExit::Usage);
 }

@@ -120,30 +120,59 @@ fn a_delete_or_a_stop_can_wait_for_its_end() {
 }
 
 #[test]
+fn several_entities_are_deleted_in_one_command_and_each_has_its_own_verdict() {
+    let missing = || problem(404, "not_found", false);
+    for (line, names) in [
+        ("chancery delete node a b", ["node/a", "node/b"]),
+        ("chancery delete node/a plan/b", ["node/a", "plan/b"]),
+    ] {
+        let (result, asked) = run_line(line, vec![verdict(), verdict()]);
+        let wanted: Vec<_> = names.iter().map(|name| format!("{name} deleted\n")).collect();
+        assert_eq!((result.expect(line), asked.len()), (wanted.concat(), 2));
+    }
+    let (result, out, asked) =
+        run_shown("chancery delete node a b c -o json", vec![verdict(), missing(), verdict()]);
+    let error = result.expect_err("one is missing");
+    assert_eq!(error.message, "1 of 3 entities were not deleted");
+    assert_eq!((error.exit, out.lines().count(), asked.len()), (CliExit::NotFound, 2, 3), "{out}");
+    let (result, out, asked) = run_shown("chancery delete node a b", vec![problem(503, "busy", true); 3]);
+    assert_eq!(result.expect_err("busy").exit, CliExit::Unreachable);
+    assert_eq!((out.as_str(), asked.len()), ("", 3), "an unreachable server is not tried again for each");
+    let error = run_line("chancery delete node/a b", Vec::new()).0.expect_err("no kind");
+    assert!(error.message.starts_with("invalid entity \"b\": must be KIND/NAME"), "{error}");
+}
+
+#[test]
 fn a_status_page_has_numbers_and_what_needs_attention() {
     let none = || page(&json!([]));
     let cluster = row(&json!({
         "name": "local", "runtime": "process", "kubernetes": null, "activity": "active", "executor": null,
         "session": null, "nodes": 1,
     }));
-    let start = || vec![page(&json!([cluster])), page(&json!([node("node-1", "")])), none()];
+    let start = || vec![page(&json!([cluster])), page(&json!([node("node-1", "")]))];
+    let mut plan = crate::page_tests::plan();
+    plan["operations"] = json!({ "create": { "pending_approval": 12 } });
+    plan["replicas"] = json!({ "total": 3, "running": 1, "failed": 0 });
     let waiting = page(&json!([operation(&operation_id(), "pending_approval")]));
-    let script = [start(), vec![none(), waiting, none(), none(), none()]].concat();
+    let script = [start(), vec![page(&json!([plan])), none(), waiting, none(), none()]].concat();
     let (result, asked) = run_line("chancery status", script);
     let text = result.expect("a page");
     for wanted in [
         "clusters:      1, without executor: local\n",
         "nodes:         1: 1 allocated\n",
-        "replicas:      0/0 running\n",
+        "replicas:      1/3 running\n",
+        "approvals:     12 pending\n",
+        "\n  and 11 more\n",
         "\nOperations pending approval\n  ID ",
         "  try: chancery approve\n",
     ] {
         assert!(text.contains(wanted), "{text}");
     }
-    assert_eq!(asked.len(), 8);
-    let (result, _) = run_line("chancery status", [start(), vec![none(); 5]].concat());
+    assert_eq!(asked.len(), 7, "what plans count as zero is not listed");
+    assert!(asked[4].line.ends_with("/operations?state=pending_approval&limit=10"), "{asked:?}");
+    let (result, _) = run_line("chancery status", [start(), vec![none(); 4]].concat());
     assert!(result.expect("a page").ends_with("\nNothing waits, and nothing has failed.\n"));
-    let (result, _) = run_line("chancery status -o json", [start(), vec![none(); 5]].concat());
+    let (result, _) = run_line("chancery status -o json", [start(), vec![none(); 4]].concat());
     let all: Value = serde_json::from_str(&result.expect("JSON")).expect("JSON");
     assert_eq!(all["nodes"], json!({ "allocated": 1 }));
 }

@@ -28,7 +28,7 @@ fn reference() -> String {
          subdirectories.\n\n\
          A file has at most {} MiB. Documents are applied in the order {}, in any order of files;\n\
          documents of one kind keep their order. They are sent in batches of up to 1,000. `chancery delete -f` deletes the \
-         named\nentities in reverse order. A missing entity is reported and is no failure. Deployments are deleted with \
+         named\nentities in reverse order; more than one entity needs a confirmation, or `--yes`. A missing entity is reported and is no failure. Deployments are deleted with \
          their plan.\nWith `--cascade`, plans and nodes are deleted with their dependents, and then the entities that \
          they depend on.\n",
         LARGEST >> 20,

@@ -1,0 +1,138 @@
+//! Advice for what users of other tools type: commands, flags and kinds of kubectl, Nomad and Argo CD that have another name
+//! here.
+
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// Commands of other tools, and what to use instead.
+const COMMANDS: &[(&str, &str)] = &[
+    ("alloc", "use `chancery get incarnations`, `chancery logs`, `chancery stop`"),
+    ("annotate", "labels of nodes and plans are in their manifests: `chancery apply -f FILE`"),
+    ("app", "use `chancery get plans`, `chancery describe plan NAME`"),
+    (
+        "attach",
+        "use `chancery console REPLICA` for virtual machines, `chancery logs REPLICA --follow` otherwise",
+    ),
+    ("autoscale", "use `chancery scale PLAN --count NUMBER`"),
+    (
+        "cordon",
+        "use `chancery schedule disruption NODE/NAME`: the node takes no placements while it is approved",
+    ),
+    ("exec", "use `chancery console REPLICA` for virtual machines, `chancery logs REPLICA` otherwise"),
+    ("job", "use `chancery get plans`, `chancery apply -f FILE`"),
+    ("kill", "use `chancery stop REPLICA`"),
+    ("label", "labels of nodes and plans are in their manifests: `chancery apply -f FILE`"),
+    ("ls", "use `chancery get KIND`"),
+    ("node", "use `chancery get nodes`, `chancery describe node NAME`"),
+    ("patch", "use `chancery apply -f FILE`"),
+    ("ps", "use `chancery get replicas`"),
+    ("replace", "use `chancery apply -f FILE`"),
+    (
+        "rollout",
+        "use `chancery rollback`, `pause`, `resume`, `cancel`, `promote`, `wait --for state=completed`",
+    ),
+    ("run", "use `chancery apply -f FILE` with a plan and a deployment"),
+    ("set", "use `chancery apply -f FILE`"),
+    ("sync", "use `chancery apply -f FILE`"),
+    ("taint", "use `chancery schedule disruption NODE/NAME`, or labels and capabilities of nodes"),
+    ("top", "use `chancery get nodes`: free and total resources of each node"),
+    ("uncordon", "use `chancery complete disruption NODE/NAME`, `chancery undrain NODE` after a drain"),
+];
+
+/// Flags of other tools, and what to use instead.
+const FLAGS: &[(&str, &str)] = &[
+    ("--all-namespaces", "a fleet lists the plans of all namespaces; `--filter namespace=NAME` selects some"),
+    ("--as", "use `--actor NAME`"),
+    ("--field-selector", "use `--filter NAME=VALUE`"),
+    ("--force", "use `chancery expunge NODE` for a lost node; nothing else is ended without proof"),
+    ("--grace-period", "use `timeouts` of the plan"),
+    ("--kubeconfig", "use `--server URL`, or `--context NAME`"),
+    ("--namespace", "use `--filter namespace=NAME` with `get plans`; names of plans are unique in the fleet"),
+    ("--replicas", "use `--count NUMBER`"),
+    ("--to-revision", "use `--to DEPLOYMENT`"),
+    ("-A", "a fleet lists the plans of all namespaces; `--filter namespace=NAME` selects some"),
+    ("-n", "use `--filter namespace=NAME` with `get plans`; names of plans are unique in the fleet"),
+];
+
+/// Kinds of other tools, and what to use instead.
+const KINDS: &[(&str, &str)] = &[
+    ("allocations", "use incarnations"),
+    ("allocs", "use incarnations"),
+    ("applications", "use plans"),
+    ("apps", "use plans"),
+    ("daemonsets", "use plans"),
+    ("events", "use `chancery events`"),
+    ("jobs", "use plans"),
+    ("po", "use replicas"),
+    ("pod", "use replicas"),
+    ("pods", "use replicas"),
+    ("pv", "use volumes"),
+    ("pvc", "use volumes"),
+    ("replicasets", "use deployments"),
+    ("rs", "use deployments"),
+    ("services", "use plans, which name their service"),
+    ("statefulsets", "use plans"),
+    ("svc", "use plans, which name their service"),
+];
+
+/// Adds advice to an error of the command line whose word another tool has.
+pub(super) fn advise(error: &mut clap::Error) {
+    let (table, word) = match error.kind() {
+        ErrorKind::InvalidSubcommand => (COMMANDS, ContextKind::InvalidSubcommand),
+        ErrorKind::UnknownArgument => (FLAGS, ContextKind::InvalidArg),
+        ErrorKind::InvalidValue => (KINDS, ContextKind::InvalidValue),
+        _ => return,
+    };
+    let Some(ContextValue::String(word)) = error.get(word) else { return };
+    // The kind before a name, and the flag before its value.
+    let word = word.split(['/', '=']).next().unwrap_or_default();
+    let Some((_, instead)) = table.iter().find(|(known, _)| *known == word) else { return };
+    let advice = vec![StyledStr::from(*instead)];
+    // A name that only resembles the word is no help.
+    error.remove(ContextKind::SuggestedSubcommand);
+    error.remove(ContextKind::SuggestedArg);
+    error.remove(ContextKind::SuggestedValue);
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(advice));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(line: &str) -> String {
+        let found = super::super::help::command().try_get_matches_from(line.split(' '));
+        let mut error = found.expect_err(line);
+        advise(&mut error);
+        error.to_string()
+    }
+
+    #[test]
+    fn words_of_other_tools_are_answered_with_those_of_this_one() {
+        for (line, wanted) in [
+            ("chancery cordon node-1", "tip: use `chancery schedule disruption NODE/NAME`"),
+            ("chancery top nodes", "tip: use `chancery get nodes`"),
+            ("chancery get pods", "tip: use replicas\n"),
+            ("chancery get pod/web-0", "tip: use replicas\n"),
+            ("chancery delete po web", "tip: use replicas\n"),
+            ("chancery get nodes --field-selector=a=b", "tip: use `--filter NAME=VALUE`"),
+            ("chancery scale web --replicas 3", "tip: use `--count NUMBER`"),
+            ("chancery get plans -n prod", "tip: use `--filter namespace=NAME`"),
+            ("chancery get plans -A", "tip: a fleet lists"),
+        ] {
+            assert!(error(line).contains(wanted), "{line}: {}", error(line));
+        }
+        let typo = error("chancery descrbe node/a");
+        assert!(typo.contains("'describe'") && !typo.contains("tip: use"), "{typo}");
+    }
+
+    #[test]
+    fn no_word_is_one_of_this_program() {
+        let command = super::super::help::command();
+        for (word, _) in COMMANDS {
+            assert!(command.find_subcommand(word).is_none(), "{word}");
+        }
+        for (word, _) in KINDS {
+            assert_eq!(chancery_cli::EntityKind::named(word), None, "{word}");
+        }
+    }
+}

@@ -4,6 +4,7 @@
 //! A dry run has the turn of folds, as it copies a moment: one at a time, at the lowest priority. It writes nothing.
 
 mod answer;
+mod changes;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,8 +20,9 @@ use chancery_events::record::MAX_BYTES;
 use chancery_events::time::Time;
 use chancery_journal::ChainCursor;
 
-use self::answer::{AnswerWriter, DrySlot};
+use self::answer::{AnswerWriter, DrySlot, internal};
 pub(super) use self::answer::{DryRunAnswer, PlacementReasons};
+use self::changes::RowsBefore;
 use super::FleetApi;
 use super::diff::last;
 use super::intents::{ReadIntent, ReadIntents, problem_value, read};
@@ -60,8 +62,11 @@ pub(super) async fn take(
     let (served, request_id) = (Arc::clone(app), call.context.id.clone());
     let ran = moments::in_fold_turn(app, move |cache, is_cancelled| {
         let bounds = DryRunBounds::default();
+        let moment = cache.fold(&at, is_cancelled)?;
+        // Read before the copy, which is the moment itself where memory is scarce.
+        let before = RowsBefore::read(&moment, &requests, served.common.limits.page);
         // A bound may be exceeded by a record.
-        let copy = cache.copy(cache.fold(&at, is_cancelled)?, (bounds.bytes + MAX_BYTES) as u64)?;
+        let copy = cache.copy(moment, (bounds.bytes + MAX_BYTES) as u64)?;
         let end = Instant::now() + time;
         let may_continue = || !is_cancelled.load(Ordering::Relaxed) && Instant::now() < end;
         let (rows, result) = copy.change(|state| {
@@ -69,7 +74,7 @@ pub(super) async fn take(
             dry_run(start, requests, &may_continue)
         });
         let writer = AnswerWriter { app: &served, at, now, request_id: &request_id, rows: &rows };
-        Ok(writer.answer(slots, &result))
+        Ok(before.map_err(|error| internal(&error)).and_then(|before| writer.answer(slots, &before, &result)))
     });
     let body = ran.await?.map_err(|error| moments::unread(&error))??;
     Ok(at_moment(ReservedAnswer::of_row().with(app, body)?, at.position, Some(&at)))

@@ -132,7 +132,7 @@ macro_rules! row_kinds {
     (@entities $($kind:ident $table:ident ($($field:ident: $type:ident),+))*) => {
         impl RowKey {
             /// Returns the key of an entity's row; `None` for the fleet.
-            pub(crate) fn of(subject: Subject) -> Option<RowKey> {
+            pub fn of(subject: Subject) -> Option<RowKey> {
                 match subject {
                     Subject::Fleet => None,
                     $(Subject::$kind($($field),+) => Some(RowKey::$kind($($field),+))),*

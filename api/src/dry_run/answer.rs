@@ -13,6 +13,7 @@ use chancery_events::size::json_bytes;
 use chancery_events::subject::Subject;
 use chancery_events::time::{Time, shown};
 use chancery_journal::ChainCursor;
+use chancery_projector::moment::EntityChange;
 use chancery_projector::rows::{DeploymentRow, OperationRow, PlanRow, RequestRow};
 use chancery_projector::{FleetMoment, MomentEnd, RowKey};
 use schemars::JsonSchema;
@@ -21,6 +22,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::changes::RowsBefore;
 use crate::FleetApi;
 use crate::intents::problem_value;
 use crate::problem::{MomentBody, ProblemBody, ProblemDetails};
@@ -40,6 +42,9 @@ pub(crate) struct DryRunAnswer {
     due: Vec<DryFact>,
     /// Answers to the intents, in their order.
     intents: Vec<DryIntent>,
+    /// Entities that accepted intents name and whose rows differ, with each changed field: the values before the intents, and after
+    /// all that follows.
+    changes: Vec<EntityChange>,
     /// Facts that follow before any approval and any report of an executor.
     follows: Vec<DryFact>,
     /// Operations that the intents create, as they are then.
@@ -172,6 +177,7 @@ impl AnswerWriter<'_> {
     pub(super) fn answer(
         &self,
         slots: Vec<DrySlot>,
+        before: &RowsBefore,
         result: &DryRunResult,
     ) -> Result<String, ProblemDetails> {
         let follows = result.follows.iter().map(|record| &**record);
@@ -179,6 +185,7 @@ impl AnswerWriter<'_> {
             || result.intents.iter().filter_map(|decided| decided.record.as_deref()).chain(follows.clone());
         // What is shown of rows is not bounded by the events.
         let mut left = self.app.common.limits.page;
+        let changes = before.changes(self.rows, result, &mut left).map_err(|error| internal(&error))?;
         let operations = self.operations(result, &mut left)?;
         let unschedulable = self.unschedulable(result, &operations, &mut left)?;
         let requests = self.requests(own())?;
@@ -190,6 +197,7 @@ impl AnswerWriter<'_> {
             time: self.now,
             due: self.facts(result.due.iter().map(|record| &**record))?,
             intents: self.intents(slots, &result.intents)?,
+            changes,
             follows: self.facts(follows.clone())?,
             unschedulable,
             approvals: approvals(result, &operations, &requests),
@@ -414,11 +422,11 @@ fn approvals(
 }
 
 /// Takes bytes of those that are left; takes all and returns false if there are too few.
-fn take_bytes(left: &mut usize, bytes: usize) -> bool {
+pub(super) fn take_bytes(left: &mut usize, bytes: usize) -> bool {
     *left = left.saturating_sub(bytes);
     *left > 0
 }
 
-fn internal(error: &dyn std::fmt::Display) -> ProblemDetails {
+pub(super) fn internal(error: &dyn std::fmt::Display) -> ProblemDetails {
     ProblemDetails::internal("write the answer of a dry run", error)
 }

@@ -203,8 +203,8 @@ async fn a_difference_of_two_moments_has_what_changed_with_both_values() {
         ]
     );
     let fields = items[2]["fields"].as_array().expect("fields");
-    let resources = fields.iter().find(|field| field["field"] == "resources").expect("a changed field");
-    assert_eq!((&resources["old"]["cpu"], &resources["new"]["cpu"]), (&4000.into(), &1.into()));
+    let cpu = fields.iter().find(|field| field["field"] == "resources.cpu").expect("a changed field");
+    assert_eq!((&cpu["old"], &cpu["new"]), (&4000.into(), &1.into()));
     assert_eq!((&items[2]["old_position"], &items[2]["new_position"]), (&3.into(), &6.into()));
     let nodes = world.get("/diff?from=5&to=7&kinds=nodes&domain=d2").await.json();
     assert_eq!(nodes["items"].as_array().map(Vec::len), Some(0), "neither was in the domain");

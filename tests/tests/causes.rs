@@ -67,7 +67,7 @@ fn why_shows_who_moved_a_replica_who_approved_it_and_what_was_observed() {
     let wrong = server.run(&["why", &format!("replica/{replica}"), "node=node-1"]);
     let err = String::from_utf8_lossy(&wrong.stderr).into_owned();
     assert!(
-        wrong.status.code() == Some(4) && err.contains("is \"node-2\"") && err.contains("as_of"),
+        wrong.status.code() == Some(4) && err.contains("is \"node-2\"") && err.contains("an earlier moment"),
         "{err}"
     );
     let unknown = server.run(&["why", &format!("replica/{replica}"), "reachability"]);

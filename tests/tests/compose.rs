@@ -170,7 +170,9 @@ fn every_service_has_settings_and_a_command_that_the_program_takes() {
                 assert!(kept.is_some(), "{name}: the executor store in {} is kept", dir.display());
             }
             CliCommand::Client(_) => {}
-            other @ (CliCommand::Config { .. } | CliCommand::Local(_)) => panic!("{name}: {other:?}"),
+            other @ (CliCommand::Config { .. } | CliCommand::Context { .. } | CliCommand::Local(_)) => {
+                panic!("{name}: {other:?}")
+            }
         }
         // A check that asks a server is a command line too.
         if let Some(check) = service.healthcheck.as_ref().map(|_| service.check())

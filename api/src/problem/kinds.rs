@@ -150,7 +150,7 @@ kinds! {
         "The position of the client is not in the lineage of this journal. The records after it are lost, or are of another journal."
         "Read the state again, then the events with `chancery events --from POSITION.LINEAGE`, from the members `since` and `lineage`.";
     MOMENT_OUT_OF_RANGE = 400 "moment_out_of_range" final
-        "The moment in `as_of` is before the first record of the journal, a position after the last one, or a time in the future. The members `first` and `last` have the position and the time of these records."
+        "The moment in `as_of` is before the first record of the journal, or after the last one. The members `first` and `last` have the position and the time of these records."
         "Name a moment between them. To read the present, omit `as_of`.";
     VALUE_DIFFERS = 409 "value_differs" final
         "The field in `field` has another value than `value` at the moment of the answer, so there are no reasons for that value. The member `detail` has the value."

@@ -102,7 +102,6 @@ async fn a_header_that_cannot_be_read_is_named() {
         ("ce-time", b"now", "/ce-time"),
         ("traceparent", b"00", "/traceparent"),
         ("chancery-actor", b"\xff", "/chancery-actor"),
-        ("if-match", b"W/\"3\"", "/if-match"),
         ("if-match", b"\"+3\"", "/if-match"),
         ("chancery-time", b"soon", "/chancery-time"),
         ("idempotency-key", b"other", "/idempotency-key"),

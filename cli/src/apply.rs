@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::io::{Read as _, Write};
+use std::io::Write;
 use std::mem::discriminant;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use chancery_events::intent::{Intent, OverlapPolicy};
 use serde_json::{Value, json};
@@ -15,6 +15,7 @@ use super::bulk::{BulkIntent, ask_all};
 use super::client::{ApiClient, CommandIo, PlanChanges, VerdictResponse};
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit, PointerError};
+use super::files::texts;
 use super::get::{json_text, list, name_of, yaml_text};
 use super::kind::{EntityKind, KindNaming as _};
 use super::request;
@@ -44,20 +45,10 @@ pub(super) fn run(
             Err(error) => return report.fault("apply", manifest, &error),
         };
         let name = name(manifest);
-        let outcome = outcome(&verdict, known.contains(&name));
-        let mut json = verdict.json(&name, outcome);
-        let PlanChanges { immediate, deployed } = &verdict.changed;
-        if !immediate.is_empty() || !deployed.is_empty() {
-            json["changed"] = json!({ "immediate": immediate, "deployed": deployed });
+        report_verdict(&mut report, manifest, &verdict, known.contains(&name), io.client)?;
+        if verdict.request().is_none() {
+            known.insert(name);
         }
-        for hint in hints(&name, &verdict.changed) {
-            note!("{hint}");
-        }
-        report.line(&name, outcome, json)?;
-        if let Some(id) = verdict.request() {
-            return request::hint(io.client, id);
-        }
-        known.insert(name);
         Ok(())
     });
     report.end(sent, |_, applied| {
@@ -67,6 +58,28 @@ pub(super) fn run(
         let all = manifests.len();
         format!("applied {applied} of {all} documents: fix the others and apply again")
     })
+}
+
+/// Reports the verdict on a document. `is_known` is whether its entity existed before.
+pub(super) fn report_verdict(
+    report: &mut ApplyReport<'_>,
+    manifest: &ManifestDocument,
+    verdict: &VerdictResponse,
+    is_known: bool,
+    client: &ApiClient<'_>,
+) -> Result<(), CliError> {
+    let name = name(manifest);
+    let outcome = outcome(verdict, is_known);
+    let mut json = verdict.json(&name, outcome);
+    let PlanChanges { immediate, deployed } = &verdict.changed;
+    if !immediate.is_empty() || !deployed.is_empty() {
+        json["changed"] = json!({ "immediate": immediate, "deployed": deployed });
+    }
+    for hint in hints(&name, &verdict.changed) {
+        note!("{hint}");
+    }
+    report.line(&name, outcome, json)?;
+    verdict.request().map_or(Ok(()), |id| request::hint(client, id))
 }
 
 /// Reads the documents of the files, in the order in which they are applied.
@@ -238,49 +251,6 @@ pub(super) fn read(verb: &str, done: &str, files: &[PathBuf]) -> Result<Vec<Mani
     }
     manifest::sort(&mut manifests);
     Ok(manifests)
-}
-
-fn texts(files: &[PathBuf]) -> Result<Vec<(String, String)>, CliError> {
-    let mut texts = Vec::new();
-    for file in files {
-        if file.as_os_str() == "-" {
-            let mut text = String::new();
-            // One byte above the limit, so that a longer input is reported and not truncated.
-            let most = manifest::LARGEST as u64 + 1;
-            std::io::stdin().take(most).read_to_string(&mut text).map_err(|error| unreadable("-", &error))?;
-            texts.push(("-".into(), text));
-        } else if file.is_dir() {
-            for path in manifests_in(file)? {
-                texts.push(text_of(&path)?);
-            }
-        } else {
-            texts.push(text_of(file)?);
-        }
-    }
-    Ok(texts)
-}
-
-fn manifests_in(directory: &Path) -> Result<Vec<PathBuf>, CliError> {
-    let bad = |error: std::io::Error| unreadable(&directory.display().to_string(), &error);
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(directory).map_err(bad)? {
-        let path = entry.map_err(bad)?.path();
-        if path.extension().is_some_and(|end| ["yaml", "yml", "json"].iter().any(|known| end == *known)) {
-            paths.push(path);
-        }
-    }
-    paths.sort();
-    Ok(paths)
-}
-
-fn text_of(path: &Path) -> Result<(String, String), CliError> {
-    let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| unreadable(&name, &error))?;
-    Ok((name, text))
-}
-
-fn unreadable(name: &str, error: &std::io::Error) -> CliError {
-    CliError::failure(format!("cannot read {name}: {error}"))
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ use super::flags::{
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::output::{OutputChoice, OutputChoiceParser};
 use super::{
-    act, apply, console, delete, describe, diff, disruption, drain, dry_run, events, explain, get, logs,
-    replica, request, rollout, snapshot, status, version, wait, why,
+    act, apply, console, delete, describe, diff, disruption, drain, dry_run, edit, events, explain, get,
+    logs, replica, request, rollout, snapshot, status, version, wait, why,
 };
 
 /// Help heading of the flags of every command.
@@ -57,14 +57,14 @@ pub struct GlobalArgs {
 pub enum ServerCommand {
     /// Create or update entities from manifests (idempotent)
     Apply {
-        /// Read manifests from a file, a directory of .yaml, .yml and .json files, or - for standard input;
-        /// repeatable
-        #[arg(short, long = "filename", value_name = "FILE|DIR|-", required = true)]
+        /// Read manifests from a file, a directory of .yaml, .yml and .json files, an http address, or - for standard
+        /// input; repeatable
+        #[arg(short, long = "filename", value_name = "FILE|DIR|URL|-", required = true)]
         files: Vec<PathBuf>,
         /// Supersede deployments in progress with those of the manifests (default: as in the manifests)
         #[arg(long)]
         supersede: bool,
-        /// Show what would change, with operations and required approvals, and record nothing
+        /// Show what would change, field by field, with operations and required approvals, and record nothing
         #[arg(long)]
         dry_run: bool,
         /// Decide on the state after a position, 120, or at a time, 2026-11-21T09:00:00Z (default: the current state)
@@ -93,6 +93,11 @@ pub enum ServerCommand {
     Diff(DiffArgs),
     /// Show the facts behind a value: who requested and approved the change, and what was observed
     Why(WhyArgs),
+    /// Edit the manifest of an entity in an editor, and apply it
+    ///
+    /// The editor is that of VISUAL or EDITOR, or vi; on Windows notepad. The result is applied unless the entity has changed
+    /// meanwhile: then the edited file is kept. An invalid manifest is opened again.
+    Edit(EntityArgs),
     /// Delete an entity, or the entities of manifests
     #[command(about = format!("Delete one of the {}, or the entities of manifests", act::kinds("delete", |_| true)))]
     Delete(DeleteArgs),
@@ -400,6 +405,7 @@ impl ServerCommand {
                 None => dry_run::differences(&what.files, io),
             },
             ServerCommand::Why(value) => why::run(value, io),
+            ServerCommand::Edit(what) => edit::run(what.what.kind, &what.what.one(what.name.as_ref())?, io),
             ServerCommand::Delete(what) => delete::run(what, io),
             ServerCommand::Create { what, plan, node: on } => {
                 replica::create(what.kind, plan, on.as_ref(), io)

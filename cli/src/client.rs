@@ -331,8 +331,15 @@ impl<'a> ApiClient<'a> {
 
     /// Sends an intent, and returns its verdict.
     pub(super) fn ask(&self, doing: &str, intent: &Intent) -> Result<VerdictResponse, CliError> {
-        let IntentEnvelope { body } = self.envelope(intent);
-        let FinalReply { status, body, .. } = self.post(doing, "application/cloudevents+json", &body)?;
+        self.send(doing, &self.envelope(intent))
+    }
+
+    fn send(
+        &self,
+        doing: &str,
+        IntentEnvelope { body }: &IntentEnvelope,
+    ) -> Result<VerdictResponse, CliError> {
+        let FinalReply { status, body, .. } = self.post(doing, "application/cloudevents+json", body)?;
         if !(200..300).contains(&status) {
             return Err(self.refused(doing, status, &body));
         }

@@ -76,13 +76,7 @@ fn show(
 fn table(items: &[Value]) -> TextTable {
     let mut rows = TextTable::new(["ENTITY", "CHANGE", "FIELD", "OLD", "NEW"]);
     for item in items {
-        let [kind, key, change] =
-            ["kind", "key", "change"].map(|field| item[field].as_str().unwrap_or_default());
-        let kind = match EntityKind::named(kind) {
-            Some(known) => known.word(),
-            None => kind,
-        };
-        let entity = format!("{kind}/{key}");
+        let (entity, change) = (entity(item), item["change"].as_str().unwrap_or_default());
         let fields = item["fields"].as_array().map_or(&[][..], Vec::as_slice);
         if change != "changed" {
             rows.add([entity, change.to_owned(), String::new(), String::new(), String::new()]);
@@ -102,7 +96,14 @@ fn table(items: &[Value]) -> TextTable {
     rows
 }
 
-fn value(value: &Value) -> String {
+/// Returns the entity of a change, as `node/node-1`.
+pub(super) fn entity(change: &Value) -> String {
+    let [kind, key] = ["kind", "key"].map(|field| change[field].as_str().unwrap_or_default());
+    format!("{}/{key}", EntityKind::named(kind).map_or(kind, |kind| kind.word()))
+}
+
+/// Returns the text of a value in a table; empty without one.
+pub(super) fn value(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::apply::{ask, documents, error_text, known, name, outcome};
 use super::client::{ApiClient, CommandIo, VerdictResponse, not_ours};
 use super::context::OutputFormat;
+use super::diff;
 use super::error::{CliError, CliExit};
 use super::get::{json_text, yaml_text};
 use super::table::TextTable;
@@ -108,13 +109,14 @@ fn outcomes(
     answer: &Value,
 ) -> Result<DocumentOutcomes, CliError> {
     let mut known = known(client, manifests)?;
-    let mut rows = TextTable::new(["ENTITY", "OUTCOME", "FIELDS"]);
+    let mut rows = TextTable::new(["ENTITY", "OUTCOME", "FIELD", "OLD", "NEW"]);
+    let mut fields = by_subject(answer, "changes", diff::entity);
     let (mut changes, mut refused) = (0, None);
     for (at, manifest) in manifests.iter().enumerate() {
         let (name, answer) = (name(manifest), &answer["intents"][at]["answer"]);
         let Some(status) = answer["status"].as_u64().and_then(|status| u16::try_from(status).ok()) else {
             changes += 1;
-            rows.add([name.as_str(), "not decided", ""]);
+            rows.add([name.as_str(), "not decided", "", "", ""]);
             continue;
         };
         if !(200..300).contains(&status) {
@@ -123,17 +125,25 @@ fn outcomes(
             note!("{}", error_text("apply", manifest, &error));
             let (_, count) = refused.get_or_insert((error.exit, 0));
             *count += 1;
-            rows.add([name.as_str(), "refused", ""]);
+            rows.add([name.as_str(), "refused", "", "", ""]);
             continue;
         }
         let verdict: VerdictResponse =
             serde_json::from_value(answer.clone()).map_err(|error| not_ours(DOING, &error.to_string()))?;
-        let fields = [verdict.changed.immediate.as_slice(), verdict.changed.deployed.as_slice()].concat();
         let outcome = outcome(&verdict, known.contains(&name));
         let is_change = outcome != "unchanged";
         changes += usize::from(is_change);
-        if is_change || documents_shown == ShownDocuments::All {
-            rows.add([name.clone(), outcome.to_owned(), fields.join(", ")]);
+        match fields.remove(&name).filter(|change| is_change && change["change"] == "changed") {
+            Some(change) => {
+                for field in items(change, "fields") {
+                    let [old, new] = ["old", "new"].map(|side| diff::value(&field[side]));
+                    rows.add([name.clone(), outcome.to_owned(), text(&field["field"]), old, new]);
+                }
+            }
+            None if is_change || documents_shown == ShownDocuments::All => {
+                rows.add([name.as_str(), outcome, "", "", ""]);
+            }
+            None => {}
         }
         known.insert(name);
     }

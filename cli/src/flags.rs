@@ -114,7 +114,7 @@ pub struct DeleteArgs {
     #[arg(value_name = "NAME|KIND/NAME")]
     pub names: Vec<String>,
     /// Delete the entities of these manifests, dependents first; repeatable
-    #[arg(short, long = "filename", value_name = "FILE|DIR|-", conflicts_with_all = ["what", "names"])]
+    #[arg(short, long = "filename", value_name = "FILE|DIR|URL|-", conflicts_with_all = ["what", "names"])]
     pub files: Vec<PathBuf>,
     /// Also remove dependents: move the replicas of a node away, delete the replicas of a plan
     #[arg(long)]
@@ -198,7 +198,7 @@ pub struct DiffArgs {
     #[arg(value_name = "POSITION|TIME|DURATION", value_parser = as_of, required_unless_present = "files")]
     pub from: Option<String>,
     /// Compare these manifests with the current state: what `apply` would create, change or refuse; repeatable
-    #[arg(short, long = "filename", value_name = "FILE|DIR|-", conflicts_with_all = ["from", "to", "kinds", "filters"])]
+    #[arg(short, long = "filename", value_name = "FILE|DIR|URL|-", conflicts_with_all = ["from", "to", "kinds", "filters"])]
     pub files: Vec<PathBuf>,
     /// Later moment, in the same form (default: the last record)
     #[arg(value_name = "POSITION|TIME|DURATION", value_parser = as_of)]

@@ -18,6 +18,7 @@ use super::selection::{LabelSelector, SelectedEntities};
 use super::table::{TextTable, one_line};
 use super::{short_id, watch};
 
+use crate::manifest::of_row::RowManifest;
 use crate::note;
 
 /// Number of entities in a page, which is the limit of servers.
@@ -52,6 +53,7 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
         lists.push((*kind, listed));
     }
     match (lists.as_slice(), selected.as_slice()) {
+        _ if view.manifests(&lists, io.out)? => {}
         // A single entity is no list.
         ([(kind, listed)], [of]) if of.names.len() == 1 => match listed.items.first() {
             Some(item) if view.is_whole() => view.value(item, io.out)?,
@@ -215,6 +217,18 @@ impl GetOutput<'_> {
             None => {}
         }
         Ok(())
+    }
+
+    /// Writes entities as manifests, if YAML is requested and each kind has manifests. Returns whether it did.
+    fn manifests(&self, lists: &[(EntityKind, EntityList)], out: &mut dyn Write) -> Result<bool, CliError> {
+        let writers = lists.iter().map(|(kind, _)| RowManifest::of(*kind)).collect::<Option<Vec<_>>>();
+        let Some(writers) = writers.filter(|_| self.format == OutputFormat::Yaml) else { return Ok(false) };
+        for (writer, (_, listed)) in writers.iter().zip(lists) {
+            for item in &listed.items {
+                write!(out, "---\n{}", writer.text(item)?)?;
+            }
+        }
+        Ok(true)
     }
 
     /// Writes one value.

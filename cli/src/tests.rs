@@ -278,8 +278,12 @@ node-22  allocated  local    a       3500m/4         8GiB/8GiB  1             - 
     assert_eq!(result.expect("names"), "node/node-1\nnode/node-22\n");
     let (result, _) = run_line("chancery get node node-1 -o json", vec![ok(&node("node-1", ""))]);
     assert_eq!(serde_json::from_str::<Value>(&result.expect("JSON")).expect("JSON"), node("node-1", ""));
-    let (result, _) = run_line("chancery get node node-1 -o yaml", vec![ok(&json!({ "a": { "b": [1] } }))]);
+    let (result, _) = run_line("chancery get replica r -o yaml", vec![ok(&json!({ "a": { "b": [1] } }))]);
     assert_eq!(result.expect("YAML"), "a:\n  b:\n  - 1\n");
+    let (result, _) = run_line("chancery get node node-1 -o yaml", vec![ok(&node("node-1", ""))]);
+    let wanted = "---\napiVersion: chancery/v1\nkind: Node\nmetadata:\n";
+    let manifest = result.expect("YAML");
+    assert!(manifest.starts_with(wanted) && manifest.contains("\nstatus:\n"), "{manifest}");
 }
 
 #[test]

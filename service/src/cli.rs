@@ -149,6 +149,8 @@ mod tests {
             "chancery get operations --filter state=running --all",
             "chancery approve --plan web -y",
             "chancery diff -f web.yaml",
+            "chancery edit plan web",
+            "chancery edit deployment/web/d-1",
             "chancery scale web --count 3",
             "chancery status -o json",
             "chancery version --client",

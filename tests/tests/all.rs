@@ -43,6 +43,7 @@ mod machine_hosts;
 mod machine_snapshots;
 mod machine_states;
 mod machine_worlds;
+mod manifests;
 mod memory;
 mod metrics;
 mod moments;

@@ -7,14 +7,15 @@ use chancery_events::time::Time;
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use super::ApiClient;
+use super::{ApiClient, VerdictResponse};
+use crate::error::CliError;
 
 /// Intent as a body, with the idempotency key and the time that all attempts share.
 pub(crate) struct IntentEnvelope {
     pub(crate) body: String,
 }
 
-/// How a command is repeated safely after an unknown outcome.
+/// Way to repeat a command safely after an unknown outcome.
 pub(crate) enum RepeatAdvice {
     /// With its idempotency key, and with flags that make its intents the same, each with a space behind it.
     Key(String),
@@ -50,10 +51,24 @@ impl CommandKeys {
 impl ApiClient<'_> {
     /// Converts the intent to a CloudEvent with the next key and the current time.
     pub(crate) fn envelope(&self, intent: &Intent) -> IntentEnvelope {
+        self.envelope_for(intent, None)
+    }
+
+    /// Sends an intent that is refused unless its entity has the version. Returns its verdict.
+    pub(crate) fn ask_if(
+        &self,
+        doing: &str,
+        intent: &Intent,
+        version: u64,
+    ) -> Result<VerdictResponse, CliError> {
+        self.send(doing, &self.envelope_for(intent, Some(version)))
+    }
+
+    fn envelope_for(&self, intent: &Intent, version: Option<u64>) -> IntentEnvelope {
         let key = self.keys.next();
         let time = Time::from_micros(chrono::Utc::now().timestamp_micros()).to_string();
         let data = RawValue::from_string(intent.data_json()).expect("the data is JSON");
-        let head = json!({
+        let mut head = json!({
             "specversion": "1.0",
             "id": key,
             "source": "cli",
@@ -62,6 +77,9 @@ impl ApiClient<'_> {
             "actor": self.context.actor.as_str(),
             "datacontenttype": "application/json",
         });
+        if let Some(version) = version {
+            head["expectedversion"] = version.into();
+        }
         // The data is inserted as text: numbers beyond the range of a generic value stay exact.
         let head = head.to_string();
         let body = format!("{},\"data\":{}}}", head.trim_end_matches('}'), data.get());

@@ -34,6 +34,8 @@ MANIFEST (chancery apply -f)
     Name of the entity, and labels of a node.
   spec <object> -required-
     Desired state of the entity.
+  status <object>
+    State of the entity, as `get -o yaml` writes it. Ignored.
 
 ROW (chancery get capabilities -o json)
   activity <string> -required-
@@ -125,7 +127,7 @@ fn an_unknown_field_is_a_usage_error_that_lists_the_known_ones() {
         (
             "capability.",
             "invalid field \"\" of capability: must be one of activity, apiVersion, created_at, kind, metadata, name, \
-             position, score, spec, type, updated_at, version",
+             position, score, spec, status, type, updated_at, version",
         ),
     ] {
         let error = output(&format!("chancery explain {path}")).expect_err(path);

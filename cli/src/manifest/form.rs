@@ -141,7 +141,7 @@ pub(super) struct StorageForm {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NodeForm {
-    /// Cluster that the node is allocated to, if it is in none.
+    /// Cluster that the node is allocated to, if it is unallocated. An evicted node stays evicted.
     #[serde(default)]
     cluster: Option<ClusterName>,
     /// Update domain: nodes that may be out of service together.

@@ -17,6 +17,7 @@
 mod approval;
 mod errors;
 mod form;
+pub(crate) mod of_row;
 mod policy;
 mod reader;
 mod schema;
@@ -150,6 +151,10 @@ struct ManifestForm<N, S> {
     metadata: Option<ManifestMetadata<N>>,
     /// Desired state of the entity.
     spec: S,
+    /// State of the entity, as `get -o yaml` writes it. Ignored.
+    #[serde(default, rename = "status")]
+    #[schemars(with = "BTreeMap<String, serde_json::Value>")]
+    _status: IgnoredAny,
 }
 
 /// Metadata of a document: the entity's name and labels.

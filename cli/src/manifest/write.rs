@@ -115,7 +115,7 @@ impl AmountFields {
 }
 
 /// Formats bytes exactly, in the largest unit that divides them.
-fn bytes(amount: u64) -> String {
+pub(super) fn bytes(amount: u64) -> String {
     let units = [
         ("TiB", 1 << 40),
         ("GiB", 1 << 30),
@@ -124,7 +124,7 @@ fn bytes(amount: u64) -> String {
         ("KiB", 1 << 10),
         ("B", 1),
     ];
-    let fits = |(_, unit): &&(&str, u64)| amount.is_multiple_of(*unit);
+    let fits = |(_, unit): &&(&str, u64)| amount >= *unit && amount.is_multiple_of(*unit);
     let (name, unit) = units.iter().find(fits).unwrap_or(&("B", 1));
     format!("{}{name}", amount / unit)
 }

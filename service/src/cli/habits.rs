@@ -54,6 +54,12 @@ const FLAGS: &[(&str, &str)] = &[
     ("-n", "use `--filter namespace=NAME` with `get plans`; names of plans are unique in the fleet"),
 ];
 
+/// Flags that have a value in other tools and none here, and what to use instead.
+const VALUES: &[(&str, &str)] = &[(
+    "--dry-run",
+    "write --dry-run alone: the server always decides a dry run; a real apply has no such flag",
+)];
+
 /// Kinds of other tools, and what to use instead.
 const KINDS: &[(&str, &str)] = &[
     ("allocations", "use incarnations"),
@@ -81,11 +87,12 @@ pub(super) fn advise(error: &mut clap::Error) {
         ErrorKind::InvalidSubcommand => (COMMANDS, ContextKind::InvalidSubcommand),
         ErrorKind::UnknownArgument => (FLAGS, ContextKind::InvalidArg),
         ErrorKind::InvalidValue => (KINDS, ContextKind::InvalidValue),
+        ErrorKind::TooManyValues => (VALUES, ContextKind::InvalidArg),
         _ => return,
     };
     let Some(ContextValue::String(word)) = error.get(word) else { return };
     // The kind before a name, and the flag before its value.
-    let word = word.split(['/', '=']).next().unwrap_or_default();
+    let word = word.split(['/', '=', ' ']).next().unwrap_or_default();
     let Some((_, instead)) = table.iter().find(|(known, _)| *known == word) else { return };
     let advice = vec![StyledStr::from(*instead)];
     // A name that only resembles the word is no help.
@@ -118,6 +125,7 @@ mod tests {
             ("chancery scale web --replicas 3", "tip: use `--count NUMBER`"),
             ("chancery get plans -n prod", "tip: use `--filter namespace=NAME`"),
             ("chancery get plans -A", "tip: a fleet lists"),
+            ("chancery apply -f x.yaml --dry-run=server", "tip: write --dry-run alone"),
         ] {
             assert!(error(line).contains(wanted), "{line}: {}", error(line));
         }

@@ -10,7 +10,7 @@ use super::local::CliArgs;
 const GROUPS: &[(&str, &[&str])] = &[
     ("Read", &["status", "get", "describe", "explain", "wait", "logs", "console"]),
     ("Ask why", &["diff", "why", "events", "history"]),
-    ("Change entities", &["apply", "delete", "create", "activate", "deactivate", "snapshot"]),
+    ("Change entities", &["apply", "edit", "delete", "create", "activate", "deactivate", "snapshot"]),
     ("Deploy", &["scale", "rollback", "promote", "pause", "resume", "cancel"]),
     ("Decide", &["approve", "reject"]),
     ("Operate replicas", &["start", "stop", "restart", "reboot", "relocate", "rebalance"]),
@@ -71,6 +71,8 @@ const EXAMPLES: &[&str] = &[
     "diff 2026-11-21T09:00:00Z 2026-11-21T10:00:00Z --kind replica --filter plan=web",
     "drain node-1 --reason disks --wait",
     "drain node-1 --wait --timeout 1h",
+    "edit plan/web",
+    "edit node node-1",
     "events --follow",
     "events --subject replica/web-0100 -o jsonl",
     "evict node-1",

@@ -19,13 +19,15 @@ fn reference() -> String {
          kind.\nUnknown fields are refused. This page is generated from the program; `chancery openapi` describes the \
          HTTP API.\n\n\
          Every document starts with `apiVersion: {API_VERSION}` and its `kind`, and has its name in `metadata.name`. \
-         Resources and\ndurations have units: `cpu: 500m`, `memory: 64MiB`, `disk: 100GB`, `30s`.\n\n\
+         Resources and\ndurations have units: `cpu: 500m`, `memory: 64MiB`, `disk: 100GB`, `30s`.\n\
+         `status` is ignored, in every document: `chancery get KIND NAME -o yaml` writes the manifest of an entity, with its state \
+         there.\n\n\
          Editors that use yaml-language-server check a file with this line at its start; the path is that of the file \
          in the repository,\nor of a copy of its directory. `manifest.json` is for files with documents of several \
          kinds, and each kind has a file of its own,\nas in `plan.json`:\n\n\
          ```yaml\n# yaml-language-server: $schema=schemas/manifests/manifest.json\n```\n\n\
          A directory is read with its `.yaml`, `.yml` and `.json` files, in the order of their names, without its \
-         subdirectories.\n\n\
+         subdirectories.\n`-f` also reads an `http` address, which has one file.\n\n\
          A file has at most {} MiB. Documents are applied in the order {}, in any order of files;\n\
          documents of one kind keep their order. They are sent in batches of up to 1,000. `chancery delete -f` deletes the \
          named\nentities in reverse order; more than one entity needs a confirmation, or `--yes`. A missing entity is reported and is no failure. Deployments are deleted with \

@@ -26,7 +26,8 @@ pub(super) async fn get(
     params.end(&["as_of", "min_position", "consistency"])?;
     let (row, position, at) = row_at(app, &key, moment).await?;
     let Some(row) = row else {
-        let path = call.parts.uri.path().split("/disruptions/").next().unwrap_or_default();
+        let path = call.parts.uri.path();
+        let path = path.rsplit_once("/disruptions/").map_or(path, |(node, _)| node);
         return Err(missing_at(app, &key, path, position).await.position(position.get()));
     };
     let row: Value =

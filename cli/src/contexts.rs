@@ -111,7 +111,8 @@ impl ContextFile {
     fn read(path: &Path) -> Result<ContextFile, CliError> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(ContextFile::default()),
+            // Where the user cannot go, there is no file of the user: services have homes of others, or none.
+            Err(_) if path.metadata().is_err() => return Ok(ContextFile::default()),
             Err(error) => {
                 return Err(CliError::usage(format!("cannot read contexts {}: {error}", path.display())));
             }
@@ -338,6 +339,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("new").join("contexts.yaml");
         assert_eq!(ContextFile::read(&path).expect("no file"), ContextFile::default());
+        let nowhere = Path::new("/dev/null/contexts.yaml");
+        assert_eq!(ContextFile::read(nowhere).expect("no directory"), ContextFile::default());
         let prod = entry(Some("https://a.example,https://b.example"), Some("main"));
         let mut file = ContextFile {
             current: Some("prod".into()),

@@ -40,7 +40,7 @@ pub(super) fn run(kind: EntityKind, name: &str, io: &mut CommandIo<'_>) -> Resul
     let version = row["version"].as_u64().unwrap_or_default();
     let mut edit = ManifestEdit::start(subject, writer.desired(&row)?)?;
     let manifest = loop {
-        edit.open()?;
+        edit.open().map_err(|error| edit.keep(error))?;
         if edit.is_cancelled() {
             note!("edit cancelled: {} is unchanged", edit.subject);
             return Ok(());
@@ -52,7 +52,9 @@ pub(super) fn run(kind: EntityKind, name: &str, io: &mut CommandIo<'_>) -> Resul
         });
         match applied {
             Ok(applied) => break applied,
-            Err(error) if error.exit == CliExit::Failure && edit.is_new() => edit.explain(&error)?,
+            Err(error) if error.exit == CliExit::Failure && edit.is_new() => {
+                edit.explain(&error).map_err(|error| edit.keep(error))?;
+            }
             Err(error) => return Err(edit.keep(error)),
         }
     };
@@ -97,9 +99,7 @@ impl ManifestEdit {
         let status = start(&editor, &self.path)
             .map_err(|error| failed(&format!("start editor {editor:?}"), &error))?;
         if !status.success() {
-            return Err(
-                self.keep(CliError::failure(format!("cannot edit: editor {editor:?} ended with {status}")))
-            );
+            return Err(CliError::failure(format!("cannot edit: editor {editor:?} ended with {status}")));
         }
         let text = std::fs::read_to_string(&self.path).map_err(|error| failed("read the file", &error))?;
         let manifest = text.lines().skip_while(|line| line.starts_with('#')).map(|line| format!("{line}\n"));

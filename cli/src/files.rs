@@ -66,7 +66,7 @@ fn address(file: &Path) -> Option<&str> {
 /// Reads an address. Redirects, time and size are bounded.
 fn download(url: &str) -> Result<String, CliError> {
     if url.starts_with("https://") {
-        return Err(unreadable(url, &without_tls(url)));
+        return Err(unreadable(url, &without_tls()));
     }
     let agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -76,7 +76,7 @@ fn download(url: &str) -> Result<String, CliError> {
         .build()
         .new_agent();
     let failed = |error: ureq::Error| match error {
-        ureq::Error::TlsRequired => unreadable(url, &without_tls(url)),
+        ureq::Error::TlsRequired => unreadable(url, &without_tls()),
         ureq::Error::BodyExceedsLimit(_) => unreadable(url, &format!("it has more than {LARGEST} bytes")),
         other => unreadable(url, &other),
     };
@@ -88,6 +88,6 @@ fn download(url: &str) -> Result<String, CliError> {
     response.into_body().into_with_config().limit(LARGEST as u64).read_to_string().map_err(failed)
 }
 
-fn without_tls(url: &str) -> String {
-    format!("https is not supported\ntry: curl -fsSL {url} | chancery apply -f -")
+const fn without_tls() -> &'static str {
+    "https is not supported\nhint: download the file first"
 }

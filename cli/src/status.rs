@@ -17,6 +17,8 @@ use super::table::add;
 
 /// Maximum number of rows of each section.
 const MOST: usize = 10;
+/// Maximum number of counted entities that are all read, so that the newest are shown.
+const FEW: u64 = 1000;
 
 /// Part of the page: entities of one kind that need attention.
 struct StatusSection {
@@ -126,7 +128,8 @@ impl StatusOverview {
             if counted == Some(0) {
                 continue;
             }
-            let most = counted.map_or(u64::MAX, |_| MOST as u64);
+            // The newest of few, and some of many.
+            let most = counted.filter(|count| *count > FEW).map_or(u64::MAX, |_| MOST as u64);
             let mut items = list(client, kind, &filters, most)?.items;
             items.sort_by_cached_key(|item| std::cmp::Reverse(item["position"].as_u64()));
             let count = counted.map_or(items.len(), |count| usize::try_from(count).unwrap_or(usize::MAX));

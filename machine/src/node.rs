@@ -58,8 +58,9 @@ pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> DecidedFacts {
                 facts.extend(allocate(ask, cluster));
             }
             Some((NodeState::Allocating | NodeState::Allocated, Some(at))) if at == cluster => {}
-            // An eviction lasts: the manifest that the node was created with stays valid, and does not undo it.
-            Some((NodeState::Evicted | NodeState::Sanitizing, _)) => {}
+            // An eviction lasts: the manifest that the node was created with stays valid, and does not undo it. The state
+            // does not have the cluster from which the node was evicted.
+            Some((NodeState::Evicted | NodeState::Sanitizing, _)) => check_cluster(fleet, cluster)?,
             Some((state, _)) => {
                 let detail = format!("node {} is {state} and cannot be allocated to {cluster}", ask.name);
                 return Err(Refusal::new(RefusalCode::InvalidTransition, detail)

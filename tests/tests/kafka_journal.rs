@@ -241,7 +241,7 @@ fn a_writer_whose_brokers_are_unreachable_is_notified_that_its_append_has_no_out
     let directory = tempfile::tempdir().expect("a directory");
     let mut options =
         KafkaOptions::new(client(&cluster), &topic(&cluster), 0, directory.path().join("mirror"), FLEET);
-    options.outcome = std::time::Duration::from_secs(3);
+    options.outcome = std::time::Duration::from_secs(10);
     let (sink, delivered) = sink();
     let (journal, _) = KafkaJournal::open(&options, sink).expect("open");
     let mut author = TestWriter::new(1, None);

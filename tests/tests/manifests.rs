@@ -279,7 +279,10 @@ fn manifests_are_read_from_addresses() {
     let (code, _, err) = run("delete", &base);
     assert!(code == Some(1) && err.contains("more than 16777216 bytes"), "{err}");
     let (code, _, err) = run("apply", "https://127.0.0.1:1/a.yaml");
-    assert!(code == Some(1) && err.contains("https is not supported") && err.contains("try: curl"), "{err}");
+    assert!(
+        code == Some(1) && err.contains("https is not supported") && err.contains("download the file first"),
+        "{err}"
+    );
     let base = serve(vec!["HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".into()]);
     assert!(run("apply", &base).2.contains("HTTP status 404"));
     // It accepts connections.

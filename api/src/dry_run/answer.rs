@@ -185,9 +185,9 @@ impl AnswerWriter<'_> {
             || result.intents.iter().filter_map(|decided| decided.record.as_deref()).chain(follows.clone());
         // What is shown of rows is not bounded by the events.
         let mut left = self.app.common.limits.page;
-        let changes = before.changes(self.rows, result, &mut left).map_err(|error| internal(&error))?;
         let operations = self.operations(result, &mut left)?;
         let unschedulable = self.unschedulable(result, &operations, &mut left)?;
+        let changes = before.changes(self.rows, result, &mut left).map_err(|error| internal(&error))?;
         let requests = self.requests(own())?;
         let bound = result.bound.map(|bound| bound.to_string());
         let bound =

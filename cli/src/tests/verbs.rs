@@ -169,7 +169,7 @@ fn a_status_page_has_numbers_and_what_needs_attention() {
         assert!(text.contains(wanted), "{text}");
     }
     assert_eq!(asked.len(), 7, "what plans count as zero is not listed");
-    assert!(asked[4].line.ends_with("/operations?state=pending_approval&limit=10"), "{asked:?}");
+    assert!(asked[4].line.contains("/operations?state=pending_approval"), "{asked:?}");
     let (result, _) = run_line("chancery status", [start(), vec![none(); 4]].concat());
     assert!(result.expect("a page").ends_with("\nNothing waits, and nothing has failed.\n"));
     let (result, _) = run_line("chancery status -o json", [start(), vec![none(); 4]].concat());

@@ -257,8 +257,9 @@ fn object_change(
         |change: &FieldChange| !ALWAYS.contains(&change.field.as_str()) && change.old != change.new;
     fields.retain(is_shown);
     if word == ChangeWord::Changed {
-        let whole = std::mem::take(&mut fields);
-        whole.into_iter().for_each(|change| add_parts(change, &mut fields));
+        for change in std::mem::take(&mut fields) {
+            add_parts(change, &mut fields);
+        }
         if fields.is_empty() {
             return None;
         }

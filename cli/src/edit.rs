@@ -135,10 +135,7 @@ impl ManifestEdit {
     fn explain(&self, error: &CliError) -> Result<(), CliError> {
         self.write(&self.shown(error))?;
         // The comments have moved the manifest.
-        let again = match self.read() {
-            Err(error) => error,
-            Ok(_) => return self.write(&self.shown(error)),
-        };
+        let Err(again) = self.read() else { return self.write(&self.shown(error)) };
         self.write(&self.shown(&again))
     }
 

@@ -83,7 +83,7 @@ fn report_pending(
                         state = node.state
                     ),
                     None => {
-                        note!("hint: {kind} waits for a placement\ntry: chancery describe plan {}", row.plan)
+                        note!("hint: {kind} waits for a placement\ntry: chancery describe plan {}", row.plan);
                     }
                 }
             }

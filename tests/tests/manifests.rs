@@ -202,14 +202,14 @@ fn an_entity_is_edited_in_an_editor() {
 fn a_dry_run_shows_changed_fields_with_old_and_new_values() {
     let (server, file) = server();
     let path = file.to_str().expect("text");
-    let changed = ALL
+    let edited = ALL
         .replace("restart_delay: 1500ms", "restart_delay: 2s")
         .replace("argv: [sleep, '1',", "argv: [sleep, '2',")
         .replace("disk: fast}}", "disk: slow}}")
         .replace("cpu: 500m", "cpu: 250m")
         .replace("max_in_flight: 3", "max_in_flight: 4")
         .replace("metadata: {name: two}", "metadata: {name: new}");
-    std::fs::write(&file, &changed).expect("a file");
+    std::fs::write(&file, &edited).expect("a file");
     for args in [&["apply", "--dry-run", "-f", path][..], &["diff", "-f", path]] {
         let shown = server.run(args);
         let out = text(&shown.stdout);

@@ -72,14 +72,11 @@ pub(super) fn retryable(status: u16, body: &str) -> bool {
 
 /// Returns the error of an answer that is not the requested one; it starts with `doing`.
 pub fn problem(doing: &str, status: u16, body: &str) -> CliError {
-    match serde_json::from_str::<ProblemResponse>(body) {
-        Ok(problem) => error_of(doing, status, problem),
-        Err(_) => {
-            let what =
-                format!("{doing}: answer {status} is not that of a Chancery server\nhint: check --server");
-            CliError::new(exit_of("", status), what)
-        }
+    if let Ok(problem) = serde_json::from_str::<ProblemResponse>(body) {
+        return error_of(doing, status, problem);
     }
+    let what = format!("{doing}: answer {status} is not that of a Chancery server\nhint: check --server");
+    CliError::new(exit_of("", status), what)
 }
 
 /// Returns the error of a problem.

@@ -63,13 +63,11 @@ impl RowManifest {
         {
             metadata["labels"] = labels;
         }
-        let spec = match status.remove("spec") {
-            Some(spec) => self.value(form, &spec),
-            None => {
-                let spec = self.value(form, row);
-                status.retain(|name, _| !is_in_form(name));
-                spec
-            }
+        let spec = if let Some(spec) = status.remove("spec") {
+            self.value(form, &spec)
+        } else {
+            status.retain(|name, _| !is_in_form(name));
+            self.value(form, row)
         };
         json!({
             "apiVersion": API_VERSION,

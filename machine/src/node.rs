@@ -9,7 +9,7 @@
 //! | sanitizing | yes | – | – | yes | same | yes |
 //! | expunged | – | – | – | – | – | same |
 //!
-//! An apply with a cluster allocates an unallocated node. It leaves an evicted or sanitizing one there.
+//! An apply with an active cluster allocates an unallocated node, and leaves an evicted or sanitizing node as it is.
 //!
 //! Allocating and allocated require a cluster, which must exist and be active, and stays the same between the
 //! two. Expunged is final, on the operator's assertion: everything on the node is lost. If a policy covers

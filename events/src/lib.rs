@@ -19,6 +19,7 @@ pub mod level;
 pub mod lifecycle;
 pub mod lineage;
 pub mod name;
+pub mod name_texts;
 pub mod observation;
 pub mod protocol;
 pub mod record;

@@ -168,7 +168,8 @@ macro_rules! names {
                         f.write_str("a name")
                     }
                     fn visit_str<E: serde::de::Error>(self, given: &str) -> Result<$name, E> {
-                        given.parse().map_err(serde::de::Error::custom)
+                        let rule = $crate::name::names!(@rule $rule);
+                        $crate::name_texts::read(given, rule).map($name).map_err(serde::de::Error::custom)
                     }
                 }
                 from.deserialize_str(NameVisitor).map_err(serde::de::Error::custom)
@@ -184,6 +185,10 @@ macro_rules! names {
             }
         }
     )*};
+    (@rule label) => { $crate::name_texts::NameRule { number: 0, check: $crate::name::label } };
+    (@rule long_label) => { $crate::name_texts::NameRule { number: 1, check: $crate::name::long_label } };
+    (@rule word) => { $crate::name_texts::NameRule { number: 2, check: $crate::name::word } };
+    (@rule text) => { $crate::name_texts::NameRule { number: 3, check: $crate::name::text } };
     (@schema label) => {
         schemars::json_schema!({ "type": "string", "minLength": 1, "maxLength": 63, "pattern": "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" })
     };

@@ -1,6 +1,6 @@
 //! Snapshots of the state: written from a clone of the projector's state, and read at every start.
 
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, Write};
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use bincode::config::standard;
 use bincode::enc::write::Writer;
 use bincode::error::{DecodeError, EncodeError};
 use chancery_events::id::Position;
+use chancery_events::name_texts::sharing_texts;
 use chancery_events::record::RecordHash;
 use chancery_journal::JournalReader;
 use chancery_journal::snapshots::{SnapshotError, SnapshotMeta, SnapshotStore};
@@ -107,16 +108,17 @@ impl FoldedState {
 }
 
 /// Reads a state that [`FoldedState::encode`] wrote.
-pub fn decode(from: &mut dyn Read) -> Result<FleetState, DecodeError> {
-    struct EncodedParts<R>(BufReader<R>);
-    impl<R: Read> SnapshotReader for EncodedParts<R> {
+pub fn decode(bytes: &[u8]) -> Result<FleetState, DecodeError> {
+    struct EncodedParts<'a>(&'a [u8]);
+    impl SnapshotReader for EncodedParts<'_> {
         type Error = DecodeError;
         fn part<T: DeserializeOwned>(&mut self) -> Result<T, DecodeError> {
-            bincode::serde::decode_from_reader(&mut self.0, standard())
+            let (part, length) = bincode::serde::borrow_decode_from_slice(self.0, standard())?;
+            self.0 = &self.0[length..];
+            Ok(part)
         }
     }
-    // From its own buffer, the decoder takes short values without a call of the reader.
-    FleetState::read(&mut EncodedParts(BufReader::with_capacity(64 << 10, from)))
+    sharing_texts(|| FleetState::read(&mut EncodedParts(bytes)))
 }
 
 /// Whether the journal has the snapshot's record; `None` if the journal cannot be read.
@@ -158,10 +160,10 @@ pub(crate) fn newest_within(
         let found = from.load_newest_within(positions.clone(), |meta| {
             !tried.contains(&meta.position) && admit(meta, is_usable(meta, fleet, journal))
         })?;
-        let Some(mut found) = found else { return Ok(None) };
+        let Some(found) = found else { return Ok(None) };
         let at = found.meta.cursor();
         tried.push(at.position);
-        match decode(&mut found.state) {
+        match decode(&found.state) {
             Ok(fleet) => {
                 if fleet.head() == at.position && fleet.lineages().current == at.lineage {
                     return Ok(Some(FoldedState { fleet, at, watermark: found.meta.watermark }));

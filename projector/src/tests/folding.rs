@@ -85,13 +85,13 @@ fn a_decoded_state_has_the_indexes_of_the_encoded_one_and_the_estimated_length()
             bytes.len() as u64,
             "a small state is measured whole"
         );
-        let decoded = crate::snapshot::decode(&mut &bytes[..]).expect("decoded");
+        let decoded = crate::snapshot::decode(&bytes).expect("decoded");
         let [mut was, mut is] = [&state.fleet, &decoded].map(|fleet| fleet.index().clone());
         // Not derived from the entities.
         (was.capacity_grew_at, is.capacity_grew_at) = (Position::ZERO, Position::ZERO);
         assert_eq!(format!("{was:?}"), format!("{is:?}"), "seed {seed}");
         for cut in [1, bytes.len() / 2, bytes.len() - 1] {
-            assert!(crate::snapshot::decode(&mut &bytes[..cut]).is_err(), "{cut} bytes");
+            assert!(crate::snapshot::decode(&bytes[..cut]).is_err(), "{cut} bytes");
         }
     }
 }

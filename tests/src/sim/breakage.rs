@@ -390,8 +390,7 @@ impl ScriptedWorld {
         let mut bytes = Vec::new();
         state.encode(&mut bytes).expect("memory stores everything");
         let FoldedState { at, watermark, .. } = state.clone();
-        let fleet =
-            chancery_projector::snapshot::decode(&mut &bytes[..]).expect("what was encoded is decoded");
+        let fleet = chancery_projector::snapshot::decode(&bytes).expect("what was encoded is decoded");
         self.snapshots.push(FoldedState { fleet, at, watermark });
         if self.snapshots.len() > SNAPSHOTS {
             let drop = self.random.below(SNAPSHOTS as u64);

@@ -223,6 +223,7 @@ fn request(there: &str, decider: &str, parts: &Parts, body: Body) -> Result<Requ
         headers.remove(name);
     }
     headers.insert(FORWARDED, HeaderValue::from_str(decider).map_err(|error| error.to_string())?);
+    crate::request_span::forward(headers);
     Ok(request)
 }
 

@@ -8,7 +8,7 @@ mod readings;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Response};
@@ -22,6 +22,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+use tokio::task::JoinSet;
 
 pub use exposition::MetricsFormat;
 pub use fleet::FleetMetrics;
@@ -32,7 +33,7 @@ use super::ApiState;
 use super::problem::ProblemDetails;
 use executors::ExecutorCollector;
 use fleet::FleetMetricFamilies;
-use readings::{FleetReading, ReadingCollector};
+use readings::{FleetReading, PATIENCE, ReadingCollector};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct RequestLabels {
@@ -59,6 +60,8 @@ pub struct ServerMetrics {
     fleets: FleetMetricFamilies,
     readings: Arc<ReadingCollector>,
     executors: Arc<ExecutorCollector>,
+    /// End of the last reading. Its lock is held while a scrape reads and writes its answer.
+    last_read: tokio::sync::Mutex<Option<Instant>>,
 }
 
 impl fmt::Debug for ServerMetrics {
@@ -108,6 +111,7 @@ impl ServerMetrics {
             fleets: FleetMetricFamilies::default(),
             readings: Arc::default(),
             executors: Arc::default(),
+            last_read: tokio::sync::Mutex::default(),
         };
         metrics.register();
         metrics
@@ -177,15 +181,37 @@ impl ServerMetrics {
     }
 }
 
-/// Answers a scrape in the format that `Accept` prefers.
-pub(super) async fn show(api: &ApiState, headers: &HeaderMap) -> Result<Response<Body>, ProblemDetails> {
+/// Reads all fleets concurrently.
+async fn take(api: &ApiState) {
+    let mut readings = JoinSet::new();
     for (name, app) in &api.fleets {
-        app.figures.refresh(app);
-        let reading = FleetReading::take(app).await;
-        api.common.metrics.readings.put(name, reading);
+        let (name, app) = (name.clone(), Arc::clone(app));
+        readings.spawn(async move {
+            let of = Arc::clone(&app);
+            let gauges = tokio::task::spawn_blocking(move || of.figures.refresh(&of));
+            // Gauges whose rows or journal do not answer keep their values.
+            let (reading, _) = tokio::join!(FleetReading::take(&app), tokio::time::timeout(PATIENCE, gauges));
+            (name, reading)
+        });
     }
+    while let Some(taken) = readings.join_next().await {
+        match taken {
+            Ok((name, reading)) => api.common.metrics.readings.put(&name, reading),
+            Err(error) => tracing::error!(%error, "cannot read metrics of a fleet"),
+        }
+    }
+    api.common.metrics.debts.set(chancery_executor::process::debts().len() as i64);
+}
+
+/// Answers a scrape in the format that `Accept` prefers. One scrape reads at a time; those that waited for it have its values.
+pub(super) async fn show(api: &ApiState, headers: &HeaderMap) -> Result<Response<Body>, ProblemDetails> {
     let metrics = &api.common.metrics;
-    metrics.debts.set(chancery_executor::process::debts().len() as i64);
+    let arrived = Instant::now();
+    let mut read = metrics.last_read.lock().await;
+    if read.is_none_or(|last| last < arrived) {
+        take(api).await;
+        *read = Some(Instant::now());
+    }
     let registry = metrics.registry.lock().unwrap_or_else(PoisonError::into_inner);
     MetricsFormat::of(headers)
         .answer(&registry)

@@ -29,8 +29,9 @@ use super::query::QueryParams;
 use super::rate::RequestPrincipal;
 use super::routes::{self, HttpRoute, RouteMatch, RouteResult, RouteTarget};
 use super::{
-    ApiShared, ApiState, FleetApi, HttpLimits, accept, catalogue, causes, channels, consoles, diff,
-    discovery, disruptions, dry_run, forward, intents, logs, metrics, openapi, read, schemas, stream, write,
+    ApiShared, ApiState, FleetApi, HttpLimits, accept, catalogue, causes, channels, consoles, description,
+    diff, discovery, disruptions, dry_run, forward, intents, logs, metrics, read, request_span, schemas,
+    stream, write,
 };
 
 /// Request, as the outermost handler and the handler of its route see it.
@@ -65,12 +66,13 @@ async fn answer(
     State((api, routes)): State<(Arc<ApiState>, Router)>,
     mut request: Request<Body>,
 ) -> Response<Body> {
-    let ApiShared { limits, hosts, metrics, .. } = &*api.common;
+    let ApiShared { limits, hosts, metrics, rates, .. } = &*api.common;
     let began = Instant::now();
     let (id, target) = (Uuid::new_v4().to_string(), request.uri().clone());
     let context = Arc::new(RequestContext { id, target, route: OnceLock::new() });
     let (id, method, path) = (&context.id, request.method().clone(), context.target.path());
-    let response = match checked(limits, &request).and_then(|()| admit(hosts, &request)) {
+    let admitted = checked(limits, &request).and_then(|()| admit(hosts, &request));
+    let response = match admitted.and_then(|()| rates.take_options(&request)) {
         Ok(()) => {
             if let Some(target) = routes::routed(request.uri()) {
                 *request.uri_mut() = target;
@@ -130,7 +132,7 @@ async fn answer_routed(
     let context =
         context.ok_or_else(|| ProblemDetails::internal("answer the request", &"request without context"))?;
     parts.uri = context.target.clone();
-    let principal = RequestPrincipal::of(&parts);
+    let principal = RequestPrincipal::of(&parts.headers, &parts.extensions);
     let asked = found.as_ref().ok().map(|found| found.route.does);
     let found = match admit_media(&parts.method, &parts.headers) {
         Ok(()) => rates.take(asked, &principal).and(found).and_then(|found| {
@@ -163,9 +165,14 @@ async fn answer_routed(
             Err(problem) => (RequestBody::Read(Err(problem)), None),
         }
     };
+    let span = request_span::start(found.route, &parts);
     let answer = dispatch(&api, RoutedRequest { context, found, parts, principal }, body);
-    let late = |_| ProblemDetails::new(TIMEOUT, "cannot answer the request: timed out");
-    tokio::time::timeout(limits.request_timeout, answer).await.map_err(late)?
+    let answer = chancery_spans::within(span.context(), answer);
+    let answer = tokio::time::timeout(limits.request_timeout, answer)
+        .await
+        .unwrap_or_else(|_| Err(ProblemDetails::new(TIMEOUT, "cannot answer the request: timed out")));
+    request_span::end(span, &answer);
+    answer
 }
 
 /// Returns the problem after reading the body: a sender cut off while writing does not read the answer.
@@ -246,7 +253,7 @@ async fn dispatch(
             params?.end(&[])?;
             metrics::show(api, &call.parts.headers).await
         }
-        RouteTarget::OpenApi => params?.end(&[]).map(|()| json(openapi::text())),
+        RouteTarget::OpenApi => params?.end(&[]).and_then(|()| description::get(&api.common, &call)),
         RouteTarget::Version => params?.end(&[]).and_then(|()| discovery::version()),
         RouteTarget::Index => params?.end(&[]).and_then(|()| discovery::index()),
         RouteTarget::Fleets => params?.end(&[]).and_then(|()| discovery::fleets(api)),

@@ -6,7 +6,7 @@
 //! | budget | a token for |
 //! |---|---|
 //! | writes | an intent; each of a batch |
-//! | reads | a list, a row, a history; also a request without route |
+//! | reads | a list, a row, a history; also a request without route, and OPTIONS, which the router and CORS answer |
 //! | streams | opening a stream of events or logs, or an executor's channel |
 //! | none | probes and metrics; messages on a channel, which wait for the decider in their own order |
 //!
@@ -22,8 +22,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::http::HeaderMap;
-use axum::http::request::Parts;
+use axum::body::Body;
+use axum::http::{Extensions, HeaderMap, Method, Request};
 use chancery_events::name::Actor;
 
 use super::HttpLimits;
@@ -48,9 +48,9 @@ pub(super) struct RequestPrincipal {
 
 impl RequestPrincipal {
     /// Returns the principal of a request. An actor with an invalid name is refused later, with its reason.
-    pub(super) fn of(parts: &Parts) -> RequestPrincipal {
-        let peer = parts.extensions.get::<PeerAddress>().map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.0);
-        RequestPrincipal { peer, actor: actor(&parts.headers) }
+    pub(super) fn of(headers: &HeaderMap, extensions: &Extensions) -> RequestPrincipal {
+        let peer = extensions.get::<PeerAddress>().map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.0);
+        RequestPrincipal { peer, actor: actor(headers) }
     }
 }
 
@@ -134,6 +134,14 @@ impl RateLimiter {
             )
             .after(wait)
         })
+    }
+
+    /// Takes a token for a request with the method OPTIONS.
+    pub(super) fn take_options(&self, request: &Request<Body>) -> Result<(), ProblemDetails> {
+        if request.method() != Method::OPTIONS {
+            return Ok(());
+        }
+        self.take(None, &RequestPrincipal::of(request.headers(), request.extensions()))
     }
 
     /// Takes the tokens of a batch's other intents, even if they are not available yet.

@@ -281,7 +281,8 @@ where
                 | RouteTarget::History(_)
                 | RouteTarget::Why(_)
                 | RouteTarget::Event(_)
-                | RouteTarget::Diff => methods.on(filter, found.layer(compression())),
+                | RouteTarget::Diff
+                | RouteTarget::OpenApi => methods.on(filter, found.layer(compression())),
                 _ => methods.on(filter, found),
             };
         }

@@ -15,6 +15,7 @@ mod bulk_commands;
 mod catch_up;
 mod event_stream;
 mod http;
+mod idle;
 mod intents;
 mod kafka_append;
 mod kubernetes;
@@ -121,6 +122,11 @@ const WORKLOADS: &[BenchmarkWorkload] = &[
         run: virtual_machines::run,
     },
     BenchmarkWorkload { name: "W20", what: "random past states of a large fleet", run: moments::run },
+    BenchmarkWorkload {
+        name: "W21",
+        what: "an idle server, its memory after a load, and scrapes of a large fleet",
+        run: idle::run,
+    },
 ];
 
 /// Requests, events and rows are many small allocations that are often freed on another thread.

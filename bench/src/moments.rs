@@ -25,7 +25,7 @@ use serde_json::Value;
 use crate::catch_up::{caught_up, written};
 use crate::intents::caller;
 use crate::load::by_turns;
-use crate::process::peak_mib;
+use crate::process::{peak_mib, resident_mib};
 use crate::replay::wanted;
 use crate::server::BenchmarkServer;
 use crate::table::{CellResult, ResultRow, ValueBar};
@@ -162,13 +162,6 @@ fn followed(source: &dyn JournalReader, snapshots: &SnapshotStore) -> Result<Dur
     Ok(began.elapsed().saturating_sub(writing))
 }
 
-/// Returns the memory of this process, in MiB.
-fn resident_mib() -> Result<f64> {
-    let text = std::fs::read_to_string("/proc/self/statm").context("read /proc/self/statm")?;
-    let pages: f64 = text.split_whitespace().nth(1).context("pages")?.parse()?;
-    Ok(pages * rustix::param::page_size() as f64 / f64::from(1 << 20))
-}
-
 fn p95(latencies: &[Duration]) -> f64 {
     let mut sorted = latencies.to_vec();
     sorted.sort_unstable();
@@ -190,7 +183,8 @@ pub(crate) fn run() -> Result<Vec<ResultRow>> {
     drop(projector);
     let limits = MomentLimits::default();
     let cache = MomentCache::new(FLEET.into(), Arc::clone(&source), Some(snapshots.clone()), watch, limits);
-    let before = resident_mib()?;
+    let us = std::process::id();
+    let before = resident_mib(us)?;
     let (mut folds, mut firsts, mut nexts, mut most) = (Vec::new(), Vec::new(), Vec::new(), 0.0_f64);
     let (mut random, began) = (RandomPositions(7), Instant::now());
     for _ in 0..SAMPLES {
@@ -204,15 +198,14 @@ pub(crate) fn run() -> Result<Vec<ResultRow>> {
             moment.list_json(RowKind::Replicas, &ListQuery::all())?;
             latencies.push(start.elapsed());
         }
-        most = most.max(resident_mib()? - before);
+        most = most.max(resident_mib(us)? - before);
     }
     let took = began.elapsed();
     let estimated = cache.used() as f64 / f64::from(1 << 20);
     let bar = if events > DEFAULT_EVENTS { 3.0 } else { 1.0 };
     let load = format!("{}M of 200k", events / 1_000_000);
     let limit = limits.memory as f64 / f64::from(1 << 20);
-    let cell =
-        CellResult { memory_mib: Some(peak_mib(std::process::id())?), ..CellResult::of(folds.clone(), took) };
+    let cell = CellResult { memory_mib: Some(peak_mib(us)?), ..CellResult::of(folds.clone(), took) };
     let fold = ResultRow::new("W20", &load, cell)
         .compared_with("whole journal", CellResult::of(vec![whole], whole))
         .check("p95 of a moment in s", p95(&folds), ValueBar::Below(bar))

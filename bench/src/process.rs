@@ -33,6 +33,13 @@ pub(crate) fn peak_mib(process: u32) -> Result<f64> {
     Ok(kib.parse::<f64>()? / 1024.0)
 }
 
+/// Returns the memory of a process that is resident, in MiB.
+pub(crate) fn resident_mib(process: u32) -> Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/statm")).context("read statm")?;
+    let pages: f64 = text.split_whitespace().nth(1).context("pages")?.parse()?;
+    Ok(pages * rustix::param::page_size() as f64 / f64::from(1 << 20))
+}
+
 /// Returns the memory of a process in MiB: its own pages, and of each page that it shares a share. The amounts of processes
 /// can be added.
 pub(crate) fn proportional_mib(process: u32) -> Result<f64> {

@@ -51,6 +51,7 @@ fn command(id: IncarnationId, revision: u32, effect: CommandEffect, spec: &Incar
         effect,
         grace: Duration::from_secs(5),
         spec: spec.clone().into(),
+        traceparent: None,
     }
 }
 

@@ -31,7 +31,16 @@ impl BenchmarkServer {
 
     /// Starts a server with settings from the environment.
     pub(crate) fn start_with(settings: &[(&str, &str)]) -> Result<BenchmarkServer> {
+        BenchmarkServer::prepared(settings, |_| Ok(()))
+    }
+
+    /// Starts a server with settings in a directory that `prepare` fills.
+    pub(crate) fn prepared(
+        settings: &[(&str, &str)],
+        prepare: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<BenchmarkServer> {
         let directory = crate::directory()?;
+        prepare(directory.path())?;
         // As the server would create it.
         std::fs::set_permissions(directory.path(), Permissions::from_mode(0o700))?;
         let settings: Vec<_> =
@@ -48,7 +57,7 @@ impl BenchmarkServer {
         self.address = loop {
             match std::fs::read_to_string(&path) {
                 Ok(text) if text.ends_with('\n') => break text.trim().to_owned(),
-                _ => ensure!(began.elapsed() < Duration::from_secs(30), "the server does not listen"),
+                _ => ensure!(began.elapsed() < Duration::from_secs(180), "the server does not listen"),
             }
             std::thread::sleep(Duration::from_millis(10));
         };

@@ -62,6 +62,7 @@ fn of_run(fleet: &FleetState, incarnation: &Incarnation) -> Option<Command> {
             labels: labels(fleet, incarnation, version).into(),
             payloads: payloads.collect(),
         }),
+        traceparent: None,
     })
 }
 
@@ -129,5 +130,6 @@ fn of_volume(fleet: &FleetState, volume: &Volume) -> Option<Command> {
             capacity: volume.capacity,
             source: volume.source.as_ref().map(|(_, id)| *id),
         }),
+        traceparent: None,
     })
 }

@@ -57,11 +57,14 @@ pub enum VerdictError {
 #[error("cannot reach decider: it has stopped")]
 pub struct DeciderStopped;
 
+/// Context of the span of the request that has an intent; `None` if spans are not recorded.
+pub type IntentTrace = Option<String>;
+
 /// Inputs in the decider's queue.
 #[derive(Debug)]
 pub enum DeciderInput {
-    /// Intent, and the sender for its answer.
-    Intent(Box<IntentRequest>, UnchangedVerdict, oneshot::Sender<Verdict>, InboxPermit),
+    /// Intent, the sender for its answer, and the trace of its request.
+    Intent(Box<IntentRequest>, UnchangedVerdict, oneshot::Sender<Verdict>, IntentTrace, InboxPermit),
     /// Inbox message, in order of offsets; sent by [`DeciderHandle::post`].
     InboxMessage(Box<InboxMessage>, InboxPermit),
     /// Offset below which no inbox message will come.
@@ -133,16 +136,20 @@ impl DeciderHandle {
     /// Returns the verdict on an intent of `bytes` bytes.
     pub async fn ask(
         &self,
-        request: IntentRequest,
+        mut request: IntentRequest,
         unchanged: UnchangedVerdict,
         bytes: usize,
     ) -> Result<Verdict, VerdictError> {
+        let trace = chancery_spans::current();
+        if request.traceparent.is_none() {
+            request.traceparent.clone_from(&trace);
+        }
         let (answer, verdict) = oneshot::channel();
         let pieces = pieces(bytes, self.queue.max_capacity());
         let permit = Arc::clone(&self.intents).try_acquire_many_owned(pieces);
         let permit = InboxPermit(permit.map_err(|_| VerdictError::Busy)?);
         self.queue
-            .try_send(DeciderInput::Intent(Box::new(request), unchanged, answer, permit))
+            .try_send(DeciderInput::Intent(Box::new(request), unchanged, answer, trace, permit))
             .map_err(|_| VerdictError::Busy)?;
         verdict.await.map_err(|_| VerdictError::Unknown)
     }

@@ -18,13 +18,14 @@ mod run;
 mod sessions;
 #[cfg(test)]
 mod tests;
+mod traces;
 pub mod troubles;
 pub mod wall_clock;
 
 pub use chancery_machine::keys::AcceptedIntent;
 pub use driver::DeciderEnd;
 pub use handle::{
-    ChannelNumber, ChannelNumbers, DeciderHandle, DeciderInput, DeciderReading, DeciderStopped,
+    ChannelNumber, ChannelNumbers, DeciderHandle, DeciderInput, DeciderReading, DeciderStopped, IntentTrace,
     UnchangedVerdict, Verdict, VerdictError,
 };
 pub use hub::EventHub;

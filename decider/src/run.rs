@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chancery_events::id::{ConnectionToken, Position};
+use chancery_events::protocol::DeciderMessage;
 use chancery_events::record::Record;
 use chancery_journal::{ChainCursor, Journal, JournalDelivery};
 use chancery_machine::fleet::FleetState;
+use chancery_spans::TraceSpan;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 
@@ -17,6 +19,7 @@ use super::driver::{DeciderDriver, DeciderEnd, TurnOutcome};
 use super::handle::{ChannelNumber, DeciderHandle, DeciderInput, Verdict};
 use super::input_lag::InputLag;
 use super::outbox::ExecutorOutbox;
+use super::traces::DecisionTraces;
 use crate::wall_clock::{self, JudgedClock, WallClock};
 
 /// Minimum pause of the loop when no work can be done.
@@ -114,6 +117,8 @@ struct DeciderLoop {
     clock: Arc<WallClock>,
     /// Whether the wall clock is not followed.
     has_jumped: bool,
+    /// Spans of what the loop does, if they are recorded.
+    traces: Option<DecisionTraces>,
 }
 
 fn reading(began: Instant) -> ClockSample {
@@ -132,6 +137,7 @@ impl DeciderLoop {
         let (began, clock) = (start.judged.at, start.clock);
         let head = start.head.as_ref();
         let judged = first_reading(start.judged);
+        let traces = DecisionTraces::start(&start.settings.fleet);
         let mut driver = DeciderDriver::begin(start.settings, start.fleet, head, start.journal, judged);
         driver.clock.bound(clock.follow_gap(Duration::ZERO));
         if let Some(span) = clock.record_every() {
@@ -148,6 +154,7 @@ impl DeciderLoop {
             lag: InputLag::begin(judged.steady),
             clock,
             has_jumped: false,
+            traces,
         }
     }
 
@@ -238,12 +245,25 @@ impl DeciderLoop {
         if let JournalDelivery::Skipped(_) = &delivery {
             (self.following.skipped)();
         }
+        let effects = self.trace(&delivery);
         let following = &mut self.following;
         let taken = self.driver.take(delivery, &mut |records| following.publish(records));
         let now = self.began.elapsed();
         self.driver.committed(now, &mut *self.following.committed);
         self.effects();
+        drop(effects);
         taken
+    }
+
+    /// Returns the spans of the effects of a delivery, until they are dropped.
+    fn trace(&mut self, delivery: &JournalDelivery) -> Vec<TraceSpan> {
+        match (&mut self.traces, delivery) {
+            (Some(traces), JournalDelivery::Records(records)) => {
+                let fleet = self.driver.core.fleet();
+                records.iter().flat_map(|record| traces.delivered(record, fleet)).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     fn input(&mut self, input: DeciderInput) {
@@ -251,13 +271,16 @@ impl DeciderLoop {
         let now = self.now();
         match input {
             // The input's share of the queue, here and below, is free when the input has been handled.
-            DeciderInput::Intent(request, unchanged, answer, _permit) => {
+            DeciderInput::Intent(request, unchanged, answer, trace, _permit) => {
+                let _decision =
+                    self.traces.as_mut().zip(trace).map(|(of, trace)| of.decide(&request, &trace));
                 self.tickets += 1;
                 let ticket = RequestTicket(self.tickets);
                 self.askers.insert(ticket, answer);
                 self.driver.handle(core::CoreInput::Intent(ticket, request, unchanged), now);
             }
             DeciderInput::InboxMessage(inbox_message, _permit) => {
+                let _processing = self.traces.as_mut().map(|traces| traces.process(&inbox_message));
                 self.driver.handle(core::CoreInput::InboxMessage(inbox_message), now);
             }
             DeciderInput::InboxPassed(next) => self.driver.handle(core::CoreInput::InboxPassed(next), now),
@@ -303,14 +326,17 @@ impl DeciderLoop {
                         let _ = asker.send(verdict);
                     }
                 }
-                DeciderEffect::Send(connection, message) => self.send(connection, &message),
+                DeciderEffect::Send(connection, mut message) => self.send(connection, &mut message),
                 DeciderEffect::Close(connection) => self.close(connection),
             }
         }
     }
 
-    fn send(&mut self, connection: ChannelNumber, message: &chancery_events::protocol::DeciderMessage) {
+    fn send(&mut self, connection: ChannelNumber, message: &mut DeciderMessage) {
         let Some(executor) = self.executors.get(&connection) else { return };
+        if let (Some(traces), DeciderMessage::Command { command, .. }) = (&mut self.traces, &mut *message) {
+            traces.send(command);
+        }
         let sent = serde_json::to_vec(message).map(|message| executor.put(message));
         if !matches!(sent, Ok(Ok(()))) {
             // A slow or disconnected executor connects again and starts with a full report.

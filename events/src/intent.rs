@@ -42,7 +42,7 @@ pub struct IntentRequest {
     pub time: Option<Time>,
     /// Version of the subject that the intent was based on.
     pub expect: Option<ExpectedVersion>,
-    /// W3C trace context, stored as received.
+    /// W3C trace context, stored as received; without one, that of the span of the request.
     pub traceparent: Option<String>,
     /// Extension attributes of the CloudEvent that this system does not know, recorded as received.
     pub extensions: ExtensionAttributes,

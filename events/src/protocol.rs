@@ -291,6 +291,9 @@ pub struct Command {
     pub grace: Duration,
     /// Specification of the object, for labels and for `ensure`.
     pub spec: ObjectSpec,
+    /// W3C trace context of the command's span; absent if the decider records no spans.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
 }
 
 /// Whether a command still waits for its outcome.

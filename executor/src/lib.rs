@@ -13,6 +13,7 @@
 //! it is durably recorded that nothing at or below the revision will be carried out. One failing command
 //! delays no other.
 
+mod command_spans;
 pub mod console;
 pub mod directory;
 mod executor_store;

@@ -10,12 +10,13 @@ use std::time::Duration;
 use chancery_events::id::{ExecutorStoreId, ObjectId};
 use chancery_events::name::{ClusterName, ExecutorName};
 use chancery_events::observation::ObjectReport;
-use chancery_events::protocol::{ExecutorEpoch, ExecutorMessage};
+use chancery_events::protocol::{DeciderMessage, ExecutorEpoch, ExecutorMessage};
 use chancery_events::spec::ClusterRuntime;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
 
+use crate::command_spans::CommandSpans;
 use crate::directory::CopyPolicy;
 use crate::locked_directory::{ExecutorStoreError, LockedDirectory};
 use crate::or_never;
@@ -152,6 +153,7 @@ where
         listing: None,
         works: JoinSet::new(),
         on: HashMap::new(),
+        spans: CommandSpans::default(),
         status,
         store: store.clone(),
     };
@@ -184,6 +186,7 @@ struct ExecutorLoop<O, S, C, F> {
     works: JoinSet<Option<ObjectWork>>,
     /// Object of each task in `works`, so that a panicking task still releases its object.
     on: HashMap<tokio::task::Id, ObjectId>,
+    spans: CommandSpans,
     status: Arc<ExecutorStatus>,
     /// Executor store, dropped last: a lock in it excludes other executors until this one writes nothing.
     store: Arc<S>,
@@ -299,9 +302,13 @@ where
         self.channel = None;
         self.listing = None;
         self.outbox.clear();
+        self.spans.clear();
     }
 
     async fn act(&mut self, input: SessionInput) -> Result<LoopFlow, ExecutorStop> {
+        if let SessionInput::Message(DeciderMessage::Command { command, .. }) = &input {
+            self.spans.received(command);
+        }
         for output in self.core.handle(now(), input) {
             match output {
                 SessionAction::Connect => {
@@ -313,7 +320,12 @@ where
                 SessionAction::Send(message @ ExecutorMessage::Heartbeat { .. }) => {
                     self.outbox.push_front(message);
                 }
-                SessionAction::Send(message) => self.outbox.push_back(message),
+                SessionAction::Send(message) => {
+                    if let ExecutorMessage::Report { report, .. } = &message {
+                        self.spans.reported(report);
+                    }
+                    self.outbox.push_back(message);
+                }
                 SessionAction::List => {
                     let orchestrator = self.orchestrator.clone();
                     self.listing = Some(Box::pin(async move { orchestrator.list().await }));
@@ -335,7 +347,12 @@ where
         let object = work.object();
         self.status.work_started();
         let orchestrator = self.orchestrator.clone();
+        let call = match &work {
+            ObjectWork::CarryOut(command) => self.spans.called(command),
+            ObjectWork::Remove { .. } | ObjectWork::Purge(_) => None,
+        };
         let task = self.works.spawn(async move {
+            let _call = call;
             let progress = match &work {
                 ObjectWork::CarryOut(command) => orchestrator.carry_out(command.clone()).await,
                 ObjectWork::Remove { object, revision } => orchestrator.remove(*object, *revision).await,

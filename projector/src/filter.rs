@@ -10,6 +10,9 @@ use data_encoding::HEXLOWER;
 use crate::index::RowIndex;
 use crate::kind::{ReadModelRow, RowKind};
 
+/// Maximum number of values of a filter: each is compared with every row that is read.
+const VALUES: usize = 100;
+
 /// Condition of a filter on a row.
 type RowPredicate<R> = Box<dyn Fn(&R) -> bool + Send + Sync>;
 
@@ -163,6 +166,9 @@ pub(crate) fn read<R: ReadModelRow>(given: &[(String, String)]) -> Result<Vec<Ro
         let wrong = |reason| InvalidFilter::Value { kind, name: def.name, reason };
         if given[..at].iter().any(|(other, _)| other == name) {
             return Err(wrong(format!("must be given once, with commas between its values: {name}=A,B")));
+        }
+        if value.split(',').nth(VALUES).is_some() {
+            return Err(wrong(format!("must have at most {VALUES} values")));
         }
         let values: Result<Vec<_>, _> = value.split(',').map(def.read).collect();
         filters.push(RowFilter::any(values.map_err(wrong)?));

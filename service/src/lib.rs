@@ -13,6 +13,8 @@ mod loss;
 pub mod memory;
 pub mod modes;
 pub mod open_files;
+#[cfg(feature = "otel")]
+pub mod otel;
 pub mod projector_thread;
 pub mod remote;
 pub mod server;

@@ -223,14 +223,37 @@ fn examine_kubernetes(_: &ServiceConfig, _: &ClusterName, _: &Namespace, _: &Cre
     anyhow::bail!("cannot check access to Kubernetes: {}", chancery::executors::NO_KUBERNETES)
 }
 
+/// Starts to export spans, if the build can and the environment asks for it, until the result is dropped.
+#[cfg(feature = "otel")]
+fn spans() -> Result<chancery::otel::SpanExporter> {
+    chancery::otel::SpanExporter::start()
+}
+
+/// Export of a build that has none.
+#[cfg(not(feature = "otel"))]
+struct NoSpanExporter;
+
+#[cfg(not(feature = "otel"))]
+#[expect(clippy::unnecessary_wraps, reason = "the form of a build with the feature")]
+fn spans() -> Result<NoSpanExporter> {
+    if std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() {
+        tracing::warn!("no spans are exported: this build is without the feature otel");
+    }
+    Ok(NoSpanExporter)
+}
+
 fn serve(config: ServiceConfig, copies: CopyPolicy) -> Result<ExitCode> {
     log(&config);
     let directory = ServerDataDir::take(&config.data_dir)?.claim(copies)?;
     modes::warn(&config.data_dir);
-    let runtime = runtime()?;
-    let ended = runtime.block_on(server::run(config, directory));
-    // Requests to brokers that do not answer are abandoned.
-    runtime.shutdown_timeout(LAST_TASKS);
+    let ended = {
+        let _spans = spans()?;
+        let runtime = runtime()?;
+        let ended = runtime.block_on(server::run(config, directory));
+        // Requests to brokers that do not answer are abandoned.
+        runtime.shutdown_timeout(LAST_TASKS);
+        ended
+    };
     if let Err(error) = ended {
         note!("chancery: {error:#}");
         // Threads may wait for a disk that does not answer.
@@ -241,6 +264,7 @@ fn serve(config: ServiceConfig, copies: CopyPolicy) -> Result<ExitCode> {
 
 fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
     log(config);
+    let _spans = spans()?;
     let dir = flags.dir();
     let means = ProcessLimits::of(config, &OpenFileLimit::raise(), copies(flags.adopt_copy));
     let who = flags.who(&config.fleet);

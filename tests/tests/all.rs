@@ -58,6 +58,7 @@ mod replay;
 mod rollbacks;
 mod rollouts;
 mod simulation;
+mod traces;
 mod unchanged;
 mod upgrade;
 mod virtual_machines;

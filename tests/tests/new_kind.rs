@@ -119,7 +119,7 @@ fn built() -> &'static PatchedBuild {
         let sources = target.join(PROGRAM);
         follow(patched(&root()).path(), &sources);
         let output = run(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .args(["build", "--offline", "--workspace", "--features", "chancery/kafka-tls"])
+            .args(["build", "--offline", "--workspace", "--features", "chancery/kafka-tls,chancery/otel"])
             .args(["--bin", PROGRAM, "--test", "files", "--message-format", "json"])
             .env("CARGO_TARGET_DIR", target)
             .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")

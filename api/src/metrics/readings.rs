@@ -33,7 +33,7 @@ use crate::FleetApi;
 pub type FigureSource = Arc<dyn Fn() -> oneshot::Receiver<Option<FleetFigures>> + Send + Sync>;
 
 /// Time that a part has to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// Name of the series of plans and clusters without series of their own; no plan or cluster can have it.
 const OTHERS: &str = "_other";
 

@@ -191,7 +191,8 @@ async fn after_a_busy_intent_no_later_one_of_a_batch_is_sent() {
     let answered = tokio::spawn(async move {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         let mut count = 0;
-        while let Some(chancery_decider::DeciderInput::Intent(request, _, answer, _)) = inputs.recv().await {
+        while let Some(chancery_decider::DeciderInput::Intent(request, _, answer, _, _)) = inputs.recv().await
+        {
             let _ = answer.send(accepted(IntentOutcome::Changed, 2)(&request).expect("a verdict"));
             count += 1;
             if count == 2 {

@@ -142,6 +142,26 @@ async fn everything_can_be_found_from_a_few_paths() {
     assert_eq!((&version["version"], &version["level"]), (&env!("CARGO_PKG_VERSION").into(), &1.into()));
     assert_eq!(world.get("//healthz").await.body, world.get("//livez").await.body);
     assert_eq!(world.get("//v1/fleets/other").await.problem().0, 404);
+    for path in ["//v1/", "//v1/fleets/", "/nodes/"] {
+        assert_eq!(world.get(path).await.problem().1, "route_not_found", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_description_is_not_sent_again_and_is_compressed() {
+    let world = ServedFleet::new();
+    let whole = world.get("//v1/openapi.json").await;
+    let tag = whole.header("etag").to_owned();
+    assert!((whole.status.as_u16(), tag.len()) == (200, 14), "{tag}");
+    let ask = |headers: &[(&str, &str)]| world.send(request(Method::GET, "//v1/openapi.json", headers, ""));
+    let known = ask(&[("if-none-match", &tag)]).await;
+    assert_eq!(
+        (known.status.as_u16(), known.body.is_empty(), known.header("etag")),
+        (304, true, tag.as_str())
+    );
+    let small = ask(&[("accept-encoding", "gzip")]).await;
+    assert_eq!((small.status.as_u16(), small.header("content-encoding")), (200, "gzip"));
+    assert!(small.body.len() * 4 < whole.body.len(), "{} of {}", small.body.len(), whole.body.len());
 }
 
 #[tokio::test]
@@ -255,9 +275,15 @@ async fn a_filter_has_several_values_and_is_given_once() {
     assert_eq!(names("domain=d1").await, ["node-1"]);
     assert_eq!(names("domain=d1,d2").await, ["node-1", "node-2"]);
     assert_eq!(names("domain=d2,d3&state=unallocated,evicted").await, ["node-2"]);
-    for (query, word) in
-        [("domain=d1&domain=d2", "commas"), ("domain=d1,", "domain"), ("state=evicted,x", "state")]
-    {
+    let most = format!("domain=d1{}", ",d3".repeat(99));
+    assert_eq!(names(&most).await, ["node-1"]);
+    let many = format!("{most},d3");
+    for (query, word) in [
+        ("domain=d1&domain=d2", "commas"),
+        ("domain=d1,", "domain"),
+        ("state=evicted,x", "state"),
+        (&*many, "100"),
+    ] {
         let problem = world.get(&format!("/nodes?{query}")).await;
         assert_eq!(problem.problem().1, "invalid_parameter", "{query}");
         assert!(problem.json()["detail"].as_str().expect("text").contains(word), "{query}");

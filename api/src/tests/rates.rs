@@ -1,10 +1,15 @@
 //! Principals above their rate are refused, with a time to retry; other principals are not affected.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::{Method, Request};
 use chancery_events::fact::IntentOutcome;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::oneshot;
 
 use super::world::{CompleteAnswer, ServedFleet, request};
 use super::writes::accepted;
@@ -46,9 +51,11 @@ async fn a_client_above_its_rate_is_notified_when_to_retry_and_no_other_is_slowe
     assert_eq!(world.get(read).await.status, 200);
     let refused = flood(&world, || request(Method::GET, read, &[], "")).await;
     assert_eq!(refused.problem().0, 429);
-    // Unknown routes do not bypass the budget; streams have a separate budget, and probes need none.
+    // Neither OPTIONS nor unknown routes bypass the budget; streams have a separate budget, and probes need none.
     let astray = world.send(request(Method::GET, "//nowhere", &[], "")).await;
     assert!(matches!(astray.problem().0, 404 | 429), "{:?}", astray.body);
+    let refused = flood(&world, || request(Method::OPTIONS, "/nodes", &[], "")).await;
+    assert_eq!(refused.problem().0, 429);
     assert_eq!(world.get("/events?limit=1&follow=true").await.status, 200);
     assert_eq!(world.get("//livez").await.status, 200);
 }
@@ -108,4 +115,35 @@ async fn rejected_requests_use_no_rate_of_admitted_ones() {
         assert_eq!(world.send(request(Method::GET, "/nodes", &page, "")).await.problem().0, 403);
     }
     assert_eq!(world.get("/nodes").await.status, 200);
+}
+
+#[tokio::test]
+async fn scrapes_that_wait_share_what_one_of_them_reads() {
+    let read = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&read);
+    let mut world = ServedFleet::new();
+    world.app.figure_source = Arc::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let (answer, answered) = oneshot::channel();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            // The scrape may have given up.
+            drop(answer.send(None));
+        });
+        answered
+    });
+    let scrapes: Vec<_> = (0..20)
+        .map(|_| {
+            tokio::spawn(tower::ServiceExt::oneshot(
+                world.router(),
+                request(Method::GET, "//metrics", &[], ""),
+            ))
+        })
+        .collect();
+    for answer in scrapes {
+        assert_eq!(answer.await.expect("no panic").expect("an answer").status(), 200);
+    }
+    assert!(read.load(Ordering::Relaxed) <= 2, "{read:?}");
+    assert_eq!(world.get("//metrics").await.status, 200);
+    assert!(read.load(Ordering::Relaxed) >= 2, "a later scrape reads again");
 }

@@ -290,7 +290,7 @@ async fn decide(
     let mut silent = Vec::new();
     while let Some(input) = inputs.recv().await {
         let (request, answer) = match input {
-            DeciderInput::Intent(request, _, answer, _) => (request, answer),
+            DeciderInput::Intent(request, _, answer, _, _) => (request, answer),
             DeciderInput::Read(answer) => {
                 let leases = [("local".parse().expect("a name"), Duration::from_millis(2500))].into();
                 drop(answer.send(DeciderReading { leases, inbox_offset: None }));

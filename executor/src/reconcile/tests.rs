@@ -542,8 +542,16 @@ fn a_command_fits_what_it_is_on() {
     ];
     for (object, spec, effect, then) in cases {
         let (command_status, grace) = (CommandStatus::Pending, Duration::from_secs(9));
-        let command =
-            Command { object, revision: 3, attempt: 2, effect, status: command_status, grace, spec };
+        let command = Command {
+            object,
+            revision: 3,
+            attempt: 2,
+            effect,
+            status: command_status,
+            grace,
+            spec,
+            traceparent: None,
+        };
         let target = misfit(&command).is_none().then(|| ObjectTarget::of(&command));
         assert_eq!(target.map(|order| order.aim), then, "{effect:?} on {object:?}");
         assert!(target.is_none_or(|order| (order.revision, order.attempt) == (3, 2)));

@@ -59,6 +59,7 @@ fn command(position: u64, revision: u32) -> Command {
         effect: CommandEffect::Ensure,
         grace,
         spec: spec.into(),
+        traceparent: None,
     }
 }
 

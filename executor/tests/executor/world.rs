@@ -127,6 +127,7 @@ pub(crate) fn command(
         effect,
         grace: Duration::from_secs(20),
         spec: spec.clone().into(),
+        traceparent: None,
     }
 }
 

@@ -338,11 +338,10 @@ impl ScriptedWorld {
             }),
             payloads: Vec::new(),
         };
-        let (revision, attempt, effect, command_status) =
-            (1, 1, CommandEffect::Ensure, CommandStatus::Pending);
+        let (revision, attempt, effect, status) = (1, 1, CommandEffect::Ensure, CommandStatus::Pending);
         let grace = Duration::ZERO;
         let (object, spec) = (id.into(), spec.into());
-        let command = Command { object, revision, attempt, effect, status: command_status, grace, spec };
+        let command = Command { object, revision, attempt, effect, status, grace, spec, traceparent: None };
         // Injected faults do not affect foreign objects.
         let update = self.worlds[machine].carry_out(&command);
         self.oracle.strangers.insert(id, machine);

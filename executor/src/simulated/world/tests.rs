@@ -58,7 +58,7 @@ fn order(
 ) -> StatusUpdate {
     let (object, grace, spec) = (id().into(), Duration::ZERO, spec.clone().into());
     let status = CommandStatus::Pending;
-    world.carry_out(&Command { object, revision, attempt, effect, status, grace, spec })
+    world.carry_out(&Command { object, revision, attempt, effect, status, grace, spec, traceparent: None })
 }
 
 fn ensure(world: &mut SimulatedWorld, revision: u32, spec: &IncarnationSpec) -> StatusUpdate {
@@ -241,6 +241,7 @@ fn on_disk(world: &mut SimulatedWorld, revision: u32, attempt: u32, effect: Comm
         status: command_status,
         grace,
         spec,
+        traceparent: None,
     }))
 }
 
@@ -375,7 +376,16 @@ fn a_lost_volume_is_not_made_again() {
 fn what_ignores_a_stop_is_killed_when_its_grace_has_passed() {
     let stop = |world: &mut SimulatedWorld, revision, effect, grace| {
         let (object, spec, status) = (id().into(), spec(2, "deaf").into(), CommandStatus::Pending);
-        world.carry_out(&Command { object, revision, attempt: 1, effect, status, grace, spec })
+        world.carry_out(&Command {
+            object,
+            revision,
+            attempt: 1,
+            effect,
+            status,
+            grace,
+            spec,
+            traceparent: None,
+        })
     };
     let mut world = SimulatedWorld::new(FaultRules::default());
     ensure(&mut world, 1, &spec(2, "deaf"));

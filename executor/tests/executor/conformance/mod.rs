@@ -552,5 +552,6 @@ fn command(
         status: CommandStatus::Pending,
         grace: Duration::from_secs(20),
         spec,
+        traceparent: None,
     }
 }

@@ -14,6 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -120,20 +121,13 @@ impl ContextFile {
         if text.trim().is_empty() {
             return Ok(ContextFile::default());
         }
-        let file: ContextFile = serde_saphyr::from_str(&text).map_err(|error| {
+        serde_saphyr::from_str(&text).map_err(|error| {
             let error = error.without_snippet();
             let (line, column) = error.location().map_or((1, 1), |at| (at.line().max(1), at.column().max(1)));
             let text = error.to_string();
             let what = text.find(" at line ").map_or(text.as_str(), |end| text[..end].trim_end_matches(','));
             CliError::usage(format!("{}:{line}:{column}: invalid contexts: {what}", path.display()))
-        })?;
-        if let Some(current) = &file.current {
-            file.entry(current).map_err(|error| {
-                let line = text.lines().position(|line| line.starts_with("current")).map_or(1, |at| at + 1);
-                CliError::usage(format!("{}:{line}:1: {}", path.display(), error.message))
-            })?;
-        }
-        Ok(file)
+        })
     }
 
     /// Writes the file, which only the user can read, in place of the one before.
@@ -152,6 +146,13 @@ impl ContextFile {
         file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
         file.persist(&target).map_err(|error| failed(error.error))?;
         Ok(())
+    }
+
+    /// Returns the context of that name, or the current one, if there is one.
+    fn selected(&self, name: Option<&str>) -> Result<Option<SelectedContext>, CliError> {
+        let Some(used) = name.or(self.current.as_deref()) else { return Ok(None) };
+        let entry = self.entry(used)?.clone();
+        Ok(Some(SelectedContext { name: used.to_owned(), entry, is_named: name.is_some() }))
     }
 
     fn entry(&self, name: &str) -> Result<&ContextEntry, CliError> {
@@ -184,13 +185,20 @@ fn location(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 
 /// Returns the context of that name, or the current one, if there is one.
 pub fn selected(name: Option<&str>) -> Result<Option<SelectedContext>, CliError> {
-    let file = match location(|name| std::env::var_os(name)) {
-        Some(path) => ContextFile::read(&path)?,
-        None => ContextFile::default(),
-    };
-    let Some(used) = name.or(file.current.as_deref()) else { return Ok(None) };
-    let entry = file.entry(used)?.clone();
-    Ok(Some(SelectedContext { name: used.to_owned(), entry, is_named: name.is_some() }))
+    match location(|name| std::env::var_os(name)) {
+        Some(path) => selected_in(&path, name),
+        None => ContextFile::default().selected(name),
+    }
+}
+
+fn selected_in(path: &Path, name: Option<&str>) -> Result<Option<SelectedContext>, CliError> {
+    ContextFile::read(path)?.selected(name).map_err(|error| match name {
+        Some(_) => error,
+        None => {
+            let hint = "try: chancery context use NAME";
+            CliError::usage(format!("{}: current: {}\n{hint}", path.display(), error.message))
+        }
+    })
 }
 
 /// Runs a command about contexts. `globals` has the server and the fleet of `set`, which are valid.
@@ -205,6 +213,8 @@ pub fn run_contexts(
             "cannot find contexts: no directory for configuration is known\nhint: set {CONTEXTS_ENV} to a file"
         ))
     })?;
+    let is_read = matches!(command, ContextCommand::List | ContextCommand::Show { .. });
+    let _lock = if is_read { None } else { Some(locked(&path)?) };
     let mut file = ContextFile::read(&path)?;
     let (name, outcome) = match command {
         ContextCommand::List => return list(&file, context, out),
@@ -232,6 +242,18 @@ pub fn run_contexts(
     file.write(&path)?;
     let subject = format!("context/{name}");
     output.outcome(&subject, outcome, &json!({ "subject": subject, "outcome": outcome }), out)
+}
+
+/// Locks the file of the contexts until the result is dropped: of two commands at the same time, neither loses its change. The lock is
+/// another file, as a change replaces the file of the contexts.
+fn locked(path: &Path) -> Result<File, CliError> {
+    let lock = path.with_added_extension("lock");
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let opened = directory.map_or(Ok(()), std::fs::create_dir_all).and_then(|()| {
+        let file = File::options().create(true).truncate(false).write(true).open(&lock)?;
+        file.lock().map(|()| file)
+    });
+    opened.map_err(|error| CliError::failure(format!("cannot lock contexts {}: {error}", lock.display())))
 }
 
 /// Creates or changes a context.
@@ -362,8 +384,6 @@ mod tests {
         for (text, line, what) in [
             ("contexts:\n  prod:\n    sevrer: x\n", 3, "sevrer"),
             ("contexts:\n  prod:\n    fleet: No!\n", 3, "invalid"),
-            ("current: prod\n", 1, "invalid context \"prod\": it does not exist"),
-            ("contexts:\n  p: {}\ncurrent: q\n", 3, "invalid context \"q\""),
             ("contexts: [\n", 1, "invalid contexts"),
             ("- a\n", 1, "invalid contexts"),
         ] {
@@ -373,6 +393,11 @@ mod tests {
             assert!(error.message.starts_with(&wanted) && error.message.contains(what), "{text}: {error}");
             assert_eq!(error.exit, CliExit::Usage, "{error}");
         }
+        std::fs::write(&path, "contexts:\n  p: {}\ncurrent: q\n").expect("a file");
+        assert!(selected_in(&path, Some("p")).expect("a context").is_some());
+        let error = selected_in(&path, None).expect_err("no such context");
+        let wanted = format!("{}: current: invalid context \"q\": it does not exist", path.display());
+        assert!(error.message.starts_with(&wanted) && error.message.ends_with("context use NAME"), "{error}");
         std::fs::write(&path, "\n").expect("a file");
         assert_eq!(ContextFile::read(&path).expect("an empty file"), ContextFile::default());
     }

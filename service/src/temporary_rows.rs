@@ -25,6 +25,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 const PREFIX: &str = "chancery-rows-";
 /// File that its process keeps locked while the directory is in use.
 const LOCK: &str = "lock";
+/// Directory of the rows.
+const ROWS: &str = "rows";
 
 /// Directory of rows, which is removed when the value is dropped. If its process is killed, the next one removes it.
 #[derive(Debug)]
@@ -47,7 +49,7 @@ impl TemporaryRows {
     fn create_in(parent: &Path) -> Result<TemporaryRows> {
         remove_left(parent);
         let directory = parent.join(format!("{PREFIX}{:016x}", random()));
-        let rows = directory.join("rows");
+        let rows = directory.join(ROWS);
         let created = private::create_dir_all(&rows).and_then(|()| {
             // Only a locked file gets the name: a directory without it is being created.
             let new = directory.join("lock.new");
@@ -114,9 +116,21 @@ impl TemporaryRows {
 
 impl Drop for TemporaryRows {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.directory) {
-            note!("chancery: cannot remove {}: {error}", self.directory.display());
-        }
+        remove(&self.directory);
+    }
+}
+
+/// Removes a directory of rows, the lock last: until then, another process can continue the removal. Two processes may remove one.
+fn remove(directory: &Path) {
+    let is_gone = |result: io::Result<()>| match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    };
+    let removed = is_gone(fs::remove_dir_all(directory.join(ROWS)))
+        .and_then(|()| is_gone(fs::remove_file(directory.join(LOCK))))
+        .and_then(|()| is_gone(fs::remove_dir(directory)));
+    if let Err(error) = removed {
+        note!("chancery: cannot remove {}: {error}", directory.display());
     }
 }
 
@@ -129,10 +143,8 @@ fn remove_left(parent: &Path) {
             continue;
         }
         let Ok(lock) = fs::File::open(entry.path().join(LOCK)) else { continue };
-        if lock.try_lock().is_ok()
-            && let Err(error) = fs::remove_dir_all(entry.path())
-        {
-            note!("chancery: cannot remove {}: {error}", entry.path().display());
+        if lock.try_lock().is_ok() {
+            remove(&entry.path());
         }
     }
 }
@@ -177,15 +189,18 @@ mod tests {
         let parent = tempfile::tempdir().expect("a directory");
         let names = || fs::read_dir(parent.path()).expect("listed").count();
         let in_use = TemporaryRows::create_in(parent.path()).expect("created");
-        // The end of a process releases its lock and removes nothing.
+        // The end of a process releases its lock and removes nothing; one that is killed later leaves the lock for last.
         let left = parent.path().join(format!("{PREFIX}left"));
         fs::create_dir(&left).expect("created");
         fs::write(left.join(LOCK), "").expect("written");
+        let half = parent.path().join(format!("{PREFIX}half"));
+        fs::create_dir_all(half.join(ROWS).join("blobs")).expect("created");
+        fs::write(half.join(LOCK), "").expect("written");
         fs::create_dir(parent.path().join(format!("{PREFIX}new"))).expect("created");
         fs::create_dir(parent.path().join("other")).expect("created");
-        assert_eq!(names(), 4);
+        assert_eq!(names(), 5);
         let next = TemporaryRows::create_in(parent.path()).expect("created");
-        assert!(in_use.path().is_dir() && next.path().is_dir() && !left.exists());
+        assert!(in_use.path().is_dir() && next.path().is_dir() && !left.exists() && !half.exists());
         assert_eq!(names(), 4);
         drop((in_use, next));
         assert_eq!(names(), 2);

@@ -15,7 +15,7 @@ use crate::server::{BenchmarkServer, FLEET};
 use crate::table::{CellResult, ResultRow, ValueBar};
 
 /// Time over which an idle server is measured.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE: Duration = Duration::from_mins(1);
 /// Time after a start, and after a load, until a server is idle: its unused threads end after 10 seconds.
 const REST: Duration = Duration::from_secs(15);
 const CALLERS: usize = 256;

@@ -57,7 +57,7 @@ impl BenchmarkServer {
         self.address = loop {
             match std::fs::read_to_string(&path) {
                 Ok(text) if text.ends_with('\n') => break text.trim().to_owned(),
-                _ => ensure!(began.elapsed() < Duration::from_secs(180), "the server does not listen"),
+                _ => ensure!(began.elapsed() < Duration::from_mins(3), "the server does not listen"),
             }
             std::thread::sleep(Duration::from_millis(10));
         };

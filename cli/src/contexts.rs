@@ -192,12 +192,12 @@ pub fn selected(name: Option<&str>) -> Result<Option<SelectedContext>, CliError>
 }
 
 fn selected_in(path: &Path, name: Option<&str>) -> Result<Option<SelectedContext>, CliError> {
-    ContextFile::read(path)?.selected(name).map_err(|error| match name {
-        Some(_) => error,
-        None => {
-            let hint = "try: chancery context use NAME";
-            CliError::usage(format!("{}: current: {}\n{hint}", path.display(), error.message))
+    ContextFile::read(path)?.selected(name).map_err(|error| {
+        if name.is_some() {
+            return error;
         }
+        let hint = "try: chancery context use NAME";
+        CliError::usage(format!("{}: current: {}\n{hint}", path.display(), error.message))
     })
 }
 

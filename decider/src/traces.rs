@@ -154,9 +154,11 @@ impl DecisionTraces {
                     if let Some(context) = &context {
                         self.note(position, Arc::clone(context));
                         let of = effects.iter_mut().rev().find(|(of, ..)| Arc::ptr_eq(of, context));
-                        of.into_iter().for_each(|(_, _, facts)| *facts += 1);
+                        if let Some((_, _, facts)) = of {
+                            *facts += 1;
+                        }
                     }
-                    self.changed(&fact, context, fleet);
+                    self.changed(&fact, context.as_ref(), fleet);
                 }
             }
         }
@@ -184,11 +186,11 @@ impl DecisionTraces {
     }
 
     /// Follows a fact about an object: a command that waits for its outcome, or an outcome.
-    fn changed(&mut self, fact: &Fact, context: Option<SharedContext>, fleet: &FleetState) {
+    fn changed(&mut self, fact: &Fact, context: Option<&SharedContext>, fleet: &FleetState) {
         for subject in fact.subjects() {
             match object(&subject, fleet) {
                 Some(object) if waits(object, fleet) => {
-                    if let Some(context) = &context {
+                    if let Some(context) = context {
                         self.causes.insert(object, Arc::clone(context));
                     }
                 }

@@ -20,10 +20,10 @@ pub(crate) struct NameRule {
 }
 
 /// Texts that were read last, each in the slot of its hash.
-struct TextTable(Vec<Option<(u8, Arc<str>)>>);
+struct SharedTexts(Vec<Option<(u8, Arc<str>)>>);
 
 thread_local! {
-    static TEXTS: RefCell<Option<TextTable>> = const { RefCell::new(None) };
+    static TEXTS: RefCell<Option<SharedTexts>> = const { RefCell::new(None) };
 }
 
 /// Runs a decoder. Equal names that it deserializes on this thread share their text, as far as there is space.
@@ -35,7 +35,7 @@ pub fn sharing_texts<T>(decode: impl FnOnce() -> T) -> T {
             TEXTS.set(None);
         }
     }
-    TEXTS.set(Some(TextTable(vec![None; SLOTS])));
+    TEXTS.set(Some(SharedTexts(vec![None; SLOTS])));
     let _end = SharingEnd;
     decode()
 }
@@ -48,7 +48,7 @@ pub(crate) fn read(given: &str, rule: NameRule) -> Result<Arc<str>, InvalidName>
     })
 }
 
-impl TextTable {
+impl SharedTexts {
     fn read(&mut self, given: &str, rule: NameRule) -> Result<Arc<str>, InvalidName> {
         let mut hasher = FxBuildHasher.build_hasher();
         hasher.write(given.as_bytes());

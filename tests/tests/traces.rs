@@ -55,7 +55,11 @@ fn parts(bytes: &[u8], wanted: u64) -> Vec<&[u8]> {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a text takes everything");
+        text
+    })
 }
 
 /// Reads the spans of an `ExportTraceServiceRequest`: resources, scopes, spans.

@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::State;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, Request, Response, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, header};
 use axum::response::IntoResponse as _;
 use chancery_decider::leader_router::LeaderLocation;
 use chancery_events::name::FleetName;
@@ -135,6 +135,8 @@ async fn answer_routed(
     let principal = RequestPrincipal::of(&parts.headers, &parts.extensions);
     let asked = found.as_ref().ok().map(|found| found.route.does);
     let found = match admit_media(&parts.method, &parts.headers) {
+        // OPTIONS has taken its token.
+        Ok(()) if parts.method == Method::OPTIONS => found,
         Ok(()) => rates.take(asked, &principal).and(found).and_then(|found| {
             accept::check(&parts.headers, found.route.does)?;
             Ok(found)

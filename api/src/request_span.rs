@@ -55,8 +55,16 @@ pub(super) fn end(mut span: TraceSpan, answer: &Result<Response<Body>, ProblemDe
     }
 }
 
-/// Gives a request that is sent on for another one the context of its span.
+/// Gives a request that is sent on for another one the context of its span. What is no valid context is sent on as it is: its receiver
+/// refuses it.
 pub(super) fn forward(headers: &mut HeaderMap) {
+    let is_valid = |sent: &HeaderValue| {
+        sent.to_str().is_ok_and(|sent| chancery_events::cloudevent::traceparent(sent).is_ok())
+    };
+    let mut sent = headers.get_all(TRACEPARENT).iter();
+    if !sent.next().is_none_or(is_valid) || sent.next().is_some() {
+        return;
+    }
     if let Some(context) = chancery_spans::current().and_then(|context| HeaderValue::try_from(context).ok()) {
         headers.insert(TRACEPARENT, context);
     }

@@ -214,7 +214,7 @@ pub fn run_contexts(
         ))
     })?;
     let is_read = matches!(command, ContextCommand::List | ContextCommand::Show { .. });
-    let _lock = if is_read { None } else { Some(locked(&path)?) };
+    let lock = if is_read { None } else { Some(locked(&path)?) };
     let mut file = ContextFile::read(&path)?;
     let (name, outcome) = match command {
         ContextCommand::List => return list(&file, context, out),
@@ -240,6 +240,8 @@ pub fn run_contexts(
     };
     let output = context.output(FORMS)?;
     file.write(&path)?;
+    // The output may wait for its reader.
+    drop(lock);
     let subject = format!("context/{name}");
     output.outcome(&subject, outcome, &json!({ "subject": subject, "outcome": outcome }), out)
 }
@@ -251,7 +253,11 @@ fn locked(path: &Path) -> Result<File, CliError> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let opened = directory.map_or(Ok(()), std::fs::create_dir_all).and_then(|()| {
         let file = File::options().create(true).truncate(false).write(true).open(&lock)?;
-        file.lock().map(|()| file)
+        match file.lock() {
+            // Some network file systems have no locks.
+            Err(error) if error.kind() != std::io::ErrorKind::Unsupported => Err(error),
+            _ => Ok(file),
+        }
     });
     opened.map_err(|error| CliError::failure(format!("cannot lock contexts {}: {error}", lock.display())))
 }

@@ -30,6 +30,7 @@ use chancery_events::event::Event;
 use chancery_events::fact::{Fact, InboxAdvanced, InboxMessageRefused};
 use chancery_events::inbox_message::{InboxBinding, InboxMessage};
 use chancery_events::intent::{InboxSkip, Intent, IntentRequest};
+use chancery_events::name::Actor;
 use chancery_events::record::InboxWatermark;
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::time::Time;
@@ -271,6 +272,11 @@ impl InboxProgress {
 }
 
 impl DeciderCore {
+    /// Returns the actor of inbox messages, if there is an inbox.
+    pub(super) fn inbox_actor(&self) -> Option<&Actor> {
+        self.inbox.as_ref().map(|reading| &reading.inbox.binding.actor)
+    }
+
     /// Answers an inbox message, unless its offset is below the watermark.
     pub(super) fn take_message(&mut self, message: &InboxMessage, now: Time) {
         let Some(reading) = &self.inbox else {

@@ -280,7 +280,8 @@ impl DeciderLoop {
                 self.driver.handle(core::CoreInput::Intent(ticket, request, unchanged), now);
             }
             DeciderInput::InboxMessage(inbox_message, _permit) => {
-                let _processing = self.traces.as_mut().map(|traces| traces.process(&inbox_message));
+                let traced = self.traces.as_mut().zip(self.driver.core.inbox_actor());
+                let _processing = traced.map(|(traces, actor)| traces.process(&inbox_message, actor));
                 self.driver.handle(core::CoreInput::InboxMessage(inbox_message), now);
             }
             DeciderInput::InboxPassed(next) => self.driver.handle(core::CoreInput::InboxPassed(next), now),
@@ -334,8 +335,15 @@ impl DeciderLoop {
 
     fn send(&mut self, connection: ChannelNumber, message: &mut DeciderMessage) {
         let Some(executor) = self.executors.get(&connection) else { return };
-        if let (Some(traces), DeciderMessage::Command { command, .. }) = (&mut self.traces, &mut *message) {
-            traces.send(command);
+        if let Some(traces) = &mut self.traces {
+            let commands = match message {
+                DeciderMessage::Command { command, .. } => std::slice::from_mut(command),
+                DeciderMessage::Welcome { commands, .. } | DeciderMessage::Inventory { commands, .. } => {
+                    commands
+                }
+                _ => &mut [],
+            };
+            commands.iter_mut().for_each(|command| traces.send(command));
         }
         let sent = serde_json::to_vec(message).map(|message| executor.put(message));
         if !matches!(sent, Ok(Ok(()))) {

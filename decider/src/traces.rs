@@ -7,14 +7,16 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use chancery_events::digest::Digest;
 use chancery_events::event::{Event, EventLine};
 use chancery_events::fact::Fact;
-use chancery_events::id::{ObjectId, Position};
+use chancery_events::id::{ObjectId, Position, VolumeId};
 use chancery_events::inbox_message::InboxMessage;
 use chancery_events::intent::IntentRequest;
-use chancery_events::name::FleetName;
+use chancery_events::name::{Actor, FleetName, VolumeName};
+use chancery_events::observation::Observation;
 use chancery_events::protocol::{Command, CommandStatus};
 use chancery_events::record::Record;
 use chancery_events::subject::Subject;
@@ -27,12 +29,11 @@ use super::commands::volume;
 const POSITIONS: usize = 65_536;
 /// Maximum number of intents that were decided and are not durable.
 const DECIDED: usize = 16_384;
+/// Maximum time from a decision to its commit, of which a trace has a span.
+const STALE: Duration = Duration::from_mins(1);
 
 /// Text of a `traceparent`, shared by the events of a trace.
 type SharedContext = Arc<str>;
-
-/// Key that is equal in the request of an intent and in its event.
-type IntentKey = (String, String);
 
 /// Intent that was decided.
 struct DecidedIntent {
@@ -43,26 +44,15 @@ struct DecidedIntent {
 /// Traces of a decider: see the module.
 pub(super) struct DecisionTraces {
     fleet: FleetName,
-    decided: HashMap<IntentKey, DecidedIntent>,
+    decided: HashMap<Digest, DecidedIntent>,
     events: HashMap<Position, SharedContext>,
     order: VecDeque<Position>,
     /// Traces of objects that wait for the outcome of a command.
     causes: BTreeMap<ObjectId, SharedContext>,
     /// Spans of commands that were sent, with their revisions and attempts.
     commands: BTreeMap<ObjectId, (u32, u32, TraceSpan)>,
-}
-
-fn key(request: &IntentRequest) -> IntentKey {
-    (request.source.to_string(), request.id.to_string())
-}
-
-/// Returns the object of a subject that has commands, if the fleet knows it.
-fn object(subject: &Subject, fleet: &FleetState) -> Option<ObjectId> {
-    match subject {
-        Subject::Incarnation(id) => Some((*id).into()),
-        Subject::Volume(name) => fleet.volumes().get(name).map(|volume| volume.id.into()),
-        _ => None,
-    }
+    /// Volumes that wait for the outcome of a command. A destroyed volume is no longer in the state when its record is delivered.
+    volumes: BTreeMap<VolumeName, VolumeId>,
 }
 
 impl DecisionTraces {
@@ -75,6 +65,7 @@ impl DecisionTraces {
             order: VecDeque::new(),
             causes: BTreeMap::new(),
             commands: BTreeMap::new(),
+            volumes: BTreeMap::new(),
         })
     }
 
@@ -89,14 +80,13 @@ impl DecisionTraces {
         let now = SystemTime::now();
         let mut span = self.span("decide", SpanRole::Internal, now, context);
         span.text("chancery.intent.type", request.intent.type_name());
-        self.decides(key(request), context.into(), now);
+        self.decides(request.key(), context.into(), now);
         span
     }
 
     /// Returns the spans of an inbox message and of the decision on it, until they are dropped.
-    pub(super) fn process(&mut self, message: &InboxMessage) -> [TraceSpan; 2] {
-        let actor = "inbox".parse().expect("a name");
-        let request = message.request(&actor).ok();
+    pub(super) fn process(&mut self, message: &InboxMessage, actor: &Actor) -> [TraceSpan; 2] {
+        let request = message.request(actor).ok();
         let parent = request.as_ref().and_then(|request| request.traceparent.as_deref());
         let mut span = TraceSpan::start("process inbox", SpanRole::Consumer, parent);
         span.text("chancery.fleet", &self.fleet);
@@ -107,18 +97,22 @@ impl DecisionTraces {
             return [span, TraceSpan::default()];
         };
         let now = SystemTime::now();
-        self.decides(key(&request), context.as_str().into(), now);
+        self.decides(request.key(), context.as_str().into(), now);
         let mut decide = self.span("decide", SpanRole::Internal, now, &context);
         decide.text("chancery.intent.type", request.intent.type_name());
         [span, decide]
     }
 
-    fn decides(&mut self, key: IntentKey, context: SharedContext, at: SystemTime) {
+    /// Keeps the trace of an intent until it is durable. A repeat that arrives before that changes nothing.
+    fn decides(&mut self, key: Digest, context: SharedContext, at: SystemTime) {
+        // Intents whose verdicts are not recorded stay here.
+        let is_stale = |of: &DecidedIntent| at.duration_since(of.at).is_ok_and(|age| age > STALE);
         if self.decided.len() >= DECIDED {
-            // Verdicts that are not recorded leave their intents here.
-            self.decided.clear();
+            self.decided.retain(|_, of| !is_stale(of));
         }
-        self.decided.insert(key, DecidedIntent { context, at });
+        if self.decided.len() < DECIDED && self.decided.get(&key).is_none_or(is_stale) {
+            self.decided.insert(key, DecidedIntent { context, at });
+        }
     }
 
     fn note(&mut self, position: Position, context: SharedContext) {
@@ -143,8 +137,10 @@ impl DecisionTraces {
                     effects.extend(span.map(|span| (context, span, 0)));
                 }
                 Event::Observation { observation, .. } => {
-                    let command =
-                        object(&observation.subject(), fleet).and_then(|object| self.commands.get(&object));
+                    let of = self.object(&observation.subject(), fleet).zip(revision(&observation));
+                    let command = of.and_then(|(object, revision)| {
+                        self.commands.get(&object).filter(|(sent, ..)| *sent == revision)
+                    });
                     if let Some(context) = command.and_then(|(_, _, span)| span.context()) {
                         self.note(position, context.as_str().into());
                     }
@@ -175,7 +171,7 @@ impl DecisionTraces {
         request: &IntentRequest,
         position: Position,
     ) -> Option<(SharedContext, Option<TraceSpan>)> {
-        let Some(DecidedIntent { context, at }) = self.decided.remove(&key(request)) else {
+        let Some(DecidedIntent { context, at }) = self.decided.remove(&request.key()) else {
             return request.traceparent.as_deref().map(|context| (context.into(), None));
         };
         let mut append = self.span("append", SpanRole::Internal, at, &context);
@@ -185,29 +181,48 @@ impl DecisionTraces {
         Some((context, Some(effects)))
     }
 
+    /// Returns the object of a subject that has commands, if the fleet knows it.
+    fn object(&self, subject: &Subject, fleet: &FleetState) -> Option<ObjectId> {
+        match subject {
+            Subject::Incarnation(id) => Some((*id).into()),
+            Subject::Volume(name) => {
+                let present = fleet.volumes().get(name).map(|volume| volume.id);
+                present.or_else(|| self.volumes.get(name).copied()).map(ObjectId::from)
+            }
+            _ => None,
+        }
+    }
+
     /// Follows a fact about an object: a command that waits for its outcome, or an outcome.
     fn changed(&mut self, fact: &Fact, context: Option<&SharedContext>, fleet: &FleetState) {
         for subject in fact.subjects() {
-            match object(&subject, fleet) {
-                Some(object) if waits(object, fleet) => {
-                    if let Some(context) = context {
-                        self.causes.insert(object, Arc::clone(context));
-                    }
+            let Some(object) = self.object(&subject, fleet) else { continue };
+            if !waits(object, fleet) {
+                self.ended(object);
+                if let Subject::Volume(name) = &subject {
+                    self.volumes.remove(name);
                 }
-                Some(object) => {
-                    self.causes.remove(&object);
-                    self.commands.remove(&object);
-                }
-                // Its name leads to no id.
-                None if matches!(subject, Subject::Volume(_)) => {
-                    let is_open =
-                        |object: &ObjectId| !matches!(object, ObjectId::Volume(_)) || waits(*object, fleet);
-                    self.causes.retain(|object, _| is_open(object));
-                    self.commands.retain(|object, _| is_open(object));
-                }
-                None => {}
+                continue;
+            }
+            if let (Subject::Volume(name), ObjectId::Volume(id)) = (&subject, object)
+                && let Some(before) = self.volumes.insert(name.clone(), id)
+                && before != id
+            {
+                self.ended(before.into());
+            }
+            if matches!(fact, Fact::IncarnationCommandFailed(_) | Fact::VolumeCommandFailed(_)) {
+                // The next attempt waits, and has a span of its own.
+                self.commands.remove(&object);
+            }
+            if let Some(context) = context {
+                self.causes.insert(object, Arc::clone(context));
             }
         }
+    }
+
+    fn ended(&mut self, object: ObjectId) {
+        self.causes.remove(&object);
+        self.commands.remove(&object);
     }
 
     /// Starts the span of a command that is sent now, and gives its context to the command.
@@ -231,6 +246,15 @@ impl DecisionTraces {
         span.number("chancery.command.attempt", i64::from(attempt));
         command.traceparent = span.context();
         self.commands.insert(object, (revision, attempt, span));
+    }
+}
+
+/// Returns the revision that a report reflects.
+const fn revision(observation: &Observation) -> Option<u32> {
+    match observation {
+        Observation::IncarnationReported(of) => Some(of.report.revision),
+        Observation::VolumeReported(of) => Some(of.report.revision),
+        _ => None,
     }
 }
 

@@ -236,7 +236,8 @@ struct NoSpanExporter;
 #[cfg(not(feature = "otel"))]
 #[expect(clippy::unnecessary_wraps, reason = "the form of a build with the feature")]
 fn spans() -> Result<NoSpanExporter> {
-    if std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() {
+    let endpoints = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
+    if endpoints.iter().any(|name| std::env::var_os(name).is_some()) {
         tracing::warn!("no spans are exported: this build is without the feature otel");
     }
     Ok(NoSpanExporter)

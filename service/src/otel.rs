@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use opentelemetry::trace::{
     Span as _, SpanBuilder, SpanContext, SpanId, SpanKind, Status, TraceContextExt as _, TraceFlags, TraceId,
     TraceState, Tracer as _, TracerProvider as _,
@@ -30,11 +30,12 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
+/// Variables that name a collector.
+const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
+
 /// Whether the standard variables ask for an export.
 fn is_asked() -> bool {
-    let has_endpoint = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"]
-        .into_iter()
-        .any(|name| variable(name).is_some());
+    let has_endpoint = ENDPOINTS.into_iter().any(|name| variable(name).is_some());
     let is_disabled = variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let is_none = variable("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
     has_endpoint && !is_disabled && !is_none
@@ -46,6 +47,13 @@ impl SpanExporter {
         if !is_asked() {
             return Ok(SpanExporter(None));
         }
+        for (name, url) in ENDPOINTS.into_iter().filter_map(|name| Some((name, variable(name)?))) {
+            // Without TLS, each export to another address would fail.
+            ensure!(
+                url.starts_with("http://"),
+                "cannot export spans: {name} must start with http://, and is {url:?}"
+            );
+        }
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
             .with_http_client(OtlpClient::new())
@@ -53,7 +61,9 @@ impl SpanExporter {
             .build()
             .context("cannot export spans: invalid OTEL_EXPORTER_OTLP variables")?;
         let mut resource = Resource::builder();
-        if variable("OTEL_SERVICE_NAME").is_none() {
+        let attributes = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+        let has_name = attributes.split(',').any(|pair| pair.trim_start().starts_with("service.name="));
+        if variable("OTEL_SERVICE_NAME").is_none() && !has_name {
             resource = resource.with_service_name("chancery");
         }
         let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));

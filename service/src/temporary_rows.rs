@@ -28,7 +28,8 @@ const LOCK: &str = "lock";
 /// Directory of the rows.
 const ROWS: &str = "rows";
 
-/// Directory of rows, which is removed when the value is dropped. If its process is killed, the next one removes it.
+/// Directory of rows, which is removed when the value is dropped. If its process is killed, the next one removes it; one without rows may
+/// stay.
 #[derive(Debug)]
 pub(crate) struct TemporaryRows {
     /// Directory with the lock and the directory of the rows.

@@ -15,6 +15,7 @@ const SOURCES: &[&str] = &[
     "Cargo.toml",
     "Cargo.lock",
     "rust-toolchain.toml",
+    "spans",
     "events",
     "machine",
     "journal",

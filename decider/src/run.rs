@@ -343,7 +343,9 @@ impl DeciderLoop {
                 }
                 _ => &mut [],
             };
-            commands.iter_mut().for_each(|command| traces.send(command));
+            for command in commands {
+                traces.send(command);
+            }
         }
         let sent = serde_json::to_vec(message).map(|message| executor.put(message));
         if !matches!(sent, Ok(Ok(()))) {

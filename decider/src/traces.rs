@@ -6,6 +6,7 @@
 //! since this decider started.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -86,7 +87,9 @@ impl DecisionTraces {
 
     /// Returns the spans of an inbox message and of the decision on it, until they are dropped.
     pub(super) fn process(&mut self, message: &InboxMessage, actor: &Actor) -> [TraceSpan; 2] {
-        let request = message.request(actor).ok();
+        // The core answers a message whose reading panics.
+        let read = catch_unwind(AssertUnwindSafe(|| message.request(actor)));
+        let request = read.ok().and_then(Result::ok);
         let parent = request.as_ref().and_then(|request| request.traceparent.as_deref());
         let mut span = TraceSpan::start("process inbox", SpanRole::Consumer, parent);
         span.text("chancery.fleet", &self.fleet);

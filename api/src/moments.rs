@@ -6,11 +6,13 @@
 //! | list or row at a cached moment | the moment |
 //! | list or row at another moment | waits for its turn, then folds the moment on a thread of its own |
 //!
-//! A request that is dropped releases its place in the queue, or stops its fold. Invariants: one fold of a fleet
-//! at a time; no fold on a thread that serves connections or decides.
+//! A request that is dropped releases its place in the queue, or stops its fold. While verdicts are recorded and further
+//! requests wait, a fold is followed by a rest, so that folds have a bounded share of the processors. Invariants: one fold
+//! of a fleet at a time; no fold on a thread that serves connections or decides.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response};
@@ -29,6 +31,11 @@ use super::read::in_turn;
 
 /// Maximum number of requests that wait for the fold of another moment.
 const WAITING: usize = 16;
+
+/// Rest after a fold, as a multiple of the time of the fold.
+const REST: u32 = 8;
+/// Maximum rest after a fold.
+const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// Maximum number of reads of rows of moments at one time.
 const READS: usize = 2;
@@ -144,13 +151,19 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let (sender, done) = oneshot::channel();
     let cancellation = RequestCancellation::default();
     let (is_cancelled, cache) = (cancellation.flag(), Arc::clone(cache));
+    let (source, queue) = (Arc::clone(&app.source), Arc::clone(&app.moments));
     let run = move || {
         lower_priority();
+        let (start, before) = (Instant::now(), source.head());
         let result = work(&cache, &is_cancelled);
-        // The next request may start when this one is answered.
-        drop((place, turn));
+        let taken = start.elapsed();
+        drop(place);
         // The request may have been dropped.
         let _ = sender.send(result);
+        if queue.requests() > 0 && source.head() != before {
+            std::thread::sleep((taken * REST).min(LONGEST_REST));
+        }
+        drop(turn);
     };
     std::thread::Builder::new()
         .name("moment".into())

@@ -117,7 +117,7 @@ impl MomentCache {
             return Ok(moment);
         }
         let mut pace = FoldPace::new(is_cancelled, &self.rows, &*self.journal);
-        pace.check()?;
+        pace.await_projector()?;
         let resize = |reserved: &mut ReservedMemory, bytes| self.resize(reserved, bytes, at.position);
         let FoldStart { state, mut memory } = self.start(at, &resize)?;
         let mut fold = JournalFold::discarding(state);

@@ -2,7 +2,8 @@
 //!
 //! A second thread reads and decodes the records. Both threads have the lowest priority, which a thread inherits from the
 //! one that starts it. So a fold uses the processor that the decider and the projector leave. It pauses while the projector
-//! is behind the journal, but for a bounded time after each slice, as a busy projector is mostly behind.
+//! is behind the journal, but for a bounded time after each slice, as a busy projector is mostly behind. Before it reads a
+//! snapshot, it waits for a projector that catches up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +26,12 @@ const SLICE: Duration = Duration::from_millis(2);
 const PAUSE: Duration = Duration::from_millis(1);
 /// Maximum number of pauses after a slice.
 const PAUSES: u32 = 4;
+/// Minimum number of events by which a projector is behind that catches up: under load it is behind by fewer.
+const CATCHING_UP: u64 = 20_000;
+/// Maximum time for which a fold waits for a projector that catches up.
+pub(super) const CATCH_UP: Duration = Duration::from_secs(1);
+/// Time between checks of the wait.
+const CATCH_UP_CHECK: Duration = Duration::from_millis(10);
 /// Minimum bytes of records after which the encoding of the state is measured again.
 const GROWTH: u64 = 2 << 20;
 
@@ -58,15 +65,31 @@ impl<'a> FoldPace<'a> {
         if self.is_cancelled.load(Ordering::Relaxed) { Err(MomentError::Cancelled) } else { Ok(()) }
     }
 
+    /// Waits for a projector that catches up, for a bounded time: reading a snapshot takes memory bandwidth from it.
+    pub(super) fn await_projector(&self) -> Result<(), MomentError> {
+        let start = Instant::now();
+        self.check()?;
+        while self.lag() >= CATCHING_UP && start.elapsed() < CATCH_UP && self.rows.now().stopped.is_none() {
+            sleep(CATCH_UP_CHECK);
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of events that are in the journal and not in the rows.
+    pub(super) fn lag(&self) -> u64 {
+        let head = self.journal.head().map_or(0, |head| head.position.get());
+        head.saturating_sub(self.rows.position().get())
+    }
+
     /// Pauses if a slice has passed and the projector is behind.
     fn step(&mut self) -> Result<(), MomentError> {
         self.check()?;
         if self.since.elapsed() < SLICE {
             return Ok(());
         }
-        let is_behind = || self.journal.head().is_some_and(|head| head.position > self.rows.position());
         for _ in 0..PAUSES {
-            if !is_behind() {
+            if self.lag() == 0 {
                 break;
             }
             sleep(PAUSE);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chancery_events::id::Position;
@@ -285,6 +285,41 @@ fn a_time_is_found_wherever_records_are_lost_and_is_never_guessed() {
         }
         assert!(found > 0 && unreadable > 0, "{gap:?}: {found} found, {unreadable} not");
     }
+}
+
+/// Journal of which only the head is read.
+struct JournalHead(ChainCursor);
+
+impl JournalReader for JournalHead {
+    fn head(&self) -> Option<ChainCursor> {
+        Some(self.0)
+    }
+
+    fn records(&self, _: Position) -> Result<RecordIter, ReadError> {
+        Ok(Box::new(std::iter::empty()))
+    }
+}
+
+#[test]
+fn a_fold_waits_for_a_projector_that_catches_up() {
+    let last = stirred(5, 20).records.last().map(|record| at(record)).expect("a record");
+    let journal = JournalHead(ChainCursor { position: Position::new(1 << 20), ..last });
+    let rows = |position: u64| AppliedPosition { position: Position::new(position), ..Default::default() };
+    let is_cancelled = AtomicBool::new(true);
+    let watch = PositionWatch::new(rows(1));
+    let pace = fold::FoldPace::new(&is_cancelled, &watch, &journal);
+    assert!(matches!(pace.await_projector(), Err(MomentError::Cancelled)));
+    is_cancelled.store(false, Ordering::Relaxed);
+    let start = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| watch.publish(rows(1 << 20)));
+        pace.await_projector().expect("it is not cancelled");
+    });
+    assert!(pace.lag() == 0 || start.elapsed() >= fold::CATCH_UP, "{} events behind", pace.lag());
+    // A projector that has stopped catches up no more.
+    let stopped = PositionWatch::new(rows(1));
+    stopped.stop("a test");
+    fold::FoldPace::new(&is_cancelled, &stopped, &journal).await_projector().expect("it is not cancelled");
 }
 
 #[test]

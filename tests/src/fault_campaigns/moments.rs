@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::Write as _;
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -76,7 +76,10 @@ struct ReadFleet<'a> {
     /// Hash of each answer, by path and position.
     answers: Mutex<HashMap<(&'static str, u64), u64>>,
     counts: ReadCounts,
-    is_done: AtomicBool,
+    /// Whether the intents of this slice are posted.
+    is_done: Mutex<bool>,
+    /// Notified when they are.
+    done: Condvar,
 }
 
 pub(super) fn run(seconds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
@@ -89,11 +92,11 @@ pub(super) fn run(seconds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let span = Duration::from_secs(seconds) / slices as u32;
     let mut before = 0;
     for _ in 0..slices {
-        alone.extend(fleet.post_for(span)?);
+        alone.extend(fleet.post_and_read(span, 0, &mut random)?);
         if read.is_empty() {
             before = resident_kib(server.pid());
         }
-        read.extend(fleet.post_and_read(span, &mut random)?);
+        read.extend(fleet.post_and_read(span, CLIENTS, &mut random)?);
     }
     fleet.check_nothing_folds()?;
     let counts = &fleet.counts;
@@ -151,7 +154,8 @@ impl ReadFleet<'_> {
             head: last.into(),
             answers: Mutex::default(),
             counts: ReadCounts::default(),
-            is_done: AtomicBool::new(false),
+            is_done: Mutex::default(),
+            done: Condvar::new(),
         })
     }
 
@@ -170,11 +174,16 @@ impl ReadFleet<'_> {
         Ok(latencies)
     }
 
-    /// Posts intents like [`ReadFleet::post_for`], while clients read.
-    fn post_and_read(&self, span: Duration, random: &mut RandomSource) -> Result<Vec<Duration>> {
-        self.is_done.store(false, Ordering::Relaxed);
+    /// Posts intents like [`ReadFleet::post_for`], while clients read and the memory of the server is measured.
+    fn post_and_read(
+        &self,
+        span: Duration,
+        clients: u64,
+        random: &mut RandomSource,
+    ) -> Result<Vec<Duration>> {
+        *self.is_done.lock().unwrap_or_else(PoisonError::into_inner) = false;
         std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..CLIENTS)
+            let clients: Vec<_> = (0..clients)
                 .map(|_| {
                     let random = RandomSource::new(random.bits());
                     scope.spawn(|| self.read(random))
@@ -182,7 +191,8 @@ impl ReadFleet<'_> {
                 .collect();
             let measure = scope.spawn(|| self.measure_memory());
             let latencies = self.post_for(span);
-            self.is_done.store(true, Ordering::Relaxed);
+            *self.is_done.lock().unwrap_or_else(PoisonError::into_inner) = true;
+            self.done.notify_all();
             for client in clients {
                 client.join().map_err(|_| anyhow!("a client panicked"))??;
             }
@@ -192,7 +202,14 @@ impl ReadFleet<'_> {
     }
 
     fn is_done(&self) -> bool {
-        self.is_done.load(Ordering::Relaxed)
+        self.is_done_after(Duration::ZERO)
+    }
+
+    /// Waits for some time, or until the intents are posted. Returns whether they are.
+    fn is_done_after(&self, wait: Duration) -> bool {
+        let is_done = self.is_done.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.done.wait_timeout_while(is_done, wait, |is_done| !*is_done);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Reads random moments until the other client has posted its intents. Its requests take no processor time from the server.
@@ -216,10 +233,7 @@ impl ReadFleet<'_> {
             let answer = client.get(&whole);
             if let Some(wait) = busy(&answer) {
                 self.counts.busy.fetch_add(1, Ordering::Relaxed);
-                let start = Instant::now();
-                while start.elapsed() < wait && !self.is_done() {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
+                self.is_done_after(wait);
                 continue;
             }
             let named = (!by_time).then_some(position);
@@ -274,16 +288,17 @@ impl ReadFleet<'_> {
         Ok(())
     }
 
-    /// Measures memory until the reads end.
+    /// Measures memory until the intents are posted.
     fn measure_memory(&self) -> Result<()> {
         let (client, counts) = (self.server.client(), &self.counts);
-        while !self.is_done() {
+        loop {
             counts.resident.fetch_max(resident_kib(self.server.pid()), Ordering::Relaxed);
             let estimated = gauge(&client, "moment_memory_bytes")?;
             counts.estimated.fetch_max(estimated, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_millis(50));
+            if self.is_done_after(Duration::from_millis(50)) {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Checks that no request folds or waits, and that no thread folds.

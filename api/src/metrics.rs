@@ -33,7 +33,7 @@ use super::ApiState;
 use super::problem::ProblemDetails;
 use executors::ExecutorCollector;
 use fleet::FleetMetricFamilies;
-use readings::{FleetReading, PATIENCE, ReadingCollector};
+use readings::{FleetReading, ReadingCollector};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct RequestLabels {
@@ -187,10 +187,7 @@ async fn take(api: &ApiState) {
     for (name, app) in &api.fleets {
         let (name, app) = (name.clone(), Arc::clone(app));
         readings.spawn(async move {
-            let of = Arc::clone(&app);
-            let gauges = tokio::task::spawn_blocking(move || of.figures.refresh(&of));
-            // Gauges whose rows or journal do not answer keep their values.
-            let (reading, _) = tokio::join!(FleetReading::take(&app), tokio::time::timeout(PATIENCE, gauges));
+            let reading = FleetReading::take(&app).await;
             (name, reading)
         });
     }

@@ -1,5 +1,6 @@
 //! Metrics of fleets that are counted as things happen, and gauges that cost nothing to read.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use tokio::sync::Semaphore;
 
 use super::buckets;
 use crate::FleetApi;
@@ -96,6 +98,8 @@ pub struct FleetMetrics {
     commits: Histogram,
     gauges: [Gauge; GAUGES.len()],
     families: FleetMetricFamilies,
+    /// Permit to read the disk for a scrape.
+    pub(crate) disk: Arc<Semaphore>,
 }
 
 impl FleetMetricFamilies {
@@ -132,6 +136,7 @@ impl FleetMetricFamilies {
             commits: self.commits.get_or_create_owned(&labels),
             gauges: self.gauges.each_ref().map(|family| family.get_or_create_owned(&labels)),
             families: self.clone(),
+            disk: Arc::new(Semaphore::new(1)),
             labels,
         }
     }

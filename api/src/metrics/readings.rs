@@ -33,7 +33,7 @@ use crate::FleetApi;
 pub type FigureSource = Arc<dyn Fn() -> oneshot::Receiver<Option<FleetFigures>> + Send + Sync>;
 
 /// Time that a part has to answer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Name of the series of plans and clusters without series of their own; no plan or cluster can have it.
 const OTHERS: &str = "_other";
 
@@ -106,45 +106,58 @@ fn now() -> Time {
 }
 
 impl FleetReading {
-    /// Reads the values of a fleet.
-    pub(super) async fn take(app: &FleetApi) -> FleetReading {
+    /// Reads the values of a fleet, and sets its gauges.
+    pub(super) async fn take(app: &Arc<FleetApi>) -> FleetReading {
         let figures = tokio::time::timeout(PATIENCE, (app.figure_source)());
         let here = app.router.here();
         let decider = async {
             let read = here.as_ref()?.read();
             tokio::time::timeout(PATIENCE, read).await.ok().flatten()
         };
-        let (reader, source) = (app.reader.clone(), Arc::clone(&app.source));
-        let directories = app.directories.clone();
-        let stored = tokio::task::spawn_blocking(move || {
-            let now = now();
-            let files = directories.and_then(|directories| match directories.read() {
-                Ok(files) => Some(files),
-                Err(error) => {
-                    tracing::warn!(%error, ?directories, "cannot read sizes of files for metrics");
-                    None
-                }
+        // While a read of the disk does not end, further scrapes start no thread that would wait too.
+        let stored = async {
+            let permit = Arc::clone(&app.figures.disk).try_acquire_owned().ok()?;
+            let app = Arc::clone(app);
+            let read = tokio::task::spawn_blocking(move || {
+                let stored = read_stored(&app);
+                drop(permit);
+                stored
             });
-            let state = OperationStatus::PendingApproval.word();
-            let waiting = reader.list::<OperationRow>(&ListQuery::all().by("state", state).limit(1)).ok();
-            // Ids are in the order of their issue.
-            let oldest = waiting.map(|page| page.items.first().map_or(now, |first| first.created_at));
-            let applied = reader.applied().position;
-            let is_behind = source.head().is_some_and(|head| head.position > applied);
-            let next = is_behind.then(|| source.records(applied.plus(1)).ok()?.next()?.ok()).flatten();
-            let lag = next.map_or(Duration::ZERO, |record| now.since(record.header().time));
-            (now, files, oldest.map(|oldest| now.since(oldest)), lag)
-        });
+            read.await.ok()
+        };
         let stored = tokio::time::timeout(PATIENCE, stored);
         let (figures, decider, stored) = tokio::join!(figures, decider, stored);
         let (now, files, oldest_operation, lag) = match stored {
-            Ok(Ok((now, files, oldest, lag))) => (now, files, oldest, Some(lag)),
-            // The disk does not answer, or the server stops.
-            Ok(Err(_)) | Err(_) => (now(), None, None, None),
+            Ok(Some((now, files, oldest, lag))) => (now, files, oldest, Some(lag)),
+            // The disk does not answer, or the server stops. Gauges keep their values.
+            Ok(None) | Err(_) => (now(), None, None, None),
         };
         let figures = figures.ok().and_then(Result::ok).flatten();
         FleetReading { figures, decider, files, oldest_operation, lag, now }
     }
+}
+
+/// Reads what is on the disk, and sets the gauges of the fleet. Returns the time, the sizes of files, the age of the oldest operation
+/// that waits for approval, and the age of the oldest record that is not in the rows.
+fn read_stored(app: &FleetApi) -> (Time, Option<StoredFiles>, Option<Duration>, Duration) {
+    app.figures.refresh(app);
+    let now = now();
+    let files = app.directories.as_ref().and_then(|directories| match directories.read() {
+        Ok(files) => Some(files),
+        Err(error) => {
+            tracing::warn!(%error, ?directories, "cannot read sizes of files for metrics");
+            None
+        }
+    });
+    let state = OperationStatus::PendingApproval.word();
+    let waiting = app.reader.list::<OperationRow>(&ListQuery::all().by("state", state).limit(1)).ok();
+    // Ids are in the order of their issue.
+    let oldest = waiting.map(|page| page.items.first().map_or(now, |first| first.created_at));
+    let applied = app.reader.applied().position;
+    let is_behind = app.source.head().is_some_and(|head| head.position > applied);
+    let next = is_behind.then(|| app.source.records(applied.plus(1)).ok()?.next()?.ok()).flatten();
+    let lag = next.map_or(Duration::ZERO, |record| now.since(record.header().time));
+    (now, files, oldest.map(|oldest| now.since(oldest)), lag)
 }
 
 impl ReadingCollector {

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::world::{CompleteAnswer, ServedFleet, request};
 use super::writes::accepted;
-use crate::{HttpLimits, serve};
+use crate::{FleetDirectories, HttpLimits, serve};
 
 const NODE: &str = r#"{"spec":{"domain":"d1","resources":{"cpu":4000}}}"#;
 
@@ -146,4 +146,24 @@ async fn scrapes_that_wait_share_what_one_of_them_reads() {
     assert!(read.load(Ordering::Relaxed) <= 2, "{read:?}");
     assert_eq!(world.get("//metrics").await.status, 200);
     assert!(read.load(Ordering::Relaxed) >= 2, "a later scrape reads again");
+}
+
+#[tokio::test]
+async fn scrapes_do_not_wait_for_a_disk_that_answers_no_earlier_one() {
+    let mut world = ServedFleet::new();
+    let journal = tempfile::tempdir().expect("a directory");
+    let directory = journal.path().to_owned();
+    world.app.directories = Some(FleetDirectories { journal: directory.clone(), snapshots: directory });
+    let scrape = async |world: &ServedFleet| {
+        String::from_utf8(world.get("//metrics").await.body.to_vec()).expect("text")
+    };
+    assert!(scrape(&world).await.contains("chancery_journal_bytes{"));
+    let earlier = Arc::clone(&world.app.figures.disk).try_acquire_owned().expect("no scrape");
+    let text = scrape(&world).await;
+    assert!(
+        !text.contains("chancery_journal_bytes{") && text.contains("chancery_journal_position{"),
+        "{text}"
+    );
+    drop(earlier);
+    assert!(scrape(&world).await.contains("chancery_journal_bytes{"));
 }

@@ -341,7 +341,12 @@ impl DeciderLoop {
                 DeciderMessage::Welcome { commands, .. } | DeciderMessage::Inventory { commands, .. } => {
                     commands
                 }
-                _ => &mut [],
+                DeciderMessage::Refused { .. }
+                | DeciderMessage::ReportsAccepted { .. }
+                | DeciderMessage::Purge { .. }
+                | DeciderMessage::OrphanResolved { .. }
+                | DeciderMessage::HeartbeatAck { .. }
+                | DeciderMessage::ConnectionClosed { .. } => &mut [],
             };
             for command in commands {
                 traces.send(command);

@@ -5,6 +5,7 @@ mod executors;
 mod inbox;
 mod races;
 mod sizes;
+mod traces;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -103,6 +103,42 @@ fn allocation_names_a_cluster_that_is_there_active_and_the_same() {
 }
 
 #[test]
+fn an_apply_with_a_cluster_allocates_an_unallocated_node_and_leaves_an_evicted_one() {
+    use NodeState::{Allocated, Allocating, Evicted, Expunged, Sanitizing, Unallocated};
+    let spec = json!({"domain": "d1", "resources": {"cpu": 4000, "memory": 1024, "disk": 0}});
+    // Number of facts of an apply with the cluster of the node and with another one; - is refused.
+    let table = [
+        (Unallocated, "22"),
+        (Allocating, "0-"),
+        (Allocated, "0-"),
+        (Evicted, "00"),
+        (Sanitizing, "00"),
+        (Expunged, "--"),
+    ];
+    for (from, row) in table {
+        for (cluster, expected) in ["local", "other"].into_iter().zip(row.chars()) {
+            let found = match world_with(from)
+                .ask("node.apply", &json!({"name": "n", "spec": spec, "cluster": cluster}))
+            {
+                Ok(facts) => char::from_digit(facts.len() as u32, 10).expect("few"),
+                Err(refusal) => {
+                    assert_eq!(refusal.code, RefusalCode::InvalidTransition);
+                    '-'
+                }
+            };
+            assert_eq!(found, expected, "{from} with cluster {cluster}");
+        }
+        if from != Allocating && from != Allocated {
+            let nowhere = json!({"name": "n", "spec": spec, "cluster": "nowhere"});
+            let refusal = world_with(from).ask("node.apply", &nowhere).expect_err("no such cluster");
+            let wanted =
+                if from == Expunged { RefusalCode::InvalidTransition } else { RefusalCode::NotFound };
+            assert_eq!(refusal.code, wanted, "{from}");
+        }
+    }
+}
+
+#[test]
 fn a_node_in_use_cannot_shrink_below_what_is_reserved_be_evicted_or_deleted() {
     let mut world = TestFleet::with_nodes(1);
     world.plan("automatic");

@@ -41,7 +41,10 @@ pub(super) fn resolve(client: &ApiClient<'_>, kind: EntityKind, name: &str) -> R
     let found = list(client, kind, &[("id", name.to_owned())], CANDIDATES as u64)?;
     match found.items.as_slice() {
         [] => {
-            let what = format!("cannot read {word}/{name}: no {word} has an id that starts with it");
+            let what = format!(
+                "cannot read {word}/{name}: no {word} has an id that starts with it\n\
+                 hint: a removed {word} is found by its whole id"
+            );
             Err(CliError::new(CliExit::NotFound, what))
         }
         [one] => Ok(name_of(kind, one)),

@@ -57,7 +57,7 @@ fn the_start_of_several_ids_is_refused_with_the_first_of_them() {
         }
     }
     let error = run_line("chancery describe op 0", vec![page(&json!([]), &Value::Null)]).0.expect_err("none");
-    let wanted = "cannot read operation/0: no operation has an id that starts with it";
+    let wanted = "cannot read operation/0: no operation has an id that starts with it\nhint: a removed operation is found by its whole id";
     assert_eq!((error.exit, error.message.as_str()), (CliExit::NotFound, wanted));
 }
 

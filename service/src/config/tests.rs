@@ -165,6 +165,10 @@ fn faults_elsewhere_name_the_variable_or_the_flag() {
     let flags = vec![("server", "--server", "https://x".to_owned())];
     let error = ServiceConfig::read(ConfigLayers { flags, ..ConfigLayers::default() }).expect_err("no TLS");
     assert_eq!(error.to_string(), "invalid server from --server: must be http://…, as this build has no TLS");
+    let flags = vec![("server", "--server", "http://a,http://user:secret@b/".to_owned())];
+    let error =
+        ServiceConfig::read(ConfigLayers { flags, ..ConfigLayers::default() }).expect_err("a password");
+    assert!(error.to_string().starts_with("invalid server from --server: must have no user and no password"));
     let error = ServiceConfig::read(ConfigLayers {
         file: Some(Path::new("/nowhere/c.toml")),
         ..ConfigLayers::default()

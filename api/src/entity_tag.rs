@@ -22,16 +22,29 @@ pub(super) fn version(tag: &str) -> Option<u64> {
     if is_tag && !checksum.is_empty() { version.parse().ok() } else { None }
 }
 
-/// Returns the versions in a list of tags. A weak tag has none: `If-Match` never matches it. `None` if one is no tag.
+/// Returns the versions in a list of tags. A weak tag and one of another server have none: `If-Match` never matches them. `None` if
+/// one is no tag.
 pub(super) fn versions(list: &str) -> Option<BTreeSet<u64>> {
     let mut versions = BTreeSet::new();
     for tag in list.split(',').map(str::trim) {
-        match tag.strip_prefix("W/") {
-            Some(weak) => _ = version(weak)?,
-            None => _ = versions.insert(version(tag)?),
+        let opaque = tag.strip_prefix("W/").unwrap_or(tag);
+        let inner = opaque.strip_prefix('"')?.strip_suffix('"')?;
+        if inner.bytes().any(|byte| byte == b'"' || !(b'!'..=b'~').contains(&byte)) {
+            return None;
+        }
+        if opaque.len() == tag.len() {
+            versions.extend(version(tag));
         }
     }
     Some(versions)
+}
+
+/// Whether the row at this version is one that `If-Match` names, if the request has the header.
+pub(super) fn is_expected(headers: &HeaderMap, current: u64) -> bool {
+    let mut lists =
+        headers.get_all(header::IF_MATCH).iter().filter_map(|value| value.to_str().ok()).peekable();
+    let names = |list: &str| list == "*" || versions(list).is_some_and(|all| all.contains(&current));
+    lists.peek().is_none() || lists.any(|list| names(list.trim()))
 }
 
 /// Whether the client has the row with this tag, by `If-None-Match`.
@@ -68,6 +81,10 @@ mod tests {
             ("\"3-a\",  \"3-b\"", Some(vec![3])),
             ("\"4\", W/\"5\", \"3\"", Some(vec![3, 4])),
             ("W/\"3\"", Some(vec![])),
+            ("\"abc\", \"3-x\", \"3\"", Some(vec![3])),
+            ("\"\"", Some(vec![])),
+            ("\"a b\"", None),
+            ("\"a\"b\"", None),
             ("\"3\",", None),
             ("\"3\", *", None),
             ("W/3", None),

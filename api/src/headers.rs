@@ -50,8 +50,6 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(
 impl IntentHeaders {
     /// Reads the headers of a write.
     pub(super) fn read(headers: &HeaderMap) -> Result<IntentHeaders, ProblemDetails> {
-        let traceparent = one(headers, &HeaderName::from_static("traceparent"))?;
-        let traceparent = traceparent.map(cloudevent::traceparent).transpose();
         let key = one(headers, &HeaderName::from_static("idempotency-key"))?.map(|text| {
             // The draft of the header's standard writes the key as a quoted string; most clients do not.
             let bare = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
@@ -66,10 +64,16 @@ impl IntentHeaders {
             time: parsed(headers, "chancery-time")?,
             expect: expected(headers)?,
             unchanged: unchanged(headers)?,
-            traceparent: traceparent
-                .map_err(|what| ProblemDetails::parameter(RequestPart::Header, "traceparent", what))?,
+            traceparent: traceparent(headers),
         })
     }
+}
+
+/// Returns the trace context of a request. An invalid one is ignored, as the W3C recommendation demands: a program between client and
+/// server may have written it.
+pub(super) fn traceparent(headers: &HeaderMap) -> Option<String> {
+    let text = one(headers, &HeaderName::from_static("traceparent")).ok()??;
+    cloudevent::traceparent(text).ok()
 }
 
 /// Header that requests a recorded verdict also for an intent that changes nothing.
@@ -99,7 +103,8 @@ fn expected(headers: &HeaderMap) -> Result<Option<ExpectedVersion>, ProblemDetai
             match Vec::from_iter(versions).as_slice() {
                 [version] => Ok(ExpectedVersion::Exactly(*version)),
                 [] => {
-                    let detail = "cannot write: only weak ETags are expected, which never match";
+                    let detail =
+                        "cannot write: no expected ETag can match: each is weak, or not of this server";
                     Err(ProblemDetails::new(PRECONDITION_FAILED, detail))
                 }
                 // The expected version is recorded with the intent, and is one.

@@ -159,6 +159,7 @@ async fn answer_routed(
         }
         return Err(too_large(most));
     }
+    let span = request_span::start(found.route, &parts);
     let (body, _reserved) = if is_messages {
         (RequestBody::Unread(body), None)
     } else {
@@ -167,7 +168,6 @@ async fn answer_routed(
             Err(problem) => (RequestBody::Read(Err(problem)), None),
         }
     };
-    let span = request_span::start(found.route, &parts);
     let answer = dispatch(&api, RoutedRequest { context, found, parts, principal }, body);
     let answer = chancery_spans::within(span.context(), answer);
     let answer = tokio::time::timeout(limits.request_timeout, answer)

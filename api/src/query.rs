@@ -41,7 +41,7 @@ impl QueryParams {
     pub(super) fn flag(&mut self, name: &str) -> Result<Option<bool>, ProblemDetails> {
         match self.take(name)?.as_deref() {
             None => Ok(None),
-            Some("true" | "") => Ok(Some(true)),
+            Some("true") => Ok(Some(true)),
             Some("false") => Ok(Some(false)),
             Some(_) => Err(ProblemDetails::parameter(RequestPart::Query, name, "must be true or false")),
         }

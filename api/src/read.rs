@@ -28,7 +28,8 @@ use super::middleware::{RoutedRequest, json};
 use super::moments;
 use super::positions;
 use super::problem::{
-    BUSY, GONE, INVALID_PARAMETER, NOT_FOUND, POSITION_NOT_APPLIED, ProblemDetails, RequestPart, pointer_to,
+    BUSY, GONE, INVALID_PARAMETER, NOT_FOUND, POSITION_NOT_APPLIED, PRECONDITION_FAILED, ProblemDetails,
+    RequestPart, pointer_to,
 };
 use super::query::QueryParams;
 use super::{ApiShared, FleetApi};
@@ -186,6 +187,16 @@ pub(super) async fn list(
         filters.push(("plan".to_owned(), plan.to_owned()));
     }
     let (rows, at) = rows_at(app, moment).await?;
+    if let Some(plan) = call.found.param("plan") {
+        let key = RowKey::parse(RowKind::Plans, plan)
+            .map_err(|error| ProblemDetails::parameter(RequestPart::Path, "plan", error.reason))?;
+        let (row, position) = rows.get_json(&key).map_err(|error| not_read(RowKind::Plans, error))?;
+        if row.is_none() {
+            let path = call.parts.uri.path();
+            let path = path.rsplit_once('/').map_or(path, |(plan, _)| plan);
+            return Err(missing_at(app, &key, path, position).await.position(position.get()));
+        }
+    }
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
     let turns = if at.is_some() { &app.moments.reads } else { &app.common.lists };
     let listed = in_turn(turns, "list rows", move || {
@@ -370,6 +381,10 @@ pub(super) async fn get(
         return Err(missing_at(app, &key, call.parts.uri.path(), position).await.position(position.get()));
     };
     let tag = entity_tag::of(&row);
+    if !entity_tag::is_expected(&call.parts.headers, row.version) {
+        let detail = format!("cannot read {}: its version is {}", key.subject(), row.version);
+        return Err(ProblemDetails::new(PRECONDITION_FAILED, detail).position(position.get()));
+    }
     let response = if entity_tag::is_known(&call.parts.headers, &tag) {
         entity_tag::not_modified()
     } else {

@@ -5,6 +5,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response};
 use chancery_spans::{SpanRole, TraceSpan};
 
+use super::headers::traceparent;
 use super::problem::ProblemDetails;
 use super::routes::{HttpRoute, RouteTarget};
 
@@ -30,9 +31,9 @@ pub(super) fn start(route: &HttpRoute, parts: &Parts) -> TraceSpan {
     if !has_span(route.does) || !chancery_spans::are_recorded() {
         return TraceSpan::default();
     }
-    let sent = parts.headers.get(TRACEPARENT).and_then(|value| value.to_str().ok());
-    let parent = sent.filter(|sent| chancery_events::cloudevent::traceparent(sent).is_ok());
-    let mut span = TraceSpan::start(format!("{} {}", parts.method, route.path), SpanRole::Server, parent);
+    let parent = traceparent(&parts.headers);
+    let mut span =
+        TraceSpan::start(format!("{} {}", parts.method, route.path), SpanRole::Server, parent.as_deref());
     span.text("http.request.method", &parts.method);
     span.text("http.route", &route.path);
     span.text("url.path", parts.uri.path());
@@ -55,16 +56,8 @@ pub(super) fn end(mut span: TraceSpan, answer: &Result<Response<Body>, ProblemDe
     }
 }
 
-/// Gives a request that is sent on for another one the context of its span. What is no valid context is sent on as it is: its receiver
-/// refuses it.
+/// Gives a request that is sent on for another one the context of its span.
 pub(super) fn forward(headers: &mut HeaderMap) {
-    let is_valid = |sent: &HeaderValue| {
-        sent.to_str().is_ok_and(|sent| chancery_events::cloudevent::traceparent(sent).is_ok())
-    };
-    let mut sent = headers.get_all(TRACEPARENT).iter();
-    if !sent.next().is_none_or(is_valid) || sent.next().is_some() {
-        return;
-    }
     if let Some(context) = chancery_spans::current().and_then(|context| HeaderValue::try_from(context).ok()) {
         headers.insert(TRACEPARENT, context);
     }

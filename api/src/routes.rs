@@ -343,9 +343,20 @@ impl RouteMatch {
         self.params.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 
-    /// Returns the path of an entity of the fleet, given as `KIND/KEY`, if the entity has a row.
+    /// Whether the path is that of a part of an entity, which has no version of its own.
+    pub(super) fn is_part_of_entity(&self) -> bool {
+        self.route.path.ends_with(&EntityKind::Disruption.path())
+    }
+
+    /// Returns the path of an entity of the fleet, given as `KIND/KEY`, if the entity has a row; for a part of an entity, its own path.
     pub(super) fn location(&self, subject: &str) -> Option<HeaderValue> {
         let (word, key) = subject.split_once('/')?;
+        if self.is_part_of_entity() && word == EntityKind::Node.word() {
+            let path = self.params.iter().fold(self.route.path.clone(), |path, (name, value)| {
+                path.replace(&format!("{{{name}}}"), &utf8_percent_encode(value, NOT_IN_PATHS).to_string())
+            });
+            return HeaderValue::from_str(&path).ok();
+        }
         let kind = RowKind::ALL.iter().find(|kind| kind.kind().word() == word)?.kind();
         let template = kind.path();
         let names: Vec<_> = template.split('/').filter(|part| part.starts_with('{')).collect();

@@ -8,8 +8,9 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use chancery_decider::{DeciderHandle, UnchangedVerdict, Verdict, VerdictError};
 use chancery_events::digest::Digest;
 use chancery_events::event::Event;
+use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::extension::ExtensionAttributes;
-use chancery_events::fact::{Fact, IntentOutcome};
+use chancery_events::fact::{Fact, IntentOutcome, PlanApplied};
 use chancery_events::id::{OperationId, Position};
 use chancery_events::intent::{
     ApprovedOperation, BodyRule, Intent, IntentEntry, IntentRequest, OperationApprove, OperationReject,
@@ -97,8 +98,8 @@ pub(super) fn in_query(
     for name in known {
         let word = match params.take(name)?.as_deref() {
             None => continue,
-            Some("" | "true" | "yes") => "yes",
-            Some("false" | "no") => "no",
+            Some("yes") => "yes",
+            Some("no") => "no",
             Some(_) => return Err(ProblemDetails::parameter(RequestPart::Query, name, "must be yes or no")),
         };
         query_members.push((*name, word));
@@ -123,6 +124,10 @@ pub(super) async fn typed(
 ) -> Result<Response<Body>, ProblemDetails> {
     let RoutedRequest { found, parts, .. } = call;
     let meta = IntentHeaders::read(&parts.headers)?;
+    if meta.expect == Some(ExpectedVersion::ABSENT) && found.is_part_of_entity() {
+        let what = "must be absent: the path is part of an entity, whose version If-Match names";
+        return Err(ProblemDetails::parameter(RequestPart::Header, "if-none-match", what));
+    }
     media(&parts.headers, &[BodyFormat::Json])?;
     let (bytes, depth) = (body?, app.common.limits.depth);
     let params: Vec<_> = found.params().collect();
@@ -259,7 +264,12 @@ pub(super) struct AnswerContext {
     done: SuccessKind,
     was_if_match: bool,
     is_of_plan: bool,
+    /// Whether the intent also allocates a node that it creates.
+    allocates: bool,
 }
+
+/// Version of a node after its creation with a cluster: applied, allocating, allocated.
+const ALLOCATED: u64 = 3;
 
 /// Returns the status for an accepted intent that changed something.
 fn status(done: SuccessKind, version: Option<u64>) -> StatusCode {
@@ -281,9 +291,10 @@ pub(super) fn statuses(entry: &IntentEntry) -> BTreeSet<StatusCode> {
 impl AnswerContext {
     pub(super) fn of(request: &IntentRequest, was_if_match: bool) -> AnswerContext {
         let is_of_plan = matches!(request.intent, Intent::PlanApply(_));
+        let allocates = matches!(&request.intent, Intent::NodeApply(apply) if apply.cluster.is_some());
         let (id, subject) = (request.id.to_string(), request.intent.subject());
         let done = if request.intent.cascades() { SuccessKind::Later } else { request.intent.entry().done };
-        AnswerContext { id, subject, done, was_if_match, is_of_plan }
+        AnswerContext { id, subject, done, was_if_match, is_of_plan, allocates }
     }
 
     /// Whether the verdict's subject is an approval request other than the subject of the intent.
@@ -298,18 +309,35 @@ impl AnswerContext {
         decider: &DeciderHandle,
         verdict: Result<Verdict, VerdictError>,
     ) -> Result<(StatusCode, AcceptedResponse), ProblemDetails> {
-        let (status, mut accepted) = self.answer(decider, verdict)?;
-        if self.has_changed_fields(&accepted) {
-            let (source, verdict) = (app.source.clone(), Position::new(accepted.position));
-            let changed = in_turn(&app.hub.readers, "read an edit", move || changed(&*source, verdict)).await;
-            accepted.changed = changed.unwrap_or_default();
+        let (status, accepted) = self.answer(decider, verdict)?;
+        if !self.needs_fact(&accepted) {
+            return Ok((status, accepted));
         }
-        Ok((status, accepted))
+        let (source, verdict) = (app.source.clone(), Position::new(accepted.position));
+        let fact = in_turn(&app.hub.readers, "read an edit", move || first_fact(&*source, verdict)).await;
+        Ok(self.completed(status, accepted, fact.unwrap_or_default().as_ref()))
     }
 
-    /// Whether the answer names the fields that an edit changed.
-    pub(super) fn has_changed_fields(&self, accepted: &AcceptedResponse) -> bool {
-        self.is_of_plan && accepted.verdict == "accepted"
+    /// Whether the answer depends on the first fact after the verdict.
+    pub(super) fn needs_fact(&self, accepted: &AcceptedResponse) -> bool {
+        let may_have_created = self.allocates && accepted.version == Some(ALLOCATED);
+        (self.is_of_plan || may_have_created) && accepted.verdict == "accepted"
+    }
+
+    /// Completes the answer with what the first fact after the verdict shows: the fields that an edit changed, or that a node was
+    /// created. An existing node of that version was only allocated.
+    pub(super) fn completed(
+        &self,
+        status: StatusCode,
+        mut accepted: AcceptedResponse,
+        fact: Option<&Fact>,
+    ) -> (StatusCode, AcceptedResponse) {
+        match fact {
+            Some(Fact::PlanApplied(applied)) => accepted.changed = ChangedFields::of(applied),
+            Some(Fact::NodeApplied(_)) => return (StatusCode::CREATED, accepted),
+            _ => {}
+        }
+        (status, accepted)
     }
 
     fn answer(
@@ -367,22 +395,32 @@ impl AnswerContext {
     }
 }
 
-/// Returns the fields that an edit changed, from the fact after its verdict, also for a repeat; `None` if
-/// new.
-pub(super) fn changed(source: &dyn JournalReader, verdict: Position) -> Option<ChangedFields> {
-    changed_in(&*source.records(verdict).ok()?.next()?.ok()?, verdict)
+/// Returns the first fact after a verdict, also for a repeat.
+pub(super) fn first_fact(source: &dyn JournalReader, verdict: Position) -> Option<Fact> {
+    first_fact_in(&*source.records(verdict).ok()?.next()?.ok()?, verdict)
 }
 
-/// Returns the fields that an edit changed, from the record of its verdict.
-pub(super) fn changed_in(record: &Record, verdict: Position) -> Option<ChangedFields> {
+/// Returns the first fact after a verdict, from its record.
+pub(super) fn first_fact_in(record: &Record, verdict: Position) -> Option<Fact> {
     let (_, line) = record.events().find(|(at, _)| *at == verdict.plus(1))?;
-    let Ok(Event::Fact { fact: Fact::PlanApplied(applied), .. }) = Event::read(line) else { return None };
-    let of = |class| {
-        let known = PlanSpec::FIELDS.iter().filter(move |(_, of)| *of == class);
-        known.map(|(field, _)| (*field).to_owned()).filter(|field| applied.changed.contains(field)).collect()
-    };
-    let fields = ChangedFields { immediate: of(FieldClass::Immediate), deployed: of(FieldClass::Deployed) };
-    Some(fields).filter(|fields| *fields != ChangedFields::default())
+    match Event::read(line) {
+        Ok(Event::Fact { fact, .. }) => Some(fact),
+        _ => None,
+    }
+}
+
+impl ChangedFields {
+    /// Returns the fields that an edit changed; `None` for a new plan.
+    fn of(applied: &PlanApplied) -> Option<ChangedFields> {
+        let of = |class| {
+            let known = PlanSpec::FIELDS.iter().filter(move |(_, of)| *of == class);
+            let names = known.map(|(field, _)| (*field).to_owned());
+            names.filter(|field| applied.changed.contains(field)).collect()
+        };
+        let fields =
+            ChangedFields { immediate: of(FieldClass::Immediate), deployed: of(FieldClass::Deployed) };
+        Some(fields).filter(|fields| *fields != ChangedFields::default())
+    }
 }
 
 /// Returns the answer to one accepted intent.

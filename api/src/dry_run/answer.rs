@@ -26,7 +26,7 @@ use super::changes::RowsBefore;
 use crate::FleetApi;
 use crate::intents::problem_value;
 use crate::problem::{MomentBody, ProblemBody, ProblemDetails};
-use crate::write::{AcceptedResponse, AnswerContext, changed, changed_in};
+use crate::write::{AcceptedResponse, AnswerContext, first_fact, first_fact_in};
 
 /// Answer to a dry run. Nothing of it was recorded. Positions after `at`, times, ids and the names of new replicas are
 /// those that come next; a real run may assign others.
@@ -229,15 +229,16 @@ impl AnswerWriter<'_> {
     /// Returns the answer to a decided intent, as the real request gets it.
     fn verdict(&self, context: &AnswerContext, decided: &DryVerdict) -> Result<Value, ProblemDetails> {
         let DryVerdict { verdict, record } = decided;
-        let (status, mut accepted) = match context.verdict(verdict) {
+        let (mut status, mut accepted) = match context.verdict(verdict) {
             Ok(accepted) => accepted,
             Err(problem) => return Ok(problem_value(&problem, self.request_id)),
         };
-        if context.has_changed_fields(&accepted) {
-            accepted.changed = match record {
-                Some(record) => changed_in(record, verdict.position),
-                None => changed(&*self.app.source, verdict.position),
+        if context.needs_fact(&accepted) {
+            let fact = match record {
+                Some(record) => first_fact_in(record, verdict.position),
+                None => first_fact(&*self.app.source, verdict.position),
             };
+            (status, accepted) = context.completed(status, accepted, fact.as_ref());
         }
         let mut value = serde_json::to_value(&accepted).map_err(|error| internal(&error))?;
         value["status"] = status.as_u16().into();

@@ -6,6 +6,7 @@
 //! | `Host` | none, several, none that is a host, or another host than the target names | 400 `invalid_host` |
 //! | | `localhost`, an address in 127.0.0.0/8, `[::1]`; with any port | admitted |
 //! | | the host of `advertise`, a name in `allowed_hosts`; with any port | admitted |
+//! | | an address, for `/livez`, `/healthz`, `/readyz` and `/metrics`; with any port | admitted |
 //! | | any other | 421 `host_not_allowed` |
 //! | `Origin` | none, or the authority that `Host` has | admitted |
 //! | | an origin in `cors_origins` | admitted, whatever `Sec-Fetch-Site` |
@@ -15,10 +16,13 @@
 //! | `Content-Type`, safe methods: GET, HEAD, OPTIONS, TRACE | anything | admitted |
 //! | `Content-Type`, other methods | JSON, CloudEvents in JSON, lines of JSON | admitted |
 //! | | none, several, or any other | 415 `unsupported_media_type`; 404 or 405 if there is no such route |
+//! | `Content-Encoding`, other methods | none, `identity` | admitted |
+//! | | any other | 415 `unsupported_media_type` |
 //!
 //! Attacks that each row stops:
 //! - `Host`: DNS rebinding. `Host` carries the name of a page that was rebound to this machine. No page can
-//!   have a name of loopback, whatever its port, so that ports (of tunnels, of containers) are not compared.
+//!   have a name of loopback, whatever its port, so that ports (of tunnels, of containers) are not compared. No page can
+//!   be rebound to an address either: probes and scrapes name that of a pod, which no setting has before the pod starts.
 //! - `Origin` and `Sec-Fetch-Site`: requests between sites, also from a page on another port of this machine.
 //! - `Content-Type`: forms and simple requests, which are sent without a preflight, also by browsers that
 //!   send neither header. The rule does not depend on the body: a browser may omit the body.
@@ -47,6 +51,9 @@ const MEDIA_TYPES: [&str; 5] = [
     "application/x-ndjson",
     "application/octet-stream",
 ];
+
+/// Paths of probes and scrapes.
+const PROBES: [&str; 4] = ["/livez", "/healthz", "/readyz", "/metrics"];
 
 /// Hosts for which a server accepts requests besides loopback, and origins of pages that may send them.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -93,7 +100,8 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
     let headers = request.headers();
     let authority = authority(request.uri(), headers)?;
     let host = host_of(authority).ok_or_else(|| invalid_host(&format!("{authority:?} is not a host")))?;
-    if !hosts.contains(host) {
+    let is_probe = PROBES.contains(&request.uri().path()) && is_address(host);
+    if !is_probe && !hosts.contains(host) {
         let detail = format!(
             "cannot accept request: {host:?} is not a name of this server\nhint: add the name to the setting allowed_hosts"
         );
@@ -115,7 +123,18 @@ pub(super) fn admit<B>(hosts: &AllowedHosts, request: &Request<B>) -> Result<(),
 /// Whether the media type of a request is admitted by the table above; otherwise the problem. Separate from [`admit`], as a
 /// path that does not exist, or not with this method, is reported first.
 pub(super) fn admit_media(method: &Method, headers: &HeaderMap) -> Result<(), ProblemDetails> {
-    if method.is_safe() || has_media_type(headers) { Ok(()) } else { Err(simple(method)) }
+    if method.is_safe() {
+        return Ok(());
+    }
+    if !has_media_type(headers) {
+        return Err(simple(method));
+    }
+    if has_other(headers, &header::CONTENT_ENCODING, |coding| coding.eq_ignore_ascii_case("identity")) {
+        let detail = format!("cannot accept {method}: its body has a Content-Encoding, which must be absent");
+        let problem = ProblemDetails::new(UNSUPPORTED_MEDIA_TYPE, detail);
+        return Err(problem.at(RequestPart::Header, "/content-encoding", "must be absent"));
+    }
+    Ok(())
 }
 
 /// Returns the value of the header `Host`, which must be given once, and equal the host of the target if the
@@ -150,6 +169,10 @@ pub fn host_of(authority: &str) -> Option<&str> {
 
 fn bracketed(host: &str) -> Option<Ipv6Addr> {
     host.strip_prefix('[')?.strip_suffix(']')?.parse().ok()
+}
+
+fn is_address(host: &str) -> bool {
+    host.parse::<Ipv4Addr>().is_ok() || bracketed(host).is_some()
 }
 
 fn is_loopback(host: &str) -> bool {
@@ -271,6 +294,16 @@ mod tests {
         ] {
             assert_eq!(answer("GET", "/", &[&format!("host: {host}")]), status, "{host}: {why}");
         }
+        for (path, host, status, why) in [
+            ("/livez", "10.1.2.3:7440", 200, "a probe of a pod"),
+            ("/readyz", "[fd00::1]:7440", 200, "the same"),
+            ("/metrics", "10.1.2.3:7440", 200, "a scrape of a pod"),
+            ("/metrics", "evil.example", 421, "a page that was rebound"),
+            ("/v1/fleets", "10.1.2.3:7440", 421, "not a probe"),
+            ("/livez/x", "10.1.2.3:7440", 421, "not a probe"),
+        ] {
+            assert_eq!(answer("GET", path, &[&format!("host: {host}")]), status, "{path} {host}: {why}");
+        }
         for (target, host, status, why) in [
             ("http://localhost/", "localhost", 200, "the same"),
             ("http://evil.example/", "localhost", 400, "the target is another"),
@@ -372,5 +405,10 @@ mod tests {
             }
         }
         assert_eq!(answer("POST", "/", &["host: localhost", JSON, JSON]), 415, "two");
+        for (coding, status) in [("identity", 200), ("gzip", 415), ("identity, br", 415), ("", 415)] {
+            let header = format!("content-encoding: {coding}");
+            assert_eq!(answer("POST", "/", &["host: localhost", JSON, &header]), status, "{coding}");
+            assert_eq!(answer("GET", "/", &["host: localhost", &header]), 200, "{coding}");
+        }
     }
 }

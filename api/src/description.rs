@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use axum::body::{Body, Bytes};
-use axum::http::Response;
+use axum::http::{HeaderValue, Response, header};
 use chancery_events::digest::Digest;
 
 use super::ApiShared;
@@ -14,6 +14,7 @@ use super::openapi;
 use super::problem::{BUSY, ProblemDetails};
 use super::read::compressor_of;
 
+/// Tag of the text. It is sent as a weak one, as the compressed text has other bytes.
 static TAG: LazyLock<String> =
     LazyLock::new(|| format!("\"{:012x}\"", Digest::of(&[openapi::text().as_bytes()]).prefix()));
 
@@ -30,11 +31,14 @@ impl AsRef<[u8]> for SentDescription {
 
 /// Answers a request for the description.
 pub(super) fn get(common: &ApiShared, call: &RoutedRequest) -> Result<Response<Body>, ProblemDetails> {
+    let tag = format!("W/{}", *TAG);
     if entity_tag::is_known(&call.parts.headers, &TAG) {
-        return Ok(entity_tag::named(entity_tag::not_modified(), &TAG));
+        let mut response = entity_tag::named(entity_tag::not_modified(), &tag);
+        response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+        return Ok(response);
     }
     let reserved = common.answers.try_reserve(compressor_of(call));
     let busy = || ProblemDetails::new(BUSY, "cannot send description: too many answers are being sent");
     let sent = SentDescription { _reserved: reserved.ok_or_else(busy)? };
-    Ok(entity_tag::named(json(Bytes::from_owner(sent)), &TAG))
+    Ok(entity_tag::named(json(Bytes::from_owner(sent)), &tag))
 }

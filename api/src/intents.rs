@@ -116,7 +116,10 @@ fn request(
     intent: chancery_events::intent::Intent,
 ) -> Result<(IntentRequest, bool), ProblemDetails> {
     if let Some(key) = meta.id.as_ref().filter(|key| attributes.id() != Some(key)) {
-        let what = format!("must be equal to the event's id, {:?}", attributes.id().map(ToString::to_string));
+        let what = match attributes.id() {
+            Some(id) => format!("must be equal to the id of the event, {:?}", id.as_str()),
+            None => "must be absent: the event has no id".to_owned(),
+        };
         return Err(ProblemDetails::parameter(RequestPart::Header, "idempotency-key", what).id(key.as_str()));
     }
     let given = attributes.expect();
@@ -124,7 +127,7 @@ fn request(
         return Err(ProblemDetails::parameter(
             RequestPart::Header,
             "if-match",
-            "must be equal to the attribute expect",
+            "must be equal to the attribute expectedversion",
         ));
     }
     let mut request = attributes.request(intent, &meta.actor).map_err(|bad| fault(part, bad))?;
@@ -193,9 +196,11 @@ fn read_batch(
     text: &str,
     principal: &RequestPrincipal,
 ) -> Result<Vec<Result<ReadIntent, ProblemDetails>>, ProblemDetails> {
-    if meta.id.is_some() || meta.expect.is_some() {
-        let detail = "invalid headers: each event of a batch has its own id and expect";
-        return Err(ProblemDetails::new(INVALID_PARAMETER, detail));
+    for (is_given, name) in [(meta.id.is_some(), "idempotency-key"), (meta.expect.is_some(), "if-match")] {
+        if is_given {
+            let what = "must be absent: each event of a batch has its own id and expectedversion";
+            return Err(ProblemDetails::parameter(RequestPart::Header, name, what));
+        }
     }
     let items: Vec<&RawValue> = read_items(text)?;
     if items.len() > app.common.limits.batch {

@@ -270,6 +270,10 @@ fn why_silent(
                 ),
             )
         }
+        IncarnationStatus::Unwound => (
+            NOT_FOUND,
+            "the incarnation is unwound: it has not run, and its message has the reason".to_owned(),
+        ),
         _ if state.is_over() => (
             GONE,
             format!(

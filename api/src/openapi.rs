@@ -78,13 +78,18 @@ pub fn openapi() -> Value {
             "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
             "description": "An event-sourced control plane. Every response other than the requested one is a problem (RFC 9457) with one of the codes in x-problems. Every request with a method other than GET, HEAD and OPTIONS has a Content-Type (application/json, application/cloudevents+json, application/cloudevents-batch+json, application/x-ndjson or application/octet-stream), also without a body. Host is a loopback name or a configured name; requests of web pages of other sites are refused.",
         },
-        "servers": [{"url": "http://127.0.0.1:7440", "description": "Server on this machine, with its default address."}],
+        "servers": [{"url": "/", "description": "Server that returned this description."}],
         "tags": tags(),
         "paths": paths,
         "components": {
             "schemas": components,
             "responses": {"Problem": {
                 "description": "Problem: the request was not fulfilled.",
+                "headers": {
+                    "Allow": header("Methods of the path, with 405.", json!({"type": "string"})),
+                    "Chancery-Request-Id": header("Id of the request, as in the logs of the server.", json!({"type": "string"})),
+                    "Retry-After": header("Seconds after which to repeat the request, if that may succeed.", json!({"type": "integer", "format": "int32", "minimum": 0})),
+                },
                 "content": {"application/problem+json": {"schema": problem}},
             }},
         },
@@ -125,6 +130,23 @@ fn tag(route: &HttpRoute) -> &'static str {
         | RouteTarget::SendInput => "executors",
         _ if route.path.starts_with("/v1/fleets") => of_kind.unwrap_or("fleets"),
         _ => "server",
+    }
+}
+
+fn header(about: &str, schema: Value) -> Value {
+    json!({"description": about, "schema": schema})
+}
+
+/// Returns the headers of answers that are valid at a position.
+fn position_headers(does: RouteTarget) -> Vec<(&'static str, Value)> {
+    let at = ("Chancery-Position", header("Position at which the answer is valid.", named("Position")));
+    let time = || header("Time of the record at that position, with `as_of`.", json!({"type": "string"}));
+    match does {
+        RouteTarget::Intent(..) | RouteTarget::Intents | RouteTarget::Why(_) => vec![at],
+        RouteTarget::List(_) | RouteTarget::Get(_) | RouteTarget::Disruption => {
+            vec![at, ("Chancery-Time", time())]
+        }
+        _ => Vec::new(),
     }
 }
 
@@ -327,10 +349,11 @@ fn success(route: &HttpRoute, types: &mut SchemaGenerator) -> Value {
             "Intent accepted, or batch decided with a status for each intent; the verdicts are durable.",
         ),
         RouteTarget::Events => {
-            json!({"description": "CloudEvents. While there are no new events, comments or empty lines keep the stream open.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
+            json!({"description": "CloudEvents. As server-sent events, each is an `event` whose id is `POSITION.LINEAGE`; a `bookmark` has the `position` up to which no further event matches; `closed` is the last one, with `reason` and `position`. As lines, each is an event. While there are no new events, comments or empty lines keep the stream open.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
         }
         RouteTarget::OpenChannel => {
-            json!({"description": "One line per message of the decider; empty lines keep the channel open. Chancery-Channel is the id of the channel.", "content": {"application/x-ndjson": {"schema": text()}}})
+            let headers = json!({"Chancery-Channel": header("Id of the channel.", text())});
+            json!({"description": "One line per message of the decider; empty lines keep the channel open.", "headers": headers, "content": {"application/x-ndjson": {"schema": text()}}})
         }
         RouteTarget::SendMessages => json!({"description": "Messages accepted."}),
         RouteTarget::OfferConsoles => {
@@ -379,8 +402,16 @@ fn operation(
                 json!({"description": about, "schema": {"type": "string"}});
         }
     }
+    for (name, value) in position_headers(route.does) {
+        for answer in
+            responses.as_object_mut().into_iter().flatten().filter(|(status, _)| *status != "default")
+        {
+            answer.1["headers"][name] = value.clone();
+        }
+    }
     if let RouteTarget::Get(_) = route.does {
-        responses["304"] = json!({"description": "The client has the row."});
+        let headers = json!({"ETag": responses["200"]["headers"]["ETag"]});
+        responses["304"] = json!({"description": "The client has the row.", "headers": headers});
     }
     let mut operation = json!({
         "operationId": operation_id(route),

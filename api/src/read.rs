@@ -337,7 +337,8 @@ pub(super) fn not_read(kind: RowKind, error: QueryError) -> ProblemDetails {
             let name: String = name.chars().take(100).collect();
             let rule = format!("must be one of {}", kind.filters().join(", "));
             let text = format!("invalid filter {name:?} of {}: {rule}", kind.kind().plural());
-            ProblemDetails::new(INVALID_PARAMETER, text).at(RequestPart::Query, pointer_to(&name), rule)
+            let what = format!("no such filter: {rule}");
+            ProblemDetails::new(INVALID_PARAMETER, text).at(RequestPart::Query, pointer_to(&name), what)
         }
         QueryError::Filter(InvalidFilter::Value { name, reason, .. }) => {
             ProblemDetails::parameter(RequestPart::Query, name, reason)

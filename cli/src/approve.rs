@@ -62,7 +62,7 @@ pub(super) fn run(
     io.client.repeats(RepeatAdvice::Unchanged);
     let mut report = ApplyReport::of(io.client, io.out)?;
     let person = io.client.context.person;
-    if choose.ids.is_empty() && !choose.all && !person {
+    if choose.ids.is_empty() && !choose.takes_all() && !person {
         return Err(CliError::usage(format!(
             "cannot {verb} operations: none is named\nhint: give ids, or --all for all pending operations, with \
              --plan or --replica for some"
@@ -79,7 +79,7 @@ pub(super) fn run(
         report.end(Ok(()), |_, _| String::new())?;
         return if of(choose)?.is_empty() { request::waiting(io.client) } else { Ok(()) };
     }
-    if choose.ids.is_empty() && !choose.all {
+    if choose.ids.is_empty() && !choose.takes_all() {
         let mut input = std::io::stdin().lock();
         items = pick(verb, items, &mut input, &mut std::io::stderr())?;
     } else {

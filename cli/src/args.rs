@@ -68,7 +68,7 @@ pub enum ServerCommand {
         #[arg(long)]
         dry_run: bool,
         /// Decide on the state after a position, 120, or at a time, 2026-11-21T09:00:00Z (default: the current state)
-        #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of, requires = "dry_run")]
+        #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of, allow_hyphen_values = true, requires = "dry_run")]
         as_of: Option<String>,
     },
     /// List entities, or show one entity
@@ -84,7 +84,7 @@ pub enum ServerCommand {
         /// Name or id of the entity, unless given in KIND/NAME; PLAN/NAME for a deployment
         name: Option<String>,
         /// Show the state after a position, 120, or at a time, 2026-11-21T09:00:00Z (default: the current state)
-        #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of)]
+        #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of, allow_hyphen_values = true)]
         as_of: Option<String>,
     },
     /// Show which entities manifests would change, or which differ between two moments
@@ -279,7 +279,7 @@ pub enum ServerCommand {
         /// Name or id of the entity, unless given in KIND/NAME; PLAN/NAME for a deployment
         name: Option<String>,
         /// Show the events up to a position, 120, or a time, 2026-11-21T09:00:00Z (default: all events)
-        #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of)]
+        #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of, allow_hyphen_values = true)]
         as_of: Option<String>,
     },
     /// Show the output of processes

@@ -39,7 +39,7 @@ mod readiness;
 use self::envelope::CommandKeys;
 pub(super) use self::envelope::{IntentEnvelope, RepeatAdvice};
 pub(super) use self::input::ConsoleSender;
-use self::moment::ClientMoment;
+use self::moment::{ClientMoment, last_before};
 pub(super) use self::problem::not_ours;
 pub use self::problem::problem;
 use self::problem::{ProblemResponse, code, error_of, retryable};
@@ -232,6 +232,22 @@ impl<'a> ApiClient<'a> {
 
     /// Reads `path` of the fleet; errors start with `doing`, as in `cannot read node/node-1`.
     pub(super) fn get(&self, doing: &str, path: &str, query: &[(&str, String)]) -> Result<Value, CliError> {
+        let mut reply = self.read(doing, path, query)?;
+        if reply.status != 200 {
+            let last = |text: &String| last_before(text, &reply.body).unwrap_or_else(|| text.clone());
+            let again: Vec<_> = query.iter().map(|(name, text)| (*name, last(text))).collect();
+            if self.moment.use_last(&reply.body) || again != query {
+                reply = self.read(doing, path, &again)?;
+            }
+        }
+        let FinalReply { status, body, .. } = reply;
+        if status != 200 {
+            return Err(problem(doing, status, &body));
+        }
+        serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))
+    }
+
+    fn read(&self, doing: &str, path: &str, query: &[(&str, String)]) -> Result<FinalReply, CliError> {
         let read = self.tried(|| {
             let mut request = self.agent.get(self.url(path));
             for (name, value) in query {
@@ -245,11 +261,7 @@ impl<'a> ApiClient<'a> {
             }
             self.answer(request.call())
         });
-        let FinalReply { status, body, .. } = read.map_err(|lost| self.unread(doing, &lost))?;
-        if status != 200 {
-            return Err(problem(doing, status, &body));
-        }
-        serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))
+        read.map_err(|lost| self.unread(doing, &lost))
     }
 
     /// Reads `path` of the server, outside every fleet; `None` if the server does not have it.

@@ -73,7 +73,8 @@ pub(super) struct PointerError {
 }
 
 impl CliError {
-    pub(super) fn new(exit: CliExit, message: impl Into<String>) -> CliError {
+    /// Creates an error.
+    pub fn new(exit: CliExit, message: impl Into<String>) -> CliError {
         CliError { exit, message: message.into(), faults: Vec::new() }
     }
 

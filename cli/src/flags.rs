@@ -187,7 +187,7 @@ pub struct GetArgs {
     pub watch: bool,
     /// Show the state after a position, 120, at a time, 2026-11-21T09:00:00Z, or a duration ago, --as-of=-10m
     /// (default: the current state)
-    #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of, conflicts_with = "watch")]
+    #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of, allow_hyphen_values = true, conflicts_with = "watch")]
     pub as_of: Option<String>,
 }
 
@@ -225,7 +225,7 @@ pub struct WhyArgs {
     pub recompute: bool,
     /// Explain the value after a position, 120, at a time, 2026-11-21T09:00:00Z, or a duration ago, --as-of=-10m
     /// (default: the current value)
-    #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of)]
+    #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of, allow_hyphen_values = true)]
     pub as_of: Option<String>,
 }
 
@@ -265,8 +265,18 @@ pub struct OperationArgs {
     #[arg(long, value_name = "REPLICA", conflicts_with = "ids")]
     pub replica: Option<String>,
     /// Take all selected operations, without confirmation (default selection: all that are pending)
-    #[arg(short = 'y', long, visible_alias = "yes", conflicts_with = "ids")]
+    #[arg(long, conflicts_with = "ids")]
     pub all: bool,
+    /// Ask for no confirmation; without ids, as --all
+    #[arg(short, long)]
+    pub yes: bool,
+}
+
+impl OperationArgs {
+    /// Whether all selected operations are taken.
+    pub(super) const fn takes_all(&self) -> bool {
+        self.all || (self.yes && self.ids.is_empty())
+    }
 }
 
 /// Events to show.
@@ -366,13 +376,21 @@ pub(super) fn ago(text: &str) -> Option<Time> {
     Some(Time::from_micros(chrono::Utc::now().timestamp_micros()).before(span))
 }
 
+/// Time from the start of a second to its last microsecond.
+const LAST_OF_SECOND: Duration = Duration::from_micros(999_999);
+
 /// Reads a position, a time, or a duration before now, which becomes a time.
 pub fn as_of(text: &str) -> Result<String, String> {
     if let Some(time) = ago(text) {
         return Ok(time.to_string());
     }
-    if text.parse::<NamedPosition>().is_ok() || text.parse::<Time>().is_ok() {
+    if text.parse::<NamedPosition>().is_ok() {
         return Ok(text.to_owned());
+    }
+    if let Ok(time) = text.parse::<Time>() {
+        // Tables show whole seconds, so that a whole second means its end.
+        let is_whole = !text.contains('.');
+        return Ok((if is_whole { time + LAST_OF_SECOND } else { time }).to_string());
     }
     Err("invalid moment: must be a position as in 120, a time as in 2026-11-21T09:00:00Z, or a duration before now \
          as in -10m or \"10m ago\""
@@ -409,9 +427,10 @@ mod tests {
 
     #[test]
     fn a_moment_is_a_position_a_time_or_a_duration_before_now() {
-        for kept in ["120", "120.1f3a5c7e9b2d4f60", "2026-11-21T09:00:00Z"] {
+        for kept in ["120", "120.1f3a5c7e9b2d4f60", "2026-11-21T09:00:00.250000Z"] {
             assert_eq!(as_of(kept).as_deref(), Ok(kept));
         }
+        assert_eq!(as_of("2026-11-21T10:00:00+01:00").as_deref(), Ok("2026-11-21T09:00:00.999999Z"));
         let now = || Time::from_micros(chrono::Utc::now().timestamp_micros());
         for relative in ["-10m", "10m ago", "600sago"] {
             let before = now();

@@ -28,6 +28,10 @@ pub(super) trait KindNaming: Sized {
 
 impl KindNaming for EntityKind {
     fn path_of(self, name: &str) -> Result<String, CliError> {
+        if name.is_empty() || name.ends_with('/') {
+            let word = self.word();
+            return Err(CliError::usage(format!("invalid {word} {name:?}: must not be empty")));
+        }
         match (self, self.entry().owner) {
             (EntityKind::Disruption, _) => Ok(format!("/nodes/{}", segment(self.halves(name)?.0))),
             (EntityKind::Command, _) => Err(CliError::usage(

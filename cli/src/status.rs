@@ -45,6 +45,8 @@ struct StatusOverview {
     running: u64,
     failed: u64,
     pending_approvals: u64,
+    /// Operations that wait for a node.
+    preparing: u64,
     sections: Vec<StatusSection>,
 }
 
@@ -71,6 +73,7 @@ impl StatusOverview {
             running: 0,
             failed: 0,
             pending_approvals: 0,
+            preparing: 0,
             sections: Vec::new(),
         };
         for item in all(EntityKind::Cluster)? {
@@ -94,8 +97,9 @@ impl StatusOverview {
             summary.running += count("running");
             summary.failed += count("failed");
             summary.pending_approvals += count_of(&row, "pending_approval");
+            summary.preparing += count_of(&row, "preparing");
         }
-        let sections: [(_, _, &[(&str, &str)], _); 5] = [
+        let sections: [(_, _, &[(&str, &str)], _); 6] = [
             ("Pending requests", EntityKind::Request, &[("state", "pending")], "chancery approve request/ID"),
             (
                 "Operations pending approval",
@@ -104,12 +108,23 @@ impl StatusOverview {
                 "chancery approve",
             ),
             (
+                "Operations without a node",
+                EntityKind::Operation,
+                &[("state", "preparing")],
+                "chancery describe plan/NAME",
+            ),
+            (
                 "Stalled deployments",
                 EntityKind::Deployment,
                 &[("stalled", "yes")],
                 "chancery describe deployment/PLAN/NAME",
             ),
-            ("Failed replicas", EntityKind::Replica, &[("phase", "failed")], "chancery logs REPLICA"),
+            (
+                "Failed replicas",
+                EntityKind::Replica,
+                &[("phase", "failed")],
+                "chancery describe replica/NAME",
+            ),
             (
                 "Failed deployments, the last ones first",
                 EntityKind::Deployment,
@@ -121,6 +136,9 @@ impl StatusOverview {
             let filters: Vec<_> = filters.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
             // Rows of plans have some counts; servers count no others.
             let counted = match kind {
+                EntityKind::Operation if filters.iter().any(|(_, state)| state == "preparing") => {
+                    Some(summary.preparing)
+                }
                 EntityKind::Operation => Some(summary.pending_approvals),
                 EntityKind::Replica => Some(summary.failed),
                 _ => None,

@@ -38,7 +38,10 @@ pub(super) fn run(why: &WhyArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
         _ => {
             io.out.write_all(tree(&answer).as_bytes())?;
             if answer["reasons"].as_array().is_none_or(Vec::is_empty) {
-                note!("no fact about {}/{name} has set it", kind.word());
+                note!(
+                    "no fact about {word}/{name} has set it\ntry: chancery describe {word}/{name}",
+                    word = kind.word()
+                );
             }
             Ok(())
         }

@@ -192,6 +192,15 @@ impl RowKind {
         with_row!(self, R => R::FILTERS.iter().map(|def| def.name).collect())
     }
 
+    /// Returns the rule that the value of a filter must keep, as in `must be one of yes, no`; `None` if every text is a value.
+    pub fn filter_rule(self, name: &str) -> Option<String> {
+        with_row!(self, R => {
+            let filter = R::FILTERS.iter().find(|filter| filter.name == name)?;
+            // No rule admits a control character.
+            (filter.read)("\u{1}").err()
+        })
+    }
+
     /// Returns the JSON Schema of a row.
     pub fn schema(self, types: &mut SchemaGenerator) -> Schema {
         with_row!(self, R => types.subschema_for::<R>())

@@ -169,7 +169,9 @@ pub enum QueryError {
     #[error(transparent)]
     Filter(#[from] InvalidFilter),
     /// Token of another list: start again, or use the filters and the moment that it came from.
-    #[error("invalid page token for {kind}: it is for a list with other filters, or at another moment")]
+    #[error(
+        "invalid page token: it is of another list than this one of {kind}, of other filters, or of another moment"
+    )]
     OtherToken {
         /// Kind of the list.
         kind: RowKind,

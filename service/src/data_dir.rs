@@ -8,7 +8,8 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
+use chancery_cli::{CliError, CliExit};
 use chancery_events::name::FleetName;
 use chancery_executor::directory::{self, CopyPolicy};
 use chancery_journal::segments::SegmentOptions;
@@ -71,11 +72,12 @@ impl ServerDataDir {
             // The other server may be just starting.
             Err(_) => String::new(),
         };
-        bail!(
+        let what = format!(
             "cannot use directory {}: locked by another server{listens}\nhint: stop that server, or use another directory \
              with --data-dir",
             dir.display()
-        )
+        );
+        Err(CliError::new(CliExit::Conflict, what).into())
     }
 
     /// Records that a server will run in the directory. A copy of another directory is refused, unless copies

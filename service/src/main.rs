@@ -24,7 +24,7 @@ use chancery::open_files::OpenFileLimit;
 use chancery::remote::ExecutorExit;
 use chancery::replay::ReplayTarget;
 use chancery::{demo, doctor, memory, modes, payload, remote, replay, server, upgrade, verify};
-use chancery_cli::{CliExit, OutputFormat, note};
+use chancery_cli::{CliError, CliExit, OutputFormat, note};
 use chancery_events::name::{ClusterName, Namespace};
 use chancery_executor::directory::CopyPolicy;
 use tracing_subscriber::Layer as _;
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
             modes::keep_private();
             Ok(local(command, config, cli.output()).unwrap_or_else(|error| {
                 note!("chancery: {error:#}");
-                ExitCode::FAILURE
+                error.downcast_ref::<CliError>().map_or(ExitCode::FAILURE, |error| error.exit.into())
             }))
         }
     });
@@ -118,6 +118,10 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
             discover_nodes(&config, cluster, credentials)
         }
         LocalCommand::Doctor { fix, cluster, namespace, credentials, .. } => {
+            anyhow::ensure!(
+                output.is_none_or(|output| output == OutputFormat::Table),
+                CliError::usage("invalid output format: doctor has only text")
+            );
             let is_well = examine(&config, if *fix { PermissionFix::Yes } else { PermissionFix::No })?;
             let has_access = match (cluster, namespace) {
                 (Some(cluster), Some(namespace)) => {

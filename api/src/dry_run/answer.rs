@@ -352,7 +352,7 @@ impl AnswerWriter<'_> {
                     ("placement".to_owned(), format!("no node fits: see the reasons of plan {}", row.plan))
                 }
                 OperationWait::Approval { .. } => {
-                    ("approval".to_owned(), "it names the hash of the operation".to_owned())
+                    ("approval".to_owned(), "the operation needs an approval".to_owned())
                 }
                 OperationWait::Deployment => {
                     (of_deployment(), "its deployment starts the operation later".to_owned())

@@ -1,5 +1,8 @@
 //! Parameters of the routes: in the path, the query and the headers.
 
+use std::collections::BTreeMap;
+
+use chancery_projector::RowKind;
 use serde_json::{Value, json};
 
 use crate::causes::EventRead;
@@ -11,7 +14,7 @@ const MOST: i64 = i64::MAX;
 const UNTIL: &str =
     "Minimum position of the answer: a number, or `POSITION.LINEAGE`. Needed for verdicts of other servers.";
 /// Description of `consistency`.
-const CONSISTENCY: &str = "With `eventual`, the answer is immediate and has the current rows. By default the answer is at least as new as every verdict that the server gave before the request; if that takes too long, the answer is 503 `position_not_applied`. The header `chancery-position` has the position of the answer.";
+const CONSISTENCY: &str = "With `eventual`, the answer has the current rows, and waits for `min_position` alone. By default the answer is at least as new as every verdict that the server gave before the request; if that takes too long, the answer is 503 `position_not_applied`. The header `chancery-position` has the position of the answer.";
 /// Description of `as_of`.
 const AS_OF: &str = "Moment of the answer instead of the present: a position, as a number or `POSITION.LINEAGE`, or an RFC 3339 time. A position means the state after the record that contains it, a time the last record that is not later. The headers `chancery-position` and `chancery-time` have the record's. A page token is valid only for its moment.";
 /// Description of `field`.
@@ -32,6 +35,7 @@ parameters! {
     moment_parameters:
         "query" "as_of" {"type": "string"} AS_OF;
     validator_parameters:
+        "header" "If-Match" {"type": "string"} "ETags of which one must have the version of the row: otherwise the answer is 412.";
         "header" "If-None-Match" {"type": "string"} "ETags of the rows that the client has: if the row is one of them, the answer is 304 without a body.";
     settle_parameters:
         "query" "min_position" {"type": "string"} UNTIL;
@@ -41,8 +45,8 @@ parameters! {
         "query" "page_token" {"type": "string"} "Token of the page after which to continue.";
     diff_parameters:
         "query" "from" {"type": "string"} "Earlier moment: a position or an RFC 3339 time, as in `as_of`.";
-        "query" "to" {"type": "string"} "Later moment, in the same form (default: the last record).";
-        "query" "kinds" {"type": "string"} "Only these kinds, comma-separated: `nodes,replicas` (default: all). Other parameters are filters that each of the kinds has: an entity is included if its row at either moment matches.";
+        "query" "to" {"type": "string"} "Later moment, in the same form (default: the last record). A further page is that of the moments of the first one: `to.position` of the first answer names it.";
+        "query" "kinds" {"type": "string"} "Only these kinds, comma-separated: `nodes,replicas` (default: all). The filters must be those that each of the kinds has: an entity is included if its row at either moment matches.";
         "query" "limit" {"type": "integer", "format": "int64", "minimum": 1, "maximum": 1000, "default": 100} "Maximum number of changes, from 1 to 1000 (default: 100).";
         "query" "page_token" {"type": "string"} "Token of the page after which to continue.";
     why_parameters:
@@ -70,8 +74,8 @@ parameters! {
         "query" "marked" {"type": "boolean"} "Whether to mark each line with its output, as in `out | ` (default: false).";
         "query" "follow" {"type": "boolean"} "Whether to continue with new output (default: false).";
     intent_parameters:
-        "header" "Idempotency-Key" {"type": "string"} "Id that makes the intent safe to repeat (default: a random id).";
-        "header" "If-Match" {"type": "string"} "Expected version of the entity: its ETag, its version in quotes, or `*` if it must exist.";
+        "header" "Idempotency-Key" {"type": "string"} "Id that makes the intent safe to repeat: the same id, actor and source are one intent (default: a random id). From 1 to 256 characters. A repeat gets the recorded verdict; an intent that was answered `unchanged` without a record is decided again.";
+        "header" "If-Match" {"type": "string"} "Expected version of the entity: its ETag, of which only the version is compared, its version in quotes, or `*` if it must exist. Facts that the server decides change versions too.";
         "header" "If-None-Match" {"type": "string", "enum": ["*"]} "With `*`, the intent only creates: it is refused with 412 if the entity exists.";
         "header" "Chancery-Actor" {"type": "string"} "Actor of the intent (default: `local`).";
         "header" "Chancery-Source" {"type": "string"} "Source of the intent (default: `http`).";
@@ -94,11 +98,9 @@ pub(super) fn parameters(route: &HttpRoute) -> Vec<Value> {
     };
     let of_target = match route.does {
         RouteTarget::List(kind) => {
-            let filters = query(
-                &kind.filters(),
-                json!({"type": "string"}),
-                "Only rows that match the filter: one value, or several with commas between them, of which one must match.",
-            );
+            let in_path = |name: &str| route.path.contains(&format!("{{{name}}}"));
+            let names = kind.filters().into_iter().filter(|name| !in_path(name));
+            let filters = names.map(|name| filter_parameter(name, kind)).collect();
             [filters, list_parameters(), moment_parameters(), settle_parameters()].concat()
         }
         RouteTarget::Get(_) => [moment_parameters(), settle_parameters(), validator_parameters()].concat(),
@@ -114,7 +116,13 @@ pub(super) fn parameters(route: &HttpRoute) -> Vec<Value> {
         RouteTarget::Event(EventRead::Event) => settle_parameters(),
         RouteTarget::Event(EventRead::Causes) => [cause_parameters(), settle_parameters()].concat(),
         RouteTarget::Event(EventRead::Effects) => [history_parameters(), settle_parameters()].concat(),
-        RouteTarget::Diff => [diff_parameters(), settle_parameters()].concat(),
+        RouteTarget::Diff => {
+            let kinds =
+                || RowKind::ALL.iter().flat_map(|kind| kind.filters().into_iter().map(|name| (name, *kind)));
+            let filters: BTreeMap<_, _> = kinds().collect();
+            let filters = filters.into_iter().map(|(name, kind)| filter_parameter(name, kind)).collect();
+            [diff_parameters(), filters, settle_parameters()].concat()
+        }
         RouteTarget::Events => event_parameters(),
         RouteTarget::Logs => log_parameters(),
         RouteTarget::Intent(entry, _) => {
@@ -154,6 +162,15 @@ pub(super) fn parameters(route: &HttpRoute) -> Vec<Value> {
         from["required"] = true.into();
     }
     all
+}
+
+/// Returns the parameter of a filter of a kind.
+fn filter_parameter(name: &str, kind: RowKind) -> Value {
+    let mut about = "Only rows that match the filter: one value, or several with commas between them, of which one must match.".to_owned();
+    if let Some(rule) = kind.filter_rule(name) {
+        about.push_str(&format!(" A value {rule}."));
+    }
+    json!({"name": name, "in": "query", "schema": {"type": "string"}, "description": about})
 }
 
 /// Returns the description of a parameter of the path.

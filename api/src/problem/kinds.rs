@@ -145,7 +145,7 @@ kinds! {
         "Open another channel. `chancery executor` does this automatically.";
     GONE = 410 "gone" final
         "The entity is deleted, or the channel of the executor is closed."
-        "Read the history of the entity with `chancery history KIND NAME`, or at the path in `see`. An executor opens another channel.";
+        "Read the history of the entity with `chancery history KIND NAME`, or at the path in `help`. An executor opens another channel.";
     OTHER_LINEAGE = 410 "other_lineage" final
         "The position of the client is not in the lineage of this journal. The records after it are lost, or are of another journal."
         "Read the state again, then the events with `chancery events --from POSITION.LINEAGE`, from the members `since` and `lineage`.";

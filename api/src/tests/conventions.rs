@@ -152,12 +152,12 @@ async fn the_description_is_not_sent_again_and_is_compressed() {
     let world = ServedFleet::new();
     let whole = world.get("//v1/openapi.json").await;
     let tag = whole.header("etag").to_owned();
-    assert!((whole.status.as_u16(), tag.len()) == (200, 14), "{tag}");
+    assert!((whole.status.as_u16(), tag.len()) == (200, 16) && tag.starts_with("W/"), "{tag}");
     let ask = |headers: &[(&str, &str)]| world.send(request(Method::GET, "//v1/openapi.json", headers, ""));
     let known = ask(&[("if-none-match", &tag)]).await;
     assert_eq!(
-        (known.status.as_u16(), known.body.is_empty(), known.header("etag")),
-        (304, true, tag.as_str())
+        (known.status.as_u16(), known.body.is_empty(), known.header("etag"), known.header("vary")),
+        (304, true, tag.as_str(), whole.header("vary"))
     );
     let small = ask(&[("accept-encoding", "gzip")]).await;
     assert_eq!((small.status.as_u16(), small.header("content-encoding")), (200, "gzip"));
@@ -182,6 +182,18 @@ async fn a_row_that_the_client_has_is_not_sent_again() {
         assert_eq!((answer.status.as_u16(), answer.header("etag")), (status, tag.as_str()), "{given}");
         assert_eq!(answer.body.is_empty(), status == 304, "{given}");
         assert_eq!(answer.header("cache-control"), "no-cache");
+    }
+    for (given, status) in [
+        (tag.as_str(), 200),
+        ("\"1\"", 200),
+        ("*", 200),
+        ("\"2\", \"1\"", 200),
+        ("\"2\"", 412),
+        (weak.as_str(), 412),
+        ("\"of another server\"", 412),
+    ] {
+        let answer = world.send(request(Method::GET, "/nodes/node-1", &[("if-match", given)], "")).await;
+        assert_eq!(answer.status, status, "{given}");
     }
     let head = world.send(request(Method::HEAD, "/nodes/node-1", &[], "")).await;
     assert_eq!((head.status.as_u16(), head.header("etag"), head.body.len()), (200, tag.as_str(), 0));
@@ -217,6 +229,7 @@ async fn a_condition_of_a_write_is_decided_with_the_write() {
         ("node-1", "if-match", "\"1\"", first, 200),
         ("node-1", "if-match", tag.as_str(), first, 200),
         ("node-1", "if-match", "\"1-a\", W/\"7\", \"1-b\"", first, 200),
+        ("node-1", "if-match", "\"abc\", \"1\"", first, 200),
         ("node-1", "if-match", "\"2\"", Some(ExpectedVersion::Exactly(2)), 412),
         ("node-1", "x-none", "", None, 200),
     ] {
@@ -237,9 +250,15 @@ async fn a_condition_of_a_write_is_decided_with_the_write() {
         let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
         assert_eq!(answer.problem().0, 400, "{headers:?}");
     }
-    let weak = [JSON, ("if-match", "W/\"1\"")];
-    let answer = world.send(request(Method::PUT, "/nodes/node-1", &weak, NODE)).await;
-    assert_eq!(answer.problem().0, 412, "a weak tag never matches");
+    for never in ["W/\"1\"", "\"abc\""] {
+        let headers = [JSON, ("if-match", never)];
+        let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
+        assert_eq!(answer.problem().0, 412, "{never}");
+    }
+    let (part, body) = ("/nodes/node-1/disruptions/switch", r#"{"spec":{"action":"drain"}}"#);
+    let created = [JSON, ("if-none-match", "*")];
+    let answer = world.send(request(Method::PUT, part, &created, body)).await;
+    assert_eq!(answer.problem(), (400, "invalid_parameter".into(), "/if-none-match".into()), "a part");
     assert!(world.asked.lock().expect("no panic").is_empty());
 }
 
@@ -262,6 +281,46 @@ async fn a_created_or_pending_entity_is_named_by_its_path() {
         let route = world.get(&path).await;
         assert_ne!(route.problem().1, "route_not_found", "{path}");
     }
+    world.decide(super::writes::accepted(IntentOutcome::Changed, 3));
+    let (part, body) = ("/nodes/node-1/disruptions/switch", r#"{"spec":{"action":"drain"}}"#);
+    let answer = world.put(Method::PUT, part, body).await;
+    assert_eq!((answer.status.as_u16(), answer.header("location")), (201, &*format!("{FLEET}{part}")));
+}
+
+#[tokio::test]
+async fn a_node_that_is_created_with_its_cluster_is_created() {
+    let world = ServedFleet::new();
+    let allocated = [
+        r#"node.state_changed.v1 {"name":"node-9","state":"allocating","cluster":"c"}"#,
+        r#"node.state_changed.v1 {"name":"node-9","state":"allocated","cluster":"c"}"#,
+    ];
+    let verdict = r#"node.applied.v1 {"name":"node-1","spec":{"domain":"d1","resources":{"cpu":1}}}"#;
+    let applied = r#"node.applied.v1 {"name":"node-9","spec":{"domain":"d1","resources":{"cpu":1}}}"#;
+    // The event at the position of the verdict is not read.
+    world.commit(&[verdict, applied, allocated[0], allocated[1]]);
+    world.commit(&[verdict, allocated[0], allocated[1]]);
+    for (position, status) in [(6, 201), (10, 200)] {
+        world.decide(move |request| {
+            let (subject, version) = (request.intent.subject(), Some(3));
+            let accepted = AcceptedIntent { outcome: IntentOutcome::Changed, subject, version };
+            let result = Arc::new(Ok(accepted));
+            Some(Verdict { position: Position::new(position), is_recorded: true, result })
+        });
+        let body = r#"{"cluster":"c","spec":{"domain":"d1","resources":{"cpu":1}}}"#;
+        let answer = world.put(Method::PUT, "/nodes/node-9", body).await;
+        assert_eq!(answer.status.as_u16(), status, "at position {position}");
+        assert_eq!(!answer.header("location").is_empty(), status == 201);
+    }
+}
+
+#[tokio::test]
+async fn a_list_below_an_entity_that_does_not_exist_is_not_found() {
+    let world = ServedFleet::new();
+    assert_eq!(world.get("/plans/nowhere/deployments").await.problem().0, 404);
+    assert_eq!(
+        world.get("/plans/No!/deployments").await.problem(),
+        (400, "invalid_parameter".into(), "/plan".into())
+    );
 }
 
 #[tokio::test]

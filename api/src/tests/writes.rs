@@ -92,7 +92,7 @@ fn table() -> Vec<WriteCase> {
             200,
         ),
         (Method::DELETE, "/nodes/node-1".into(), String::new(), "node.delete.v1", 200),
-        (Method::DELETE, "/nodes/node-1?cascade=true".into(), String::new(), "node.delete.v1", 202),
+        (Method::DELETE, "/nodes/node-1?cascade=yes".into(), String::new(), "node.delete.v1", 202),
         (
             Method::PUT,
             "/nodes/node-1/disruptions/switch".into(),
@@ -289,14 +289,9 @@ async fn whether_dependents_are_deleted_first_is_set_by_the_query_or_the_body_an
     use chancery_events::intent::CascadePolicy;
     let world = ServedFleet::new();
     world.decide(accepted(IntentOutcome::Changed, 1));
-    for (query, wanted) in [
-        ("", CascadePolicy::No),
-        ("?cascade", CascadePolicy::Yes),
-        ("?cascade=true", CascadePolicy::Yes),
-        ("?cascade=yes", CascadePolicy::Yes),
-        ("?cascade=no", CascadePolicy::No),
-        ("?cascade=false", CascadePolicy::No),
-    ] {
+    for (query, wanted) in
+        [("", CascadePolicy::No), ("?cascade=yes", CascadePolicy::Yes), ("?cascade=no", CascadePolicy::No)]
+    {
         world.put(Method::DELETE, &format!("/nodes/node-1{query}"), "").await;
         let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
         let Intent::NodeDelete(node) = asked.intent else { panic!("{query}") };
@@ -306,7 +301,18 @@ async fn whether_dependents_are_deleted_first_is_set_by_the_query_or_the_body_an
     assert_eq!(twice.problem(), (422, "invalid".into(), "/cascade".into()));
     assert_eq!(twice.json()["errors"][0]["detail"], "must be absent: the query has it");
     let refused = |path: &'static str| world.put(Method::DELETE, path, "");
-    assert_eq!(refused("/nodes/node-1?cascade=all").await.problem().2, "/cascade");
+    for path in [
+        "/nodes/node-1?cascade=all",
+        "/nodes/node-1?cascade",
+        "/nodes/node-1?cascade=",
+        "/nodes/node-1?cascade=true",
+    ] {
+        assert_eq!(
+            refused(path).await.problem(),
+            (400, "invalid_parameter".into(), "/cascade".into()),
+            "{path}"
+        );
+    }
     assert_eq!(
         refused("/clusters/c?cascade=yes").await.problem().1,
         "invalid_parameter",
@@ -341,6 +347,12 @@ async fn headers_set_the_rest() {
         (Some(ExpectedVersion::Exactly(3)), Some(trace))
     );
     assert_eq!(asked.time.map(|time| time.to_string()).as_deref(), Some("2026-11-21T09:00:00.000000Z"));
+    for invalid in ["bad", "00-00000000000000000000000000000000-00f067aa0ba902b7-01", "\u{f6}"] {
+        let headers = [("content-type", "application/json"), ("traceparent", invalid)];
+        assert_eq!(world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await.status, 200);
+        let asked = world.asked.lock().expect("no panic").pop().expect("an intent");
+        assert_eq!(asked.traceparent, None, "{invalid}");
+    }
 }
 
 #[tokio::test]

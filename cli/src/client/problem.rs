@@ -31,13 +31,16 @@ const FLAGS: &[(&str, &str)] = &[
     ("tail", "--tail"),
     ("since", "--since"),
     ("kinds", "--kind"),
-    ("types", "--type"),
+    ("types", "--types"),
     ("subject", "--subject"),
     ("field", "field"),
     ("value", "value"),
     ("idempotency-key", "--idempotency-key"),
     ("chancery-actor", "--actor"),
 ];
+
+/// Start of the reason for a filter that a kind does not have.
+const NO_SUCH_FILTER: &str = "no such filter:";
 
 /// Parameters that the program sends on its own.
 const INTERNAL: &[&str] =
@@ -141,7 +144,10 @@ fn parameter(fault: &PointerError) -> String {
     match FLAGS.iter().find(|(known, _)| *known == name) {
         Some((_, flag)) => format!("invalid {flag}: {detail}"),
         None if part == "header" => OTHER_BUILD.to_owned(),
-        None if part == "query" => format!("invalid filter {name:?}: {detail}"),
+        None if part == "query" && detail.starts_with(NO_SUCH_FILTER) => {
+            format!("invalid filter {name:?}: {}", detail[NO_SUCH_FILTER.len()..].trim_start())
+        }
+        None if part == "query" => format!("invalid value of filter {name:?}: {detail}"),
         None => format!("invalid {name}: {detail}"),
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{CliError, CommandIo, HttpReply, answer, problem};
+use crate::OutputFormat;
 
 /// Maximum duration of a request: the caller of a check repeats it.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -11,6 +12,7 @@ impl CommandIo<'_> {
     /// Prints that the server is ready, or fails with the reason. Each server of the list is asked once, until one
     /// answers.
     pub(crate) fn ready(&mut self) -> Result<(), CliError> {
+        self.client.context.output(&[OutputFormat::Table])?;
         let doing = "cannot use server";
         let mut left = self.client.servers().count();
         let HttpReply { status, body, .. } = loop {

@@ -6,51 +6,75 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Commands of other tools, and what to use instead.
 const COMMANDS: &[(&str, &str)] = &[
+    ("agent", "use `chancery serve`, or `chancery dev` for development"),
     ("alloc", "use `chancery get incarnations`, `chancery logs`, `chancery stop`"),
     ("annotate", "labels of nodes and plans are in their manifests: `chancery apply -f FILE`"),
+    ("api-resources", "use `chancery explain`"),
     ("app", "use `chancery get plans`, `chancery describe plan NAME`"),
     (
         "attach",
         "use `chancery console REPLICA` for virtual machines, `chancery logs REPLICA --follow` otherwise",
     ),
     ("autoscale", "use `chancery scale PLAN --count NUMBER`"),
+    ("cluster-info", "use `chancery status`"),
     (
         "cordon",
         "use `chancery schedule disruption NODE/NAME`: the node takes no placements while it is approved",
     ),
+    ("deployment", "use `chancery get deployments`, `chancery describe deployment PLAN/NAME`"),
+    ("eval", "use `chancery get operations`, `chancery why KIND/NAME`"),
     ("exec", "use `chancery console REPLICA` for virtual machines, `chancery logs REPLICA` otherwise"),
-    ("job", "use `chancery get plans`, `chancery apply -f FILE`"),
+    (
+        "job",
+        "use `chancery get plans`, `chancery apply -f FILE`, `chancery scale`, `chancery rollback`, `chancery stop`",
+    ),
     ("kill", "use `chancery stop REPLICA`"),
     ("label", "labels of nodes and plans are in their manifests: `chancery apply -f FILE`"),
     ("ls", "use `chancery get KIND`"),
+    ("monitor", "use `chancery events --follow`"),
+    ("namespace", "namespaces are fields of plans: `chancery get plans --filter namespace=NAME`"),
     ("node", "use `chancery get nodes`, `chancery describe node NAME`"),
     ("patch", "use `chancery apply -f FILE`"),
+    ("plan", "use `chancery apply --dry-run -f FILE`"),
+    ("port-forward", "use the addresses of `chancery get incarnations -o wide`"),
     ("ps", "use `chancery get replicas`"),
     ("replace", "use `chancery apply -f FILE`"),
     (
         "rollout",
-        "use `chancery rollback`, `pause`, `resume`, `cancel`, `promote`, `wait --for state=completed`",
+        "use `chancery rollback`, `pause`, `resume`, `cancel`, `promote`, `restart`, `wait --for state=completed`",
     ),
     ("run", "use `chancery apply -f FILE` with a plan and a deployment"),
     ("set", "use `chancery apply -f FILE`"),
+    ("server", "use `chancery serve`, `chancery ready`"),
     ("sync", "use `chancery apply -f FILE`"),
+    ("system", "nothing must be collected: the server removes the rows of what has ended"),
     ("taint", "use `chancery schedule disruption NODE/NAME`, or labels and capabilities of nodes"),
     ("top", "use `chancery get nodes`: free and total resources of each node"),
+    ("ui", "use `chancery status`; metrics are at `/metrics`"),
     ("uncordon", "use `chancery complete disruption NODE/NAME`, `chancery undrain NODE` after a drain"),
+    ("validate", "use `chancery apply --dry-run -f FILE`"),
+    ("volume", "use `chancery get volumes`, `chancery describe volume NAME`"),
 ];
 
 /// Flags of other tools, and what to use instead.
 const FLAGS: &[(&str, &str)] = &[
+    ("--all-containers", "all outputs are shown; `--payload NAME` selects one"),
     ("--all-namespaces", "a fleet lists the plans of all namespaces; `--filter namespace=NAME` selects some"),
     ("--as", "use `--actor NAME`"),
     ("--field-selector", "use `--filter NAME=VALUE`"),
     ("--force", "use `chancery expunge NODE` for a lost node; nothing else is ended without proof"),
     ("--grace-period", "use `timeouts` of the plan"),
+    ("--ignore-not-found", "`delete -f FILE` skips what does not exist"),
     ("--kubeconfig", "use `--server URL`, or `--context NAME`"),
     ("--namespace", "use `--filter namespace=NAME` with `get plans`; names of plans are unique in the fleet"),
     ("--replicas", "use `--count NUMBER`"),
+    ("--server-side", "leave the flag out: the server decides every apply"),
+    ("--show-labels", "use `-o yaml` to see labels, `-l KEY=VALUE` to select by them"),
+    ("--timestamps", "processes write their own; `--since TIME` selects"),
     ("--to-revision", "use `--to DEPLOYMENT`"),
+    ("--validate", "leave the flag out: every manifest is validated"),
     ("-A", "a fleet lists the plans of all namespaces; `--filter namespace=NAME` selects some"),
+    ("-c", "use `--payload NAME`"),
     ("-n", "use `--filter namespace=NAME` with `get plans`; names of plans are unique in the fleet"),
 ];
 
@@ -90,6 +114,12 @@ pub(super) fn advise(error: &mut clap::Error) {
         ErrorKind::TooManyValues => (VALUES, ContextKind::InvalidArg),
         _ => return,
     };
+    // No argument of this program starts with a hyphen.
+    if let Some(ContextValue::StyledStrs(tips)) = error.get(ContextKind::Suggested)
+        && tips.iter().any(|tip| tip.to_string().contains("as a value, use"))
+    {
+        error.remove(ContextKind::Suggested);
+    }
     let Some(ContextValue::String(word)) = error.get(word) else { return };
     // The kind before a name, and the flag before its value.
     let word = word.split(['/', '=', ' ']).next().unwrap_or_default();
@@ -126,9 +156,13 @@ mod tests {
             ("chancery get plans -n prod", "tip: use `--filter namespace=NAME`"),
             ("chancery get plans -A", "tip: a fleet lists"),
             ("chancery apply -f x.yaml --dry-run=server", "tip: write --dry-run alone"),
+            ("chancery logs web-0 -c app", "tip: use `--payload NAME`"),
+            ("chancery plan web.yaml", "tip: use `chancery apply --dry-run -f FILE`"),
         ] {
             assert!(error(line).contains(wanted), "{line}: {}", error(line));
         }
+        let unknown = error("chancery get nodes --no-such-flag");
+        assert!(unknown.contains("--no-such-flag") && !unknown.contains("as a value"), "{unknown}");
         let typo = error("chancery descrbe node/a");
         assert!(typo.contains("'describe'") && !typo.contains("tip: use"), "{typo}");
     }

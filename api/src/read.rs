@@ -187,16 +187,6 @@ pub(super) async fn list(
         filters.push(("plan".to_owned(), plan.to_owned()));
     }
     let (rows, at) = rows_at(app, moment).await?;
-    if let Some(plan) = call.found.param("plan") {
-        let key = RowKey::parse(RowKind::Plans, plan)
-            .map_err(|error| ProblemDetails::parameter(RequestPart::Path, "plan", error.reason))?;
-        let (row, position) = rows.get_json(&key).map_err(|error| not_read(RowKind::Plans, error))?;
-        if row.is_none() {
-            let path = call.parts.uri.path();
-            let path = path.rsplit_once('/').map_or(path, |(plan, _)| plan);
-            return Err(missing_at(app, &key, path, position).await.position(position.get()));
-        }
-    }
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
     let turns = if at.is_some() { &app.moments.reads } else { &app.common.lists };
     let listed = in_turn(turns, "list rows", move || {
@@ -206,11 +196,34 @@ pub(super) async fn list(
     });
     let (mut answer, page) = listed.await?;
     let page = page.map_err(|error| not_read(kind, error))?;
+    if page.count == 0
+        && let Some(plan) = call.found.param("plan")
+    {
+        has_plan(app, call, plan, moment).await?;
+    }
     let next = page.next.map_or(serde_json::Value::Null, |token| token.to_string().into());
     let mut body = String::with_capacity(page.items.len() + 100);
     let _ =
         write!(body, r#"{{"items":{},"next_page_token":{next},"position":{}}}"#, page.items, page.position);
     Ok(at_moment(answer.with(app, body)?, page.position, at.as_ref()))
+}
+
+/// Refuses a list below a plan that does not exist.
+async fn has_plan(
+    app: &FleetApi,
+    call: &RoutedRequest,
+    plan: &str,
+    moment: Option<NamedMoment>,
+) -> Result<(), ProblemDetails> {
+    let key = RowKey::parse(RowKind::Plans, plan)
+        .map_err(|error| ProblemDetails::parameter(RequestPart::Path, "plan", error.reason))?;
+    let (row, position, _) = row_at(app, &key, moment).await?;
+    if row.is_some() {
+        return Ok(());
+    }
+    let path = call.parts.uri.path();
+    let path = path.rsplit_once('/').map_or(path, |(plan, _)| plan);
+    Err(missing_at(app, &key, path, position).await.position(position.get()))
 }
 
 /// Rows of the present, or of a moment.

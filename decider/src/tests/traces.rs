@@ -115,7 +115,7 @@ fn a_command_is_in_the_trace_of_its_intent_until_its_outcome() {
     let mut decider = TracedDecider::start();
     let token = decider.session();
     let plan = decider.rig.request("plan.apply", &json!({"name": "web", "spec": {
-        "namespace": "ns", "service": "web", "restart_delay": 0,
+        "namespace": "ns", "service": "web",
         "payloads": [{"name": "app", "resources": {"cpu": 1000, "memory": 1}, "run": {"argv": ["app"]}}],
         "approval": {"create": "automatic", "start": "automatic", "stop": "automatic", "delete": "automatic"}}}));
     decider.rig.ask(&plan);

@@ -5,7 +5,7 @@
 //! | each read | an answer of the named moment, with the bytes of every other answer of that moment; `not_found` before the entity exists; or `busy` with the time after which to retry |
 //! | memory | past states have at most `as_of.memory` by estimate; the server grows by at most that and a tenth |
 //! | clients that disconnect | afterwards no request folds or waits for a fold, and no thread folds |
-//! | intents | each is accepted; the time until their verdicts is printed, next to that without the other clients |
+//! | intents | each is accepted; the time until their verdicts is printed, next to that without the other clients, and to that while these read the present as often |
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -35,6 +35,9 @@ const MEMORY: u64 = 256 << 20;
 /// Maximum time without a change between intents alone and intents next to the other clients, as the speed of a disk
 /// drifts.
 const SLICE: u64 = 10;
+/// Minimum time between two intents. The keys of intents stay in memory, also in past states: without a limit, a fast machine
+/// would measure those.
+const PERIOD: Duration = Duration::from_millis(2);
 /// Last position of the moments that are read often.
 const REPEATED: u64 = 4;
 /// Number of capabilities, each of which has three events.
@@ -49,6 +52,15 @@ const LISTS: [&str; 5] = [
 ];
 /// Rows that exist from some moment on.
 const ROWS: [&str; 4] = ["nodes/node-1", "plans/web", "capabilities/c-7", "plans/web/deployments/d-1"];
+
+/// Load next to the client that posts intents.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum SliceLoad {
+    Nothing,
+    /// Each client reads the present, once a second: as often as those that read the past, most of which are told to retry later.
+    Present,
+    Past,
+}
 
 /// Number of reads by their outcomes, and what they needed.
 #[derive(Debug, Default)]
@@ -87,24 +99,28 @@ pub(super) fn run(seconds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let settings = [("CHANCERY_AS_OF_MEMORY", &*memory), ("CHANCERY_SNAPSHOT_INTERVAL_EVENTS", "1000")];
     let server = ServerProcess::start_with(&settings);
     let fleet = ReadFleet::fill(&server)?;
-    let (mut alone, mut read, mut random) = (Vec::new(), Vec::new(), RandomSource::new(seed));
+    let (mut alone, mut present, mut read) = (Vec::new(), Vec::new(), Vec::new());
+    let mut random = RandomSource::new(seed);
     let slices = seconds.div_ceil(SLICE);
     let span = Duration::from_secs(seconds) / slices as u32;
     let mut before = 0;
     for _ in 0..slices {
-        alone.extend(fleet.post_and_read(span, 0, &mut random)?);
+        alone.extend(fleet.post_and_read(span, SliceLoad::Nothing, &mut random)?);
+        present.extend(fleet.post_and_read(span, SliceLoad::Present, &mut random)?);
         if read.is_empty() {
             before = resident_kib(server.pid());
         }
-        read.extend(fleet.post_and_read(span, CLIENTS, &mut random)?);
+        read.extend(fleet.post_and_read(span, SliceLoad::Past, &mut random)?);
     }
     fleet.check_nothing_folds()?;
     let counts = &fleet.counts;
     let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let grown = load(&counts.resident).saturating_sub(before) << 10;
     println!("intents alone: {}", shown(&alone));
-    println!("intents next to {CLIENTS} clients: {}", shown(&read));
-    println!("rate: {:.2} of that alone", rate(&read) / rate(&alone));
+    println!("intents next to {CLIENTS} clients that read the present: {}", shown(&present));
+    println!("intents next to {CLIENTS} clients that read the past: {}", shown(&read));
+    let (of_alone, of_present) = (rate(&read) / rate(&alone), rate(&read) / rate(&present));
+    println!("rate: {of_alone:.2} of that alone, {of_present:.2} of that next to reads of the present");
     println!(
         "reads: {} answers, {} busy, {} disconnected",
         load(&counts.answers),
@@ -120,7 +136,7 @@ pub(super) fn run(seconds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     );
     tally.rounds += seconds;
     tally.events += fleet.head.load(Ordering::Relaxed);
-    tally.acknowledged += CAPABILITIES + (alone.len() + read.len()) as u64;
+    tally.acknowledged += CAPABILITIES + (alone.len() + present.len() + read.len()) as u64;
     *tally.faults.entry("client that disconnects".into()).or_default() += load(&counts.disconnected);
     tally.check("answer at a random moment", load(&counts.answers));
     tally.check("equal answer at a moment", load(&counts.compared));
@@ -168,8 +184,10 @@ impl ReadFleet<'_> {
             }
             let sent = Instant::now();
             let position = post(&client, number)?;
-            latencies.push(sent.elapsed());
+            let latency = sent.elapsed();
+            latencies.push(latency);
             self.head.store(position, Ordering::Relaxed);
+            std::thread::sleep(PERIOD.saturating_sub(latency));
         }
         Ok(latencies)
     }
@@ -178,15 +196,19 @@ impl ReadFleet<'_> {
     fn post_and_read(
         &self,
         span: Duration,
-        clients: u64,
+        load: SliceLoad,
         random: &mut RandomSource,
     ) -> Result<Vec<Duration>> {
         *self.is_done.lock().unwrap_or_else(PoisonError::into_inner) = false;
         std::thread::scope(|scope| {
+            let clients = if load == SliceLoad::Nothing { 0 } else { CLIENTS };
             let clients: Vec<_> = (0..clients)
                 .map(|_| {
                     let random = RandomSource::new(random.bits());
-                    scope.spawn(|| self.read(random))
+                    scope.spawn(move || match load {
+                        SliceLoad::Past => self.read(random),
+                        SliceLoad::Present | SliceLoad::Nothing => self.read_present(random),
+                    })
                 })
                 .collect();
             let measure = scope.spawn(|| self.measure_memory());
@@ -241,6 +263,19 @@ impl ReadFleet<'_> {
                 format!("{whole}: {} at {:?}: {}", answer.status, answer.position, answer.text)
             })?;
             self.counts.answers.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Reads the present until the other client has posted its intents.
+    fn read_present(&self, mut random: RandomSource) -> Result<()> {
+        lower_priority();
+        let client = self.server.client();
+        while !self.is_done_after(Duration::from_secs(1)) {
+            let all = if random.chance(500) { &ROWS } else { &LISTS[..] };
+            let path = in_fleet(random.pick(all).context("a path")?);
+            let answer = client.get(&path);
+            ensure!(answer.status == 200, "{path}: {} {}", answer.status, answer.text);
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ use super::FleetApi;
 use super::diff::last;
 use super::intents::{ReadIntent, ReadIntents, problem_value, read};
 use super::middleware::RoutedRequest;
-use super::moments;
+use super::moments::{self, FoldRest, in_fold_turn};
 use super::problem::ProblemDetails;
 use super::query::QueryParams;
 use super::read::{ReadFrom, ReservedAnswer, at_moment, settle};
@@ -60,7 +60,7 @@ pub(super) async fn take(
         .map_err(|error| ProblemDetails::internal("read the name of the fleet", &error))?;
     let time = TIME.min(app.common.limits.request_timeout.mul_f32(0.4));
     let (served, request_id) = (Arc::clone(app), call.context.id.clone());
-    let ran = moments::in_fold_turn(app, move |cache, is_cancelled| {
+    let ran = in_fold_turn(app, FoldRest::None, move |cache, is_cancelled| {
         let bounds = DryRunBounds::default();
         let moment = cache.fold(&at, is_cancelled)?;
         // Read before the copy, which is the moment itself where memory is scarce.

@@ -25,26 +25,30 @@ pub(super) fn version(tag: &str) -> Option<u64> {
 /// Returns the versions in a list of tags. A weak tag and one of another server have none: `If-Match` never matches them. `None` if
 /// one is no tag.
 pub(super) fn versions(list: &str) -> Option<BTreeSet<u64>> {
-    let mut versions = BTreeSet::new();
-    for tag in list.split(',').map(str::trim) {
-        let opaque = tag.strip_prefix("W/").unwrap_or(tag);
-        let inner = opaque.strip_prefix('"')?.strip_suffix('"')?;
-        if inner.bytes().any(|byte| byte == b'"' || !(b'!'..=b'~').contains(&byte)) {
+    let (mut versions, mut rest) = (BTreeSet::new(), list.trim());
+    loop {
+        let strong = rest.strip_prefix("W/").unwrap_or(rest);
+        let inside = strong.strip_prefix('"')?;
+        let end = inside.find('"')?;
+        if !inside[..end].bytes().all(|byte| (b'!'..=b'~').contains(&byte)) {
             return None;
         }
-        if opaque.len() == tag.len() {
-            versions.extend(version(tag));
+        if strong.len() == rest.len() {
+            versions.extend(version(&strong[..end + 2]));
         }
+        let after = inside[end + 1..].trim_start();
+        if after.is_empty() {
+            return Some(versions);
+        }
+        rest = after.strip_prefix(',')?.trim_start();
     }
-    Some(versions)
 }
 
 /// Whether the row at this version is one that `If-Match` names, if the request has the header.
 pub(super) fn is_expected(headers: &HeaderMap, current: u64) -> bool {
-    let mut lists =
-        headers.get_all(header::IF_MATCH).iter().filter_map(|value| value.to_str().ok()).peekable();
     let names = |list: &str| list == "*" || versions(list).is_some_and(|all| all.contains(&current));
-    lists.peek().is_none() || lists.any(|list| names(list.trim()))
+    let mut lists = headers.get_all(header::IF_MATCH).iter().peekable();
+    lists.peek().is_none() || lists.any(|list| list.to_str().is_ok_and(|list| names(list.trim())))
 }
 
 /// Whether the client has the row with this tag, by `If-None-Match`.
@@ -83,6 +87,8 @@ mod tests {
             ("W/\"3\"", Some(vec![])),
             ("\"abc\", \"3-x\", \"3\"", Some(vec![3])),
             ("\"\"", Some(vec![])),
+            ("\"a,b\", \"3\"", Some(vec![3])),
+            ("\"3\" \"4\"", None),
             ("\"a b\"", None),
             ("\"a\"b\"", None),
             ("\"3\",", None),

@@ -30,10 +30,10 @@ use super::query::QueryParams;
 use super::read::in_turn;
 
 /// Maximum number of requests that wait for the fold of another moment.
-const WAITING: usize = 16;
+const WAITING: usize = 8;
 
 /// Rest after a fold, as a multiple of the time of the fold.
-const REST: u32 = 8;
+const REST: u32 = 16;
 /// Maximum rest after a fold.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
@@ -133,14 +133,35 @@ pub(super) async fn state(app: &FleetApi, at: ChainCursor) -> Result<Arc<FleetMo
         return Ok(moment);
     }
     // The request before may have folded the same moment, which the cache then returns.
-    let folded = in_fold_turn(app, move |cache, is_cancelled| cache.fold(&at, is_cancelled));
+    let folded =
+        in_fold_turn(app, FoldRest::BeforeOthers, move |cache, is_cancelled| cache.fold(&at, is_cancelled));
     folded.await?.map_err(|error| unread(&error))
+}
+
+/// Rest after the turn of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FoldRest {
+    /// No rest.
+    None,
+    /// Rest while verdicts are recorded, if other requests wait.
+    BeforeOthers,
+}
+
+impl FoldRest {
+    /// Returns the rest after work that took some time, while other requests wait and records may have been added.
+    fn after(self, taken: Duration, others: usize, is_recording: bool) -> Duration {
+        match self {
+            FoldRest::BeforeOthers if others > 0 && is_recording => (taken * REST).min(LONGEST_REST),
+            FoldRest::BeforeOthers | FoldRest::None => Duration::ZERO,
+        }
+    }
 }
 
 /// Waits for the turn to fold, then runs work that reserves memory of moments. The work runs on a thread of its own,
 /// which has the permits until it ends, and must end early once its flag is true.
 pub(super) async fn in_fold_turn<T: Send + 'static>(
     app: &FleetApi,
+    rest: FoldRest,
     work: impl FnOnce(&MomentCache, &AtomicBool) -> T + Send + 'static,
 ) -> Result<T, ProblemDetails> {
     let MomentQueue { cache, places, turn, .. } = &*app.moments;
@@ -156,13 +177,12 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
         lower_priority();
         let (start, before) = (Instant::now(), source.head());
         let result = work(&cache, &is_cancelled);
-        let taken = start.elapsed();
+        let others = queue.requests().saturating_sub(1);
+        let pause = rest.after(start.elapsed(), others, source.head() != before);
         drop(place);
         // The request may have been dropped.
         let _ = sender.send(result);
-        if queue.requests() > 0 && source.head() != before {
-            std::thread::sleep((taken * REST).min(LONGEST_REST));
-        }
+        std::thread::sleep(pause);
         drop(turn);
     };
     std::thread::Builder::new()
@@ -204,4 +224,27 @@ pub(super) fn named(mut response: Response<Body>, at: &ChainCursor) -> Response<
         response.headers_mut().insert("chancery-time", time);
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fold_rests_only_before_others_while_verdicts_are_recorded() {
+        let (short, long) = (Duration::from_millis(3), Duration::from_mins(1));
+        for (rest, taken, others, is_recording, wanted) in [
+            (FoldRest::BeforeOthers, short, 1, true, short * REST),
+            (FoldRest::BeforeOthers, long, 8, true, LONGEST_REST),
+            (FoldRest::BeforeOthers, short, 0, true, Duration::ZERO),
+            (FoldRest::BeforeOthers, short, 1, false, Duration::ZERO),
+            (FoldRest::None, short, 1, true, Duration::ZERO),
+        ] {
+            assert_eq!(
+                rest.after(taken, others, is_recording),
+                wanted,
+                "{rest:?} {taken:?} {others} {is_recording}"
+            );
+        }
+    }
 }

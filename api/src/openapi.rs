@@ -140,12 +140,16 @@ fn header(about: &str, schema: Value) -> Value {
 /// Returns the headers of answers that are valid at a position.
 fn position_headers(does: RouteTarget) -> Vec<(&'static str, Value)> {
     let at = ("Chancery-Position", header("Position at which the answer is valid.", named("Position")));
+    let lineage = header("Lineage of the journal at that position.", json!({"type": "string"}));
+    let lineage = ("Chancery-Lineage", lineage);
     let time = || header("Time of the record at that position, with `as_of`.", json!({"type": "string"}));
     match does {
-        RouteTarget::Intent(..) | RouteTarget::Intents | RouteTarget::Why(_) => vec![at],
-        RouteTarget::List(_) | RouteTarget::Get(_) | RouteTarget::Disruption => {
-            vec![at, ("Chancery-Time", time())]
-        }
+        RouteTarget::Intent(..) | RouteTarget::Intents | RouteTarget::Why(_) => vec![at, lineage],
+        RouteTarget::List(_)
+        | RouteTarget::Get(_)
+        | RouteTarget::Disruption
+        | RouteTarget::Diff
+        | RouteTarget::DryRun => vec![at, lineage, ("Chancery-Time", time())],
         _ => Vec::new(),
     }
 }
@@ -402,16 +406,16 @@ fn operation(
                 json!({"description": about, "schema": {"type": "string"}});
         }
     }
+    if let RouteTarget::Get(_) = route.does {
+        let headers = json!({"ETag": responses["200"]["headers"]["ETag"]});
+        responses["304"] = json!({"description": "The client has the row.", "headers": headers});
+    }
     for (name, value) in position_headers(route.does) {
         for answer in
             responses.as_object_mut().into_iter().flatten().filter(|(status, _)| *status != "default")
         {
             answer.1["headers"][name] = value.clone();
         }
-    }
-    if let RouteTarget::Get(_) = route.does {
-        let headers = json!({"ETag": responses["200"]["headers"]["ETag"]});
-        responses["304"] = json!({"description": "The client has the row.", "headers": headers});
     }
     let mut operation = json!({
         "operationId": operation_id(route),

@@ -8,7 +8,6 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use chancery_decider::{DeciderHandle, UnchangedVerdict, Verdict, VerdictError};
 use chancery_events::digest::Digest;
 use chancery_events::event::Event;
-use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::extension::ExtensionAttributes;
 use chancery_events::fact::{Fact, IntentOutcome, PlanApplied};
 use chancery_events::id::{OperationId, Position};
@@ -124,7 +123,7 @@ pub(super) async fn typed(
 ) -> Result<Response<Body>, ProblemDetails> {
     let RoutedRequest { found, parts, .. } = call;
     let meta = IntentHeaders::read(&parts.headers)?;
-    if meta.expect == Some(ExpectedVersion::ABSENT) && found.is_part_of_entity() {
+    if parts.headers.contains_key(header::IF_NONE_MATCH) && found.is_part_of_entity() {
         let what = "must be absent: the path is part of an entity, whose version If-Match names";
         return Err(ProblemDetails::parameter(RequestPart::Header, "if-none-match", what));
     }
@@ -310,31 +309,31 @@ impl AnswerContext {
         verdict: Result<Verdict, VerdictError>,
     ) -> Result<(StatusCode, AcceptedResponse), ProblemDetails> {
         let (status, accepted) = self.answer(decider, verdict)?;
-        if !self.needs_fact(&accepted) {
+        if !self.needs_facts(&accepted) {
             return Ok((status, accepted));
         }
         let (source, verdict) = (app.source.clone(), Position::new(accepted.position));
-        let fact = in_turn(&app.hub.readers, "read an edit", move || first_fact(&*source, verdict)).await;
-        Ok(self.completed(status, accepted, fact.unwrap_or_default().as_ref()))
+        let facts = in_turn(&app.hub.readers, "read an edit", move || first_facts(&*source, verdict)).await;
+        Ok(self.completed(status, accepted, &facts.unwrap_or_default()))
     }
 
-    /// Whether the answer depends on the first fact after the verdict.
-    pub(super) fn needs_fact(&self, accepted: &AcceptedResponse) -> bool {
+    /// Whether the answer depends on the first facts after the verdict.
+    pub(super) fn needs_facts(&self, accepted: &AcceptedResponse) -> bool {
         let may_have_created = self.allocates && accepted.version == Some(ALLOCATED);
         (self.is_of_plan || may_have_created) && accepted.verdict == "accepted"
     }
 
-    /// Completes the answer with what the first fact after the verdict shows: the fields that an edit changed, or that a node was
-    /// created. An existing node of that version was only allocated.
+    /// Completes the answer with what the first facts after the verdict show: the fields that an edit changed, or that a node was
+    /// created. A node of that version that was applied and allocated by the intent had no version before.
     pub(super) fn completed(
         &self,
         status: StatusCode,
         mut accepted: AcceptedResponse,
-        fact: Option<&Fact>,
+        facts: &[Fact],
     ) -> (StatusCode, AcceptedResponse) {
-        match fact {
-            Some(Fact::PlanApplied(applied)) => accepted.changed = ChangedFields::of(applied),
-            Some(Fact::NodeApplied(_)) => return (StatusCode::CREATED, accepted),
+        match facts {
+            [Fact::PlanApplied(applied), ..] => accepted.changed = ChangedFields::of(applied),
+            [Fact::NodeApplied(_), Fact::NodeStateChanged(_)] => return (StatusCode::CREATED, accepted),
             _ => {}
         }
         (status, accepted)
@@ -395,18 +394,20 @@ impl AnswerContext {
     }
 }
 
-/// Returns the first fact after a verdict, also for a repeat.
-pub(super) fn first_fact(source: &dyn JournalReader, verdict: Position) -> Option<Fact> {
-    first_fact_in(&*source.records(verdict).ok()?.next()?.ok()?, verdict)
+/// Returns the first two facts after a verdict, also for a repeat.
+pub(super) fn first_facts(source: &dyn JournalReader, verdict: Position) -> Vec<Fact> {
+    let record = source.records(verdict).ok().and_then(|mut records| records.next()?.ok());
+    record.map(|record| first_facts_in(&record, verdict)).unwrap_or_default()
 }
 
-/// Returns the first fact after a verdict, from its record.
-pub(super) fn first_fact_in(record: &Record, verdict: Position) -> Option<Fact> {
-    let (_, line) = record.events().find(|(at, _)| *at == verdict.plus(1))?;
-    match Event::read(line) {
+/// Returns the first two facts after a verdict, from its record.
+pub(super) fn first_facts_in(record: &Record, verdict: Position) -> Vec<Fact> {
+    let after = record.events().filter(|(at, _)| *at > verdict).take(2);
+    let facts = after.map_while(|(_, line)| match Event::read(line) {
         Ok(Event::Fact { fact, .. }) => Some(fact),
         _ => None,
-    }
+    });
+    facts.collect()
 }
 
 impl ChangedFields {

@@ -195,13 +195,13 @@ pub struct GetArgs {
 #[derive(Args, Debug)]
 pub struct DiffArgs {
     /// Earlier moment: a position, 120, a time, 2026-11-21T09:00:00Z, or a duration ago, "10m ago"
-    #[arg(value_name = "POSITION|TIME|DURATION", value_parser = as_of, required_unless_present = "files")]
+    #[arg(value_name = "POSITION|TIME|DURATION", value_parser = as_of, allow_hyphen_values = true, required_unless_present = "files")]
     pub from: Option<String>,
     /// Compare these manifests with the current state: what `apply` would create, change or refuse; repeatable
     #[arg(short, long = "filename", value_name = "FILE|DIR|URL|-", conflicts_with_all = ["from", "to", "kinds", "filters"])]
     pub files: Vec<PathBuf>,
     /// Later moment, in the same form (default: the last record)
-    #[arg(value_name = "POSITION|TIME|DURATION", value_parser = as_of)]
+    #[arg(value_name = "POSITION|TIME|DURATION", value_parser = as_of, allow_hyphen_values = true)]
     pub to: Option<String>,
     /// Compare only entities of this kind; repeatable
     #[arg(short, long = "kind", value_name = "KIND", value_parser = EntitySelectorParser, hide_possible_values = true)]

@@ -19,6 +19,12 @@ pub(super) fn sort(kind: EntityKind, items: &mut [Value]) {
 
 /// Sorts rows by a column of their wide table, or by a JSON path. Equal rows keep their order.
 pub(super) fn sort_by(kind: EntityKind, items: &mut Vec<Value>, field: &str) -> Result<(), CliError> {
+    if field.eq_ignore_ascii_case("age") {
+        sort_by(kind, items, ".created_at")?;
+        // The newest has the smallest age.
+        items.reverse();
+        return Ok(());
+    }
     let keys: Vec<_> = if field.starts_with(['.', '{', '$', '[']) {
         let path = path(field).map_err(CliError::usage)?;
         let values: Vec<_> = items.iter().map(|item| found(&path, item).first().copied()).collect();
@@ -45,7 +51,7 @@ fn column(kind: EntityKind, items: &[Value], field: &str) -> Result<Vec<String>,
     let Some(at) = heads.iter().position(|head| head.eq_ignore_ascii_case(field)) else {
         let known = heads.join(", ");
         return Err(CliError::usage(format!(
-            "invalid column {field:?} of {}: must be one of {known}, or a JSON path as in .created_at",
+            "invalid column {field:?} of {}: must be one of {known}, AGE, or a JSON path as in .created_at",
             kind.plural()
         )));
     };
@@ -127,6 +133,18 @@ mod tests {
             .into();
         names.sort_by_key(|name| NaturalKey(name.clone()));
         assert_eq!(names, ["9", "10", "a-1.9", "a-1.10", "b", "d", "d-02", "d-2", "d-2-a", "d-10"]);
+    }
+
+    #[test]
+    fn ages_are_those_of_the_creation() {
+        let row = |name: &str, at: &str| json!({ "name": name, "created_at": at });
+        let mut rows =
+            vec![row("old", "2026-11-21T09:00:00.000000Z"), row("new", "2026-11-21T10:00:00.000000Z")];
+        for field in ["AGE", "age"] {
+            sort_by(EntityKind::Node, &mut rows, field).expect("a column");
+            assert_eq!(rows[0]["name"], "new");
+            rows.reverse();
+        }
     }
 
     #[test]

@@ -192,12 +192,14 @@ impl RowKind {
         with_row!(self, R => R::FILTERS.iter().map(|def| def.name).collect())
     }
 
-    /// Returns the rule that the value of a filter must keep, as in `must be one of yes, no`; `None` if every text is a value.
+    /// Returns the rule for the values of a filter, as in `must be one of yes, no`; `None` if the kind does not have the filter, or
+    /// the rule is that of a name.
     pub fn filter_rule(self, name: &str) -> Option<String> {
         with_row!(self, R => {
             let filter = R::FILTERS.iter().find(|filter| filter.name == name)?;
             // No rule admits a control character.
-            (filter.read)("\u{1}").err()
+            let error = (filter.read)("\u{1}").err()?;
+            Some(error[error.find("must ")?..].to_owned())
         })
     }
 

@@ -26,7 +26,7 @@ use super::changes::RowsBefore;
 use crate::FleetApi;
 use crate::intents::problem_value;
 use crate::problem::{MomentBody, ProblemBody, ProblemDetails};
-use crate::write::{AcceptedResponse, AnswerContext, first_fact, first_fact_in};
+use crate::write::{AcceptedResponse, AnswerContext, first_facts, first_facts_in};
 
 /// Answer to a dry run. Nothing of it was recorded. Positions after `at`, times, ids and the names of new replicas are
 /// those that come next; a real run may assign others.
@@ -233,12 +233,12 @@ impl AnswerWriter<'_> {
             Ok(accepted) => accepted,
             Err(problem) => return Ok(problem_value(&problem, self.request_id)),
         };
-        if context.needs_fact(&accepted) {
-            let fact = match record {
-                Some(record) => first_fact_in(record, verdict.position),
-                None => first_fact(&*self.app.source, verdict.position),
+        if context.needs_facts(&accepted) {
+            let facts = match record {
+                Some(record) => first_facts_in(record, verdict.position),
+                None => first_facts(&*self.app.source, verdict.position),
             };
-            (status, accepted) = context.completed(status, accepted, fact.as_ref());
+            (status, accepted) = context.completed(status, accepted, &facts);
         }
         let mut value = serde_json::to_value(&accepted).map_err(|error| internal(&error))?;
         value["status"] = status.as_u16().into();

@@ -56,6 +56,9 @@ const GAUGES: [(&str, &str); 10] = [
     ("moment_memory_bytes", "Memory of past states, by estimate"),
 ];
 
+/// Index of the gauge of stalled deployments.
+const STALLED: usize = 7;
+
 /// Metric families with one series for each fleet.
 #[derive(Clone, Debug)]
 pub(super) struct FleetMetricFamilies {
@@ -98,6 +101,8 @@ pub struct FleetMetrics {
     commits: Histogram,
     gauges: [Gauge; GAUGES.len()],
     families: FleetMetricFamilies,
+    /// Permit to refresh the gauges for a scrape.
+    pub(super) memory: Arc<Semaphore>,
     /// Permit to read the disk for a scrape.
     pub(crate) disk: Arc<Semaphore>,
 }
@@ -136,6 +141,7 @@ impl FleetMetricFamilies {
             commits: self.commits.get_or_create_owned(&labels),
             gauges: self.gauges.each_ref().map(|family| family.get_or_create_owned(&labels)),
             families: self.clone(),
+            memory: Arc::new(Semaphore::new(1)),
             disk: Arc::new(Semaphore::new(1)),
             labels,
         }
@@ -182,7 +188,6 @@ impl FleetMetrics {
         let tail = app.source.head().map_or(0, |head| head.position.get());
         let applied = app.reader.applied().position.get();
         let here = app.router.here();
-        let stalled = ListQuery::all().by("stalled", "yes").limit(LIMIT_MAX);
         let readings: [Option<i64>; GAUGES.len()] = [
             Some(tail as i64),
             Some(applied as i64),
@@ -191,12 +196,12 @@ impl FleetMetrics {
             Some(here.as_ref().map_or(0, DeciderHandle::backlog) as i64),
             Some(app.hub.followers() as i64),
             Some(app.channels.count() as i64),
-            app.reader.list::<DeploymentRow>(&stalled).ok().map(|stalled| stalled.items.len() as i64),
+            // Counted by a read of the disk.
+            None,
             Some(app.moments.requests() as i64),
             Some(app.moments.memory() as i64),
         ];
         for (gauge, reading) in self.gauges.iter().zip(readings) {
-            // A gauge that cannot be read keeps its value.
             if let Some(reading) = reading {
                 gauge.set(reading);
             }
@@ -209,6 +214,14 @@ impl FleetMetrics {
             let reports = self.families.trouble_reports.get_or_create(&labels);
             // Concurrent scrapes must not add the same reports twice.
             reports.inner().fetch_max(app.router.troubles.reports(part), Ordering::Relaxed);
+        }
+    }
+
+    /// Counts stalled deployments, which reads the disk. The gauge keeps its value if they cannot be read.
+    pub(super) fn count_stalled(&self, app: &FleetApi) {
+        let stalled = ListQuery::all().by("stalled", "yes").limit(LIMIT_MAX);
+        if let Ok(stalled) = app.reader.list::<DeploymentRow>(&stalled) {
+            self.gauges[STALLED].set(stalled.items.len() as i64);
         }
     }
 }

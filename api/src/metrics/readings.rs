@@ -25,7 +25,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::FleetApi;
 
@@ -114,22 +114,15 @@ impl FleetReading {
             let read = here.as_ref()?.read();
             tokio::time::timeout(PATIENCE, read).await.ok().flatten()
         };
-        // While a read of the disk does not end, further scrapes start no thread that would wait too.
-        let stored = async {
-            let permit = Arc::clone(&app.figures.disk).try_acquire_owned().ok()?;
-            let app = Arc::clone(app);
-            let read = tokio::task::spawn_blocking(move || {
-                let stored = read_stored(&app);
-                drop(permit);
-                stored
-            });
-            read.await.ok()
-        };
+        // Gauges that do not answer keep their values.
+        let gauges = one_at_a_time(app, &app.figures.memory, |app| app.figures.refresh(app));
+        let gauges = tokio::time::timeout(PATIENCE, gauges);
+        let stored = one_at_a_time(app, &app.figures.disk, read_stored);
         let stored = tokio::time::timeout(PATIENCE, stored);
-        let (figures, decider, stored) = tokio::join!(figures, decider, stored);
+        let (figures, decider, stored, _) = tokio::join!(figures, decider, stored, gauges);
         let (now, files, oldest_operation, lag) = match stored {
             Ok(Some((now, files, oldest, lag))) => (now, files, oldest, Some(lag)),
-            // The disk does not answer, or the server stops. Gauges keep their values.
+            // The disk does not answer, or the server stops.
             Ok(None) | Err(_) => (now(), None, None, None),
         };
         let figures = figures.ok().and_then(Result::ok).flatten();
@@ -137,10 +130,26 @@ impl FleetReading {
     }
 }
 
-/// Reads what is on the disk, and sets the gauges of the fleet. Returns the time, the sizes of files, the age of the oldest operation
+/// Runs a read on a thread that may block; `None` while an earlier one does not end: no further thread would wait with it.
+async fn one_at_a_time<T: Send + 'static>(
+    app: &Arc<FleetApi>,
+    permit: &Arc<Semaphore>,
+    read: impl FnOnce(&FleetApi) -> T + Send + 'static,
+) -> Option<T> {
+    let permit = Arc::clone(permit).try_acquire_owned().ok()?;
+    let app = Arc::clone(app);
+    let read = tokio::task::spawn_blocking(move || {
+        let answer = read(&app);
+        drop(permit);
+        answer
+    });
+    read.await.ok()
+}
+
+/// Reads what is on the disk. Returns the time, the sizes of files, the age of the oldest operation
 /// that waits for approval, and the age of the oldest record that is not in the rows.
 fn read_stored(app: &FleetApi) -> (Time, Option<StoredFiles>, Option<Duration>, Duration) {
-    app.figures.refresh(app);
+    app.figures.count_stalled(app);
     let now = now();
     let files = app.directories.as_ref().and_then(|directories| match directories.read() {
         Ok(files) => Some(files),

@@ -1,6 +1,6 @@
 //! Parameters of the routes: in the path, the query and the headers.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use chancery_projector::RowKind;
 use serde_json::{Value, json};
@@ -100,7 +100,7 @@ pub(super) fn parameters(route: &HttpRoute) -> Vec<Value> {
         RouteTarget::List(kind) => {
             let in_path = |name: &str| route.path.contains(&format!("{{{name}}}"));
             let names = kind.filters().into_iter().filter(|name| !in_path(name));
-            let filters = names.map(|name| filter_parameter(name, kind)).collect();
+            let filters = names.map(|name| filter_parameter(name, &[kind])).collect();
             [filters, list_parameters(), moment_parameters(), settle_parameters()].concat()
         }
         RouteTarget::Get(_) => [moment_parameters(), settle_parameters(), validator_parameters()].concat(),
@@ -117,10 +117,8 @@ pub(super) fn parameters(route: &HttpRoute) -> Vec<Value> {
         RouteTarget::Event(EventRead::Causes) => [cause_parameters(), settle_parameters()].concat(),
         RouteTarget::Event(EventRead::Effects) => [history_parameters(), settle_parameters()].concat(),
         RouteTarget::Diff => {
-            let kinds =
-                || RowKind::ALL.iter().flat_map(|kind| kind.filters().into_iter().map(|name| (name, *kind)));
-            let filters: BTreeMap<_, _> = kinds().collect();
-            let filters = filters.into_iter().map(|(name, kind)| filter_parameter(name, kind)).collect();
+            let names: BTreeSet<_> = RowKind::ALL.iter().flat_map(|kind| kind.filters()).collect();
+            let filters = names.into_iter().map(|name| filter_parameter(name, RowKind::ALL)).collect();
             [diff_parameters(), filters, settle_parameters()].concat()
         }
         RouteTarget::Events => event_parameters(),
@@ -164,11 +162,15 @@ pub(super) fn parameters(route: &HttpRoute) -> Vec<Value> {
     all
 }
 
-/// Returns the parameter of a filter of a kind.
-fn filter_parameter(name: &str, kind: RowKind) -> Value {
+/// Returns the parameter of a filter, with the rule for its values if all of the kinds that have the filter have the same.
+fn filter_parameter(name: &str, kinds: &[RowKind]) -> Value {
     let mut about = "Only rows that match the filter: one value, or several with commas between them, of which one must match.".to_owned();
-    if let Some(rule) = kind.filter_rule(name) {
-        about.push_str(&format!(" A value {rule}."));
+    let of = kinds.iter().filter(|kind| kind.filters().contains(&name));
+    let rules: BTreeSet<_> = of.map(|kind| kind.filter_rule(name)).collect();
+    if let Some(Some(rule)) = rules.first().filter(|_| rules.len() == 1) {
+        about.push_str(" A value ");
+        about.push_str(rule);
+        about.push('.');
     }
     json!({"name": name, "in": "query", "schema": {"type": "string"}, "description": about})
 }

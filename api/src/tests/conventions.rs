@@ -299,7 +299,9 @@ async fn a_node_that_is_created_with_its_cluster_is_created() {
     // The event at the position of the verdict is not read.
     world.commit(&[verdict, applied, allocated[0], allocated[1]]);
     world.commit(&[verdict, allocated[0], allocated[1]]);
-    for (position, status) in [(6, 201), (10, 200)] {
+    // An edit of a node that was allocating.
+    world.commit(&[verdict, applied]);
+    for (position, status) in [(6, 201), (10, 200), (13, 200)] {
         world.decide(move |request| {
             let (subject, version) = (request.intent.subject(), Some(3));
             let accepted = AcceptedIntent { outcome: IntentOutcome::Changed, subject, version };

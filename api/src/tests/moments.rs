@@ -154,7 +154,7 @@ async fn requests_for_other_moments_wait_in_a_bounded_queue() {
         }
         waiting.push(request);
     }
-    assert_eq!(metric(&world, "moment_requests").await, 17);
+    assert_eq!(metric(&world, "moment_requests").await, 9);
     let busy = world.get("/nodes?as_of=7").await;
     assert_eq!((busy.problem().1.as_str(), busy.header("retry-after")), ("busy", "1"));
     assert_eq!(world.get("/nodes?as_of=5").await.status, 200, "a cached moment needs no fold");

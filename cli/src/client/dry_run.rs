@@ -16,6 +16,18 @@ impl ApiClient<'_> {
     ) -> Result<Value, CliError> {
         let bodies: Vec<_> = intents.map(|intent| self.envelope(intent).body).collect();
         let body = format!("[{}]", bodies.join(","));
+        let mut reply = self.run_dry(doing, &body)?;
+        if reply.status != 200 && self.moment.use_last(&reply.body) {
+            reply = self.run_dry(doing, &body)?;
+        }
+        let FinalReply { status, body, .. } = reply;
+        if status != 200 {
+            return Err(problem(doing, status, &body));
+        }
+        serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))
+    }
+
+    fn run_dry(&self, doing: &str, body: &str) -> Result<FinalReply, CliError> {
         let ran = self.tried(|| {
             let mut request = self.agent.post(self.url("/dry-run")).header("content-type", BATCH);
             if let Some(moment) = self.moment.get() {
@@ -24,12 +36,8 @@ impl ApiClient<'_> {
             if self.seen.get() > 0 {
                 request = request.query("min_position", self.named(self.seen.get()).to_string());
             }
-            self.answer(request.send(&body))
+            self.answer(request.send(body))
         });
-        let FinalReply { status, body, .. } = ran.map_err(|lost| self.unread(doing, &lost))?;
-        if status != 200 {
-            return Err(problem(doing, status, &body));
-        }
-        serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))
+        ran.map_err(|lost| self.unread(doing, &lost))
     }
 }

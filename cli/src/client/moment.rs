@@ -56,6 +56,7 @@ impl ClientMoment {
         let is_used = last.is_some();
         if is_used {
             self.text.replace(last);
+            note!("the server has no record after that: this is its last one");
         }
         is_used
     }

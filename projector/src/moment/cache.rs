@@ -11,6 +11,7 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use chancery_events::id::Position;
 use chancery_journal::snapshots::{SnapshotMeta, SnapshotStore};
@@ -53,6 +54,8 @@ pub struct MomentCache {
     /// Moments, the last one read last.
     kept: Mutex<Vec<Arc<FleetMoment>>>,
     used: Arc<AtomicU64>,
+    /// Time since which folds wait for the projector to catch up.
+    catch_up: Mutex<Option<Instant>>,
     /// Thread that frees an evicted moment.
     freeing: Mutex<Option<JoinHandle<()>>>,
 }
@@ -72,8 +75,17 @@ impl MomentCache {
         rows: PositionWatch,
         limits: MomentLimits,
     ) -> MomentCache {
-        let (kept, used, freeing) = (Mutex::default(), Arc::default(), Mutex::default());
-        MomentCache { fleet, journal, snapshots, rows, limits, kept, used, freeing }
+        MomentCache {
+            fleet,
+            journal,
+            snapshots,
+            rows,
+            limits,
+            kept: Mutex::default(),
+            used: Arc::default(),
+            catch_up: Mutex::default(),
+            freeing: Mutex::default(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<FleetMoment>>> {
@@ -117,7 +129,7 @@ impl MomentCache {
             return Ok(moment);
         }
         let mut pace = FoldPace::new(is_cancelled, &self.rows, &*self.journal);
-        pace.await_projector()?;
+        pace.await_projector(&self.catch_up)?;
         let resize = |reserved: &mut ReservedMemory, bytes| self.resize(reserved, bytes, at.position);
         let FoldStart { state, mut memory } = self.start(at, &resize)?;
         let mut fold = JournalFold::discarding(state);

@@ -5,8 +5,8 @@
 //! is behind the journal, but for a bounded time after each slice, as a busy projector is mostly behind. Before it reads a
 //! snapshot, it waits for a projector that catches up.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 const PAUSES: u32 = 4;
 /// Minimum number of events by which a projector is behind that catches up: under load it is behind by fewer.
 const CATCHING_UP: u64 = 20_000;
-/// Maximum time for which a fold waits for a projector that catches up.
-pub(super) const CATCH_UP: Duration = Duration::from_secs(1);
+/// Maximum time for which folds wait for a projector that catches up, in all.
+pub(super) const CATCH_UP: Duration = Duration::from_secs(5);
 /// Time between checks of the wait.
 const CATCH_UP_CHECK: Duration = Duration::from_millis(10);
 /// Minimum bytes of records after which the encoding of the state is measured again.
@@ -65,14 +65,19 @@ impl<'a> FoldPace<'a> {
         if self.is_cancelled.load(Ordering::Relaxed) { Err(MomentError::Cancelled) } else { Ok(()) }
     }
 
-    /// Waits for a projector that catches up, for a bounded time: reading a snapshot takes memory bandwidth from it.
-    pub(super) fn await_projector(&self) -> Result<(), MomentError> {
-        let start = Instant::now();
+    /// Waits for a projector that catches up: reading a snapshot takes memory bandwidth from it. All folds wait at most
+    /// [`CATCH_UP`] for one catch-up, since the first of them has waited.
+    pub(super) fn await_projector(&self, since: &Mutex<Option<Instant>>) -> Result<(), MomentError> {
         self.check()?;
-        while self.lag() >= CATCHING_UP && start.elapsed() < CATCH_UP && self.rows.now().stopped.is_none() {
+        let mut since = since.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.lag() >= CATCHING_UP && self.rows.now().stopped.is_none() {
+            if since.get_or_insert_with(Instant::now).elapsed() >= CATCH_UP {
+                return Ok(());
+            }
             sleep(CATCH_UP_CHECK);
             self.check()?;
         }
+        *since = None;
         Ok(())
     }
 

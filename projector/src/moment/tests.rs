@@ -1,9 +1,9 @@
 //! Moments compared with the rows that readers saw at the time, and the cache of moments.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use chancery_events::id::Position;
 use chancery_events::lineage::NamedPosition;
@@ -308,18 +308,33 @@ fn a_fold_waits_for_a_projector_that_catches_up() {
     let is_cancelled = AtomicBool::new(true);
     let watch = PositionWatch::new(rows(1));
     let pace = fold::FoldPace::new(&is_cancelled, &watch, &journal);
-    assert!(matches!(pace.await_projector(), Err(MomentError::Cancelled)));
+    let since = Mutex::default();
+    assert!(matches!(pace.await_projector(&since), Err(MomentError::Cancelled)));
     is_cancelled.store(false, Ordering::Relaxed);
-    let start = std::time::Instant::now();
     std::thread::scope(|scope| {
-        scope.spawn(|| watch.publish(rows(1 << 20)));
-        pace.await_projector().expect("it is not cancelled");
+        scope.spawn(|| {
+            // A fold that waits has the lock.
+            let start = Instant::now();
+            while since.try_lock().is_ok() && start.elapsed() < fold::CATCH_UP {
+                std::thread::yield_now();
+            }
+            watch.publish(rows(1 << 20));
+        });
+        pace.await_projector(&since).expect("it is not cancelled");
+        assert_eq!((pace.lag(), *since.lock().expect("no panic")), (0, None), "it has waited");
     });
-    assert!(pace.lag() == 0 || start.elapsed() >= fold::CATCH_UP, "{} events behind", pace.lag());
+    // Folds have waited long enough for this catch-up.
+    watch.publish(rows(1));
+    let long_ago = Instant::now().checked_sub(fold::CATCH_UP).expect("a time");
+    let since = Mutex::new(Some(long_ago));
+    pace.await_projector(&since).expect("it is not cancelled");
+    assert_eq!((pace.lag() > 0, *since.lock().expect("no panic")), (true, Some(long_ago)));
     // A projector that has stopped catches up no more.
     let stopped = PositionWatch::new(rows(1));
     stopped.stop("a test");
-    fold::FoldPace::new(&is_cancelled, &stopped, &journal).await_projector().expect("it is not cancelled");
+    let since = Mutex::default();
+    fold::FoldPace::new(&is_cancelled, &stopped, &journal).await_projector(&since).expect("not cancelled");
+    assert_eq!(*since.lock().expect("no panic"), None);
 }
 
 #[test]

@@ -114,7 +114,7 @@ pub(super) fn advise(error: &mut clap::Error) {
         ErrorKind::TooManyValues => (VALUES, ContextKind::InvalidArg),
         _ => return,
     };
-    // No argument of this program starts with a hyphen.
+    // Arguments that may start with a hyphen are taken as they are.
     if let Some(ContextValue::StyledStrs(tips)) = error.get(ContextKind::Suggested)
         && tips.iter().any(|tip| tip.to_string().contains("as a value, use"))
     {
@@ -161,6 +161,8 @@ mod tests {
         ] {
             assert!(error(line).contains(wanted), "{line}: {}", error(line));
         }
+        let moment = error("chancery diff -soon");
+        assert!(moment.contains("invalid moment"), "{moment}");
         let unknown = error("chancery get nodes --no-such-flag");
         assert!(unknown.contains("--no-such-flag") && !unknown.contains("as a value"), "{unknown}");
         let typo = error("chancery descrbe node/a");

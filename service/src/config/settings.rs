@@ -206,15 +206,15 @@ pub fn loopback(text: &str) -> Result<SocketAddr, String> {
 }
 
 fn urls(text: &str) -> Result<(), String> {
+    // Not shown: the text may have a password.
+    if text.contains('@') {
+        return Err("must have no user and no password, as this build has no authentication".into());
+    }
     text.split(',').try_for_each(|one| url(one.trim()))
 }
 
 fn url(text: &str) -> Result<(), String> {
     match text.split_once("://") {
-        // Not shown: the text may have a password.
-        Some((_, rest)) if rest.split('/').next().is_some_and(|authority| authority.contains('@')) => {
-            Err("must have no user and no password, as this build has no authentication".into())
-        }
         Some(("http", rest)) if !rest.is_empty() && !rest.contains(['?', '#', ' ']) => Ok(()),
         Some(("https", _)) => Err("must be http://…, as this build has no TLS".into()),
         _ => Err(format!("must be a URL as in http://127.0.0.1:7440, not {text:?}")),

@@ -165,10 +165,18 @@ fn faults_elsewhere_name_the_variable_or_the_flag() {
     let flags = vec![("server", "--server", "https://x".to_owned())];
     let error = ServiceConfig::read(ConfigLayers { flags, ..ConfigLayers::default() }).expect_err("no TLS");
     assert_eq!(error.to_string(), "invalid server from --server: must be http://…, as this build has no TLS");
-    let flags = vec![("server", "--server", "http://a,http://user:secret@b/".to_owned())];
-    let error =
-        ServiceConfig::read(ConfigLayers { flags, ..ConfigLayers::default() }).expect_err("a password");
-    assert!(error.to_string().starts_with("invalid server from --server: must have no user and no password"));
+    for server in [
+        "http://a,http://user:secret@b/",
+        "user:secret@b:7440",
+        "http://user:a,secret@b",
+        "http://u:a/secret@b",
+    ] {
+        let flags = vec![("server", "--server", server.to_owned())];
+        let error =
+            ServiceConfig::read(ConfigLayers { flags, ..ConfigLayers::default() }).expect_err("a password");
+        let wanted = "invalid server from --server: must have no user and no password";
+        assert!(error.to_string().starts_with(wanted) && !error.to_string().contains("secret"), "{error}");
+    }
     let error = ServiceConfig::read(ConfigLayers {
         file: Some(Path::new("/nowhere/c.toml")),
         ..ConfigLayers::default()

@@ -33,7 +33,7 @@ use super::read::in_turn;
 const WAITING: usize = 8;
 
 /// Rest after a fold, as a multiple of the time of the fold.
-const REST: u32 = 16;
+const REST: u32 = 64;
 /// Maximum rest after a fold.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 

@@ -58,7 +58,7 @@ fn row(what: &str, server: &BenchmarkServer, round: impl FnMut() -> Result<CellR
 }
 
 fn cost_of_rest() -> Result<Vec<ResultRow>> {
-    let server = BenchmarkServer::start()?;
+    let server = BenchmarkServer::start_with(&[("CHANCERY_LIMITS_READS_PER_SECOND", "1000000")])?;
     let idle_cores = idle(&server)?;
     let list = format!("{FLEET}/capabilities?limit=100");
     let reads = row("reads", &server, || {

@@ -87,6 +87,17 @@ fn a_repeated_command_with_its_key_has_its_effect_once() {
 }
 
 #[test]
+fn a_time_after_the_last_record_shows_it_and_one_to_come_is_refused() {
+    let server = ServerProcess::start_with(&[("CHANCERY_EMBEDDED_EXECUTORS", "none")]);
+    for args in [&["get", "nodes", "--as-of", "-1ms"][..], &["diff", "-1ms"], &["diff", "1", "1ms ago"]] {
+        let output = server.run(args);
+        assert_eq!(code(&output), Some(0), "{args:?}: {output:?}");
+    }
+    let output = server.run(&["get", "nodes", "--as-of", "2199-01-01T00:00:00Z"]);
+    assert_eq!(code(&output), Some(2), "{output:?}");
+}
+
+#[test]
 fn every_error_starts_alike_and_has_the_words_of_the_command_line() {
     let server = ServerProcess::start_with(&[("CHANCERY_EMBEDDED_EXECUTORS", "none")]);
     for (args, exit, wanted) in [
@@ -100,7 +111,7 @@ fn every_error_starts_alike_and_has_the_words_of_the_command_line() {
         (
             &["get", "nodes", "--filter", "state=none"],
             2,
-            "chancery: cannot list nodes: invalid filter \"state\": ",
+            "chancery: cannot list nodes: invalid value of filter \"state\": ",
         ),
         (&["get", "node", "node-1"], 3, "chancery: cannot read node/node-1: there is no node"),
         (

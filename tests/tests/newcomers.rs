@@ -21,7 +21,7 @@ fn a_directory_has_one_server_whatever_its_fleet() {
     let data = server.data().to_str().expect("a path");
     for fleet in ["default", "other"] {
         let second = run(&["serve", "--listen", "127.0.0.1:0", "--data-dir", data, "--fleet", fleet]);
-        assert_eq!(second.status.code(), Some(1), "{fleet}");
+        assert_eq!(second.status.code(), Some(4), "{fleet}");
         let listens = server.url().replace("http://", "that listens on ");
         let wanted = format!("chancery: cannot use directory {data}: locked by another server {listens}\n");
         assert!(printed(&second).starts_with(&wanted), "{}", printed(&second));

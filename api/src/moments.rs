@@ -33,7 +33,7 @@ use super::read::in_turn;
 const WAITING: usize = 8;
 
 /// Rest after a fold, as a multiple of the time of the fold.
-const REST: u32 = 64;
+const REST: u32 = 16;
 /// Maximum rest after a fold.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
@@ -127,6 +127,20 @@ pub(super) async fn find(app: &FleetApi, moment: NamedMoment) -> Result<ChainCur
     found.map_err(|error| unread(&error))
 }
 
+/// Refuses a moment that is not in the cache while no request may wait for a fold. Finding its record would read the journal in vain: for
+/// a time, a dozen times or more.
+pub(super) fn check_queue(app: &FleetApi, moment: NamedMoment) -> Result<(), ProblemDetails> {
+    let is_cached = match moment {
+        NamedMoment::Position(named) => app.moments.cache.has(named.position),
+        NamedMoment::Time(_) => false,
+    };
+    if is_cached || app.moments.places.available_permits() > 0 { Ok(()) } else { Err(busy()) }
+}
+
+fn busy() -> ProblemDetails {
+    ProblemDetails::new(BUSY, "cannot read a past state: too many others are requested")
+}
+
 /// Returns the state after a record: from the cache, or folded.
 pub(super) async fn state(app: &FleetApi, at: ChainCursor) -> Result<Arc<FleetMoment>, ProblemDetails> {
     if let Some(moment) = app.moments.cache.cached(&at) {
@@ -165,8 +179,7 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     work: impl FnOnce(&MomentCache, &AtomicBool) -> T + Send + 'static,
 ) -> Result<T, ProblemDetails> {
     let MomentQueue { cache, places, turn, .. } = &*app.moments;
-    let busy = |_| ProblemDetails::new(BUSY, "cannot read a past state: too many others are requested");
-    let place = Arc::clone(places).try_acquire_owned().map_err(busy)?;
+    let place = Arc::clone(places).try_acquire_owned().map_err(|_| busy())?;
     let closed = |error| ProblemDetails::internal("fold a moment", &error);
     let turn = Arc::clone(turn).acquire_owned().await.map_err(closed)?;
     let (sender, done) = oneshot::channel();

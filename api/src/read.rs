@@ -260,6 +260,7 @@ async fn rows_at(
     moment: Option<NamedMoment>,
 ) -> Result<(RowsAt, Option<ChainCursor>), ProblemDetails> {
     let Some(moment) = moment else { return Ok((RowsAt::Present(app.reader.clone()), None)) };
+    moments::check_queue(app, moment)?;
     let at = moments::find(app, moment).await?;
     Ok((RowsAt::Moment(moments::state(app, at).await?), Some(at)))
 }

@@ -158,6 +158,8 @@ async fn requests_for_other_moments_wait_in_a_bounded_queue() {
     let busy = world.get("/nodes?as_of=7").await;
     assert_eq!((busy.problem().1.as_str(), busy.header("retry-after")), ("busy", "1"));
     assert_eq!(world.get("/nodes?as_of=5").await.status, 200, "a cached moment needs no fold");
+    let by_time = world.get("/nodes?as_of=1970-01-01T00:00:00Z").await;
+    assert_eq!(by_time.problem().1, "busy", "no record is searched, also not before the first one");
     assert_eq!(world.get("/nodes/node-1/history?as_of=6").await.status, 200, "and neither does a history");
     assert_eq!(world.get("/nodes").await.status, 200);
     // A client that leaves frees its place.

@@ -107,6 +107,11 @@ impl MomentCache {
         Some(moment)
     }
 
+    /// Whether the cache has the moment at the last position of a record.
+    pub fn has(&self, position: Position) -> bool {
+        self.lock().iter().any(|moment| moment.at().position == position)
+    }
+
     /// Returns the number of moments in the cache.
     pub fn len(&self) -> usize {
         self.lock().len()

@@ -86,9 +86,9 @@ pub fn openapi() -> Value {
             "responses": {"Problem": {
                 "description": "Problem: the request was not fulfilled.",
                 "headers": {
-                    "Allow": header("Methods of the path, with 405.", json!({"type": "string"})),
-                    "Chancery-Request-Id": header("Id of the request, as in the logs of the server.", json!({"type": "string"})),
-                    "Retry-After": header("Seconds after which to repeat the request, if that may succeed.", json!({"type": "integer", "format": "int32", "minimum": 0})),
+                    "Allow": header("Methods of the path, with 405.", &json!({"type": "string"})),
+                    "Chancery-Request-Id": header("Id of the request, as in the logs of the server.", &json!({"type": "string"})),
+                    "Retry-After": header("Seconds after which to repeat the request, if that may succeed.", &json!({"type": "integer", "format": "int32", "minimum": 0})),
                 },
                 "content": {"application/problem+json": {"schema": problem}},
             }},
@@ -133,16 +133,16 @@ fn tag(route: &HttpRoute) -> &'static str {
     }
 }
 
-fn header(about: &str, schema: Value) -> Value {
+fn header(about: &str, schema: &Value) -> Value {
     json!({"description": about, "schema": schema})
 }
 
 /// Returns the headers of answers that are valid at a position.
 fn position_headers(does: RouteTarget) -> Vec<(&'static str, Value)> {
-    let at = ("Chancery-Position", header("Position at which the answer is valid.", named("Position")));
-    let lineage = header("Lineage of the journal at that position.", json!({"type": "string"}));
+    let at = ("Chancery-Position", header("Position at which the answer is valid.", &named("Position")));
+    let lineage = header("Lineage of the journal at that position.", &json!({"type": "string"}));
     let lineage = ("Chancery-Lineage", lineage);
-    let time = || header("Time of the record at that position, with `as_of`.", json!({"type": "string"}));
+    let time = || header("Time of the record at that position, with `as_of`.", &json!({"type": "string"}));
     match does {
         RouteTarget::Intent(..) | RouteTarget::Intents | RouteTarget::Why(_) => vec![at, lineage],
         RouteTarget::List(_)
@@ -356,7 +356,7 @@ fn success(route: &HttpRoute, types: &mut SchemaGenerator) -> Value {
             json!({"description": "CloudEvents. As server-sent events, each is an `event` whose id is `POSITION.LINEAGE`; a `bookmark` has the `position` up to which no further event matches; `closed` is the last one, with `reason` and `position`. As lines, each is an event. While there are no new events, comments or empty lines keep the stream open.", "content": {"text/event-stream": {"schema": text()}, "application/x-ndjson": {"schema": text()}}})
         }
         RouteTarget::OpenChannel => {
-            let headers = json!({"Chancery-Channel": header("Id of the channel.", text())});
+            let headers = json!({"Chancery-Channel": header("Id of the channel.", &text())});
             json!({"description": "One line per message of the decider; empty lines keep the channel open.", "headers": headers, "content": {"application/x-ndjson": {"schema": text()}}})
         }
         RouteTarget::SendMessages => json!({"description": "Messages accepted."}),

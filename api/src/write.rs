@@ -314,7 +314,7 @@ impl AnswerContext {
         }
         let (source, verdict) = (app.source.clone(), Position::new(accepted.position));
         let facts = in_turn(&app.hub.readers, "read an edit", move || first_facts(&*source, verdict)).await;
-        Ok(self.completed(status, accepted, &facts.unwrap_or_default()))
+        Ok(AnswerContext::completed(status, accepted, &facts.unwrap_or_default()))
     }
 
     /// Whether the answer depends on the first facts after the verdict.
@@ -326,7 +326,6 @@ impl AnswerContext {
     /// Completes the answer with what the first facts after the verdict show: the fields that an edit changed, or that a node was
     /// created. A node of that version that was applied and allocated by the intent had no version before.
     pub(super) fn completed(
-        &self,
         status: StatusCode,
         mut accepted: AcceptedResponse,
         facts: &[Fact],

@@ -238,7 +238,7 @@ impl AnswerWriter<'_> {
                 Some(record) => first_facts_in(record, verdict.position),
                 None => first_facts(&*self.app.source, verdict.position),
             };
-            (status, accepted) = context.completed(status, accepted, &facts);
+            (status, accepted) = AnswerContext::completed(status, accepted, &facts);
         }
         let mut value = serde_json::to_value(&accepted).map_err(|error| internal(&error))?;
         value["status"] = status.as_u16().into();

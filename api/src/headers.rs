@@ -18,6 +18,8 @@ pub(super) struct IntentHeaders {
     pub(super) actor: Actor,
     pub(super) time: Option<Time>,
     pub(super) expect: Option<ExpectedVersion>,
+    /// Whether `If-Match` has only tags that never match.
+    matches_none: bool,
     pub(super) traceparent: Option<String>,
     /// Handling of a verdict that the intent changes nothing.
     pub(super) unchanged: UnchangedVerdict,
@@ -57,16 +59,45 @@ impl IntentHeaders {
                 ProblemDetails::parameter(RequestPart::Header, "idempotency-key", error.to_string())
             })
         });
+        let expected = expected(headers)?;
         Ok(IntentHeaders {
             id: key.transpose()?,
             source: parsed(headers, "chancery-source")?,
             actor: parsed(headers, "chancery-actor")?.unwrap_or_else(|| "local".parse().expect("a name")),
             time: parsed(headers, "chancery-time")?,
-            expect: expected(headers)?,
+            expect: match expected {
+                Some(ExpectedTags::Version(version)) => Some(version),
+                Some(ExpectedTags::None) | None => None,
+            },
+            matches_none: expected == Some(ExpectedTags::None),
             unchanged: unchanged(headers)?,
             traceparent: traceparent(headers),
         })
     }
+}
+
+impl IntentHeaders {
+    /// Whether the headers have a condition.
+    pub(super) const fn is_conditional(&self) -> bool {
+        self.expect.is_some() || self.matches_none
+    }
+
+    /// Refuses a request whose condition cannot hold. Called after the body was read: an invalid request is reported as such.
+    pub(super) fn check_condition(&self) -> Result<(), ProblemDetails> {
+        if !self.matches_none {
+            return Ok(());
+        }
+        let detail = "cannot write: no expected ETag can match: each is weak, or not of this server";
+        Err(ProblemDetails::new(PRECONDITION_FAILED, detail))
+    }
+}
+
+/// Condition of `If-Match` or `If-None-Match`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ExpectedTags {
+    Version(ExpectedVersion),
+    /// Tags of which none can match.
+    None,
 }
 
 /// Returns the trace context of a request. An invalid one is ignored, as the W3C recommendation demands: a program between client and
@@ -93,27 +124,23 @@ fn unchanged(headers: &HeaderMap) -> Result<UnchangedVerdict, ProblemDetails> {
 }
 
 /// Returns the version that `If-Match` or `If-None-Match` requires.
-fn expected(headers: &HeaderMap) -> Result<Option<ExpectedVersion>, ProblemDetails> {
+fn expected(headers: &HeaderMap) -> Result<Option<ExpectedTags>, ProblemDetails> {
     let wrong = |name: &HeaderName, rule| ProblemDetails::parameter(RequestPart::Header, name.as_str(), rule);
     let if_match = one(headers, &header::IF_MATCH)?.map(|text| match text {
-        "*" => Ok(ExpectedVersion::Any),
+        "*" => Ok(ExpectedTags::Version(ExpectedVersion::Any)),
         tags => {
             let rule = "must be * or ETags, or a version in quotes as in \"3\"";
             let versions = entity_tag::versions(tags).ok_or_else(|| wrong(&header::IF_MATCH, rule))?;
             match Vec::from_iter(versions).as_slice() {
-                [version] => Ok(ExpectedVersion::Exactly(*version)),
-                [] => {
-                    let detail =
-                        "cannot write: no expected ETag can match: each is weak, or not of this server";
-                    Err(ProblemDetails::new(PRECONDITION_FAILED, detail))
-                }
+                [version] => Ok(ExpectedTags::Version(ExpectedVersion::Exactly(*version))),
+                [] => Ok(ExpectedTags::None),
                 // The expected version is recorded with the intent, and is one.
                 _ => Err(wrong(&header::IF_MATCH, "must have ETags of one version")),
             }
         }
     });
     let if_none_match = one(headers, &header::IF_NONE_MATCH)?.map(|text| match text {
-        "*" => Ok(ExpectedVersion::ABSENT),
+        "*" => Ok(ExpectedTags::Version(ExpectedVersion::ABSENT)),
         _ => Err(wrong(&header::IF_NONE_MATCH, "must be *, which creates the entity only")),
     });
     if if_match.is_some() && if_none_match.is_some() {

@@ -131,6 +131,7 @@ fn request(
         ));
     }
     let mut request = attributes.request(intent, &meta.actor).map_err(|bad| fault(part, bad))?;
+    meta.check_condition()?;
     request.expect = given.or(meta.expect);
     request.time = request.time.or(meta.time);
     request.traceparent = request.traceparent.or_else(|| meta.traceparent.clone());
@@ -196,7 +197,7 @@ fn read_batch(
     text: &str,
     principal: &RequestPrincipal,
 ) -> Result<Vec<Result<ReadIntent, ProblemDetails>>, ProblemDetails> {
-    for (is_given, name) in [(meta.id.is_some(), "idempotency-key"), (meta.expect.is_some(), "if-match")] {
+    for (is_given, name) in [(meta.id.is_some(), "idempotency-key"), (meta.is_conditional(), "if-match")] {
         if is_given {
             let what = "must be absent: each event of a batch has its own id and expectedversion";
             return Err(ProblemDetails::parameter(RequestPart::Header, name, what));

@@ -148,6 +148,7 @@ pub(super) async fn typed(
             OperationReject { operations: vec![operation(&params)?], reason }.into()
         }
     };
+    meta.check_condition()?;
     let was_if_match = meta.expect.is_some();
     let request = IntentRequest {
         id: meta.id.unwrap_or_else(|| Uuid::new_v4().to_string().parse().expect("a UUID is a name")),

@@ -254,6 +254,8 @@ async fn a_condition_of_a_write_is_decided_with_the_write() {
         let headers = [JSON, ("if-match", never)];
         let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
         assert_eq!(answer.problem().0, 412, "{never}");
+        let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, "no JSON")).await;
+        assert_eq!(answer.problem().0, 400, "an invalid request has no condition");
     }
     let (part, body) = ("/nodes/node-1/disruptions/switch", r#"{"spec":{"action":"drain"}}"#);
     let created = [JSON, ("if-none-match", "*")];

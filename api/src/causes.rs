@@ -22,10 +22,8 @@ use super::moments::{self, RequestCancellation};
 use super::positions;
 use super::problem::{GONE, INVALID_PARAMETER, NOT_FOUND, ProblemDetails, RequestPart, VALUE_DIFFERS};
 use super::query::QueryParams;
-use super::read::{
-    ReadFrom, ReservedAnswer, at_moment, compressor_of, in_turn, key, limit_of_events, missing_at, row_at,
-    settle,
-};
+use super::read::{ReadFrom, at_moment, in_turn, key, limit_of_events, missing_at, row_at, settle};
+use super::reserved_answer::{ReservedAnswer, compressor_of};
 
 /// Reads of one event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -12,7 +12,7 @@ use super::entity_tag;
 use super::middleware::{RoutedRequest, json};
 use super::openapi;
 use super::problem::{BUSY, ProblemDetails};
-use super::read::compressor_of;
+use super::reserved_answer::compressor_of;
 
 /// Tag of the text. It is sent as a weak one, as the compressed text has other bytes.
 static TAG: LazyLock<String> =

@@ -14,7 +14,8 @@ use super::middleware::RoutedRequest;
 use super::moments;
 use super::problem::{INVALID_PARAMETER, MomentBody, ProblemDetails, RequestPart};
 use super::query::{QueryParams, unknown};
-use super::read::{ReadFrom, ReservedAnswer, at_moment, compressor_of, in_turn, not_read, settle};
+use super::read::{ReadFrom, at_moment, in_turn, not_read, settle};
+use super::reserved_answer::{ReservedAnswer, compressor_of};
 
 /// Parameters of a difference, besides the filters that all of its kinds have.
 const OWN: [&str; 7] = ["from", "to", "kinds", "limit", "page_token", "min_position", "consistency"];

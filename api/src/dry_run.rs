@@ -30,7 +30,8 @@ use super::middleware::RoutedRequest;
 use super::moments::{self, FoldRest, in_fold_turn};
 use super::problem::ProblemDetails;
 use super::query::QueryParams;
-use super::read::{ReadFrom, ReservedAnswer, at_moment, settle};
+use super::read::{ReadFrom, at_moment, settle};
+use super::reserved_answer::ReservedAnswer;
 use super::write::AnswerContext;
 
 /// Maximum time of a dry run, after its state was folded.

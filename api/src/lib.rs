@@ -42,6 +42,7 @@ mod query;
 pub mod rate;
 mod read;
 mod request_span;
+mod reserved_answer;
 mod routes;
 pub mod schemas;
 mod serve;

@@ -127,8 +127,8 @@ pub(super) async fn find(app: &FleetApi, moment: NamedMoment) -> Result<ChainCur
     found.map_err(|error| unread(&error))
 }
 
-/// Refuses a moment that is not in the cache while no request may wait for a fold. Finding its record would read the journal in vain: for
-/// a time, a dozen times or more.
+/// Refuses a moment that is not in the cache while no further request may wait for a fold. A search for the record of a time reads the
+/// journal a dozen times or more, and must not come before the refusal.
 pub(super) fn check_queue(app: &FleetApi, moment: NamedMoment) -> Result<(), ProblemDetails> {
     let is_cached = match moment {
         NamedMoment::Position(named) => app.moments.cache.has(named.position),

@@ -144,13 +144,35 @@ fn position_headers(does: RouteTarget) -> Vec<(&'static str, Value)> {
     let lineage = ("Chancery-Lineage", lineage);
     let time = || header("Time of the record at that position, with `as_of`.", &json!({"type": "string"}));
     match does {
-        RouteTarget::Intent(..) | RouteTarget::Intents | RouteTarget::Why(_) => vec![at, lineage],
+        RouteTarget::Intent(..)
+        | RouteTarget::Intents
+        | RouteTarget::Event(EventRead::Causes | EventRead::Effects) => vec![at, lineage],
         RouteTarget::List(_)
         | RouteTarget::Get(_)
         | RouteTarget::Disruption
+        | RouteTarget::History(_)
+        | RouteTarget::Why(_)
         | RouteTarget::Diff
         | RouteTarget::DryRun => vec![at, lineage, ("Chancery-Time", time())],
-        _ => Vec::new(),
+        RouteTarget::Event(EventRead::Event)
+        | RouteTarget::Events
+        | RouteTarget::OpenChannel
+        | RouteTarget::SendMessages
+        | RouteTarget::OfferConsoles
+        | RouteTarget::SendReplies
+        | RouteTarget::AttachConsole
+        | RouteTarget::SendInput
+        | RouteTarget::Logs
+        | RouteTarget::Live
+        | RouteTarget::Ready
+        | RouteTarget::Metrics
+        | RouteTarget::OpenApi
+        | RouteTarget::Schema
+        | RouteTarget::ErrorEntry
+        | RouteTarget::Version
+        | RouteTarget::Index
+        | RouteTarget::Fleets
+        | RouteTarget::Fleet => Vec::new(),
     }
 }
 

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Response, header};
+use axum::body::Body;
+use axum::http::{HeaderValue, Response};
 use chancery_events::event::{Event, EventLine};
 use chancery_events::fact::Fact;
 use chancery_events::id::Position;
@@ -22,17 +22,17 @@ use chancery_projector::{
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
-use super::budget::{ReservedBytes, SMALL};
+use super::FleetApi;
 use super::entity_tag;
-use super::middleware::{RoutedRequest, json};
+use super::middleware::RoutedRequest;
 use super::moments;
 use super::positions;
 use super::problem::{
-    BUSY, GONE, INVALID_PARAMETER, NOT_FOUND, POSITION_NOT_APPLIED, PRECONDITION_FAILED, ProblemDetails,
+    GONE, INVALID_PARAMETER, NOT_FOUND, POSITION_NOT_APPLIED, PRECONDITION_FAILED, ProblemDetails,
     RequestPart, pointer_to,
 };
 use super::query::QueryParams;
-use super::{ApiShared, FleetApi};
+use super::reserved_answer::{ReservedAnswer, compressor_of};
 
 /// Default number of events on one page of a history.
 const HISTORY: usize = 100;
@@ -191,7 +191,7 @@ pub(super) async fn list(
     let turns = if at.is_some() { &app.moments.reads } else { &app.common.lists };
     let listed = in_turn(turns, "list rows", move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
-        let query = ListQuery { filters, limit, token, max_bytes: Some(answer.max_bytes) };
+        let query = ListQuery { filters, limit, token, max_bytes: Some(answer.max_bytes()) };
         (answer, rows.list_json(kind, &query))
     });
     let (mut answer, page) = listed.await?;
@@ -263,86 +263,6 @@ async fn rows_at(
     moments::check_queue(app, moment)?;
     let at = moments::find(app, moment).await?;
     Ok((RowsAt::Moment(moments::state(app, at).await?), Some(at)))
-}
-
-/// Memory of the compressor of an answer, in bytes.
-const COMPRESSOR: usize = 384 << 10;
-
-/// Returns the bytes of a compressor if the client accepts compression, else 0.
-pub(super) fn compressor_of(call: &RoutedRequest) -> usize {
-    if call.parts.headers.contains_key(header::ACCEPT_ENCODING) { COMPRESSOR } else { 0 }
-}
-
-/// Memory of an answer, reserved until the answer is sent.
-pub(super) struct ReservedAnswer {
-    /// Bytes of the reservation for the compressor.
-    compressor: usize,
-    /// Maximum bytes of a page.
-    max_bytes: usize,
-    reserved: Option<ReservedBytes>,
-}
-
-/// Text of an answer, with its reserved memory.
-struct ReservedText {
-    text: String,
-    _reserved: ReservedBytes,
-}
-
-impl AsRef<[u8]> for ReservedText {
-    fn as_ref(&self) -> &[u8] {
-        self.text.as_bytes()
-    }
-}
-
-impl ReservedAnswer {
-    /// Reserves memory for a page; if there is none, the page is small.
-    pub(super) fn reserve(common: &ApiShared, compressor: usize) -> ReservedAnswer {
-        let page = common.limits.page;
-        let reserved = common.answers.try_reserve(page + compressor);
-        let max_bytes = if reserved.is_some() { page } else { page.min(SMALL) };
-        ReservedAnswer { compressor, max_bytes, reserved }
-    }
-
-    /// Returns the maximum bytes of a page.
-    pub(super) const fn max_bytes(&self) -> usize {
-        self.max_bytes
-    }
-
-    /// Releases the memory that a text of this length does not need, before a long wait.
-    pub(super) fn shrink(&mut self, bytes: usize) {
-        if let Some(reserved) = &mut self.reserved {
-            reserved.shrink(reserved.len().min(bytes + self.compressor));
-        }
-    }
-
-    /// Returns the memory of an answer with one row, whose size is not known before.
-    pub(super) const fn of_row() -> ReservedAnswer {
-        ReservedAnswer { compressor: 0, max_bytes: usize::MAX, reserved: None }
-    }
-
-    /// Returns the answer with its memory. A row larger than a page is refused when there is no memory.
-    pub(super) fn with(&mut self, app: &FleetApi, text: String) -> Result<Response<Body>, ProblemDetails> {
-        let (size, reserved) = (text.len(), self.reserved.take());
-        if size <= SMALL {
-            return Ok(json(text));
-        }
-        let wanted = size + self.compressor;
-        let reserved = match reserved {
-            Some(mut reserved) if reserved.len() >= wanted => {
-                reserved.shrink(wanted);
-                Some(reserved)
-            }
-            too_small => {
-                drop(too_small);
-                app.common.answers.try_reserve(wanted)
-            }
-        };
-        let busy = || {
-            ProblemDetails::new(BUSY, format!("cannot send {size} bytes: too many answers are being sent"))
-        };
-        let text = ReservedText { text, _reserved: reserved.ok_or_else(busy)? };
-        Ok(json(Bytes::from_owner(text)))
-    }
 }
 
 pub(super) fn not_read(kind: RowKind, error: QueryError) -> ProblemDetails {
@@ -573,7 +493,7 @@ pub(super) async fn history(
     let (histories, subject) = (HistoryReader::new(app.source.clone()).until(end), key.subject());
     let read = in_turn(&app.hub.readers, "read a history", move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
-        let page = histories.max_bytes(answer.max_bytes).of(&subject, from, limit);
+        let page = histories.max_bytes(answer.max_bytes()).of(&subject, from, limit);
         (answer, page)
     });
     let (mut answer, page) = read.await?;

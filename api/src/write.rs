@@ -405,7 +405,7 @@ pub(super) fn first_facts_in(record: &Record, verdict: Position) -> Vec<Fact> {
     let after = record.events().filter(|(at, _)| *at > verdict).take(2);
     let facts = after.map_while(|(_, line)| match Event::read(line) {
         Ok(Event::Fact { fact, .. }) => Some(fact),
-        _ => None,
+        Ok(Event::Intent(_) | Event::Observation { .. }) | Err(_) => None,
     });
     facts.collect()
 }

@@ -108,18 +108,18 @@ fn now() -> Time {
 impl FleetReading {
     /// Reads the values of a fleet, and sets its gauges.
     pub(super) async fn take(app: &Arc<FleetApi>) -> FleetReading {
+        // Before the decider is read, which would count in its queue. Gauges that do not answer keep their values.
+        let gauges = one_at_a_time(app, &app.figures.memory, |app| app.figures.refresh(app));
+        _ = tokio::time::timeout(PATIENCE, gauges).await;
         let figures = tokio::time::timeout(PATIENCE, (app.figure_source)());
         let here = app.router.here();
         let decider = async {
             let read = here.as_ref()?.read();
             tokio::time::timeout(PATIENCE, read).await.ok().flatten()
         };
-        // Gauges that do not answer keep their values.
-        let gauges = one_at_a_time(app, &app.figures.memory, |app| app.figures.refresh(app));
-        let gauges = tokio::time::timeout(PATIENCE, gauges);
         let stored = one_at_a_time(app, &app.figures.disk, read_stored);
         let stored = tokio::time::timeout(PATIENCE, stored);
-        let (figures, decider, stored, _) = tokio::join!(figures, decider, stored, gauges);
+        let (figures, decider, stored) = tokio::join!(figures, decider, stored);
         let (now, files, oldest_operation, lag) = match stored {
             Ok(Some((now, files, oldest, lag))) => (now, files, oldest, Some(lag)),
             // The disk does not answer, or the server stops.

@@ -128,7 +128,7 @@ fn a_command_is_in_the_trace_of_its_intent_until_its_outcome() {
     assert_eq!(start[..35], context(1)[..35]);
     assert_eq!(names(1), ["decide", "append", "effects"], "the command has no outcome yet");
 
-    // Another connection gets the same span, another attempt does not.
+    // Another connection gets the same span.
     let mut again = command.clone();
     again.traceparent = None;
     decider.traces.send(&mut again);

@@ -57,7 +57,7 @@ const ROWS: [&str; 4] = ["nodes/node-1", "plans/web", "capabilities/c-7", "plans
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SliceLoad {
     Nothing,
-    /// Each client reads the present, once a second: as often as those that read the past, most of which are told to retry later.
+    /// Each client reads the present, once a second: as often as clients read the past, whose answers are mostly `busy`.
     Present,
     Past,
 }

@@ -14,7 +14,7 @@ use super::columns::{span, strategy, table, typed};
 use super::context::OutputFormat;
 use super::error::CliError;
 use super::events;
-use super::get::{json_text, list, name_of, one, yaml_text};
+use super::get::{json_text, list, name_of, shown, yaml_text};
 use super::kind::EntityKind;
 use super::plan_page::{PlanPage, ReplicaSection};
 use super::request;
@@ -33,7 +33,7 @@ const FIRST: &[&str] = &["name", "id", "plan", "state", "phase", "activity", "me
 
 pub(super) fn run(kind: EntityKind, name: &str, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
-    let item = one(io.client, kind, name)?;
+    let item = shown(io.client, kind, name)?;
     let name = &name_of(kind, &item);
     if kind == EntityKind::Request && output == OutputFormat::Table {
         io.out.write_all(request::page(&typed(&item)?).as_bytes())?;

@@ -54,12 +54,12 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
     }
     match (lists.as_slice(), selected.as_slice()) {
         _ if view.manifests(&lists, io.out)? => {}
+        // The errors name what is missing.
+        ([(_, listed)], [of]) if !of.names.is_empty() && listed.items.is_empty() => {}
         // A single entity is no list.
-        ([(kind, listed)], [of]) if of.names.len() == 1 => match listed.items.first() {
-            Some(item) if view.is_whole() => view.value(item, io.out)?,
-            Some(_) => view.one_kind(*kind, listed, io.out)?,
-            None => {}
-        },
+        ([(_, listed)], [of]) if of.names.len() == 1 && view.is_whole() => {
+            listed.items.iter().try_for_each(|item| view.value(item, io.out))?;
+        }
         ([(kind, listed)], _) => view.one_kind(*kind, listed, io.out)?,
         (lists, _) => view.kinds(lists, io.out)?,
     }
@@ -99,7 +99,7 @@ fn named(
     let mut items = Vec::new();
     let mut positions = Vec::new();
     for name in names {
-        match one(client, kind, name) {
+        match shown(client, kind, name) {
             Ok(item) => {
                 items.push(item);
                 positions.push(client.reached());
@@ -125,6 +125,26 @@ pub(super) fn one(client: &ApiClient<'_>, kind: EntityKind, name: &str) -> Resul
         let what = format!("{doing}: disruption {name:?} does not exist");
         CliError::new(CliExit::NotFound, what)
     })
+}
+
+/// Returns the entity of that name or id as [`one`] does, with the command that shows the events of a deleted one.
+pub(super) fn shown(client: &ApiClient<'_>, kind: EntityKind, name: &str) -> Result<Value, CliError> {
+    one(client, kind, name).map_err(|error| with_history(error, kind, name, client))
+}
+
+/// Adds to the error about an entity that does not exist which command shows its events, if it has some: it was deleted.
+fn with_history(error: CliError, kind: EntityKind, name: &str, client: &ApiClient<'_>) -> CliError {
+    let has_events = || {
+        let path = format!("{}/history", kind.path_of(name)?);
+        let page = client.get("cannot read history", &path, &[("limit", "1".to_owned())])?;
+        Ok::<_, CliError>(page["items"].as_array().is_some_and(|items| !items.is_empty()))
+    };
+    // A history that cannot be read adds nothing to the error.
+    if error.exit != CliExit::NotFound || !has_events().unwrap_or(false) {
+        return error;
+    }
+    let (word, message) = (kind.word(), error.message);
+    CliError::new(error.exit, format!("{message}\nhint: its events are kept: chancery history {word} {name}"))
 }
 
 /// Returns the entity of that name; `None` if it does not exist.

@@ -112,6 +112,11 @@ fn a_name_of_nothing_is_an_error_also_where_nothing_waits() {
     server.cli(&["apply", "-f", "examples/nodes.yaml"]);
     server.cli(&["delete", "node/node-4"]);
     server.cli(&["wait", "node/node-4", "--for", "deleted"]);
+    let output = server.run(&["get", "node", "node-4", "node-44"]);
+    let wanted = "chancery: cannot read node/node-4: there is no node \"node-4\"\n\
+                  hint: its events are kept: chancery history node node-4\n\
+                  cannot read node/node-44: there is no node \"node-44\"\n";
+    assert_eq!((output.status.code(), printed(&output).as_str()), (Some(3), wanted));
     let output = server.run(&["logs", "replica/web-x"]);
     assert_eq!(printed(&output), "chancery: cannot read replica/web-x: there is no replica \"web-x\"\n");
     let id = "00000000-0008-8801-8000-000000000007";

@@ -19,8 +19,10 @@ fn several_names_of_one_kind_are_one_table_and_the_missing_ones_an_error() {
         assert_eq!(result.expect(line), "node/b\nnode/a\n");
         assert_eq!(asked[1].line, "GET /v1/fleets/default/nodes/a");
     }
-    let script = || vec![ok(&node("node-10", "")), problem(404, "not_found", false), ok(&node("node-9", ""))];
-    let (server, _) = serve(script());
+    let missing = || problem(404, "not_found", false);
+    // Neither the entity nor its history.
+    let script = vec![ok(&node("node-10", "")), missing(), missing(), ok(&node("node-9", ""))];
+    let (server, _) = serve(script);
     let line = "chancery get nodes node-10 node-7 node-9 -o name";
     let cli = FakeCli::try_parse_from(line.split(' ')).expect("a command line");
     let mut out = Vec::new();
@@ -125,5 +127,22 @@ fn repeated_values_of_a_filter_of_disruptions_are_alternatives() {
     ] {
         let (result, _) = run_line(line, vec![page(&json!([both]))]);
         assert_eq!(result.expect(line), "disruption/node-1/x\ndisruption/node-1/z\n");
+    }
+}
+
+#[test]
+fn an_entity_that_has_events_only_is_named_with_the_command_that_shows_them() {
+    for line in ["chancery get node a", "chancery describe node/a"] {
+        let events = ok(&json!({ "items": [{ "position": 3 }], "next_from": null }));
+        let (result, asked) = run_line(line, vec![problem(404, "not_found", false), events]);
+        let error = result.expect_err(line);
+        assert_eq!(
+            (error.exit, error.message.as_str()),
+            (
+                CliExit::NotFound,
+                "cannot read node/a: so it is\nhint: its events are kept: chancery history node a"
+            )
+        );
+        assert_eq!(asked[1].line, "GET /v1/fleets/default/nodes/a/history?limit=1");
     }
 }

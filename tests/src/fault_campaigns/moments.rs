@@ -34,7 +34,7 @@ const CLIENTS: u64 = 64;
 const MEMORY: u64 = 256 << 20;
 /// Maximum time without a change between intents alone and intents next to the other clients, as the speed of a disk
 /// drifts.
-const SLICE: u64 = 10;
+const SLICE: u64 = 5;
 /// Minimum time between two intents. The keys of intents stay in memory, also in past states: without a limit, a fast machine
 /// would measure those.
 const PERIOD: Duration = Duration::from_millis(2);
@@ -61,6 +61,9 @@ enum SliceLoad {
     Present,
     Past,
 }
+
+/// Loads of the slices of a campaign.
+const LOADS: [SliceLoad; 3] = [SliceLoad::Nothing, SliceLoad::Present, SliceLoad::Past];
 
 /// Number of reads by their outcomes, and what they needed.
 #[derive(Debug, Default)]
@@ -99,23 +102,25 @@ pub(super) fn run(seconds: u64, seed: u64, tally: &mut CountMap) -> Result<()> {
     let settings = [("CHANCERY_AS_OF_MEMORY", &*memory), ("CHANCERY_SNAPSHOT_INTERVAL_EVENTS", "1000")];
     let server = ServerProcess::start_with(&settings);
     let fleet = ReadFleet::fill(&server)?;
-    let (mut alone, mut present, mut read) = (Vec::new(), Vec::new(), Vec::new());
+    let mut latencies = [const { Vec::new() }; LOADS.len()];
     let mut random = RandomSource::new(seed);
     let slices = seconds.div_ceil(SLICE);
     let span = Duration::from_secs(seconds) / slices as u32;
-    let mut before = 0;
-    for _ in 0..slices {
-        alone.extend(fleet.post_and_read(span, SliceLoad::Nothing, &mut random)?);
-        present.extend(fleet.post_and_read(span, SliceLoad::Present, &mut random)?);
-        if read.is_empty() {
-            before = resident_kib(server.pid());
+    let mut before = None;
+    for first in 0..slices as usize {
+        // The keys of intents and the snapshots with them grow: each load comes first, second and last.
+        for load in (first..first + LOADS.len()).map(|turn| turn % LOADS.len()) {
+            if LOADS[load] == SliceLoad::Past && before.is_none() {
+                before = Some(resident_kib(server.pid()));
+            }
+            latencies[load].extend(fleet.post_and_read(span, LOADS[load], &mut random)?);
         }
-        read.extend(fleet.post_and_read(span, SliceLoad::Past, &mut random)?);
     }
+    let [alone, present, read] = latencies;
     fleet.check_nothing_folds()?;
     let counts = &fleet.counts;
     let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    let grown = load(&counts.resident).saturating_sub(before) << 10;
+    let grown = load(&counts.resident).saturating_sub(before.unwrap_or_default()) << 10;
     println!("intents alone: {}", shown(&alone));
     println!("intents next to {CLIENTS} clients that read the present: {}", shown(&present));
     println!("intents next to {CLIENTS} clients that read the past: {}", shown(&read));

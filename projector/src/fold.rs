@@ -21,8 +21,11 @@ use chancery_machine::meta::FactPosition;
 use chancery_machine::state::{Incarnation, Operation, Replica};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Maximum number of records decoded ahead of the fold.
-const AHEAD: usize = 8;
+/// Maximum number of batches decoded ahead of the fold.
+const AHEAD: usize = 4;
+/// Bytes of records after which a batch is complete. A batch for each record would switch between the threads for each:
+/// most records of single intents have half a kilobyte.
+const BATCH: usize = 32 << 10;
 
 /// Record that cannot be folded. The fold stays before it, unless it discards its state.
 #[derive(Debug, thiserror::Error)]
@@ -236,7 +239,7 @@ impl DecodedRecord {
     }
 }
 
-/// Folds records that another thread reads and decodes. `each` receives each record, and the state after it.
+/// Folds records that another thread reads and decodes, in batches. `each` receives each record, and the state after it.
 pub(crate) fn fold_ahead<E: From<ReadError> + From<FoldError>>(
     fold: &mut JournalFold,
     records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>> + Send,
@@ -246,13 +249,22 @@ pub(crate) fn fold_ahead<E: From<ReadError> + From<FoldError>>(
     thread::scope(|scope| {
         let (decoded, ahead) = sync_channel(AHEAD);
         scope.spawn(move || {
+            let (mut batch, mut bytes) = (Vec::new(), 0);
             for record in records {
-                if decoded.send(record.map(&mut decode)).is_err() {
-                    break;
+                bytes += record.as_ref().map_or(BATCH, |record| record.bytes().len());
+                batch.push(record.map(&mut decode));
+                if bytes < BATCH {
+                    continue;
+                }
+                bytes = 0;
+                if decoded.send(std::mem::take(&mut batch)).is_err() {
+                    return;
                 }
             }
+            // The fold may have failed.
+            let _ = decoded.send(batch);
         });
-        ahead.into_iter().try_for_each(|decoded| {
+        ahead.into_iter().flatten().try_for_each(|decoded| {
             let decoded = decoded?;
             let record = Arc::clone(&decoded.record);
             fold.take_decoded(decoded)?;

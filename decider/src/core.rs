@@ -518,7 +518,7 @@ impl DeciderCore {
                 return RequestOutcome::Before(Verdict {
                     position: known.verdict,
                     is_recorded: true,
-                    result: Arc::clone(&known.reply),
+                    result: Arc::new(known.reply.clone().map_err(Arc::unwrap_or_clone)),
                 });
             }
             IdempotencyCheck::KeyReused(refusal) => Err(refusal),

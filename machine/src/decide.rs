@@ -312,8 +312,7 @@ fn accepted(fleet: &mut FleetState, fact: &IntentAccepted, at: FactPosition) {
     let reply =
         AcceptedIntent { outcome: fact.outcome, subject: fact.subject.clone(), version: fact.version };
     let (verdict, decided) = (at.position, at.time);
-    let known =
-        StoredVerdict { digest: fact.digest, verdict, reply: Arc::new(Ok(reply)), at: fact.at, decided };
+    let known = StoredVerdict { digest: fact.digest, verdict, reply: Ok(reply), at: fact.at, decided };
     fleet.keys.remember(fact.key, known);
 }
 
@@ -334,7 +333,7 @@ fn refused(fleet: &mut FleetState, fact: &IntentRefused, at: FactPosition) {
     };
     let (verdict, decided) = (at.position, at.time);
     let known =
-        StoredVerdict { digest: fact.digest, verdict, reply: Arc::new(Err(refusal)), at: fact.at, decided };
+        StoredVerdict { digest: fact.digest, verdict, reply: Err(Arc::new(refusal)), at: fact.at, decided };
     fleet.keys.remember(fact.key, known);
 }
 

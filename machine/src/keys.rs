@@ -28,7 +28,8 @@ use chancery_events::id::Position;
 use chancery_events::refusal::Refusal;
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
-use rustc_hash::FxHashMap;
+use indexmap::IndexMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::snapshot::SnapshotMeter;
@@ -49,8 +50,9 @@ pub struct StoredVerdict {
     pub digest: Digest,
     /// Position of the `accepted` or `refused` fact.
     pub verdict: Position,
-    /// Reply of the verdict, which a repeat of the intent gets again.
-    pub reply: Arc<Result<AcceptedIntent, Refusal>>,
+    /// Reply of the verdict, which a repeat of the intent gets again. Most intents are accepted: their replies have no
+    /// memory of their own.
+    pub reply: Result<AcceptedIntent, Arc<Refusal>>,
     /// Time of the intent.
     pub at: Time,
     /// Time of the decision.
@@ -85,12 +87,16 @@ const fn actor_of(producer: ProducerBits) -> ActorBits {
     producer >> 24
 }
 
+/// First verdicts by key.
+type KnownVerdicts = IndexMap<Digest, StoredVerdict, FxBuildHasher>;
+
 /// Idempotency keys of a fleet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "StoredKeys")]
 pub struct IdempotencyKeys {
+    /// Verdicts by key. A map with its entries in one list has no empty slots of the size of an entry.
     #[serde(serialize_with = "in_order")]
-    known: FxHashMap<Digest, StoredVerdict>,
+    known: KnownVerdicts,
     /// Windows by producer.
     #[serde(rename = "floors", serialize_with = "floors")]
     windows: FxHashMap<ProducerBits, ProducerWindow>,
@@ -171,7 +177,7 @@ struct ActorWindows {
 /// Keys as stored in a snapshot.
 #[derive(Deserialize)]
 struct StoredKeys {
-    known: FxHashMap<Digest, StoredVerdict>,
+    known: KnownVerdicts,
     floors: BTreeMap<ProducerBits, Time>,
     actors: BTreeMap<ActorBits, Time>,
     floor: Time,
@@ -319,7 +325,7 @@ impl IdempotencyKeys {
         else {
             return;
         };
-        let Some(known) = self.known.remove(&key) else { return };
+        let Some(known) = self.known.swap_remove(&key) else { return };
         let mut floor = Time::EPOCH;
         self.change(producer, |window| {
             window.keys.pop_front();
@@ -426,7 +432,7 @@ impl IdempotencyKeys {
             match undo {
                 KeyUndo::Added(key, from, before) => {
                     let producer = key.prefix();
-                    self.known.remove(&key);
+                    self.known.swap_remove(&key);
                     self.change(producer, |window| window.remove_last(from));
                     if before != KeyBefore::Window {
                         self.drop_window(producer);
@@ -456,10 +462,7 @@ impl IdempotencyKeys {
 }
 
 /// Serializes in order, so that equal keys are equal bytes.
-fn in_order<S: Serializer>(
-    known: &FxHashMap<Digest, StoredVerdict>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
+fn in_order<S: Serializer>(known: &KnownVerdicts, serializer: S) -> Result<S::Ok, S::Error> {
     let mut known: Vec<_> = known.iter().collect();
     known.sort_unstable_by_key(|(key, _)| **key);
     serializer.collect_map(known)

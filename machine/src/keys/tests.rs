@@ -13,8 +13,7 @@ fn key_of(actor: u64, source: u64, n: u64) -> Digest {
 }
 
 fn known(n: u64, at: Time, decided: Time) -> StoredVerdict {
-    let reply =
-        Arc::new(Ok(AcceptedIntent { outcome: IntentOutcome::Changed, subject: None, version: None }));
+    let reply = Ok(AcceptedIntent { outcome: IntentOutcome::Changed, subject: None, version: None });
     StoredVerdict { digest: Digest::of(&[]), verdict: Position::new(n), reply, at, decided }
 }
 

@@ -75,7 +75,7 @@ fn a_repeat_is_known_and_the_same_key_with_another_body_is_refused() {
     match repeat(world.fleet.keys(), &request) {
         IdempotencyCheck::Repeat(known) => {
             assert_eq!(known.verdict, position);
-            assert_eq!(known.reply.as_ref().as_ref().expect_err("refused").code, RefusalCode::NotFound);
+            assert_eq!(known.reply.as_ref().expect_err("refused").code, RefusalCode::NotFound);
         }
         other => panic!("{other:?}"),
     }

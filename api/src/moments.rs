@@ -10,12 +10,13 @@
 //! requests wait, a fold is followed by a rest, so that folds have a bounded share of the processors. Invariants: one fold
 //! of a fleet at a time; no fold on a thread that serves connections or decides.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response};
+use chancery_events::id::Position;
 use chancery_journal::ChainCursor;
 use chancery_projector::moment::lower_priority;
 use chancery_projector::{FleetMoment, MomentCache, MomentEnd, MomentError, NamedMoment};
@@ -47,6 +48,8 @@ pub struct MomentQueue {
     places: Arc<Semaphore>,
     /// Permit to fold.
     turn: Arc<Semaphore>,
+    /// Head of the journal after the last turn.
+    head: SeenHead,
     /// Permits to read rows of moments, which may be built for that: lists of the present have permits of their own.
     pub(super) reads: Arc<Semaphore>,
 }
@@ -58,6 +61,7 @@ impl MomentQueue {
             cache: Arc::new(cache),
             places: Arc::new(Semaphore::new(WAITING + 1)),
             turn: Arc::new(Semaphore::new(1)),
+            head: SeenHead::default(),
             reads: Arc::new(Semaphore::new(READS)),
         }
     }
@@ -82,6 +86,19 @@ impl MomentQueue {
     #[cfg(test)]
     pub(super) fn free_places(&self) -> usize {
         self.places.available_permits()
+    }
+}
+
+/// Head of a journal when it was last seen.
+#[derive(Debug, Default)]
+struct SeenHead(Mutex<Option<Position>>);
+
+impl SeenHead {
+    /// Whether records were added since the last call. A call before and one after a short fold would see none while
+    /// verdicts are recorded.
+    fn has_moved(&self, head: Option<Position>) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *last, head) != head
     }
 }
 
@@ -188,10 +205,14 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let (source, queue) = (Arc::clone(&app.source), Arc::clone(&app.moments));
     let run = move || {
         lower_priority();
-        let (start, before) = (Instant::now(), source.head());
+        let start = Instant::now();
         let result = work(&cache, &is_cancelled);
         let others = queue.requests().saturating_sub(1);
-        let pause = rest.after(start.elapsed(), others, source.head() != before);
+        let pause = rest.after(
+            start.elapsed(),
+            others,
+            queue.head.has_moved(source.head().map(|head| head.position)),
+        );
         drop(place);
         // The request may have been dropped.
         let _ = sender.send(result);
@@ -242,6 +263,14 @@ pub(super) fn named(mut response: Response<Body>, at: &ChainCursor) -> Response<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_that_is_added_between_two_folds_is_seen_after_the_second() {
+        let (seen, head) = (SeenHead::default(), |position| Some(Position::new(position)));
+        assert!(!seen.has_moved(None), "an empty journal");
+        let moved = [7, 7, 8].map(|position| seen.has_moved(head(position)));
+        assert_eq!(moved, [true, false, true]);
+    }
 
     #[test]
     fn a_fold_rests_only_before_others_while_verdicts_are_recorded() {

@@ -1,13 +1,16 @@
 //! W21: what a server costs while no client uses it: processor time over a minute, and memory before, under and after loads of
-//! 256 concurrent callers: of reads, then of intents, whose idempotency keys stay in memory. Then the time and size of a
-//! scrape of `/metrics` for a fleet of 200,000 entities (`CHANCERY_BENCH_EVENTS` sets another number of events).
+//! 256 concurrent callers: of reads, then of intents. The idempotency keys of intents are state of the fleet, with a maximum
+//! number: intents fill them before the load of intents is measured. Then the time and size of a scrape of `/metrics` for a
+//! fleet of 200,000 entities (`CHANCERY_BENCH_EVENTS` sets another number of events).
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use chancery_journal::Journal as _;
+use serde_json::Value;
 
 use crate::catch_up::written;
+use crate::http::BenchmarkClient;
 use crate::intents::caller;
 use crate::process::{MeasuredProcess, peak_mib, resident_mib};
 use crate::replay::wanted;
@@ -19,6 +22,10 @@ const IDLE: Duration = Duration::from_mins(1);
 /// Time after a start, and after a load, until a server is idle: its unused threads end after 10 seconds.
 const REST: Duration = Duration::from_secs(15);
 const CALLERS: usize = 256;
+/// Number of callers of the intents that fill the keys.
+const FILLERS: usize = 32;
+/// Number of events after which a fleet has its maximum number of keys: 250,000 intents of three events.
+const FULL: u64 = 3 * 250_000;
 const LOAD: Duration = Duration::from_secs(20);
 /// Events about 200,000 entities.
 const EVENTS: u64 = 1_000_000;
@@ -57,6 +64,32 @@ fn row(what: &str, server: &BenchmarkServer, round: impl FnMut() -> Result<CellR
         .check("memory after the load, of that before", after / before, ValueBar::AtMost(1.5)))
 }
 
+/// Returns the number of events of the fleet.
+fn events(client: &mut BenchmarkClient, path: &str) -> Result<u64> {
+    let page: Value = serde_json::from_slice(client.ask("GET", path, "")?)?;
+    page["position"].as_u64().context("a page has a position")
+}
+
+/// Lets intents fill the idempotency keys, and measures the memory of the keys.
+fn keys(server: &BenchmarkServer) -> Result<ResultRow> {
+    std::thread::sleep(REST);
+    let before = resident_mib(server.process())?;
+    let (mut client, path) = (server.client()?, format!("{FLEET}/capabilities?limit=1"));
+    let cell = loop {
+        let cell = server.round(FILLERS, |client, number| Ok(caller(client, number)))?;
+        if events(&mut client, &path)? >= FULL {
+            break cell;
+        }
+    };
+    std::thread::sleep(REST);
+    let keys = resident_mib(server.process())? - before;
+    Ok(ResultRow::new("W21 keys", "250,000 intents", cell).check(
+        "MiB of their keys",
+        keys,
+        ValueBar::Below(128.0),
+    ))
+}
+
 fn cost_of_rest() -> Result<Vec<ResultRow>> {
     let server = BenchmarkServer::start_with(&[("CHANCERY_LIMITS_READS_PER_SECOND", "1000000")])?;
     let idle_cores = idle(&server)?;
@@ -69,13 +102,14 @@ fn cost_of_rest() -> Result<Vec<ResultRow>> {
             })
         })
     })?;
+    let keys = keys(&server)?;
     let intents =
         row("intents", &server, || server.round(CALLERS, |client, number| Ok(caller(client, number))))?;
     let later = idle(&server)?;
     let idle = ResultRow::new("W21", "idle for 60 s", CellResult::rate(0.0))
         .check("% of a core after the start", idle_cores * 100.0, ValueBar::Below(0.1))
         .check("% of a core after the loads", later * 100.0, ValueBar::Below(0.1));
-    Ok(vec![idle, reads, intents])
+    Ok(vec![idle, reads, keys, intents])
 }
 
 fn scrapes() -> Result<ResultRow> {

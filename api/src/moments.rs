@@ -35,6 +35,8 @@ const WAITING: usize = 8;
 
 /// Rest after a fold, as a multiple of the time of the fold.
 const REST: u32 = 16;
+/// Minimum rest after a fold: a request has a cost apart from its fold.
+const SHORTEST_REST: Duration = Duration::from_millis(100);
 /// Maximum rest after a fold.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
@@ -182,7 +184,9 @@ impl FoldRest {
     /// Returns the rest after work that took some time, while other requests wait and records may have been added.
     fn after(self, taken: Duration, others: usize, is_recording: bool) -> Duration {
         match self {
-            FoldRest::BeforeOthers if others > 0 && is_recording => (taken * REST).min(LONGEST_REST),
+            FoldRest::BeforeOthers if others > 0 && is_recording => {
+                (taken * REST).clamp(SHORTEST_REST, LONGEST_REST)
+            }
             FoldRest::BeforeOthers | FoldRest::None => Duration::ZERO,
         }
     }
@@ -274,8 +278,10 @@ mod tests {
 
     #[test]
     fn a_fold_rests_only_before_others_while_verdicts_are_recorded() {
-        let (short, long) = (Duration::from_millis(3), Duration::from_mins(1));
+        let (shortest, short, long) =
+            (Duration::from_millis(3), Duration::from_millis(20), Duration::from_mins(1));
         for (rest, taken, others, is_recording, wanted) in [
+            (FoldRest::BeforeOthers, shortest, 1, true, SHORTEST_REST),
             (FoldRest::BeforeOthers, short, 1, true, short * REST),
             (FoldRest::BeforeOthers, long, 8, true, LONGEST_REST),
             (FoldRest::BeforeOthers, short, 0, true, Duration::ZERO),

@@ -1,7 +1,7 @@
 //! Fold of a moment, from a state before it.
 //!
-//! A second thread reads and decodes the records. Both threads have the lowest priority, which a thread inherits from the
-//! one that starts it. So a fold uses the processor that the decider and the projector leave. It pauses while the projector
+//! A second thread reads and decodes the records. Both threads have the scheduling policy `SCHED_IDLE`, which a thread inherits
+//! from the one that starts it. So a fold uses the processor that the decider and the projector leave. It pauses while the projector
 //! is behind the journal, but for a bounded time after each slice, as a busy projector is mostly behind. Before it reads a
 //! snapshot, it waits for a projector that catches up.
 
@@ -13,6 +13,10 @@ use std::time::{Duration, Instant};
 use chancery_events::id::Position;
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{JournalReader, ReadError};
+use thread_priority::{
+    NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
+    thread_native_id,
+};
 
 use super::memory::{ReservedMemory, memory_of};
 use super::{MomentError, MomentLimits, find};
@@ -35,11 +39,13 @@ const CATCH_UP_CHECK: Duration = Duration::from_millis(10);
 /// Minimum bytes of records after which the encoding of the state is measured again.
 const GROWTH: u64 = 2 << 20;
 
-/// Gives this thread the lowest priority, permanently.
+/// Lets this thread, and the threads that it starts, run only while no other thread is ready to, permanently. A thread of the
+/// lowest `nice` value would delay a thread that wakes up by up to its slice, some milliseconds.
 pub fn lower_priority() {
-    // On Linux the priority is per thread. Without permission to lower it, a fold still pauses.
-    if let Err(error) = rustix::process::setpriority_process(None, 19) {
-        tracing::debug!(%error, "cannot lower priority of the thread of a moment");
+    let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
+    // Without the policy, a fold still pauses.
+    if let Err(error) = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy) {
+        tracing::debug!(?error, "cannot lower priority of the thread of a moment");
     }
 }
 
@@ -243,4 +249,26 @@ enum FoldStop {
     Fold(#[from] FoldError),
     #[error(transparent)]
     Moment(#[from] MomentError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_of_a_fold_and_the_threads_that_it_starts_run_while_no_other_is_ready() {
+        // The policy is the 41st field; the second one is in parentheses, and may have spaces.
+        let policy = || {
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread");
+            let (_, fields) = stat.rsplit_once(')').expect("fields");
+            fields.split_whitespace().nth(38).map(str::to_owned)
+        };
+        let normal = policy();
+        let idle = std::thread::spawn(move || {
+            lower_priority();
+            (policy(), std::thread::spawn(policy).join().expect("no panic"))
+        });
+        let idle = idle.join().expect("no panic");
+        assert_eq!((normal.as_deref(), idle), (Some("0"), (Some("5".to_owned()), Some("5".to_owned()))));
+    }
 }

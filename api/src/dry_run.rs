@@ -1,13 +1,13 @@
 //! `POST …/dry-run`: intents decided on a copy of the current or a past state, with everything that follows before
 //! an approval or a report.
 //!
-//! A dry run has the turn of folds, as it copies a moment: one at a time, at the lowest priority. It writes nothing.
+//! A dry run has the turn of folds, as it copies a moment: one at a time, with their policy `SCHED_IDLE`. It writes nothing.
 
 mod answer;
 mod changes;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
@@ -19,6 +19,7 @@ use chancery_events::name::FleetName;
 use chancery_events::record::MAX_BYTES;
 use chancery_events::time::Time;
 use chancery_journal::ChainCursor;
+use chancery_projector::MomentCache;
 
 use self::answer::{AnswerWriter, DrySlot, internal};
 pub(super) use self::answer::{DryRunAnswer, PlacementReasons};
@@ -61,7 +62,7 @@ pub(super) async fn take(
         .map_err(|error| ProblemDetails::internal("read the name of the fleet", &error))?;
     let time = TIME.min(app.common.limits.request_timeout.mul_f32(0.4));
     let (served, request_id) = (Arc::clone(app), call.context.id.clone());
-    let ran = in_fold_turn(app, FoldRest::None, move |cache, is_cancelled| {
+    let run = move |cache: &MomentCache, is_cancelled: &AtomicBool| {
         let bounds = DryRunBounds::default();
         let moment = cache.fold(&at, is_cancelled)?;
         // Read before the copy, which is the moment itself where memory is scarce.
@@ -76,7 +77,8 @@ pub(super) async fn take(
         });
         let writer = AnswerWriter { app: &served, at, now, request_id: &request_id, rows: &rows };
         Ok(before.map_err(|error| internal(&error)).and_then(|before| writer.answer(slots, &before, &result)))
-    });
+    };
+    let ran = in_fold_turn(app, move |cache, is_cancelled| (run(cache, is_cancelled), FoldRest::None));
     let body = ran.await?.map_err(|error| moments::unread(&error))??;
     Ok(at_moment(ReservedAnswer::of_row().with(app, body)?, at.position, Some(&at)))
 }

@@ -50,7 +50,7 @@ pub struct MomentQueue {
     places: Arc<Semaphore>,
     /// Permit to fold.
     turn: Arc<Semaphore>,
-    /// Head of the journal after the last turn.
+    /// Head of the journal after the last fold.
     head: SeenHead,
     /// Permits to read rows of moments, which may be built for that: lists of the present have permits of their own.
     pub(super) reads: Arc<Semaphore>,
@@ -165,9 +165,11 @@ pub(super) async fn state(app: &FleetApi, at: ChainCursor) -> Result<Arc<FleetMo
     if let Some(moment) = app.moments.cache.cached(&at) {
         return Ok(moment);
     }
-    // The request before may have folded the same moment, which the cache then returns.
-    let folded =
-        in_fold_turn(app, FoldRest::BeforeOthers, move |cache, is_cancelled| cache.fold(&at, is_cancelled));
+    let folded = in_fold_turn(app, move |cache, is_cancelled| match cache.cached(&at) {
+        // The request before has folded the same moment.
+        Some(moment) => (Ok(moment), FoldRest::None),
+        None => (cache.fold(&at, is_cancelled), FoldRest::BeforeOthers),
+    });
     folded.await?.map_err(|error| unread(&error))
 }
 
@@ -192,12 +194,11 @@ impl FoldRest {
     }
 }
 
-/// Waits for the turn to fold, then runs work that reserves memory of moments. The work runs on a thread of its own,
+/// Waits for the turn to fold, then runs work that reserves memory of moments and names the rest after it. The work runs on a thread of its own,
 /// which has the permits until it ends, and must end early once its flag is true.
 pub(super) async fn in_fold_turn<T: Send + 'static>(
     app: &FleetApi,
-    rest: FoldRest,
-    work: impl FnOnce(&MomentCache, &AtomicBool) -> T + Send + 'static,
+    work: impl FnOnce(&MomentCache, &AtomicBool) -> (T, FoldRest) + Send + 'static,
 ) -> Result<T, ProblemDetails> {
     let MomentQueue { cache, places, turn, .. } = &*app.moments;
     let place = Arc::clone(places).try_acquire_owned().map_err(|_| busy())?;
@@ -210,13 +211,11 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let run = move || {
         lower_priority();
         let start = Instant::now();
-        let result = work(&cache, &is_cancelled);
+        let (result, rest) = work(&cache, &is_cancelled);
         let others = queue.requests().saturating_sub(1);
-        let pause = rest.after(
-            start.elapsed(),
-            others,
-            queue.head.has_moved(source.head().map(|head| head.position)),
-        );
+        let head = source.head().map(|head| head.position);
+        let is_recording = rest == FoldRest::BeforeOthers && queue.head.has_moved(head);
+        let pause = rest.after(start.elapsed(), others, is_recording);
         drop(place);
         // The request may have been dropped.
         let _ = sender.send(result);

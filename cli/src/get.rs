@@ -132,7 +132,8 @@ pub(super) fn shown(client: &ApiClient<'_>, kind: EntityKind, name: &str) -> Res
     one(client, kind, name).map_err(|error| with_history(error, kind, name, client))
 }
 
-/// Adds to the error about an entity that does not exist which command shows its events, if it has some: it was deleted.
+/// Adds to the error about an entity that does not exist which command shows its events, if the journal has some: it was deleted,
+/// or an intent about it was refused.
 fn with_history(error: CliError, kind: EntityKind, name: &str, client: &ApiClient<'_>) -> CliError {
     let has_events = || {
         let path = format!("{}/history", kind.path_of(name)?);
@@ -140,7 +141,8 @@ fn with_history(error: CliError, kind: EntityKind, name: &str, client: &ApiClien
         Ok::<_, CliError>(page["items"].as_array().is_some_and(|items| !items.is_empty()))
     };
     // A history that cannot be read adds nothing to the error.
-    if error.exit != CliExit::NotFound || !has_events().unwrap_or(false) {
+    // Events of a disruption are part of its node's history.
+    if error.exit != CliExit::NotFound || kind == EntityKind::Disruption || !has_events().unwrap_or(false) {
         return error;
     }
     let (word, message) = (kind.word(), error.message);

@@ -94,7 +94,7 @@ type KnownVerdicts = IndexMap<Digest, StoredVerdict, FxBuildHasher>;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "StoredKeys")]
 pub struct IdempotencyKeys {
-    /// Verdicts by key. A map with its entries in one list has no empty slots of the size of an entry.
+    /// Verdicts by key. The map has its entries in one list, without empty slots of the size of an entry between them.
     #[serde(serialize_with = "in_order")]
     known: KnownVerdicts,
     /// Windows by producer.

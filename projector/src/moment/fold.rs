@@ -39,13 +39,16 @@ const CATCH_UP_CHECK: Duration = Duration::from_millis(10);
 /// Minimum bytes of records after which the encoding of the state is measured again.
 const GROWTH: u64 = 2 << 20;
 
-/// Lets this thread, and the threads that it starts, run only while no other thread is ready to, permanently. A thread of the
-/// lowest `nice` value would delay a thread that wakes up by up to its slice, some milliseconds.
+/// Gives this thread, and the threads that it starts, the smallest share of a processor that others use, permanently. Any
+/// thread that wakes up preempts it. A thread of the lowest `nice` value would delay that thread by up to its slice, some
+/// milliseconds.
 pub fn lower_priority() {
     let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
-    // Without the policy, a fold still pauses.
-    if let Err(error) = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy) {
-        tracing::debug!(?error, "cannot lower priority of the thread of a moment");
+    // Where a sandbox refuses the policy, the `nice` value of the thread is lowered. Without either, a fold still pauses.
+    if let Err(policy) = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy)
+        && let Err(error) = rustix::process::setpriority_process(None, 19)
+    {
+        tracing::debug!(?policy, %error, "cannot lower priority of the thread of a moment");
     }
 }
 
@@ -256,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_of_a_fold_and_the_threads_that_it_starts_run_while_no_other_is_ready() {
+    fn a_thread_of_a_fold_and_the_threads_that_it_starts_have_the_policy_for_idle_processors() {
         // The policy is the 41st field; the second one is in parentheses, and may have spaces.
         let policy = || {
             let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread");

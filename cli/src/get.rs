@@ -140,8 +140,7 @@ fn with_history(error: CliError, kind: EntityKind, name: &str, client: &ApiClien
         let page = client.get("cannot read history", &path, &[("limit", "1".to_owned())])?;
         Ok::<_, CliError>(page["items"].as_array().is_some_and(|items| !items.is_empty()))
     };
-    // A history that cannot be read adds nothing to the error.
-    // Events of a disruption are part of its node's history.
+    // A history that cannot be read adds nothing to the error. Events of a disruption are part of its node's history.
     if error.exit != CliExit::NotFound || kind == EntityKind::Disruption || !has_events().unwrap_or(false) {
         return error;
     }

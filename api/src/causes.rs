@@ -148,7 +148,7 @@ async fn recomputed(
     let at = moments::find(app, NamedMoment::Position(named)).await?;
     let moment = moments::state(app, at).await?;
     let operation = reserved.operation;
-    let chosen = in_turn(&app.moments.reads, "explain a node", move || moment.chosen_node(operation)).await?;
+    let chosen = moments::in_read_turn(app, "explain a node", move || moment.chosen_node(operation)).await?;
     let node = reserved.node;
     let position = at.position;
     Ok(chosen.map(|chosen| RecomputedPlacement { position, node, reasons: chosen.into() }))
@@ -217,7 +217,7 @@ pub(super) async fn why(
     let subject = key.subject();
     let (name, of) = (field.clone(), row.clone());
     // It may read every event about the entity: not with the permits of histories and streams.
-    let found = in_turn(&app.moments.reads, "read reasons", move || {
+    let found = moments::in_read_turn(app, "read reasons", move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
         let field = name.as_deref().zip(of.as_ref()).map(|(name, row)| RowField { name, row });
         let reader = ReasonReader::new(events.max_bytes(answer.max_bytes()));

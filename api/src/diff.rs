@@ -14,7 +14,7 @@ use super::middleware::RoutedRequest;
 use super::moments;
 use super::problem::{INVALID_PARAMETER, MomentBody, ProblemDetails, RequestPart};
 use super::query::{QueryParams, unknown};
-use super::read::{ReadFrom, at_moment, in_turn, not_read, settle};
+use super::read::{ReadFrom, at_moment, not_read, settle};
 use super::reserved_answer::{ReservedAnswer, compressor_of};
 
 /// Parameters of a difference, besides the filters that all of its kinds have.
@@ -55,7 +55,7 @@ pub(super) async fn get(
     let old = moments::state(app, from).await?;
     let new = moments::state(app, to).await?;
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
-    let compared = in_turn(&app.moments.reads, "compare moments", move || {
+    let compared = moments::in_read_turn(app, "compare moments", move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
         let query = ListQuery { filters, limit, token, max_bytes: Some(answer.max_bytes()) };
         let page = diff(&old, &new, &kinds, &query);

@@ -4,8 +4,10 @@
 //! |---|---|
 //! | history | the journal, up to the record of the moment |
 //! | list or row at a cached moment | the moment |
-//! | list or row at another moment | waits for its turn, then folds the moment on a thread of its own |
+//! | list or row at another moment | waits for its turn, then folds the moment |
 //!
+//! Folds and reads of moments have threads of their own, with the priority of [`lower_priority`]: on a thread that has it,
+//! a process without privileges cannot restore the default one.
 //! A request that is dropped releases its place in the queue, or stops its fold. While verdicts are recorded and further
 //! requests wait, a fold is followed by a rest, so that folds have a bounded share of the processors. Invariants: one fold
 //! of a fleet at a time; no fold on a thread that serves connections or decides.
@@ -20,6 +22,7 @@ use chancery_events::id::Position;
 use chancery_journal::ChainCursor;
 use chancery_projector::moment::lower_priority;
 use chancery_projector::{FleetMoment, MomentCache, MomentEnd, MomentError, NamedMoment};
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::FleetApi;
@@ -28,7 +31,7 @@ use super::problem::{
     BUSY, MOMENT_OUT_OF_RANGE, MOMENT_TOO_LARGE, MOMENT_UNREADABLE, ProblemDetails, RequestPart, TIMEOUT,
 };
 use super::query::QueryParams;
-use super::read::in_turn;
+use super::read::in_turn_on;
 
 /// Maximum number of requests that wait for the fold of another moment.
 const WAITING: usize = 8;
@@ -40,8 +43,10 @@ const SHORTEST_REST: Duration = Duration::from_millis(100);
 /// Maximum rest after a fold.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
-/// Maximum number of reads of rows of moments at one time.
+/// Maximum number of reads at one time.
 const READS: usize = 2;
+/// Time after which an idle thread ends.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// Moments of a fleet, and the queue of the requests that need another one.
 pub struct MomentQueue {
@@ -53,19 +58,47 @@ pub struct MomentQueue {
     /// Head of the journal after the last fold.
     head: SeenHead,
     /// Permits to read rows of moments, which may be built for that: lists of the present have permits of their own.
-    pub(super) reads: Arc<Semaphore>,
+    reads: Arc<Semaphore>,
+    threads: MomentThreads,
+}
+
+/// Threads for a fold and for reads, which are started when they are needed.
+struct MomentThreads {
+    handle: Handle,
+    /// Owner of the threads; `None` once they end.
+    runtime: Option<Runtime>,
+}
+
+impl MomentThreads {
+    fn new() -> std::io::Result<MomentThreads> {
+        let mut threads = tokio::runtime::Builder::new_current_thread();
+        threads.thread_name("moment").on_thread_start(lower_priority);
+        threads.max_blocking_threads(READS + 1).thread_keep_alive(IDLE);
+        let runtime = threads.build()?;
+        Ok(MomentThreads { handle: runtime.handle().clone(), runtime: Some(runtime) })
+    }
+}
+
+impl Drop for MomentThreads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Dropping it would wait for its threads, which an asynchronous task must not do.
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl MomentQueue {
-    /// Returns an empty queue.
-    pub fn new(cache: MomentCache) -> MomentQueue {
-        MomentQueue {
+    /// Creates an empty queue.
+    pub fn new(cache: MomentCache) -> std::io::Result<MomentQueue> {
+        Ok(MomentQueue {
             cache: Arc::new(cache),
             places: Arc::new(Semaphore::new(WAITING + 1)),
             turn: Arc::new(Semaphore::new(1)),
             head: SeenHead::default(),
             reads: Arc::new(Semaphore::new(READS)),
-        }
+            threads: MomentThreads::new()?,
+        })
     }
 
     /// Returns the number of requests that fold or wait for a fold. A dropped request counts until its fold has ended.
@@ -142,7 +175,7 @@ pub(super) fn take(
 /// Returns the record of a moment.
 pub(super) async fn find(app: &FleetApi, moment: NamedMoment) -> Result<ChainCursor, ProblemDetails> {
     let cache = Arc::clone(&app.moments.cache);
-    let found = in_turn(&app.hub.readers, "find a moment", move || cache.find(moment)).await?;
+    let found = in_read_turn(app, "find a moment", move || cache.find(moment)).await?;
     found.map_err(|error| unread(&error))
 }
 
@@ -194,13 +227,23 @@ impl FoldRest {
     }
 }
 
-/// Waits for the turn to fold, then runs work that reserves memory of moments and names the rest after it. The work runs on a thread of its own,
-/// which has the permits until it ends, and must end early once its flag is true.
+/// Waits for the turn to read moments, then runs work that finds their records, reads their rows, or reads much of the journal.
+pub(super) async fn in_read_turn<T: Send + 'static>(
+    app: &FleetApi,
+    doing: &str,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ProblemDetails> {
+    let MomentQueue { reads, threads, .. } = &*app.moments;
+    in_turn_on(&threads.handle, reads, doing, read).await
+}
+
+/// Waits for the turn to fold, then runs work that reserves memory of moments and names the rest after it. The work has
+/// the permits until it ends, and must end early once its flag is true.
 pub(super) async fn in_fold_turn<T: Send + 'static>(
     app: &FleetApi,
     work: impl FnOnce(&MomentCache, &AtomicBool) -> (T, FoldRest) + Send + 'static,
 ) -> Result<T, ProblemDetails> {
-    let MomentQueue { cache, places, turn, .. } = &*app.moments;
+    let MomentQueue { cache, places, turn, threads, .. } = &*app.moments;
     let place = Arc::clone(places).try_acquire_owned().map_err(|_| busy())?;
     let closed = |error| ProblemDetails::internal("fold a moment", &error);
     let turn = Arc::clone(turn).acquire_owned().await.map_err(closed)?;
@@ -208,8 +251,7 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let cancellation = RequestCancellation::default();
     let (is_cancelled, cache) = (cancellation.flag(), Arc::clone(cache));
     let (source, queue) = (Arc::clone(&app.source), Arc::clone(&app.moments));
-    let run = move || {
-        lower_priority();
+    threads.handle.spawn_blocking(move || {
         let start = Instant::now();
         let (result, rest) = work(&cache, &is_cancelled);
         let others = queue.requests().saturating_sub(1);
@@ -221,11 +263,7 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
         let _ = sender.send(result);
         std::thread::sleep(pause);
         drop(turn);
-    };
-    std::thread::Builder::new()
-        .name("moment".into())
-        .spawn(run)
-        .map_err(|error| ProblemDetails::internal("start a thread for a moment", &error))?;
+    });
     let result = done.await;
     drop(cancellation);
     result.map_err(|error| ProblemDetails::internal("fold a moment", &error))

@@ -20,6 +20,7 @@ use chancery_projector::{
     PositionWaitError, QueryError, ReadConsistency, RowKey, RowKind, RowReader,
 };
 use serde::Serialize;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::FleetApi;
@@ -152,9 +153,19 @@ pub(super) async fn in_turn<T: Send + 'static>(
     doing: &str,
     read: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ProblemDetails> {
+    in_turn_on(&Handle::current(), turns, doing, read).await
+}
+
+/// Runs work as [`in_turn`] does, on the threads of another runtime.
+pub(super) async fn in_turn_on<T: Send + 'static>(
+    threads: &Handle,
+    turns: &Arc<Semaphore>,
+    doing: &str,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ProblemDetails> {
     let turn = Arc::clone(turns).acquire_owned().await;
     let turn = turn.map_err(|error| ProblemDetails::internal(doing, &error))?;
-    let read = tokio::task::spawn_blocking(move || {
+    let read = threads.spawn_blocking(move || {
         let _turn = turn;
         read()
     });
@@ -188,13 +199,16 @@ pub(super) async fn list(
     }
     let (rows, at) = rows_at(app, moment).await?;
     let (common, compressor) = (Arc::clone(&app.common), compressor_of(call));
-    let turns = if at.is_some() { &app.moments.reads } else { &app.common.lists };
-    let listed = in_turn(turns, "list rows", move || {
+    let doing = "list rows";
+    let read = move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
         let query = ListQuery { filters, limit, token, max_bytes: Some(answer.max_bytes()) };
         (answer, rows.list_json(kind, &query))
-    });
-    let (mut answer, page) = listed.await?;
+    };
+    let (mut answer, page) = match at {
+        Some(_) => moments::in_read_turn(app, doing, read).await?,
+        None => in_turn(&app.common.lists, doing, read).await?,
+    };
     let page = page.map_err(|error| not_read(kind, error))?;
     if page.count == 0
         && let Some(plan) = call.found.param("plan")
@@ -339,7 +353,7 @@ pub(super) async fn row_at(
         // The first row of a moment counts what its rows show, and the last reader frees the state.
         RowsAt::Moment(_) => {
             let key = key.clone();
-            in_turn(&app.moments.reads, "read a row", move || rows.get_json(&key)).await?
+            moments::in_read_turn(app, "read a row", move || rows.get_json(&key)).await?
         }
         RowsAt::Present(_) => rows.get_json(key),
     };

@@ -104,7 +104,8 @@ impl PreparedFleet {
             .context("cannot open read models")?;
         projector.catch_up().context("cannot fold journal")?;
         let reader = projector.reader();
-        let moments = moments_of(config, fleet, &source, &snapshots, &reader);
+        let moments = moments_of(config, fleet, &source, &snapshots, &reader)
+            .context("cannot create threads for past states")?;
         let last = projector.state().and_then(|state| state.fleet.decider().cloned());
         let lineages = projector.state().map(|state| state.fleet.lineages().clone());
         let hub = Arc::new(EventHub::of(lineages));
@@ -289,10 +290,10 @@ fn moments_of(
     source: &Arc<dyn JournalReader>,
     snapshots: &SnapshotStore,
     reader: &RowReader,
-) -> Arc<MomentQueue> {
+) -> std::io::Result<Arc<MomentQueue>> {
     let (source, snapshots) = (Arc::clone(source), Some(snapshots.clone()));
     let cache = MomentCache::new(fleet.into(), source, snapshots, reader.watch().clone(), config.moments);
-    Arc::new(MomentQueue::new(cache))
+    MomentQueue::new(cache).map(Arc::new)
 }
 
 /// Returns the check of the wall clock. A follower logs early that its clock would prevent it from deciding.

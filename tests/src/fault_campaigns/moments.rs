@@ -395,6 +395,6 @@ fn shown(latencies: &[Duration]) -> String {
     let mut sorted = latencies.to_vec();
     sorted.sort_unstable();
     let at = |percent: usize| sorted.get(sorted.len() * percent / 100).map_or(0.0, Duration::as_secs_f64);
-    let (p50, p95) = (at(50) * 1e3, at(95) * 1e3);
-    format!("{:.0} verdicts a second, p50 {p50:.2} ms, p95 {p95:.2} ms", rate(latencies))
+    let [p50, p95, p99] = [50, 95, 99].map(|percent| at(percent) * 1e3);
+    format!("{:.0} verdicts a second, p50 {p50:.2} ms, p95 {p95:.2} ms, p99 {p99:.2} ms", rate(latencies))
 }

@@ -217,7 +217,7 @@ pub(super) async fn why(
     let subject = key.subject();
     let (name, of) = (field.clone(), row.clone());
     // It may read every event about the entity: not with the permits of histories and streams.
-    let found = moments::in_read_turn(app, "read reasons", move || {
+    let found = in_turn(&app.moments.reads, "read reasons", move || {
         let answer = ReservedAnswer::reserve(&common, compressor);
         let field = name.as_deref().zip(of.as_ref()).map(|(name, row)| RowField { name, row });
         let reader = ReasonReader::new(events.max_bytes(answer.max_bytes()));

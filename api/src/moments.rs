@@ -6,8 +6,8 @@
 //! | list or row at a cached moment | the moment |
 //! | list or row at another moment | waits for its turn, then folds the moment |
 //!
-//! Folds and reads of moments have threads of their own, with the priority of [`lower_priority`]: on a thread that has it,
-//! a process without privileges cannot restore the default one.
+//! Each fold, and each read of rows of a moment, runs on a thread of its own with the priority of [`lower_priority`]: on a thread
+//! that has it, a process without privileges cannot restore the default one.
 //! A request that is dropped releases its place in the queue, or stops its fold. While verdicts are recorded and further
 //! requests wait, a fold is followed by a rest, so that folds have a bounded share of the processors. Invariants: one fold
 //! of a fleet at a time; no fold on a thread that serves connections or decides.
@@ -22,7 +22,6 @@ use chancery_events::id::Position;
 use chancery_journal::ChainCursor;
 use chancery_projector::moment::lower_priority;
 use chancery_projector::{FleetMoment, MomentCache, MomentEnd, MomentError, NamedMoment};
-use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::FleetApi;
@@ -31,7 +30,7 @@ use super::problem::{
     BUSY, MOMENT_OUT_OF_RANGE, MOMENT_TOO_LARGE, MOMENT_UNREADABLE, ProblemDetails, RequestPart, TIMEOUT,
 };
 use super::query::QueryParams;
-use super::read::in_turn_on;
+use super::read::in_turn;
 
 /// Maximum number of requests that wait for the fold of another moment.
 const WAITING: usize = 8;
@@ -45,8 +44,6 @@ const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// Maximum number of reads at one time.
 const READS: usize = 2;
-/// Time after which an idle thread ends.
-const IDLE: Duration = Duration::from_secs(1);
 
 /// Moments of a fleet, and the queue of the requests that need another one.
 pub struct MomentQueue {
@@ -57,48 +54,21 @@ pub struct MomentQueue {
     turn: Arc<Semaphore>,
     /// Head of the journal after the last fold.
     head: SeenHead,
-    /// Permits to read rows of moments, which may be built for that: lists of the present have permits of their own.
-    reads: Arc<Semaphore>,
-    threads: MomentThreads,
-}
-
-/// Threads for a fold and for reads, which are started when they are needed.
-struct MomentThreads {
-    handle: Handle,
-    /// Owner of the threads; `None` once they end.
-    runtime: Option<Runtime>,
-}
-
-impl MomentThreads {
-    fn new() -> std::io::Result<MomentThreads> {
-        let mut threads = tokio::runtime::Builder::new_current_thread();
-        threads.thread_name("moment").on_thread_start(lower_priority);
-        threads.max_blocking_threads(READS + 1).thread_keep_alive(IDLE);
-        let runtime = threads.build()?;
-        Ok(MomentThreads { handle: runtime.handle().clone(), runtime: Some(runtime) })
-    }
-}
-
-impl Drop for MomentThreads {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // Dropping it would wait for its threads, which an asynchronous task must not do.
-            runtime.shutdown_background();
-        }
-    }
+    /// Permits to read rows of moments, which may be built for that, or the reasons for a value: lists of the present have
+    /// permits of their own.
+    pub(super) reads: Arc<Semaphore>,
 }
 
 impl MomentQueue {
-    /// Creates an empty queue.
-    pub fn new(cache: MomentCache) -> std::io::Result<MomentQueue> {
-        Ok(MomentQueue {
+    /// Returns an empty queue.
+    pub fn new(cache: MomentCache) -> MomentQueue {
+        MomentQueue {
             cache: Arc::new(cache),
             places: Arc::new(Semaphore::new(WAITING + 1)),
             turn: Arc::new(Semaphore::new(1)),
             head: SeenHead::default(),
             reads: Arc::new(Semaphore::new(READS)),
-            threads: MomentThreads::new()?,
-        })
+        }
     }
 
     /// Returns the number of requests that fold or wait for a fold. A dropped request counts until its fold has ended.
@@ -175,7 +145,7 @@ pub(super) fn take(
 /// Returns the record of a moment.
 pub(super) async fn find(app: &FleetApi, moment: NamedMoment) -> Result<ChainCursor, ProblemDetails> {
     let cache = Arc::clone(&app.moments.cache);
-    let found = in_read_turn(app, "find a moment", move || cache.find(moment)).await?;
+    let found = in_turn(&app.hub.readers, "find a moment", move || cache.find(moment)).await?;
     found.map_err(|error| unread(&error))
 }
 
@@ -227,14 +197,32 @@ impl FoldRest {
     }
 }
 
-/// Waits for the turn to read moments, then runs work that finds their records, reads their rows, or reads much of the journal.
+/// Runs work on a thread of its own, which has the priority of folds.
+fn start(work: impl FnOnce() + Send + 'static) -> Result<(), ProblemDetails> {
+    let run = move || {
+        lower_priority();
+        work();
+    };
+    let started = std::thread::Builder::new().name("moment".into()).spawn(run);
+    started.map(drop).map_err(|error| ProblemDetails::internal("start a thread for a moment", &error))
+}
+
+/// Waits for the turn to read rows of moments, then runs work that reads them. The work has the permit until it ends.
 pub(super) async fn in_read_turn<T: Send + 'static>(
     app: &FleetApi,
     doing: &str,
     read: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ProblemDetails> {
-    let MomentQueue { reads, threads, .. } = &*app.moments;
-    in_turn_on(&threads.handle, reads, doing, read).await
+    let turn = Arc::clone(&app.moments.reads).acquire_owned().await;
+    let turn = turn.map_err(|error| ProblemDetails::internal(doing, &error))?;
+    let (sender, done) = oneshot::channel();
+    start(move || {
+        let result = read();
+        drop(turn);
+        // The request may have been dropped.
+        let _ = sender.send(result);
+    })?;
+    done.await.map_err(|error| ProblemDetails::internal(doing, &error))
 }
 
 /// Waits for the turn to fold, then runs work that reserves memory of moments and names the rest after it. The work has
@@ -243,7 +231,7 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     app: &FleetApi,
     work: impl FnOnce(&MomentCache, &AtomicBool) -> (T, FoldRest) + Send + 'static,
 ) -> Result<T, ProblemDetails> {
-    let MomentQueue { cache, places, turn, threads, .. } = &*app.moments;
+    let MomentQueue { cache, places, turn, .. } = &*app.moments;
     let place = Arc::clone(places).try_acquire_owned().map_err(|_| busy())?;
     let closed = |error| ProblemDetails::internal("fold a moment", &error);
     let turn = Arc::clone(turn).acquire_owned().await.map_err(closed)?;
@@ -251,19 +239,19 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let cancellation = RequestCancellation::default();
     let (is_cancelled, cache) = (cancellation.flag(), Arc::clone(cache));
     let (source, queue) = (Arc::clone(&app.source), Arc::clone(&app.moments));
-    threads.handle.spawn_blocking(move || {
-        let start = Instant::now();
+    start(move || {
+        let began = Instant::now();
         let (result, rest) = work(&cache, &is_cancelled);
         let others = queue.requests().saturating_sub(1);
         let head = source.head().map(|head| head.position);
         let is_recording = rest == FoldRest::BeforeOthers && queue.head.has_moved(head);
-        let pause = rest.after(start.elapsed(), others, is_recording);
+        let pause = rest.after(began.elapsed(), others, is_recording);
         drop(place);
         // The request may have been dropped.
         let _ = sender.send(result);
         std::thread::sleep(pause);
         drop(turn);
-    });
+    })?;
     let result = done.await;
     drop(cancellation);
     result.map_err(|error| ProblemDetails::internal("fold a moment", &error))

@@ -20,7 +20,6 @@ use chancery_projector::{
     PositionWaitError, QueryError, ReadConsistency, RowKey, RowKind, RowReader,
 };
 use serde::Serialize;
-use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::FleetApi;
@@ -153,19 +152,9 @@ pub(super) async fn in_turn<T: Send + 'static>(
     doing: &str,
     read: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ProblemDetails> {
-    in_turn_on(&Handle::current(), turns, doing, read).await
-}
-
-/// Runs work as [`in_turn`] does, on the threads of another runtime.
-pub(super) async fn in_turn_on<T: Send + 'static>(
-    threads: &Handle,
-    turns: &Arc<Semaphore>,
-    doing: &str,
-    read: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, ProblemDetails> {
     let turn = Arc::clone(turns).acquire_owned().await;
     let turn = turn.map_err(|error| ProblemDetails::internal(doing, &error))?;
-    let read = threads.spawn_blocking(move || {
+    let read = tokio::task::spawn_blocking(move || {
         let _turn = turn;
         read()
     });

@@ -379,7 +379,7 @@ fn gauge(client: &TestClient, name: &str) -> Result<u64> {
     value.with_context(|| format!("no gauge {name} in {text}"))?.parse().context("a gauge is a number")
 }
 
-/// Returns the number of threads that fold moments.
+/// Returns the number of threads that fold or read moments.
 fn moment_threads(pid: u32) -> usize {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the server runs");
     let name = |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();

@@ -168,7 +168,8 @@ async fn answer_routed(
             Err(problem) => (RequestBody::Read(Err(problem)), None),
         }
     };
-    let answer = dispatch(&api, RoutedRequest { context, found, parts, principal }, body);
+    // The futures around it would otherwise each have, and copy, the memory of the largest handler.
+    let answer = Box::pin(dispatch(&api, RoutedRequest { context, found, parts, principal }, body));
     let answer = chancery_spans::within(span.context(), answer);
     let answer = tokio::time::timeout(limits.request_timeout, answer)
         .await
@@ -301,9 +302,12 @@ async fn dispatch(
             match sent {
                 RequestBody::Read(body) => {
                     let app = app?;
-                    write_to(app, call, params?, body).await.map(|response| positions::named(app, response))
+                    let written = Box::pin(write_to(app, call, params?, body)).await;
+                    written.map(|response| positions::named(app, response))
                 }
-                RequestBody::Unread(body) => say_to(app, &api.common.limits, call, params, body).await,
+                RequestBody::Unread(body) => {
+                    Box::pin(say_to(app, &api.common.limits, call, params, body)).await
+                }
             }
         }
     }
@@ -518,6 +522,15 @@ mod tests {
     use tower::Layer as _;
 
     use super::*;
+
+    fn size_of<F>(_: fn(Arc<ApiState>, RouteResult, Request<Body>) -> F) -> usize {
+        std::mem::size_of::<F>()
+    }
+
+    #[test]
+    fn the_future_of_an_answer_is_small() {
+        assert!(size_of(answer_routed) <= 4096, "{}", size_of(answer_routed));
+    }
 
     #[tokio::test]
     async fn a_panic_is_a_problem_of_its_own_request() {

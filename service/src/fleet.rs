@@ -104,8 +104,7 @@ impl PreparedFleet {
             .context("cannot open read models")?;
         projector.catch_up().context("cannot fold journal")?;
         let reader = projector.reader();
-        let moments = moments_of(config, fleet, &source, &snapshots, &reader)
-            .context("cannot create threads for past states")?;
+        let moments = moments_of(config, fleet, &source, &snapshots, &reader);
         let last = projector.state().and_then(|state| state.fleet.decider().cloned());
         let lineages = projector.state().map(|state| state.fleet.lineages().clone());
         let hub = Arc::new(EventHub::of(lineages));
@@ -290,10 +289,10 @@ fn moments_of(
     source: &Arc<dyn JournalReader>,
     snapshots: &SnapshotStore,
     reader: &RowReader,
-) -> std::io::Result<Arc<MomentQueue>> {
+) -> Arc<MomentQueue> {
     let (source, snapshots) = (Arc::clone(source), Some(snapshots.clone()));
     let cache = MomentCache::new(fleet.into(), source, snapshots, reader.watch().clone(), config.moments);
-    MomentQueue::new(cache).map(Arc::new)
+    Arc::new(MomentQueue::new(cache))
 }
 
 /// Returns the check of the wall clock. A follower logs early that its clock would prevent it from deciding.

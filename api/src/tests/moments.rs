@@ -259,7 +259,7 @@ async fn a_client_that_leaves_frees_its_fold() {
     let slow = Arc::new(SlowJournal { source: world.app.source.clone(), read: Arc::clone(&read) });
     let watch = world.app.reader.watch().clone();
     let cache = MomentCache::new("default".into(), slow, None, watch, MomentLimits::default());
-    world.app.moments = Arc::new(MomentQueue::new(cache).expect("threads"));
+    world.app.moments = Arc::new(MomentQueue::new(cache));
     let request = request(Method::GET, "/nodes/node-1?as_of=2000", &[], "");
     let asked = tokio::spawn(tower::ServiceExt::oneshot(world.router(), request));
     while read.load(Ordering::Relaxed) < 20 {

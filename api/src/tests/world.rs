@@ -163,7 +163,7 @@ impl ServedFleet {
         let app = FleetApi {
             router: LeaderRouter::with(DeciderHandle::over(queue)),
             reader,
-            moments: Arc::new(MomentQueue::new(moments).expect("threads")),
+            moments: Arc::new(MomentQueue::new(moments)),
             replicas: 10_000,
             last_verdict: Arc::new(LastVerdict::default()),
             source: log.source(),

@@ -65,7 +65,7 @@ impl ReplayedFleet {
         let app = FleetApi {
             router: LeaderRouter::read_only(),
             reader,
-            moments: Arc::new(MomentQueue::new(moments)?),
+            moments: Arc::new(MomentQueue::new(moments)),
             last_verdict: Arc::new(LastVerdict::at(head)),
             source,
             hub: Arc::new(EventHub::of(Some(lineages))),

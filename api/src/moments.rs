@@ -8,6 +8,7 @@
 //!
 //! Each fold, and each read of rows of a moment, runs on a thread of its own with the priority of [`lower_priority`]: on a thread
 //! that has it, a process without privileges cannot restore the default one.
+//!
 //! A request that is dropped releases its place in the queue, or stops its fold. While verdicts are recorded and further
 //! requests wait, a fold is followed by a rest, so that folds have a bounded share of the processors. Invariants: one fold
 //! of a fleet at a time; no fold on a thread that serves connections or decides.
@@ -42,7 +43,7 @@ const SHORTEST_REST: Duration = Duration::from_millis(100);
 /// Maximum rest after a fold.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
-/// Maximum number of reads at one time.
+/// Maximum number of reads of rows of moments, and of reasons for values, at one time.
 const READS: usize = 2;
 
 /// Moments of a fleet, and the queue of the requests that need another one.

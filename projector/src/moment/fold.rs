@@ -45,10 +45,10 @@ const GROWTH: u64 = 2 << 20;
 pub fn lower_priority() {
     let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
     // Where a sandbox refuses the policy, the `nice` value of the thread is lowered. Without either, a fold still pauses.
-    if let Err(policy) = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy)
+    if let Err(refused) = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy)
         && let Err(error) = rustix::process::setpriority_process(None, 19)
     {
-        tracing::debug!(?policy, %error, "cannot lower priority of the thread of a moment");
+        tracing::debug!(?refused, %error, "cannot lower priority of the thread of a moment");
     }
 }
 

@@ -1,7 +1,7 @@
 //! `POST …/dry-run`: intents decided on a copy of the current or a past state, with everything that follows before
 //! an approval or a report.
 //!
-//! A dry run has the turn of folds, as it copies a moment: one at a time, with their policy `SCHED_IDLE`. It writes nothing.
+//! A dry run has the turn of folds, as it copies a moment: one at a time, with their priority. It writes nothing.
 
 mod answer;
 mod changes;
@@ -20,6 +20,7 @@ use chancery_events::record::MAX_BYTES;
 use chancery_events::time::Time;
 use chancery_journal::ChainCursor;
 use chancery_projector::MomentCache;
+use rustix::time::{ClockId, clock_gettime};
 
 use self::answer::{AnswerWriter, DrySlot, internal};
 pub(super) use self::answer::{DryRunAnswer, PlacementReasons};
@@ -35,8 +36,9 @@ use super::read::{ReadFrom, at_moment, settle};
 use super::reserved_answer::ReservedAnswer;
 use super::write::AnswerContext;
 
-/// Maximum time of a dry run, after its state was folded.
-const TIME: Duration = Duration::from_secs(2);
+/// Maximum processor time of a dry run, after its state was folded. It is processor time, so that a host whose processors
+/// others use gives the same answer, only later.
+const PROCESSOR_TIME: Duration = Duration::from_secs(2);
 /// Parameters of a dry run.
 const OWN: [&str; 3] = ["as_of", "min_position", "consistency"];
 
@@ -60,7 +62,7 @@ pub(super) async fn take(
         .unwrap_or_default()
         .parse()
         .map_err(|error| ProblemDetails::internal("read the name of the fleet", &error))?;
-    let time = TIME.min(app.common.limits.request_timeout.mul_f32(0.4));
+    let time = app.common.limits.request_timeout.mul_f32(0.4);
     let (served, request_id) = (Arc::clone(app), call.context.id.clone());
     let run = move |cache: &MomentCache, is_cancelled: &AtomicBool| {
         let bounds = DryRunBounds::default();
@@ -69,8 +71,9 @@ pub(super) async fn take(
         let before = RowsBefore::read(&moment, &requests, served.common.limits.page);
         // A bound may be exceeded by a record.
         let copy = cache.copy(moment, (bounds.bytes + MAX_BYTES) as u64)?;
-        let end = Instant::now() + time;
-        let may_continue = || !is_cancelled.load(Ordering::Relaxed) && Instant::now() < end;
+        let (end, processor_end) = (Instant::now() + time, processor_time() + PROCESSOR_TIME);
+        let is_in_time = || Instant::now() < end && processor_time() < processor_end;
+        let may_continue = || !is_cancelled.load(Ordering::Relaxed) && is_in_time();
         let (rows, result) = copy.change(|state| {
             let start = DryRunStart { fleet, state, at, now, wall, replicas: served.replicas, bounds };
             dry_run(start, requests, &may_continue)
@@ -81,6 +84,11 @@ pub(super) async fn take(
     let ran = in_fold_turn(app, move |cache, is_cancelled| (run(cache, is_cancelled), FoldRest::None));
     let body = ran.await?.map_err(|error| moments::unread(&error))??;
     Ok(at_moment(ReservedAnswer::of_row().with(app, body)?, at.position, Some(&at)))
+}
+
+/// Returns the processor time that this thread has used.
+fn processor_time() -> Duration {
+    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }
 
 /// Returns the time of the decisions and the wall clock. The current state is decided on at the current time, as a

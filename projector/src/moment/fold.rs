@@ -1,9 +1,9 @@
 //! Fold of a moment, from a state before it.
 //!
-//! A second thread reads and decodes the records. Both threads have the scheduling policy `SCHED_IDLE`, which a thread inherits
-//! from the one that starts it. So a fold uses the processor that the decider and the projector leave. It pauses while the projector
-//! is behind the journal, but for a bounded time after each slice, as a busy projector is mostly behind. Before it reads a
-//! snapshot, it waits for a projector that catches up.
+//! A second thread reads and decodes the records. Both threads have a low priority, which a thread inherits from the one that starts
+//! it. So a fold mostly uses the processor that the decider and the projector leave, but progresses where all are used. It pauses
+//! while the projector is behind the journal, but for a bounded time after each slice, as a busy projector is mostly behind. Before
+//! it reads a snapshot, it waits for a projector that catches up.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +13,6 @@ use std::time::{Duration, Instant};
 use chancery_events::id::Position;
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{JournalReader, ReadError};
-use thread_priority::{
-    NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
-    thread_native_id,
-};
 
 use super::memory::{ReservedMemory, memory_of};
 use super::{MomentError, MomentLimits, find};
@@ -24,6 +20,8 @@ use crate::fold::{DecodedRecord, FoldError, FoldedState, JournalFold, fold_ahead
 use crate::position_watch::PositionWatch;
 use crate::snapshot::fingerprint;
 
+/// `nice` value of threads of moments: a tenth of the weight of other threads.
+const NICE: i32 = 10;
 /// Time for which a fold runs before it checks whether to pause.
 const SLICE: Duration = Duration::from_millis(2);
 /// Time of one pause while the projector is behind.
@@ -33,22 +31,16 @@ const PAUSES: u32 = 4;
 /// Minimum number of events by which a projector is behind that catches up: under load it is behind by fewer.
 const CATCHING_UP: u64 = 20_000;
 /// Maximum time for which folds wait for a projector that catches up, in all.
-pub(super) const CATCH_UP: Duration = Duration::from_secs(5);
+pub(super) const CATCH_UP: Duration = Duration::from_secs(10);
 /// Time between checks of the wait.
 const CATCH_UP_CHECK: Duration = Duration::from_millis(10);
 /// Minimum bytes of records after which the encoding of the state is measured again.
 const GROWTH: u64 = 2 << 20;
 
-/// Gives this thread, and the threads that it starts, the smallest share of a processor that others use, permanently. Any
-/// thread that wakes up preempts it. A thread of the lowest `nice` value would delay that thread by up to its slice, some
-/// milliseconds.
+/// Gives this thread, and the threads that it starts, a tenth of the weight of other threads, permanently.
 pub fn lower_priority() {
-    let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
-    // Where a sandbox refuses the policy, the `nice` value of the thread is lowered. Without either, a fold still pauses.
-    if let Err(refused) = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy)
-        && let Err(error) = rustix::process::setpriority_process(None, 19)
-    {
-        tracing::debug!(?refused, %error, "cannot lower priority of the thread of a moment");
+    if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+        tracing::debug!(%error, "cannot lower priority of the thread of a moment");
     }
 }
 
@@ -259,19 +251,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_of_a_fold_and_the_threads_that_it_starts_have_the_policy_for_idle_processors() {
-        // The policy is the 41st field; the second one is in parentheses, and may have spaces.
-        let policy = || {
+    fn a_thread_of_a_fold_and_the_threads_that_it_starts_have_a_low_priority() {
+        // The `nice` value is the 19th field; the second one is in parentheses, and may have spaces.
+        let nice = || {
             let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread");
             let (_, fields) = stat.rsplit_once(')').expect("fields");
-            fields.split_whitespace().nth(38).map(str::to_owned)
+            fields.split_whitespace().nth(16).and_then(|field| field.parse::<i32>().ok())
         };
-        let normal = policy();
-        let idle = std::thread::spawn(move || {
+        let low = std::thread::spawn(move || {
             lower_priority();
-            (policy(), std::thread::spawn(policy).join().expect("no panic"))
+            (nice(), std::thread::spawn(nice).join().expect("no panic"))
         });
-        let idle = idle.join().expect("no panic");
-        assert_eq!((normal.as_deref(), idle), (Some("0"), (Some("5".to_owned()), Some("5".to_owned()))));
+        let low = low.join().expect("no panic");
+        assert_eq!(low, (Some(NICE), Some(NICE)));
+        assert!(nice().is_some_and(|other| other < NICE), "the threads that start none of a fold keep theirs");
     }
 }

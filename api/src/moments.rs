@@ -6,8 +6,8 @@
 //! | list or row at a cached moment | the moment |
 //! | list or row at another moment | waits for its turn, then folds the moment |
 //!
-//! Each fold, and each read of rows of a moment, runs on a thread of its own with the priority of [`lower_priority`]: on a thread
-//! that has it, a process without privileges cannot restore the default one.
+//! Each fold, and each read of rows of a moment, runs on a thread of its own with a [`MomentPriority`]: on a thread that has it, a
+//! process without privileges cannot restore the default one.
 //!
 //! A request that is dropped releases its place in the queue, or stops its fold. While verdicts are recorded and further
 //! requests wait, a fold is followed by a rest, so that folds have a bounded share of the processors. Invariants: one fold
@@ -21,7 +21,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Response};
 use chancery_events::id::Position;
 use chancery_journal::ChainCursor;
-use chancery_projector::moment::lower_priority;
+use chancery_projector::moment::MomentPriority;
 use chancery_projector::{FleetMoment, MomentCache, MomentEnd, MomentError, NamedMoment};
 use tokio::sync::{Semaphore, oneshot};
 
@@ -75,6 +75,12 @@ impl MomentQueue {
     /// Returns the number of requests that fold or wait for a fold. A dropped request counts until its fold has ended.
     pub(super) fn requests(&self) -> usize {
         (WAITING + 1).saturating_sub(self.places.available_permits())
+    }
+
+    /// Returns the priority of a thread for a request that has some of the places for folds itself. While others have places,
+    /// threads take no processor from the decider.
+    pub(super) fn priority(&self, own: usize) -> MomentPriority {
+        if self.requests() > own { MomentPriority::Idle } else { MomentPriority::Low }
     }
 
     /// Returns the bytes of memory that are reserved for moments.
@@ -198,10 +204,10 @@ impl FoldRest {
     }
 }
 
-/// Runs work on a thread of its own, which has the priority of folds.
-fn start(work: impl FnOnce() + Send + 'static) -> Result<(), ProblemDetails> {
+/// Runs work on a thread of its own, which has the priority.
+fn start(priority: MomentPriority, work: impl FnOnce() + Send + 'static) -> Result<(), ProblemDetails> {
     let run = move || {
-        lower_priority();
+        priority.set();
         work();
     };
     let started = std::thread::Builder::new().name("moment".into()).spawn(run);
@@ -217,7 +223,7 @@ pub(super) async fn in_read_turn<T: Send + 'static>(
     let turn = Arc::clone(&app.moments.reads).acquire_owned().await;
     let turn = turn.map_err(|error| ProblemDetails::internal(doing, &error))?;
     let (sender, done) = oneshot::channel();
-    start(move || {
+    start(app.moments.priority(0), move || {
         let result = read();
         drop(turn);
         // The request may have been dropped.
@@ -240,7 +246,7 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let cancellation = RequestCancellation::default();
     let (is_cancelled, cache) = (cancellation.flag(), Arc::clone(cache));
     let (source, queue) = (Arc::clone(&app.source), Arc::clone(&app.moments));
-    start(move || {
+    start(app.moments.priority(1), move || {
         let began = Instant::now();
         let (result, rest) = work(&cache, &is_cancelled);
         let others = queue.requests().saturating_sub(1);

@@ -15,7 +15,7 @@ use chancery_events::id::Position;
 use chancery_events::lineage::NamedPosition;
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{Journal as _, JournalReader};
-use chancery_projector::moment::lower_priority;
+use chancery_projector::moment::MomentPriority;
 use chancery_projector::{
     JournalFold, ListQuery, MomentCache, MomentLimits, NamedMoment, PositionWatch, Projector, RowKind,
     StoreTuning,
@@ -105,7 +105,7 @@ fn catch_up_beside(
         let (mut cache, mut random) = (None, RandomPositions(11));
         let read = move || {
             if cache.is_none() {
-                lower_priority();
+                MomentPriority::Low.set();
                 let (fleet, source, snapshots) = (FLEET.into(), Arc::clone(source), snapshots.clone());
                 let limits = MomentLimits::default();
                 cache = Some(MomentCache::new(fleet, source, Some(snapshots), watch.recv()?, limits));

@@ -10,6 +10,7 @@ use std::time::Duration;
 use axum::http::Method;
 use chancery_events::id::{Lineage, Position};
 use chancery_journal::{ChainCursor, JournalReader, ReadError, RecordIter};
+use chancery_projector::moment::MomentPriority;
 use chancery_projector::{MomentCache, MomentLimits};
 
 use super::world::{CompleteAnswer, LINEAGE, ServedFleet, request};
@@ -140,6 +141,7 @@ async fn requests_for_other_moments_wait_in_a_bounded_queue() {
     let world = ServedFleet::new();
     world.touch("node-1", 2);
     assert_eq!(world.get("/nodes?as_of=5").await.status, 200);
+    assert_eq!(world.app.moments.priority(0), MomentPriority::Low, "no request waits");
     let turn = world.app.moments.hold_turn().await;
     let mut waiting = Vec::new();
     while world.app.moments.free_places() > 0 {
@@ -155,6 +157,8 @@ async fn requests_for_other_moments_wait_in_a_bounded_queue() {
         waiting.push(request);
     }
     assert_eq!(metric(&world, "moment_requests").await, 9);
+    let priorities = [1, 9].map(|own| world.app.moments.priority(own));
+    assert_eq!(priorities, [MomentPriority::Idle, MomentPriority::Low], "eight others have places, or none");
     let busy = world.get("/nodes?as_of=7").await;
     assert_eq!((busy.problem().1.as_str(), busy.header("retry-after")), ("busy", "1"));
     assert_eq!(world.get("/nodes?as_of=5").await.status, 200, "a cached moment needs no fold");

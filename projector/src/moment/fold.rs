@@ -1,9 +1,8 @@
 //! Fold of a moment, from a state before it.
 //!
-//! A second thread reads and decodes the records. Both threads have a low priority, which a thread inherits from the one that starts
-//! it. So a fold mostly uses the processor that the decider and the projector leave, but progresses where all are used. It pauses
-//! while the projector is behind the journal, but for a bounded time after each slice, as a busy projector is mostly behind. Before
-//! it reads a snapshot, it waits for a projector that catches up.
+//! A second thread reads and decodes the records. Both threads have a low priority ([`MomentPriority`]), which a thread inherits from
+//! the one that starts it. A fold pauses while the projector is behind the journal, but for a bounded time after each slice, as a
+//! busy projector is mostly behind. Before it reads a snapshot, it waits for a projector that catches up.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +12,10 @@ use std::time::{Duration, Instant};
 use chancery_events::id::Position;
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{JournalReader, ReadError};
+use thread_priority::{
+    NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
+    thread_native_id,
+};
 
 use super::memory::{ReservedMemory, memory_of};
 use super::{MomentError, MomentLimits, find};
@@ -37,10 +40,31 @@ const CATCH_UP_CHECK: Duration = Duration::from_millis(10);
 /// Minimum bytes of records after which the encoding of the state is measured again.
 const GROWTH: u64 = 2 << 20;
 
-/// Gives this thread, and the threads that it starts, a tenth of the weight of other threads, permanently.
-pub fn lower_priority() {
-    if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-        tracing::debug!(%error, "cannot lower priority of the thread of a moment");
+/// Priority of a thread of a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MomentPriority {
+    /// A tenth of the weight of other threads. The thread progresses where other programs use all processors.
+    Low,
+    /// Policy `SCHED_IDLE`: any thread that wakes up preempts the thread immediately. Where other programs use all processors, the
+    /// thread gets about 0.3 % of one.
+    Idle,
+}
+
+impl MomentPriority {
+    /// Gives this thread, and the threads that it starts, the priority. A process without privileges cannot raise it again.
+    pub fn set(self) {
+        // Where a sandbox refuses the policy, the thread has at least the `nice` value.
+        let lowered = rustix::process::setpriority_process(None, NICE);
+        let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
+        let idle = match self {
+            MomentPriority::Low => Ok(()),
+            MomentPriority::Idle => {
+                set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy)
+            }
+        };
+        if lowered.is_err() || idle.is_err() {
+            tracing::debug!(?lowered, ?idle, "cannot lower priority of the thread of a moment");
+        }
     }
 }
 
@@ -252,18 +276,22 @@ mod tests {
 
     #[test]
     fn a_thread_of_a_fold_and_the_threads_that_it_starts_have_a_low_priority() {
-        // The `nice` value is the 19th field; the second one is in parentheses, and may have spaces.
-        let nice = || {
+        // Value 19 is `nice`, 41 the policy; the second one is in parentheses, and may have spaces.
+        let stat = || {
             let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread");
             let (_, fields) = stat.rsplit_once(')').expect("fields");
-            fields.split_whitespace().nth(16).and_then(|field| field.parse::<i32>().ok())
+            [16, 38].map(|at| fields.split_whitespace().nth(at).and_then(|field| field.parse::<i32>().ok()))
         };
-        let low = std::thread::spawn(move || {
-            lower_priority();
-            (nice(), std::thread::spawn(nice).join().expect("no panic"))
-        });
-        let low = low.join().expect("no panic");
-        assert_eq!(low, (Some(NICE), Some(NICE)));
-        assert!(nice().is_some_and(|other| other < NICE), "the threads that start none of a fold keep theirs");
+        let others = stat();
+        // The policy `SCHED_IDLE` ignores the `nice` value.
+        for (priority, wanted) in [(MomentPriority::Low, [NICE, 0]), (MomentPriority::Idle, [0, 5])] {
+            let thread = std::thread::spawn(move || {
+                priority.set();
+                [stat(), std::thread::spawn(stat).join().expect("no panic")]
+            });
+            let wanted = wanted.map(Some);
+            assert_eq!(thread.join().expect("no panic"), [wanted, wanted], "{priority:?}");
+        }
+        assert_eq!((stat(), others[1]), (others, Some(0)), "other threads keep theirs");
     }
 }

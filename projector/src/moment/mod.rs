@@ -30,7 +30,7 @@ pub use cache::{MomentCache, MomentLimits};
 pub use copy::MomentCopy;
 pub use diff::{ChangeWord, DiffPage, EntityChange, FieldChange, diff, row_change};
 pub use find::find;
-pub use fold::lower_priority;
+pub use fold::MomentPriority;
 
 use crate::counts::{CountSource, RowCounts};
 use crate::fold::{FoldError, FoldedState};

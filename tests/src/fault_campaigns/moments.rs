@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use chancery_events::time::Time;
+use chancery_projector::moment::MomentPriority;
 use serde_json::json;
 
 use super::fleet::{deploy, set_up, sleeper};
@@ -238,9 +239,9 @@ impl ReadFleet<'_> {
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Reads random moments until the other client has posted its intents. Its thread has the lowest priority.
+    /// Reads random moments until the other client has posted its intents. Its requests take no processor time from the server.
     fn read(&self, mut random: RandomSource) -> Result<()> {
-        lowest_priority();
+        MomentPriority::Idle.set();
         let client = self.server.client();
         while !self.is_done() {
             let is_repeated = random.chance(250);
@@ -273,7 +274,7 @@ impl ReadFleet<'_> {
 
     /// Reads the present until the other client has posted its intents.
     fn read_present(&self, mut random: RandomSource) -> Result<()> {
-        lowest_priority();
+        MomentPriority::Idle.set();
         let client = self.server.client();
         while !self.is_done_after(Duration::from_secs(1)) {
             let all = if random.chance(500) { &ROWS } else { &LISTS[..] };
@@ -352,12 +353,6 @@ impl ReadFleet<'_> {
         until("no thread folds", || (moment_threads(self.server.pid()) == 0).then_some(()));
         Ok(())
     }
-}
-
-/// Gives this thread the lowest priority: a client on another host would take no processor time from the server.
-fn lowest_priority() {
-    // Without it, the measured rates are lower.
-    let _ = rustix::process::setpriority_process(None, 19);
 }
 
 /// Posts an intent, which must be accepted. Returns the position of the verdict.

@@ -36,8 +36,7 @@ use super::read::{ReadFrom, at_moment, settle};
 use super::reserved_answer::ReservedAnswer;
 use super::write::AnswerContext;
 
-/// Maximum processor time of a dry run, after its state was folded. It is processor time, so that a host whose processors
-/// others use gives the same answer, only later.
+/// Maximum processor time of a dry run, after its state was folded. Time in which other programs use the processors does not count.
 const PROCESSOR_TIME: Duration = Duration::from_secs(2);
 /// Parameters of a dry run.
 const OWN: [&str; 3] = ["as_of", "min_position", "consistency"];
@@ -88,6 +87,7 @@ pub(super) async fn take(
 
 /// Returns the processor time that this thread has used.
 fn processor_time() -> Duration {
+    // The conversion fails only for negative times.
     clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }
 

@@ -53,17 +53,18 @@ pub enum MomentPriority {
 impl MomentPriority {
     /// Gives this thread, and the threads that it starts, the priority. A process without privileges cannot raise it again.
     pub fn set(self) {
-        // Where a sandbox refuses the policy, the thread has at least the `nice` value.
-        let lowered = rustix::process::setpriority_process(None, NICE);
         let policy = ThreadSchedulePolicy::Normal(NormalThreadSchedulePolicy::Idle);
-        let idle = match self {
-            MomentPriority::Low => Ok(()),
-            MomentPriority::Idle => {
-                set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy)
+        if self == MomentPriority::Idle {
+            // The library also sets `nice` to 0, which a process without privileges may do only if it is not higher.
+            match set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy) {
+                Ok(()) => return,
+                Err(refused) => {
+                    tracing::debug!(?refused, "cannot set the policy SCHED_IDLE of a thread of a moment");
+                }
             }
-        };
-        if lowered.is_err() || idle.is_err() {
-            tracing::debug!(?lowered, ?idle, "cannot lower priority of the thread of a moment");
+        }
+        if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+            tracing::debug!(%error, "cannot lower the priority of a thread of a moment");
         }
     }
 }
@@ -283,7 +284,7 @@ mod tests {
             [16, 38].map(|at| fields.split_whitespace().nth(at).and_then(|field| field.parse::<i32>().ok()))
         };
         let others = stat();
-        // The policy `SCHED_IDLE` ignores the `nice` value.
+        // With the policy `SCHED_IDLE`, the `nice` value has no effect.
         for (priority, wanted) in [(MomentPriority::Low, [NICE, 0]), (MomentPriority::Idle, [0, 5])] {
             let thread = std::thread::spawn(move || {
                 priority.set();

@@ -19,7 +19,7 @@ use chancery_events::name::FleetName;
 use chancery_events::record::MAX_BYTES;
 use chancery_events::time::Time;
 use chancery_journal::ChainCursor;
-use chancery_projector::MomentCache;
+use chancery_projector::{MomentCache, MomentError};
 use rustix::time::{ClockId, clock_gettime};
 
 use self::answer::{AnswerWriter, DrySlot, internal};
@@ -70,19 +70,38 @@ pub(super) async fn take(
         let before = RowsBefore::read(&moment, &requests, served.common.limits.page);
         // A bound may be exceeded by a record.
         let copy = cache.copy(moment, (bounds.bytes + MAX_BYTES) as u64)?;
-        let (end, processor_end) = (Instant::now() + time, processor_time() + PROCESSOR_TIME);
-        let is_in_time = || Instant::now() < end && processor_time() < processor_end;
-        let may_continue = || !is_cancelled.load(Ordering::Relaxed) && is_in_time();
+        let limit = RunLimit::from_now(time, PROCESSOR_TIME);
+        let may_continue = || !is_cancelled.load(Ordering::Relaxed) && !limit.is_reached();
         let (rows, result) = copy.change(|state| {
             let start = DryRunStart { fleet, state, at, now, wall, replicas: served.replicas, bounds };
             dry_run(start, requests, &may_continue)
         });
+        if is_cancelled.load(Ordering::Relaxed) {
+            return Err(MomentError::Cancelled);
+        }
         let writer = AnswerWriter { app: &served, at, now, request_id: &request_id, rows: &rows };
         Ok(before.map_err(|error| internal(&error)).and_then(|before| writer.answer(slots, &before, &result)))
     };
     let ran = in_fold_turn(app, move |cache, is_cancelled| (run(cache, is_cancelled), FoldRest::None));
     let body = ran.await?.map_err(|error| moments::unread(&error))??;
     Ok(at_moment(ReservedAnswer::of_row().with(app, body)?, at.position, Some(&at)))
+}
+
+/// End of the time that a run on this thread may take.
+struct RunLimit {
+    end: Instant,
+    /// Processor time of the thread.
+    processor_end: Duration,
+}
+
+impl RunLimit {
+    fn from_now(time: Duration, of_processor: Duration) -> RunLimit {
+        RunLimit { end: Instant::now() + time, processor_end: processor_time() + of_processor }
+    }
+
+    fn is_reached(&self) -> bool {
+        Instant::now() >= self.end || processor_time() >= self.processor_end
+    }
 }
 
 /// Returns the processor time that this thread has used.
@@ -121,4 +140,30 @@ fn slots(intents: ReadIntents, request_id: &str) -> (Vec<DrySlot>, Vec<IntentReq
         });
     }
     (slots, requests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Uses as much processor time of this thread.
+    fn use_processor(time: Duration) {
+        let end = processor_time() + time;
+        while processor_time() < end {}
+    }
+
+    #[test]
+    fn only_processor_time_of_the_own_thread_counts_towards_its_limit() {
+        let (short, long) = (Duration::from_millis(50), Duration::from_mins(10));
+        let limit = RunLimit::from_now(long, short);
+        std::thread::sleep(2 * short);
+        assert!(!limit.is_reached(), "a thread that sleeps uses none");
+        std::thread::spawn(move || use_processor(2 * short)).join().expect("no panic");
+        assert!(!limit.is_reached(), "another thread used it");
+        use_processor(short);
+        assert!(limit.is_reached());
+        let of_all = RunLimit::from_now(short, long);
+        std::thread::sleep(short);
+        assert!(of_all.is_reached(), "the time in all has passed");
+    }
 }

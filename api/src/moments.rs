@@ -43,6 +43,9 @@ const SHORTEST_REST: Duration = Duration::from_millis(100);
 /// Maximum rest after a fold.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
+/// Time after the last added record for which verdicts count as being recorded: longer than a rest.
+const RECENT: Duration = Duration::from_secs(2);
+
 /// Maximum number of reads of rows of moments, and of reasons for values, at one time.
 const READS: usize = 2;
 
@@ -53,8 +56,7 @@ pub struct MomentQueue {
     places: Arc<Semaphore>,
     /// Permit to fold.
     turn: Arc<Semaphore>,
-    /// Head of the journal after the last fold.
-    head: SeenHead,
+    growth: JournalGrowth,
     /// Permits to read rows of moments, which may be built for that, or the reasons for a value: lists of the present have
     /// permits of their own.
     pub(super) reads: Arc<Semaphore>,
@@ -67,7 +69,7 @@ impl MomentQueue {
             cache: Arc::new(cache),
             places: Arc::new(Semaphore::new(WAITING + 1)),
             turn: Arc::new(Semaphore::new(1)),
-            head: SeenHead::default(),
+            growth: JournalGrowth::default(),
             reads: Arc::new(Semaphore::new(READS)),
         }
     }
@@ -77,10 +79,14 @@ impl MomentQueue {
         (WAITING + 1).saturating_sub(self.places.available_permits())
     }
 
-    /// Returns the priority of a thread for a request that has some of the places for folds itself. While others have places,
-    /// threads take no processor from the decider.
-    pub(super) fn priority(&self, own: usize) -> MomentPriority {
-        if self.requests() > own { MomentPriority::Idle } else { MomentPriority::Low }
+    /// Returns the priority of a thread that starts now. While verdicts are recorded and several requests fold or wait, threads take
+    /// no processor from the decider.
+    pub(super) fn priority(&self) -> MomentPriority {
+        if self.requests() > 1 && self.growth.is_recent(Instant::now()) {
+            MomentPriority::Idle
+        } else {
+            MomentPriority::Low
+        }
     }
 
     /// Returns the bytes of memory that are reserved for moments.
@@ -99,18 +105,39 @@ impl MomentQueue {
     pub(super) fn free_places(&self) -> usize {
         self.places.available_permits()
     }
+
+    /// Notes a head of the journal, as after a fold.
+    #[cfg(test)]
+    pub(super) fn note_head(&self, head: Option<Position>) {
+        self.growth.note(head, Instant::now());
+    }
 }
+
+/// Growth of a journal, as seen after folds and dry runs.
+#[derive(Debug, Default)]
+struct JournalGrowth(Mutex<SeenHead>);
 
 /// Head of a journal when it was last seen.
 #[derive(Debug, Default)]
-struct SeenHead(Mutex<Option<Position>>);
+struct SeenHead {
+    head: Option<Position>,
+    /// Time at which another head was seen than before.
+    moved: Option<Instant>,
+}
 
-impl SeenHead {
-    /// Whether records were added since the last call. A call before and one after a short fold would see none while
-    /// verdicts are recorded.
-    fn has_moved(&self, head: Option<Position>) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *last, head) != head
+impl JournalGrowth {
+    /// Notes the head. It is compared with that of the turn before: during a short fold, often no record is added.
+    fn note(&self, head: Option<Position>, now: Instant) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.head != head {
+            *seen = SeenHead { head, moved: seen.head.map(|_| now) };
+        }
+    }
+
+    /// Whether records were added in the last two seconds.
+    fn is_recent(&self, now: Instant) -> bool {
+        let moved = self.0.lock().unwrap_or_else(PoisonError::into_inner).moved;
+        moved.is_some_and(|moved| now.saturating_duration_since(moved) < RECENT)
     }
 }
 
@@ -223,7 +250,7 @@ pub(super) async fn in_read_turn<T: Send + 'static>(
     let turn = Arc::clone(&app.moments.reads).acquire_owned().await;
     let turn = turn.map_err(|error| ProblemDetails::internal(doing, &error))?;
     let (sender, done) = oneshot::channel();
-    start(app.moments.priority(0), move || {
+    start(app.moments.priority(), move || {
         let result = read();
         drop(turn);
         // The request may have been dropped.
@@ -246,13 +273,14 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let cancellation = RequestCancellation::default();
     let (is_cancelled, cache) = (cancellation.flag(), Arc::clone(cache));
     let (source, queue) = (Arc::clone(&app.source), Arc::clone(&app.moments));
-    start(app.moments.priority(1), move || {
+    start(app.moments.priority(), move || {
         let began = Instant::now();
         let (result, rest) = work(&cache, &is_cancelled);
         let others = queue.requests().saturating_sub(1);
         let head = source.head().map(|head| head.position);
-        let is_recording = rest == FoldRest::BeforeOthers && queue.head.has_moved(head);
-        let pause = rest.after(began.elapsed(), others, is_recording);
+        let now = Instant::now();
+        queue.growth.note(head, now);
+        let pause = rest.after(now - began, others, queue.growth.is_recent(now));
         drop(place);
         // The request may have been dropped.
         let _ = sender.send(result);
@@ -301,11 +329,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_that_is_added_between_two_folds_is_seen_after_the_second() {
-        let (seen, head) = (SeenHead::default(), |position| Some(Position::new(position)));
-        assert!(!seen.has_moved(None), "an empty journal");
-        let moved = [7, 7, 8].map(|position| seen.has_moved(head(position)));
-        assert_eq!(moved, [true, false, true]);
+    fn records_that_are_added_between_two_folds_count_for_two_seconds() {
+        let (growth, start) = (JournalGrowth::default(), Instant::now());
+        let after = |millis| start + Duration::from_millis(millis);
+        for (head, at, wanted) in [
+            (None, 0, false),
+            (Some(7), 0, false),
+            (Some(8), 1_000, true),
+            (Some(8), 2_999, true),
+            (Some(8), 3_000, false),
+            (Some(9), 9_000, true),
+        ] {
+            growth.note(head.map(Position::new), after(at));
+            assert_eq!(growth.is_recent(after(at)), wanted, "{head:?} at {at} ms");
+        }
     }
 
     #[test]

@@ -10,11 +10,12 @@ use std::time::Duration;
 use axum::http::Method;
 use chancery_events::id::{Lineage, Position};
 use chancery_journal::{ChainCursor, JournalReader, ReadError, RecordIter};
-use chancery_projector::moment::MomentPriority;
 use chancery_projector::{MomentCache, MomentLimits};
+use rustix::process::getpriority_process;
 
 use super::world::{CompleteAnswer, LINEAGE, ServedFleet, request};
 use crate::MomentQueue;
+use crate::moments::{FoldRest, in_fold_turn, in_read_turn};
 
 /// Paths of each kind of read.
 const READS: [&str; 7] = [
@@ -137,11 +138,39 @@ async fn metric(world: &ServedFleet, name: &str) -> u64 {
 }
 
 #[tokio::test]
+async fn threads_of_moments_have_a_low_priority_and_lower_while_others_wait_and_verdicts_are_recorded() {
+    let world = ServedFleet::new();
+    // Value 41 is the policy, 5 is SCHED_IDLE.
+    let priority = || {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread");
+        let policy = stat.rsplit(')').next().and_then(|fields| fields.split_whitespace().nth(38));
+        (getpriority_process(None).expect("a thread has one"), policy == Some("5"))
+    };
+    let (others, _) = priority();
+    let low = Some(((others + 10).min(19), false));
+    let read = || async { in_read_turn(&world.app, "read a priority", priority).await.ok() };
+    let fold = || async { in_fold_turn(&world.app, move |_, _| (priority(), FoldRest::None)).await.ok() };
+    assert_eq!([read().await, fold().await], [low, low]);
+    assert_eq!(priority(), (others, false));
+    // A request that has the turn, and one that waits.
+    let turn = world.app.moments.hold_turn().await;
+    let (mut one, mut two) = (pin!(fold()), pin!(fold()));
+    for waiting in [&mut one, &mut two] {
+        assert!(poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_pending())).await);
+    }
+    assert_eq!(read().await, low, "no record was added");
+    world.app.moments.note_head(Some(Position::new(9)));
+    assert!(read().await.is_some_and(|(_, is_idle)| is_idle));
+    drop(turn);
+    assert!(one.await.is_some_and(|(_, is_idle)| is_idle));
+    assert_eq!(two.await, low, "no other one waits");
+}
+
+#[tokio::test]
 async fn requests_for_other_moments_wait_in_a_bounded_queue() {
     let world = ServedFleet::new();
     world.touch("node-1", 2);
     assert_eq!(world.get("/nodes?as_of=5").await.status, 200);
-    assert_eq!(world.app.moments.priority(0), MomentPriority::Low, "no request waits");
     let turn = world.app.moments.hold_turn().await;
     let mut waiting = Vec::new();
     while world.app.moments.free_places() > 0 {
@@ -157,8 +186,6 @@ async fn requests_for_other_moments_wait_in_a_bounded_queue() {
         waiting.push(request);
     }
     assert_eq!(metric(&world, "moment_requests").await, 9);
-    let priorities = [1, 9].map(|own| world.app.moments.priority(own));
-    assert_eq!(priorities, [MomentPriority::Idle, MomentPriority::Low], "eight others have places, or none");
     let busy = world.get("/nodes?as_of=7").await;
     assert_eq!((busy.problem().1.as_str(), busy.header("retry-after")), ("busy", "1"));
     assert_eq!(world.get("/nodes?as_of=5").await.status, 200, "a cached moment needs no fold");

@@ -202,14 +202,15 @@ impl MomentCache {
     }
 
     /// Releases the reserved memory of an evicted moment, and frees its state on another thread: that takes as long as
-    /// folding thousands of events. At most one state is being freed. A moment that is still read keeps its memory.
+    /// folding thousands of events. While another state is being freed, this one is freed here. A moment that is still read keeps
+    /// its memory.
     fn free(&self, evicted: Arc<FleetMoment>) {
         let Some(FleetMoment { state, keys, reserved, .. }) = Arc::into_inner(evicted) else { return };
         drop(reserved);
         let mut freeing = self.freeing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = freeing.take() {
-            // It only frees memory.
-            let _ = thread.join();
+        // With the policy `SCHED_IDLE`, it may run for long.
+        if freeing.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return;
         }
         let named = thread::Builder::new().name("moment-free".into());
         // Without another thread it is freed on this one.

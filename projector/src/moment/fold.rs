@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use chancery_events::id::Position;
 use chancery_journal::snapshots::SnapshotStore;
 use chancery_journal::{JournalReader, ReadError};
+use rustix::process::{getpriority_process, setpriority_process};
 use thread_priority::{
     NormalThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
     thread_native_id,
@@ -23,8 +24,10 @@ use crate::fold::{DecodedRecord, FoldError, FoldedState, JournalFold, fold_ahead
 use crate::position_watch::PositionWatch;
 use crate::snapshot::fingerprint;
 
-/// `nice` value of threads of moments: a tenth of the weight of other threads.
+/// Difference of the `nice` value of threads of moments from that of other threads: a tenth of their weight.
 const NICE: i32 = 10;
+/// Maximum `nice` value.
+const MAX_NICE: i32 = 19;
 /// Time for which a fold runs before it checks whether to pause.
 const SLICE: Duration = Duration::from_millis(2);
 /// Time of one pause while the projector is behind.
@@ -59,11 +62,16 @@ impl MomentPriority {
             match set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy) {
                 Ok(()) => return,
                 Err(refused) => {
-                    tracing::debug!(?refused, "cannot set the policy SCHED_IDLE of a thread of a moment");
+                    tracing::debug!(
+                        ?refused,
+                        "cannot set the policy SCHED_IDLE, or its nice value, of a thread of a moment"
+                    );
                 }
             }
         }
-        if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+        let lowered =
+            getpriority_process(None).and_then(|nice| setpriority_process(None, (nice + NICE).min(MAX_NICE)));
+        if let Err(error) = lowered {
             tracing::debug!(%error, "cannot lower the priority of a thread of a moment");
         }
     }
@@ -283,16 +291,18 @@ mod tests {
             let (_, fields) = stat.rsplit_once(')').expect("fields");
             [16, 38].map(|at| fields.split_whitespace().nth(at).and_then(|field| field.parse::<i32>().ok()))
         };
-        let others = stat();
-        // With the policy `SCHED_IDLE`, the `nice` value has no effect.
-        for (priority, wanted) in [(MomentPriority::Low, [NICE, 0]), (MomentPriority::Idle, [0, 5])] {
+        let [others, _] = stat();
+        let low = others.map(|nice| (nice + NICE).min(MAX_NICE));
+        for (priority, policy) in [(MomentPriority::Low, 0), (MomentPriority::Idle, 5)] {
             let thread = std::thread::spawn(move || {
                 priority.set();
                 [stat(), std::thread::spawn(stat).join().expect("no panic")]
             });
-            let wanted = wanted.map(Some);
-            assert_eq!(thread.join().expect("no panic"), [wanted, wanted], "{priority:?}");
+            let [of_fold, of_reader] = thread.join().expect("no panic");
+            assert_eq!((of_fold, of_fold[1]), (of_reader, Some(policy)), "{priority:?}");
+            // With the policy `SCHED_IDLE`, the `nice` value has no effect.
+            assert!(priority == MomentPriority::Idle || of_fold[0] == low, "{of_fold:?}, others {others:?}");
         }
-        assert_eq!((stat(), others[1]), (others, Some(0)), "other threads keep theirs");
+        assert_eq!(stat(), [others, Some(0)], "other threads keep theirs");
     }
 }

@@ -64,11 +64,10 @@ pub(super) async fn get(
     let (mut answer, page) = compared.await?;
     let page = page?;
     let next = page.next.map_or(serde_json::Value::Null, |token| token.to_string().into());
-    let mut body = String::with_capacity(page.items.len() + 300);
     let ends = [from, to].map(|at| json!(MomentBody::from(chancery_projector::MomentEnd::from(at))));
     let [from, shown_to] = ends;
-    let _ =
-        write!(body, r#"{{"items":{},"next_page_token":{next},"from":{from},"to":{shown_to}}}"#, page.items);
+    let mut body = page.start;
+    let _ = write!(body, r#","next_page_token":{next},"from":{from},"to":{shown_to}}}"#);
     Ok(at_moment(answer.with(app, body)?, to.position, Some(&to)))
 }
 

@@ -205,9 +205,8 @@ pub(super) async fn list(
         has_plan(app, call, plan, moment).await?;
     }
     let next = page.next.map_or(serde_json::Value::Null, |token| token.to_string().into());
-    let mut body = String::with_capacity(page.items.len() + 100);
-    let _ =
-        write!(body, r#"{{"items":{},"next_page_token":{next},"position":{}}}"#, page.items, page.position);
+    let mut body = page.start;
+    let _ = write!(body, r#","next_page_token":{next},"position":{}}}"#, page.position);
     Ok(at_moment(answer.with(app, body)?, page.position, at.as_ref()))
 }
 

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use chancery_events::id::Position;
 use chancery_events::record::RecordHash;
 use data_encoding::BASE64URL_NOPAD;
+use serde::Serialize;
 
 use crate::filter::InvalidFilter;
 use crate::kind::RowKind;
@@ -101,11 +102,54 @@ pub struct RowPage<T> {
     pub position: Position,
 }
 
+/// Start of a JSON object: the member `items` without the end of the object, so that a page of any size is written once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct JsonItems {
+    text: Vec<u8>,
+    count: usize,
+}
+
+impl JsonItems {
+    const START: &[u8] = br#"{"items":["#;
+
+    /// Adds an item, unless the items would then have more than `max` bytes. The first item is always taken. Returns whether it was.
+    pub(crate) fn add(&mut self, item: &impl Serialize, max: usize) -> bool {
+        let before = self.text.len();
+        if self.count > 0 {
+            self.text.push(b',');
+        }
+        serde_json::to_writer(&mut self.text, item).expect("rows can be encoded as JSON");
+        let is_taken = self.count == 0 || self.text.len() - JsonItems::START.len() <= max;
+        if is_taken {
+            self.count += 1;
+        } else {
+            self.text.truncate(before);
+        }
+        is_taken
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Returns the text, as in `{"items":[{"name":"web"}]`.
+    pub(crate) fn end(mut self) -> String {
+        self.text.push(b']');
+        String::from_utf8(self.text).expect("JSON is UTF-8")
+    }
+}
+
+impl Default for JsonItems {
+    fn default() -> JsonItems {
+        JsonItems { text: JsonItems::START.to_vec(), count: 0 }
+    }
+}
+
 /// Page of rows, as JSON.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JsonPage {
-    /// JSON array of the rows.
-    pub items: String,
+    /// Start of a JSON object with the rows, without the end of the object: `{"items":[…]`.
+    pub start: String,
     /// Number of rows.
     pub count: usize,
     /// Token of the next page, as in [`RowPage`].

@@ -23,7 +23,9 @@ use crate::build_row::waits_because;
 use crate::filter::{self, AccessPath, RowFilter};
 use crate::index::RowIndex;
 use crate::kind::{ReadModelRow, RowKey, RowKind, with_row};
-use crate::page::{JsonPage, JsonRow, LIMIT_DEFAULT, LIMIT_MAX, ListQuery, PageToken, QueryError, RowPage};
+use crate::page::{
+    JsonItems, JsonPage, JsonRow, LIMIT_DEFAULT, LIMIT_MAX, ListQuery, PageToken, QueryError, RowPage,
+};
 use crate::position_watch::{AppliedPosition, PositionWaitError, PositionWatch};
 use crate::reachability::ReachabilityLookup;
 use crate::rows::{PlanRow, ReplicaRow};
@@ -138,8 +140,11 @@ pub(crate) trait RowTree {
         Self: Sized,
     {
         let max = query.max_bytes.unwrap_or(usize::MAX);
-        let (rows, next, position) = self.page(query, |rows: &mut JsonRows, row: R| rows.add(&row, max))?;
-        Ok(JsonPage { items: format!("[{}]", rows.text), count: rows.count, next, position })
+        let add = |items: &mut JsonItems, row: R| {
+            if items.add(&row, max) { PageOutcome::Taken } else { PageOutcome::Full }
+        };
+        let (items, next, position) = self.page(query, add)?;
+        Ok(JsonPage { count: items.count(), start: items.end(), next, position })
     }
 
     /// Returns a page of a list.
@@ -371,29 +376,6 @@ pub(crate) enum PageOutcome {
     Taken,
     /// Row that is not added: the page is full.
     Full,
-}
-
-/// Rows as JSON, with commas between them.
-#[derive(Default)]
-struct JsonRows {
-    text: String,
-    count: usize,
-}
-
-impl JsonRows {
-    /// Adds a row, unless the rows would then have more than `max` bytes. The first row is always taken.
-    fn add<R: ReadModelRow>(&mut self, row: &R, max: usize) -> PageOutcome {
-        let row = serde_json::to_string(row).expect("rows can be encoded as JSON");
-        if self.count > 0 {
-            if self.text.len() + 1 + row.len() > max {
-                return PageOutcome::Full;
-            }
-            self.text.push(',');
-        }
-        self.text.push_str(&row);
-        self.count += 1;
-        PageOutcome::Taken
-    }
 }
 
 /// Returns the row key of an index entry: an id of the last 16 bytes, or a name after the prefix.

@@ -122,7 +122,7 @@ fn results(dir: &Path, open: impl FnOnce() -> Box<dyn Journal>) -> (JournalResul
         let (mut of, mut query) = (Vec::new(), ListQuery::all().limit(1000));
         loop {
             let page = reader.list_json(*kind, &query).expect("a page");
-            of.push(page.items);
+            of.push(page.start);
             match page.next {
                 Some(next) => query = ListQuery::all().limit(1000).after(next),
                 None => break,

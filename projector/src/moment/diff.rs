@@ -15,7 +15,7 @@ use sled::IVec;
 use super::FleetMoment;
 use crate::filter::{self, RowFilter};
 use crate::kind::{ReadModelRow, RowKey, RowKind, with_row};
-use crate::page::{JsonRow, LIMIT_DEFAULT, LIMIT_MAX, ListQuery, PageToken, QueryError};
+use crate::page::{JsonItems, JsonRow, LIMIT_DEFAULT, LIMIT_MAX, ListQuery, PageToken, QueryError};
 use crate::query::{CompletedRows, RowTree as _};
 use crate::store::StoreError;
 
@@ -68,8 +68,8 @@ pub struct EntityChange {
 /// Page of a difference.
 #[derive(Clone, Debug)]
 pub struct DiffPage {
-    /// JSON array of changes.
-    pub items: String,
+    /// Start of a JSON object with the changes, without the end of the object: `{"items":[…]`.
+    pub start: String,
     /// Number of changes.
     pub count: usize,
     /// Token of the next page; `None` on the last page. A page before the last may be short or empty.
@@ -78,8 +78,7 @@ pub struct DiffPage {
 
 /// Page that is being built.
 struct DiffBuilder {
-    items: String,
-    count: usize,
+    items: JsonItems,
     looks: usize,
     limit: usize,
     max_bytes: usize,
@@ -91,22 +90,6 @@ enum PageEnd {
     Full(Option<Vec<u8>>),
     /// End of the kind.
     Kind,
-}
-
-impl DiffBuilder {
-    /// Adds a change, unless the page would then have too many bytes. The first change is always taken.
-    fn add(&mut self, change: &EntityChange) -> bool {
-        let text = serde_json::to_string(change).expect("a change is JSON");
-        if self.count > 0 {
-            if self.items.len() + 1 + text.len() > self.max_bytes {
-                return false;
-            }
-            self.items.push(',');
-        }
-        self.items.push_str(&text);
-        self.count += 1;
-        true
-    }
 }
 
 /// Returns a page of the entities of these kinds whose rows at `old` and `new` differ. An entity is included if
@@ -134,7 +117,7 @@ pub fn diff(
         (kind_number, after) = (token.way, Some(token.last.clone()));
     }
     let max_bytes = query.max_bytes.unwrap_or(usize::MAX);
-    let mut page = DiffBuilder { items: "[".into(), count: 0, looks: 0, limit, max_bytes };
+    let mut page = DiffBuilder { items: JsonItems::default(), looks: 0, limit, max_bytes };
     for kind in kinds.iter().copied().filter(|kind| *kind as u8 >= kind_number) {
         let after = after.take().filter(|_| kind as u8 == kind_number);
         if after.as_ref().and_then(|last| last.first()).is_some_and(|first| *first != kind as u8) {
@@ -147,10 +130,10 @@ pub fn diff(
         if let PageEnd::Full(last) = ended {
             let last = last.or(after).unwrap_or_default();
             let next = Some(PageToken { digest, way: kind as u8, last });
-            return Ok(DiffPage { items: page.items + "]", count: page.count, next });
+            return Ok(DiffPage { count: page.items.count(), start: page.items.end(), next });
         }
     }
-    Ok(DiffPage { items: page.items + "]", count: page.count, next: None })
+    Ok(DiffPage { count: page.items.count(), start: page.items.end(), next: None })
 }
 
 impl DiffBuilder {
@@ -178,7 +161,7 @@ impl DiffBuilder {
                 (Some(key), None) | (None, Some(key)) => key,
                 (Some(one), Some(other)) => one.min(other),
             };
-            if self.count == self.limit || self.looks == LOOKS {
+            if self.items.count() == self.limit || self.looks == LOOKS {
                 return Ok(PageEnd::Full(last));
             }
             self.looks += 1;
@@ -187,7 +170,7 @@ impl DiffBuilder {
             let passes = |row: &R| filters.iter().all(|filter| (filter.holds)(row));
             let is_wanted = was.as_ref().is_some_and(passes) || is.as_ref().is_some_and(passes);
             if let Some(change) = change(was.as_ref(), is.as_ref()).filter(|_| is_wanted)
-                && !self.add(&change)
+                && !self.items.add(&change, self.max_bytes)
             {
                 return Ok(PageEnd::Full(last));
             }

@@ -23,6 +23,7 @@ use crate::projector::Projector;
 use crate::rows::WillWord;
 use crate::store::StoreTuning;
 use driver::{FLEET, TestDriver};
+use serde_json::Value;
 
 fn tuning() -> StoreTuning {
     StoreTuning { cache: 8 << 20, batch: 64 }
@@ -30,6 +31,12 @@ fn tuning() -> StoreTuning {
 
 pub(crate) fn open(dir: &Path, driver: &TestDriver, snapshots: Option<&SnapshotStore>) -> Projector {
     Projector::open(dir, FLEET, driver.source(), snapshots, tuning()).expect("opened")
+}
+
+/// Returns the items of the start of a page.
+pub(crate) fn items_of(start: &str) -> Vec<Value> {
+    let page: BTreeMap<String, Vec<Value>> = serde_json::from_str(&format!("{start}}}")).expect("lists");
+    page["items"].clone()
 }
 
 /// Returns the content of the store without the cursor.

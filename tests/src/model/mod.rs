@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 use chancery_events::event::{Event, InvalidEvent};
 use chancery_events::record::Record;
-use chancery_projector::RowKind;
+use chancery_projector::{JsonPage, RowKind};
 use serde_json::Value;
 
 use entities::{FactLocation, VisibleEntities};
@@ -78,6 +78,13 @@ pub fn key_of(kind: RowKind, row: &Value) -> Option<String> {
         _ => None,
     };
     Some(kind.kind().entry().key.iter().map(part).collect::<Option<Vec<_>>>()?.join("/"))
+}
+
+/// Returns the rows of a page.
+pub fn items_of(page: &JsonPage) -> Vec<Value> {
+    let mut object: BTreeMap<String, Vec<Value>> =
+        serde_json::from_str(&format!("{}}}", page.start)).expect("rows are JSON");
+    object.remove("items").expect("a page has items")
 }
 
 /// Returns a row without what the rules leave open: messages, which are prose, and counts of zero. For rows

@@ -7,7 +7,7 @@ use chancery_journal::{ChainCursor, JournalReader, ReadError, RecordIter};
 use chancery_projector::{ListQuery, Projector, RowKind, StoreTuning};
 use serde_json::{Value, json};
 
-use super::{ModelRows, SecondModel, comparable, differences};
+use super::{ModelRows, SecondModel, comparable, differences, items_of};
 use crate::trace::{JournalTrace, TraceStage, trace};
 
 /// Journal that does not grow.
@@ -38,7 +38,7 @@ fn projected(records: &[Record]) -> ModelRows {
             .list_json(*kind, &ListQuery { limit: Some(1000), ..ListQuery::default() })
             .expect("a page");
         assert!(page.next.is_none(), "a page holds all");
-        let items: Vec<Value> = serde_json::from_str(&page.items).expect("an array");
+        let items = items_of(&page);
         rows.extend(items.into_iter().map(|row| ((*kind, key(*kind, &row)), comparable(*kind, row))));
     }
     rows

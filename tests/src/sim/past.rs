@@ -96,8 +96,7 @@ pub(super) fn listed(
         let mut query = query.clone();
         loop {
             let page = list(*kind, &query)?;
-            let items: Vec<serde_json::Value> = serde_json::from_str(&page.items).expect("rows are JSON");
-            for row in items {
+            for row in model::items_of(&page) {
                 let key = model::key_of(*kind, &row).unwrap_or_default();
                 rows.insert((*kind, key), model::comparable(*kind, row));
             }

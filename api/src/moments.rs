@@ -43,8 +43,13 @@ const SHORTEST_REST: Duration = Duration::from_millis(100);
 /// Maximum rest after a fold.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
-/// Time after the last added record for which verdicts count as being recorded: longer than a rest.
+/// Time after growth of the journal for which it counts as growing: longer than a rest.
 const RECENT: Duration = Duration::from_secs(2);
+/// Minimum time between two heads that are compared.
+const NOTED: Duration = Duration::from_millis(100);
+/// Events a second from which threads of moments take no processor from the decider. A server that other programs keep from the
+/// processors records fewer.
+const FAST: f64 = 500.0;
 
 /// Maximum number of reads of rows of moments, and of reasons for values, at one time.
 const READS: usize = 2;
@@ -79,14 +84,12 @@ impl MomentQueue {
         (WAITING + 1).saturating_sub(self.places.available_permits())
     }
 
-    /// Returns the priority of a thread that starts now. While verdicts are recorded and several requests fold or wait, threads take
-    /// no processor from the decider.
-    pub(super) fn priority(&self) -> MomentPriority {
-        if self.requests() > 1 && self.growth.is_recent(Instant::now()) {
-            MomentPriority::Idle
-        } else {
-            MomentPriority::Low
-        }
+    /// Returns the priority of a thread that starts now, while the journal has this head. While many verdicts are recorded, threads
+    /// take no processor from the decider.
+    pub(super) fn priority(&self, head: Option<Position>) -> MomentPriority {
+        let now = Instant::now();
+        self.growth.note(head, now);
+        if self.growth.is_fast(now) { MomentPriority::Idle } else { MomentPriority::Low }
     }
 
     /// Returns the bytes of memory that are reserved for moments.
@@ -106,39 +109,63 @@ impl MomentQueue {
         self.places.available_permits()
     }
 
-    /// Notes a head of the journal, as after a fold.
+    /// Lets the journal count as growing fast for an hour.
     #[cfg(test)]
-    pub(super) fn note_head(&self, head: Option<Position>) {
-        self.growth.note(head, Instant::now());
+    pub(super) fn grow_fast(&self) {
+        let fast = Some(Instant::now() + Duration::from_hours(1));
+        let mut seen = self.growth.0.lock().expect("no panic");
+        *seen = SeenGrowth { fast, ..SeenGrowth::default() };
     }
 }
 
-/// Growth of a journal, as seen after folds and dry runs.
+/// Growth of a journal, as seen before and after work on moments.
 #[derive(Debug, Default)]
-struct JournalGrowth(Mutex<SeenHead>);
+struct JournalGrowth(Mutex<SeenGrowth>);
 
-/// Head of a journal when it was last seen.
+/// Head of a journal when it was last noted, and when growth was seen.
 #[derive(Debug, Default)]
-struct SeenHead {
-    head: Option<Position>,
-    /// Time at which another head was seen than before.
+struct SeenGrowth {
+    noted: Option<(Position, Instant)>,
+    /// Time at which the head was another one than before.
     moved: Option<Instant>,
+    /// Time at which it had moved by [`FAST`] events a second or more.
+    fast: Option<Instant>,
 }
 
 impl JournalGrowth {
-    /// Notes the head. It is compared with that of the turn before: during a short fold, often no record is added.
+    /// Notes the head, unless another one was noted shortly before: during a short fold, often no record is added.
     fn note(&self, head: Option<Position>, now: Instant) {
+        let Some(head) = head else { return };
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.head != head {
-            *seen = SeenHead { head, moved: seen.head.map(|_| now) };
+        if let Some((last, since)) = seen.noted {
+            let elapsed = now.saturating_duration_since(since);
+            if elapsed < NOTED {
+                return;
+            }
+            let added = head.get().saturating_sub(last.get());
+            if added > 0 {
+                seen.moved = Some(now);
+            }
+            if added as f64 >= FAST * elapsed.as_secs_f64() {
+                seen.fast = Some(now);
+            }
         }
+        seen.noted = Some((head, now));
     }
 
     /// Whether records were added in the last two seconds.
     fn is_recent(&self, now: Instant) -> bool {
-        let moved = self.0.lock().unwrap_or_else(PoisonError::into_inner).moved;
-        moved.is_some_and(|moved| now.saturating_duration_since(moved) < RECENT)
+        is_recent(self.0.lock().unwrap_or_else(PoisonError::into_inner).moved, now)
     }
+
+    /// Whether many records were added in the last two seconds.
+    fn is_fast(&self, now: Instant) -> bool {
+        is_recent(self.0.lock().unwrap_or_else(PoisonError::into_inner).fast, now)
+    }
+}
+
+fn is_recent(time: Option<Instant>, now: Instant) -> bool {
+    time.is_some_and(|time| now.saturating_duration_since(time) < RECENT)
 }
 
 /// Cancels a fold or a search when its request is dropped.
@@ -250,7 +277,7 @@ pub(super) async fn in_read_turn<T: Send + 'static>(
     let turn = Arc::clone(&app.moments.reads).acquire_owned().await;
     let turn = turn.map_err(|error| ProblemDetails::internal(doing, &error))?;
     let (sender, done) = oneshot::channel();
-    start(app.moments.priority(), move || {
+    start(app.moments.priority(head_of(app)), move || {
         let result = read();
         drop(turn);
         // The request may have been dropped.
@@ -273,7 +300,7 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let cancellation = RequestCancellation::default();
     let (is_cancelled, cache) = (cancellation.flag(), Arc::clone(cache));
     let (source, queue) = (Arc::clone(&app.source), Arc::clone(&app.moments));
-    start(app.moments.priority(), move || {
+    start(app.moments.priority(head_of(app)), move || {
         let began = Instant::now();
         let (result, rest) = work(&cache, &is_cancelled);
         let others = queue.requests().saturating_sub(1);
@@ -290,6 +317,10 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let result = done.await;
     drop(cancellation);
     result.map_err(|error| ProblemDetails::internal("fold a moment", &error))
+}
+
+fn head_of(app: &FleetApi) -> Option<Position> {
+    app.source.head().map(|head| head.position)
 }
 
 /// Returns the problem of a moment that cannot be read.
@@ -329,19 +360,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_that_are_added_between_two_folds_count_for_two_seconds() {
+    fn growth_between_heads_that_are_noted_counts_for_two_seconds() {
         let (growth, start) = (JournalGrowth::default(), Instant::now());
-        let after = |millis| start + Duration::from_millis(millis);
-        for (head, at, wanted) in [
-            (None, 0, false),
-            (Some(7), 0, false),
-            (Some(8), 1_000, true),
-            (Some(8), 2_999, true),
-            (Some(8), 3_000, false),
-            (Some(9), 9_000, true),
+        for (head, millis, recent, fast) in [
+            (None, 0, false, false),
+            (Some(7), 0, false, false),
+            (Some(70), 99, false, false),
+            (Some(57), 100, true, true),
+            (Some(57), 2_099, true, true),
+            (Some(57), 2_100, false, false),
+            (Some(556), 3_100, true, false),
+            (Some(557), 3_150, true, false),
+            (Some(1_056), 4_100, true, true),
         ] {
-            growth.note(head.map(Position::new), after(at));
-            assert_eq!(growth.is_recent(after(at)), wanted, "{head:?} at {at} ms");
+            let now = start + Duration::from_millis(millis);
+            growth.note(head.map(Position::new), now);
+            assert_eq!(
+                (growth.is_recent(now), growth.is_fast(now)),
+                (recent, fast),
+                "{head:?} at {millis} ms"
+            );
         }
     }
 

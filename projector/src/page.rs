@@ -102,7 +102,10 @@ pub struct RowPage<T> {
     pub position: Position,
 }
 
-/// Start of a JSON object: the member `items` without the end of the object, so that a page of any size is written once.
+/// Bytes of the other members of a page and of its end; only a long token needs more.
+const OTHERS: usize = 300;
+
+/// Start of a JSON object: the member `items`, without the end of the object. Further members are added without another copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct JsonItems {
     text: Vec<u8>,
@@ -132,10 +135,13 @@ impl JsonItems {
         self.count
     }
 
-    /// Returns the text, as in `{"items":[{"name":"web"}]`.
-    pub(crate) fn end(mut self) -> String {
-        self.text.push(b']');
-        String::from_utf8(self.text).expect("JSON is UTF-8")
+    /// Returns the text, as in `{"items":[{"name":"web"}]`, with memory for [`OTHERS`] further bytes. Answers reserve memory for
+    /// the length of their text, and a text that grew row by row may have memory for twice that.
+    pub(crate) fn end(self) -> String {
+        let mut text = String::with_capacity(self.text.len() + OTHERS);
+        text.push_str(std::str::from_utf8(&self.text).expect("JSON is UTF-8"));
+        text.push(']');
+        text
     }
 }
 

@@ -202,8 +202,8 @@ impl MomentCache {
     }
 
     /// Releases the reserved memory of an evicted moment, and frees its state on another thread: that takes as long as
-    /// folding thousands of events. While another state is being freed, this one is freed here. A moment that is still read keeps
-    /// its memory.
+    /// folding thousands of events. While another state is being freed, this one is freed on this thread. A moment that is
+    /// still read keeps its memory.
     fn free(&self, evicted: Arc<FleetMoment>) {
         let Some(FleetMoment { state, keys, reserved, .. }) = Arc::into_inner(evicted) else { return };
         drop(reserved);

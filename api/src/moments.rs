@@ -13,13 +13,13 @@
 //! requests wait, a fold is followed by a rest, so that folds have a bounded share of the processors. Invariants: one fold
 //! of a fleet at a time; no fold on a thread that serves connections or decides.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response};
-use chancery_events::id::Position;
+use chancery_decider::EventHub;
 use chancery_journal::ChainCursor;
 use chancery_projector::moment::MomentPriority;
 use chancery_projector::{FleetMoment, MomentCache, MomentEnd, MomentError, NamedMoment};
@@ -43,13 +43,11 @@ const SHORTEST_REST: Duration = Duration::from_millis(100);
 /// Maximum rest after a fold.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
-/// Time after growth of the journal for which it counts as growing: longer than a rest.
+/// Time for which the growth of the journal counts: longer than a rest.
 const RECENT: Duration = Duration::from_secs(2);
-/// Minimum time between two heads that are compared.
-const NOTED: Duration = Duration::from_millis(100);
-/// Events a second from which threads of moments take no processor from the decider. A server that other programs keep from the
+/// Events in that time from which threads of moments take no processor from the decider. A server that other programs keep from the
 /// processors records fewer.
-const FAST: f64 = 500.0;
+const MANY: u64 = 1_000;
 
 /// Maximum number of reads of rows of moments, and of reasons for values, at one time.
 const READS: usize = 2;
@@ -61,7 +59,6 @@ pub struct MomentQueue {
     places: Arc<Semaphore>,
     /// Permit to fold.
     turn: Arc<Semaphore>,
-    growth: JournalGrowth,
     /// Permits to read rows of moments, which may be built for that, or the reasons for a value: lists of the present have
     /// permits of their own.
     pub(super) reads: Arc<Semaphore>,
@@ -74,7 +71,6 @@ impl MomentQueue {
             cache: Arc::new(cache),
             places: Arc::new(Semaphore::new(WAITING + 1)),
             turn: Arc::new(Semaphore::new(1)),
-            growth: JournalGrowth::default(),
             reads: Arc::new(Semaphore::new(READS)),
         }
     }
@@ -82,14 +78,6 @@ impl MomentQueue {
     /// Returns the number of requests that fold or wait for a fold. A dropped request counts until its fold has ended.
     pub(super) fn requests(&self) -> usize {
         (WAITING + 1).saturating_sub(self.places.available_permits())
-    }
-
-    /// Returns the priority of a thread that starts now, while the journal has this head. While many verdicts are recorded, threads
-    /// take no processor from the decider.
-    pub(super) fn priority(&self, head: Option<Position>) -> MomentPriority {
-        let now = Instant::now();
-        self.growth.note(head, now);
-        if self.growth.is_fast(now) { MomentPriority::Idle } else { MomentPriority::Low }
     }
 
     /// Returns the bytes of memory that are reserved for moments.
@@ -108,64 +96,6 @@ impl MomentQueue {
     pub(super) fn free_places(&self) -> usize {
         self.places.available_permits()
     }
-
-    /// Lets the journal count as growing fast for an hour.
-    #[cfg(test)]
-    pub(super) fn grow_fast(&self) {
-        let fast = Some(Instant::now() + Duration::from_hours(1));
-        let mut seen = self.growth.0.lock().expect("no panic");
-        *seen = SeenGrowth { fast, ..SeenGrowth::default() };
-    }
-}
-
-/// Growth of a journal, as seen before and after work on moments.
-#[derive(Debug, Default)]
-struct JournalGrowth(Mutex<SeenGrowth>);
-
-/// Head of a journal when it was last noted, and when growth was seen.
-#[derive(Debug, Default)]
-struct SeenGrowth {
-    noted: Option<(Position, Instant)>,
-    /// Time at which the head was another one than before.
-    moved: Option<Instant>,
-    /// Time at which it had moved by [`FAST`] events a second or more.
-    fast: Option<Instant>,
-}
-
-impl JournalGrowth {
-    /// Notes the head, unless another one was noted shortly before: during a short fold, often no record is added.
-    fn note(&self, head: Option<Position>, now: Instant) {
-        let Some(head) = head else { return };
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((last, since)) = seen.noted {
-            let elapsed = now.saturating_duration_since(since);
-            if elapsed < NOTED {
-                return;
-            }
-            let added = head.get().saturating_sub(last.get());
-            if added > 0 {
-                seen.moved = Some(now);
-            }
-            if added as f64 >= FAST * elapsed.as_secs_f64() {
-                seen.fast = Some(now);
-            }
-        }
-        seen.noted = Some((head, now));
-    }
-
-    /// Whether records were added in the last two seconds.
-    fn is_recent(&self, now: Instant) -> bool {
-        is_recent(self.0.lock().unwrap_or_else(PoisonError::into_inner).moved, now)
-    }
-
-    /// Whether many records were added in the last two seconds.
-    fn is_fast(&self, now: Instant) -> bool {
-        is_recent(self.0.lock().unwrap_or_else(PoisonError::into_inner).fast, now)
-    }
-}
-
-fn is_recent(time: Option<Instant>, now: Instant) -> bool {
-    time.is_some_and(|time| now.saturating_duration_since(time) < RECENT)
 }
 
 /// Cancels a fold or a search when its request is dropped.
@@ -258,8 +188,14 @@ impl FoldRest {
     }
 }
 
-/// Runs work on a thread of its own, which has the priority.
-fn start(priority: MomentPriority, work: impl FnOnce() + Send + 'static) -> Result<(), ProblemDetails> {
+/// Returns the number of events that were published in the last two seconds, of those that the hub keeps.
+fn recent_events(hub: &EventHub) -> u64 {
+    Instant::now().checked_sub(RECENT).map_or(0, |time| hub.published_since(time))
+}
+
+/// Runs work on a thread of its own. While many verdicts are recorded, the thread takes no processor from the decider.
+fn start(hub: &EventHub, work: impl FnOnce() + Send + 'static) -> Result<(), ProblemDetails> {
+    let priority = if recent_events(hub) >= MANY { MomentPriority::Idle } else { MomentPriority::Low };
     let run = move || {
         priority.set();
         work();
@@ -277,7 +213,7 @@ pub(super) async fn in_read_turn<T: Send + 'static>(
     let turn = Arc::clone(&app.moments.reads).acquire_owned().await;
     let turn = turn.map_err(|error| ProblemDetails::internal(doing, &error))?;
     let (sender, done) = oneshot::channel();
-    start(app.moments.priority(head_of(app)), move || {
+    start(&app.hub, move || {
         let result = read();
         drop(turn);
         // The request may have been dropped.
@@ -299,15 +235,12 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let (sender, done) = oneshot::channel();
     let cancellation = RequestCancellation::default();
     let (is_cancelled, cache) = (cancellation.flag(), Arc::clone(cache));
-    let (source, queue) = (Arc::clone(&app.source), Arc::clone(&app.moments));
-    start(app.moments.priority(head_of(app)), move || {
+    let (queue, hub) = (Arc::clone(&app.moments), Arc::clone(&app.hub));
+    start(&app.hub, move || {
         let began = Instant::now();
         let (result, rest) = work(&cache, &is_cancelled);
         let others = queue.requests().saturating_sub(1);
-        let head = source.head().map(|head| head.position);
-        let now = Instant::now();
-        queue.growth.note(head, now);
-        let pause = rest.after(now - began, others, queue.growth.is_recent(now));
+        let pause = rest.after(began.elapsed(), others, recent_events(&hub) > 0);
         drop(place);
         // The request may have been dropped.
         let _ = sender.send(result);
@@ -317,10 +250,6 @@ pub(super) async fn in_fold_turn<T: Send + 'static>(
     let result = done.await;
     drop(cancellation);
     result.map_err(|error| ProblemDetails::internal("fold a moment", &error))
-}
-
-fn head_of(app: &FleetApi) -> Option<Position> {
-    app.source.head().map(|head| head.position)
 }
 
 /// Returns the problem of a moment that cannot be read.
@@ -358,30 +287,6 @@ pub(super) fn named(mut response: Response<Body>, at: &ChainCursor) -> Response<
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn growth_between_heads_that_are_noted_counts_for_two_seconds() {
-        let (growth, start) = (JournalGrowth::default(), Instant::now());
-        for (head, millis, recent, fast) in [
-            (None, 0, false, false),
-            (Some(7), 0, false, false),
-            (Some(70), 99, false, false),
-            (Some(57), 100, true, true),
-            (Some(57), 2_099, true, true),
-            (Some(57), 2_100, false, false),
-            (Some(556), 3_100, true, false),
-            (Some(557), 3_150, true, false),
-            (Some(1_056), 4_100, true, true),
-        ] {
-            let now = start + Duration::from_millis(millis);
-            growth.note(head.map(Position::new), now);
-            assert_eq!(
-                (growth.is_recent(now), growth.is_fast(now)),
-                (recent, fast),
-                "{head:?} at {millis} ms"
-            );
-        }
-    }
 
     #[test]
     fn a_fold_rests_only_before_others_while_verdicts_are_recorded() {

@@ -12,15 +12,27 @@ use crate::{ROUND, ROUNDS};
 pub(crate) type MeasuredSide<'a> = Box<dyn FnMut() -> Result<CellResult> + 'a>;
 
 /// Runs the sides alternately, and keeps the median round of each.
-pub(crate) fn by_turns<const N: usize>(mut sides: [MeasuredSide<'_>; N]) -> Result<[CellResult; N]> {
-    let cells = all_by_turns(&mut sides)?;
+pub(crate) fn by_turns<const N: usize>(sides: [MeasuredSide<'_>; N]) -> Result<[CellResult; N]> {
+    by_many_turns(ROUNDS, sides)
+}
+
+/// Runs the sides alternately in a number of rounds, and keeps the median round of each.
+pub(crate) fn by_many_turns<const N: usize>(
+    rounds: usize,
+    mut sides: [MeasuredSide<'_>; N],
+) -> Result<[CellResult; N]> {
+    let cells = medians(rounds, &mut sides)?;
     Ok(cells.try_into().expect("as many as there are sides"))
 }
 
 /// Runs any number of sides alternately, and keeps the median round of each.
 pub(crate) fn all_by_turns(sides: &mut [MeasuredSide<'_>]) -> Result<Vec<CellResult>> {
+    medians(ROUNDS, sides)
+}
+
+fn medians(rounds: usize, sides: &mut [MeasuredSide<'_>]) -> Result<Vec<CellResult>> {
     let mut cells = vec![Vec::new(); sides.len()];
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         for (side, cells) in sides.iter_mut().zip(&mut cells) {
             cells.push(side()?);
         }

@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use crate::catch_up::{caught_up, written};
 use crate::intents::caller;
-use crate::load::by_turns;
+use crate::load::by_many_turns;
 use crate::process::{peak_mib, resident_mib};
 use crate::replay::wanted;
 use crate::server::BenchmarkServer;
@@ -37,6 +37,8 @@ const DEFAULT_EVENTS: u64 = 1_000_000;
 const SAMPLES: usize = 100;
 /// Events between two snapshots, as in the program.
 const EVERY: u64 = 100_000;
+/// Rounds of another workload alone, and as many during reads: a share of 0.95 is less than a few rounds of one side differ.
+const TURNS: usize = 9;
 /// Time between two reads during other workloads.
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -119,7 +121,7 @@ fn catch_up_beside(
         beside(|| Ok(caught_up(&place(), source, send)?.0), read)
     };
     let alone = || Ok(caught_up(&place(), source, drop)?.0);
-    let [with_moments, alone] = by_turns([Box::new(with_moments), Box::new(alone)])?;
+    let [with_moments, alone] = by_many_turns(TURNS, [Box::new(with_moments), Box::new(alone)])?;
     Ok(ResultRow::new("W20 catch-up", "a moment a second", with_moments).share_of("W5 alone", alone, 0.95))
 }
 
@@ -140,7 +142,7 @@ fn verdicts_beside(callers: usize) -> Result<ResultRow> {
         beside(|| verdicts(&server), read)
     };
     let alone = || verdicts(&BenchmarkServer::start()?);
-    let [with_moments, alone] = by_turns([Box::new(with_moments), Box::new(alone)])?;
+    let [with_moments, alone] = by_many_turns(TURNS, [Box::new(with_moments), Box::new(alone)])?;
     let load = format!("{callers} callers, a moment a second");
     Ok(ResultRow::new("W20 verdicts", load, with_moments).share_of("W3 alone", alone, 0.95))
 }

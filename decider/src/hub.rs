@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Instant;
 
 use bytes::Bytes;
 use chancery_events::cloudevent::{FilterableEvent, RecordRenderer};
@@ -40,9 +41,15 @@ pub struct EventHub {
 
 #[derive(Default)]
 struct RecordRing {
-    batches: VecDeque<Arc<RenderedRecord>>,
+    batches: VecDeque<KeptRecord>,
     events: usize,
     bytes: usize,
+}
+
+/// Record of the ring, and the time at which it entered.
+struct KeptRecord {
+    shown: Arc<RenderedRecord>,
+    entered: Instant,
 }
 
 /// Record that is rendered for its first follower.
@@ -108,7 +115,7 @@ impl EventHub {
         let last = record.last();
         {
             let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
-            if let Some(newest) = ring.batches.back().map(|batch| batch.record.last()) {
+            if let Some(newest) = ring.batches.back().map(|batch| batch.shown.record.last()) {
                 if last <= newest {
                     return;
                 }
@@ -129,6 +136,14 @@ impl EventHub {
     /// Returns the lineages of the journal; `None` before its first record.
     pub fn lineages(&self) -> Option<LineageHistory> {
         self.lineages.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the number of events that were published since a time, of those that the hub keeps.
+    pub fn published_since(&self, time: Instant) -> u64 {
+        let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
+        let from = ring.batches.partition_point(|batch| batch.entered < time);
+        let (Some(first), Some(newest)) = (ring.batches.get(from), ring.batches.back()) else { return 0 };
+        newest.shown.record.last().get() + 1 - first.shown.record.first().get()
     }
 
     /// Returns the number of followers.
@@ -165,17 +180,17 @@ impl EventHub {
         let (Some(oldest), Some(newest)) = (ring.batches.front(), ring.batches.back()) else {
             return HubRead::Wait;
         };
-        if next > newest.record.last() {
+        if next > newest.shown.record.last() {
             return HubRead::Wait;
         }
-        if next < oldest.record.first() {
+        if next < oldest.shown.record.first() {
             return HubRead::Behind;
         }
-        let from = ring.batches.partition_point(|batch| batch.record.last() < next);
+        let from = ring.batches.partition_point(|batch| batch.shown.record.last() < next);
         let mut batches = Vec::new();
-        for batch in ring.batches.iter().skip(from).take(most) {
-            batches.push(Arc::clone(batch));
-            let Some(left) = bytes.checked_sub(batch.record.bytes().len()) else { break };
+        for KeptRecord { shown, .. } in ring.batches.iter().skip(from).take(most) {
+            batches.push(Arc::clone(shown));
+            let Some(left) = bytes.checked_sub(shown.record.bytes().len()) else { break };
             bytes = left;
         }
         HubRead::Batches(batches)
@@ -186,11 +201,12 @@ impl RecordRing {
     fn push(&mut self, record: Arc<Record>) {
         self.events += record.header().count as usize;
         self.bytes += record.bytes().len();
-        self.batches.push_back(Arc::new(RenderedRecord::new(record)));
+        let shown = Arc::new(RenderedRecord::new(record));
+        self.batches.push_back(KeptRecord { shown, entered: Instant::now() });
         while (self.events > EVENTS || self.bytes > BYTES) && self.batches.len() > 1 {
             let Some(oldest) = self.batches.pop_front() else { break };
-            self.events -= oldest.record.header().count as usize;
-            self.bytes -= oldest.record.bytes().len();
+            self.events -= oldest.shown.record.header().count as usize;
+            self.bytes -= oldest.shown.record.bytes().len();
         }
     }
 }

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::Method;
 use chancery_events::id::{Lineage, Position};
@@ -139,6 +139,7 @@ async fn metric(world: &ServedFleet, name: &str) -> u64 {
 
 #[tokio::test]
 async fn threads_of_moments_have_a_low_priority_and_the_lowest_while_many_records_are_added() {
+    let started = Instant::now();
     let world = ServedFleet::new();
     // Value 41 is the policy, 5 is SCHED_IDLE.
     let priority = || {
@@ -152,7 +153,10 @@ async fn threads_of_moments_have_a_low_priority_and_the_lowest_while_many_record
     let fold = || async { in_fold_turn(&world.app, move |_, _| (priority(), FoldRest::None)).await.ok() };
     assert_eq!([read().await, fold().await], [low, low]);
     assert_eq!(priority(), (others, false));
-    world.app.moments.grow_fast();
+    let touched = Instant::now();
+    world.touch("node-1", 1_000);
+    let published = [started, touched, Instant::now()].map(|time| world.app.hub.published_since(time));
+    assert_eq!(published, [1_005, 1_000, 0]);
     assert!(read().await.is_some_and(|(_, is_idle)| is_idle));
     assert!(fold().await.is_some_and(|(_, is_idle)| is_idle));
 }

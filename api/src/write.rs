@@ -22,7 +22,6 @@ use chancery_events::text::counted;
 use chancery_journal::JournalReader;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 use super::FleetApi;
 use super::headers::{BodyFormat, IntentHeaders, media};
@@ -121,7 +120,7 @@ pub(super) async fn typed(
     (entry, shape): (&'static IntentEntry, BodyShape),
     query_members: Vec<BodyMember>,
 ) -> Result<Response<Body>, ProblemDetails> {
-    let RoutedRequest { found, parts, .. } = call;
+    let RoutedRequest { context, found, parts, .. } = call;
     let meta = IntentHeaders::read(&parts.headers)?;
     if parts.headers.contains_key(header::IF_NONE_MATCH) && found.is_part_of_entity() {
         let what = "must be absent: the path is part of an entity, whose version If-Match names";
@@ -151,7 +150,8 @@ pub(super) async fn typed(
     meta.check_condition()?;
     let was_if_match = meta.expect.is_some();
     let request = IntentRequest {
-        id: meta.id.unwrap_or_else(|| Uuid::new_v4().to_string().parse().expect("a UUID is a name")),
+        // The log of a request then names its intent.
+        id: meta.id.unwrap_or_else(|| context.id.parse().expect("a UUID is a name")),
         source: meta.source.unwrap_or_else(|| SOURCE.parse().expect("a name")),
         actor: meta.actor,
         time: meta.time,

@@ -385,6 +385,8 @@ async fn an_outcome_that_is_not_known_is_reported_with_the_key() {
         (answer.json()["id"].as_str(), answer.json()["retryable"].as_bool()),
         (Some("k1"), Some(true))
     );
+    let answer = world.put(Method::PUT, "/nodes/node-1", NODE).await;
+    assert_eq!(answer.json()["id"], answer.header("chancery-request-id"), "an id that is unique");
 }
 
 #[tokio::test]

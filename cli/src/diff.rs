@@ -31,6 +31,9 @@ pub(super) fn run(from: &str, diff: &DiffArgs, io: &mut CommandIo<'_>) -> Result
         let kinds: Vec<_> = diff.kinds.iter().map(|kind| kind.kind.plural()).collect();
         query.push(("kinds", kinds.join(",")));
     }
+    if diff.kinds.is_empty() && !diff.filters.is_empty() {
+        return Err(CliError::usage("invalid flag --filter: must be used with --kind"));
+    }
     query.extend(diff.filters.iter().map(|(name, value)| (name.as_str(), value.clone())));
     let mut items = Vec::new();
     loop {

@@ -214,12 +214,13 @@ pub struct DiffArgs {
 /// Value to explain.
 #[derive(Args, Debug)]
 pub struct WhyArgs {
-    /// Entity of which to explain a field, or its last change
-    #[arg(value_name = "KIND/NAME", value_parser = EntitySelectorParser, hide_possible_values = true)]
+    /// Kind of the entity, or KIND/NAME, of which to explain a field or the last change
+    #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
     pub what: EntitySelector,
-    /// Field of the entity's row, and its expected value, as in node=node-2 (default: the last change of the entity)
-    #[arg(value_name = "FIELD[=VALUE]", value_parser = field)]
-    pub field: Option<(String, Option<String>)>,
+    /// Name of the entity, unless given in KIND/NAME, then a field of its row, and its expected value, as in node=node-2
+    /// (default: the last change of the entity)
+    #[arg(value_names = ["NAME", "FIELD[=VALUE]"], num_args = 0..=2)]
+    pub words: Vec<String>,
     /// Also compute again why the node was chosen, and why others were not; this is not recorded
     #[arg(long)]
     pub recompute: bool,
@@ -227,6 +228,31 @@ pub struct WhyArgs {
     /// (default: the current value)
     #[arg(long, value_name = "POSITION|TIME|DURATION", value_parser = as_of, allow_hyphen_values = true)]
     pub as_of: Option<String>,
+}
+
+/// Field, and its expected value, if any.
+type ExplainedField = (String, Option<String>);
+
+impl WhyArgs {
+    /// Name of the entity, and the field to explain, if one is named.
+    pub(super) fn named(&self) -> Result<(String, Option<ExplainedField>), CliError> {
+        let (name, rest) = match (self.what.name(None)?, self.words.split_first()) {
+            (None, Some((_, rest))) => (self.what.one(self.words.first())?, rest),
+            _ => (self.what.one(None)?, self.words.as_slice()),
+        };
+        let [text] = rest else {
+            let Some(second) = rest.get(1) else { return Ok((name, None)) };
+            return Err(CliError::usage(format!("invalid argument {second:?}: one field is explained")));
+        };
+        let (field, value) = match text.split_once('=') {
+            Some((field, value)) => (field, Some(value.to_owned())),
+            None => (text.as_str(), None),
+        };
+        if field.is_empty() {
+            return Err(CliError::usage("invalid field: must be FIELD or FIELD=VALUE, as in node=node-2"));
+        }
+        Ok((name, Some((field.to_owned(), value))))
+    }
 }
 
 impl GetArgs {
@@ -395,18 +421,6 @@ pub fn as_of(text: &str) -> Result<String, String> {
     Err("invalid moment: must be a position as in 120, a time as in 2026-11-21T09:00:00Z, or a duration before now \
          as in -10m or \"10m ago\""
         .into())
-}
-
-fn field(text: &str) -> Result<(String, Option<String>), String> {
-    let (name, value) = match text.split_once('=') {
-        Some((name, value)) => (name, Some(value.to_owned())),
-        None => (text, None),
-    };
-    if name.is_empty() {
-        Err("invalid field: must be FIELD or FIELD=VALUE, as in node=node-2".into())
-    } else {
-        Ok((name.to_owned(), value))
-    }
 }
 
 /// Reads labels; an empty text selects all.

@@ -8,7 +8,7 @@ use super::error::CliError;
 use super::event_summary::EventSummary;
 use super::flags::WhyArgs;
 use super::get::{json_text, yaml_text};
-use super::kind::KindNaming as _;
+use super::kind::{EntityKind, KindNaming as _};
 use super::short_id;
 use super::table::add;
 
@@ -21,14 +21,19 @@ pub(super) fn run(why: &WhyArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
     let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
     io.client.read_at(why.as_of.as_ref());
     let kind = why.what.kind;
-    let name = short_id::resolve(io.client, kind, &why.what.one(None)?)?;
-    let (field, value) = match &why.field {
-        Some((field, value)) => (Some(field), value.as_ref()),
-        None => (None, None),
-    };
+    let (name, field) = why.named()?;
+    if kind == EntityKind::Disruption {
+        let (node, _) = kind.halves(&name)?;
+        return Err(CliError::usage(format!(
+            "cannot explain disruption/{name}: it is part of the row of its node\ntry: chancery history node/{node}"
+        )));
+    }
+    let name = short_id::resolve(io.client, kind, &name)?;
     let mut query = Vec::new();
-    query.extend(field.map(|field| ("field", field.clone())));
-    query.extend(value.map(|value| ("value", value.clone())));
+    if let Some((field, value)) = field {
+        query.push(("field", field));
+        query.extend(value.map(|value| ("value", value)));
+    }
     query.extend(why.recompute.then(|| ("recompute", "true".to_owned())));
     let doing = format!("cannot explain {}/{name}", kind.word());
     let answer = io.client.get(&doing, &format!("{}/why", kind.path_of(&name)?), &query)?;
@@ -74,12 +79,14 @@ fn tree(answer: &Value) -> String {
     if !recomputed.is_null() {
         let [node, reason] = ["node", "reason"].map(|field| recomputed[field].as_str().unwrap_or_default());
         add(&mut text, format_args!("└─ computed again, not recorded: {node}, because {reason}\n"));
-        for other in recomputed["others"].as_array().into_iter().flatten() {
+        let others = recomputed["others"].as_array().map_or(&[][..], Vec::as_slice);
+        for (number, other) in others.iter().enumerate() {
+            let branch = if number + 1 == others.len() { "└─" } else { "├─" };
             let nodes = other["nodes"].as_array().into_iter().flatten().filter_map(Value::as_str);
             let nodes = nodes.collect::<Vec<_>>().join(", ");
             add(
                 &mut text,
-                format_args!("   └─ not {nodes}: {}\n", other["reason"].as_str().unwrap_or_default()),
+                format_args!("   {branch} not {nodes}: {}\n", other["reason"].as_str().unwrap_or_default()),
             );
         }
     }
@@ -93,6 +100,7 @@ fn role(role: &Value) -> &str {
         "reservation" => "node reserved by",
         "operation" => "operation",
         "deployment" => "deployment",
+        "disruption" => "disruption",
         "approval" => "approved by",
         "request" => "approval request",
         "request_approval" => "request approved by",

@@ -319,7 +319,7 @@ fn log(config: &ServiceConfig) {
 }
 
 fn check(dir: &Path, output: Option<OutputFormat>) -> Result<ExitCode> {
-    let json = matches!(output, Some(OutputFormat::Json | OutputFormat::Jsonl));
+    let json = is_json(output)?;
     let mut holds = true;
     for journal in verify::check(dir)? {
         match journal {
@@ -343,10 +343,10 @@ fn replay_journal(
     output: Option<OutputFormat>,
 ) -> Result<ExitCode> {
     log(&config);
+    let json = is_json(output)?;
     let listener = flags.listen.as_ref().map(|_| replay::listen(config.listen)).transpose()?;
     let dir = flags.dir.as_deref().unwrap_or(&config.data_dir);
     let journal = ReplayTarget::find(dir, &config.fleet)?.replay(flags.until)?;
-    let json = matches!(output, Some(OutputFormat::Json | OutputFormat::Jsonl));
     print(&if json { format!("{}\n", journal.json()?) } else { journal.text()? })?;
     let contradictions = journal.contradictions();
     let reported = report(&contradictions);
@@ -365,11 +365,20 @@ fn check_upgrade(
     output: Option<OutputFormat>,
 ) -> Result<ExitCode> {
     log(config);
+    let json = is_json(output)?;
     let dir = flags.dir.as_deref().unwrap_or(&config.data_dir);
     let checked = upgrade::check(dir, &config.fleet, usize::from(flags.limit))?;
-    let json = matches!(output, Some(OutputFormat::Json | OutputFormat::Jsonl));
     print(&if json { format!("{}\n", checked.json()?) } else { checked.text()? })?;
     Ok(report(&checked.contradictions()))
+}
+
+/// Whether a command that prints text or JSON prints JSON.
+fn is_json(output: Option<OutputFormat>) -> Result<bool> {
+    match output {
+        None | Some(OutputFormat::Table) => Ok(false),
+        Some(OutputFormat::Json | OutputFormat::Jsonl) => Ok(true),
+        Some(_) => Err(CliError::usage("invalid output format: must be table, json or jsonl").into()),
+    }
 }
 
 /// Writes what is wrong to standard error, and returns the exit code.

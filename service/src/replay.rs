@@ -115,6 +115,12 @@ fn ending_at(frozen: FrozenSegments, until: NamedMoment) -> Result<FrozenSegment
              hint: omit the lineage to replay up to the position of this journal"
         );
     }
+    // The journal is not written while it is replayed: a later time is one after its end.
+    if let NamedMoment::Time(time) = until
+        && source.head().is_some_and(|head| head.time < time)
+    {
+        return Ok(frozen);
+    }
     let at = moment::find(&*source, until)?;
     Ok(frozen.ending_at(&at)?)
 }

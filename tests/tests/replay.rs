@@ -170,6 +170,7 @@ fn a_replay_ends_at_a_position_or_a_time() {
     assert_ne!(part["state_hash"], whole["state_hash"]);
     let time = part["last"]["time"].as_str().expect("a time");
     assert_eq!(summary(data, &["--until", time]), part);
+    assert_eq!(summary(data, &["--until", "2999-01-01T00:00:00Z"]), whole, "a time after the last record");
     let lineage = part["lineage"].as_str().expect("a lineage");
     assert_eq!(summary(data, &["--until", &format!("{first}.{lineage}")]), part);
     // A journal's own directory has no fleets to choose from.

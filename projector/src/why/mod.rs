@@ -4,8 +4,9 @@
 //! |---|---|
 //! | `value` | fact that gave the field its value |
 //! | `reservation` | reservation of the incarnation that the fact is about: the choice of the node |
-//! | `operation` | creation of the operation that started the incarnation, or that the fact is about |
+//! | `operation` | creation of the operation that the fact is about, or that started the incarnation; for an end, that ended it |
 //! | `deployment` | creation of the deployment that requested the operation |
+//! | `disruption` | scheduling of the disruption that requested the operation |
 //! | `approval` | approval of the operation, with the approved hash |
 //! | `request` | approval request of a change that was approved as a whole |
 //! | `request_approval` | approval of that request, with the approved hash |
@@ -16,13 +17,15 @@
 
 mod fields;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use chancery_events::event::{Event, EventKind, EventLine, InvalidEvent};
-use chancery_events::fact::Fact;
+use chancery_events::fact::{
+    Fact, IncarnationEnded, OperationApproved, OperationEnd, OperationStarted, Requester,
+};
 use chancery_events::id::{IncarnationId, Lineage, OperationId, Position};
 use chancery_events::intent::Intent;
-use chancery_events::name::PlanName;
+use chancery_events::name::{DeploymentName, DisruptionName, NodeName, PlanName, ReplicaName};
 use chancery_events::record::Record;
 use chancery_events::subject::Subject;
 use schemars::JsonSchema;
@@ -54,6 +57,8 @@ pub enum ReasonRole {
     Operation,
     /// Creation of a deployment.
     Deployment,
+    /// Scheduling of a disruption.
+    Disruption,
     /// Approval of the operation.
     Approval,
     /// Approval request that was opened for a change.
@@ -278,6 +283,18 @@ impl CollectedReasons<'_> {
             self.add_request(root)?;
         }
         let Some(Event::Fact { fact, .. }) = event_of(&record, position)? else { return Ok(()) };
+        // Entities of other facts are not how the value came about.
+        if !matches!(role, ReasonRole::Value | ReasonRole::Reservation) {
+            return Ok(());
+        }
+        let ending = match &fact {
+            Fact::IncarnationEnded(ended) => self.ending(ended, position)?,
+            Fact::ReplicaDeleted(deleted) => deleting(&record, &deleted.name)?,
+            _ => None,
+        };
+        if let Some(ending) = ending {
+            return self.add_operation(ending, position);
+        }
         let issued = fact.issues(record.header().lineage, position);
         for subject in issued.into_iter().chain(fact.subjects()) {
             match subject {
@@ -290,36 +307,112 @@ impl CollectedReasons<'_> {
         Ok(())
     }
 
-    /// Adds the creation of an operation, the deployment that requested it, and the approvals of what the fact at a
+    /// Returns the operation that ended an incarnation, whose end is at a position: it commanded the stop, or started a
+    /// successor. `None` if the incarnation ended without one.
+    fn ending(&self, ended: &IncarnationEnded, end: Position) -> Result<Option<OperationId>, HistoryError> {
+        let (id, started) = (Some(ended.incarnation), ended.incarnation.position());
+        let (mut ending, mut successors) = (None, BTreeSet::new());
+        // Operations with a reservation, by its position.
+        let mut operations = BTreeMap::new();
+        for record in self.events.records_about(&Subject::Replica(ended.replica.clone()), started)? {
+            let record = record?;
+            for (position, fact) in facts(&record) {
+                if position >= end {
+                    return Ok(ending);
+                }
+                match fact? {
+                    Fact::IncarnationReserved(fact) => {
+                        operations.insert(position, fact.operation);
+                        if fact.starts_after == id {
+                            successors.insert(fact.operation);
+                        }
+                    }
+                    Fact::OperationApproved(OperationApproved { operation, incarnation, .. })
+                    | Fact::OperationStarted(OperationStarted { operation, incarnation, .. })
+                        if operations.get(&started) != Some(&operation)
+                            && (incarnation == id || successors.contains(&operation)) =>
+                    {
+                        ending = Some(operation);
+                    }
+                    Fact::IncarnationRunning(fact) if fact.replaces == id => {
+                        ending = operations.get(&fact.incarnation.position()).copied();
+                    }
+                    Fact::OperationEnded(fact) if fact.end != OperationEnd::Succeeded => {
+                        ending = ending.filter(|ending| *ending != fact.operation);
+                    }
+                    // Other facts end no incarnation.
+                    _ => {}
+                }
+            }
+        }
+        Ok(ending)
+    }
+
+    /// Adds the creation of an operation, who requested it, and the approvals of what the fact at a
     /// position did: of the placement, if it reserved one, else those up to the fact.
     fn add_operation(&mut self, id: OperationId, fact: Position) -> Result<(), HistoryError> {
         let created = id.position();
         if !self.seen.contains(&created) {
             self.add(ReasonRole::Operation, created)?;
-            self.add_deployment(created)?;
+            self.add_requester(created)?;
         }
         let approvals = self.approvals(id, fact)?;
         let last = approvals.len().saturating_sub(APPROVALS);
         approvals[last..].iter().try_for_each(|position| self.add(ReasonRole::Approval, *position))
     }
 
-    /// Adds the creation of the deployment that requested the operation created at a position, if one did.
-    fn add_deployment(&mut self, operation: Position) -> Result<(), HistoryError> {
+    /// Adds the deployment or the disruption that requested the operation created at a position, if one did.
+    fn add_requester(&mut self, operation: Position) -> Result<(), HistoryError> {
         let record = self.events.record(operation)?;
         let event = record.map(|record| event_of(&record, operation)).transpose()?.flatten();
         let Some(Event::Fact { fact: Fact::OperationCreated(created), .. }) = event else { return Ok(()) };
-        let Some(deployment) = created.deployment else { return Ok(()) };
+        let requester = match (created.deployment, created.requested_by) {
+            (Some(deployment), _) => self.deployment(created.replica, deployment)?,
+            (None, Some(Requester::Disruption { node, name })) => self.disruption(node, &name, operation)?,
+            (None, _) => None,
+        };
+        requester.map_or(Ok(()), |(role, position)| self.add(role, position))
+    }
+
+    /// Returns the creation of the deployment of a replica.
+    fn deployment(
+        &self,
+        replica: ReplicaName,
+        deployment: DeploymentName,
+    ) -> Result<Option<(ReasonRole, Position)>, HistoryError> {
         let of_replica = |_, fact| match fact {
             Fact::ReplicaCreated(created) => Some(created.plan),
             _ => None,
         };
-        let plan: Option<PlanName> = self.first(&Subject::Replica(created.replica), of_replica)?;
-        let Some(plan) = plan else { return Ok(()) };
-        let creation = |position, fact| matches!(fact, Fact::DeploymentCreated(_)).then_some(position);
-        match self.first(&Subject::Deployment(plan, deployment), creation)? {
-            Some(position) => self.add(ReasonRole::Deployment, position),
-            None => Ok(()),
+        let plan: Option<PlanName> = self.first(&Subject::Replica(replica), of_replica)?;
+        let Some(plan) = plan else { return Ok(None) };
+        let creation = |position, fact| {
+            matches!(fact, Fact::DeploymentCreated(_)).then_some((ReasonRole::Deployment, position))
+        };
+        self.first(&Subject::Deployment(plan, deployment), creation)
+    }
+
+    /// Returns the last scheduling of a disruption before a position: its name may have been that of an earlier one.
+    fn disruption(
+        &self,
+        node: NodeName,
+        name: &DisruptionName,
+        before: Position,
+    ) -> Result<Option<(ReasonRole, Position)>, HistoryError> {
+        let mut scheduled = None;
+        for record in self.events.records_about(&Subject::Node(node), Position::FIRST)? {
+            let record = record?;
+            if record.first() > before {
+                break;
+            }
+            for (position, fact) in facts(&record) {
+                if matches!(fact?, Fact::DisruptionScheduled(fact) if fact.name == *name) && position < before
+                {
+                    scheduled = Some((ReasonRole::Disruption, position));
+                }
+            }
         }
+        Ok(scheduled)
     }
 
     /// Returns the positions of the approvals of what the fact at a position did for an operation.
@@ -391,6 +484,20 @@ impl CollectedReasons<'_> {
         }
         Ok(None)
     }
+}
+
+/// Returns the operation that succeeded in the record in which it deleted its replica, if one did.
+fn deleting(record: &Record, replica: &ReplicaName) -> Result<Option<OperationId>, HistoryError> {
+    for (_, fact) in facts(record) {
+        match fact? {
+            Fact::OperationEnded(fact) if fact.replica == *replica && fact.end == OperationEnd::Succeeded => {
+                return Ok(Some(fact.operation));
+            }
+            // Other facts end no operation of the replica.
+            _ => {}
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the facts of a record, with their positions.

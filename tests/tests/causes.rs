@@ -70,6 +70,13 @@ fn why_shows_who_moved_a_replica_who_approved_it_and_what_was_observed() {
         wrong.status.code() == Some(4) && err.contains("is \"node-2\"") && err.contains("an earlier moment"),
         "{err}"
     );
+    // The incarnation on the first node was ended by the move, not by the operation that started it.
+    let ended = client.items("incarnations?node=node-1&state=destroyed")[0]["id"].clone();
+    let end = server.cli(&["why", "incarnation", ended.as_str().expect("an id"), "state"]);
+    assert!(
+        end.contains("kind=relocate") && end.contains("approved_by=bob") && !end.contains("kind=create"),
+        "{end}"
+    );
     let unknown = server.run(&["why", &format!("replica/{replica}"), "reachability"]);
     let err = String::from_utf8_lossy(&unknown.stderr).into_owned();
     assert!(unknown.status.code() == Some(2) && err.contains("node, incarnation"), "{err}");

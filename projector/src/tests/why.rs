@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use chancery_events::event::Event;
+use chancery_events::fact::{Fact, OperationEnd};
 use chancery_events::id::Position;
 use chancery_events::record::Record;
 use chancery_events::subject::Subject;
@@ -158,6 +159,53 @@ fn reasons_name_the_operation_its_requester_and_its_approval_with_the_stored_has
         }
     }
     assert!(approvals > 3, "{approvals}");
+}
+
+#[test]
+fn an_end_has_the_operation_that_succeeded_with_it() {
+    let mut ends = 0;
+    for seed in 0..8 {
+        let driver = world(seed);
+        for record in &driver.records {
+            let facts = record.events().filter_map(|(_, line)| match Event::read(line) {
+                Ok(Event::Fact { fact, .. }) => Some(fact),
+                _ => None,
+            });
+            let facts: Vec<_> = facts.collect();
+            let ended = facts.iter().find_map(|fact| match fact {
+                Fact::IncarnationEnded(ended) => Some(ended),
+                _ => None,
+            });
+            let succeeded = facts.iter().find_map(|fact| match fact {
+                Fact::OperationEnded(ended) if ended.end == OperationEnd::Succeeded => Some(ended),
+                _ => None,
+            });
+            let (Some(ended), Some(succeeded)) = (ended, succeeded) else { continue };
+            if ended.replica != succeeded.replica {
+                continue;
+            }
+            let reader = ReasonReader::new(CauseReader::new(driver.source(), record.last()));
+            let subject = Subject::Incarnation(ended.incarnation);
+            let reasons = reader.reasons(RowKind::Incarnations, &subject, None).expect("readable");
+            let operations = reasons.iter().filter(|reason| reason.role == ReasonRole::Operation);
+            let operations: Vec<_> = operations.map(|reason| reason.event.position).collect();
+            if operations != [succeeded.operation.position()] {
+                for record in &driver.records {
+                    for (at, line) in record.events() {
+                        let line = String::from_utf8_lossy(line);
+                        if line.contains(&ended.replica.to_string())
+                            || line.contains(&ended.incarnation.to_string())
+                        {
+                            eprintln!("{at} {line}");
+                        }
+                    }
+                }
+            }
+            assert_eq!(operations, [succeeded.operation.position()], "seed {seed}: {ended:?}");
+            ends += 1;
+        }
+    }
+    assert!(ends > 3, "{ends}");
 }
 
 #[test]

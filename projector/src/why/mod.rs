@@ -283,13 +283,14 @@ impl CollectedReasons<'_> {
             self.add_request(root)?;
         }
         let Some(Event::Fact { fact, .. }) = event_of(&record, position)? else { return Ok(()) };
-        // Entities of other facts are not how the value came about.
+        // The entities of a creation or an approval are not how the value came about.
         if !matches!(role, ReasonRole::Value | ReasonRole::Reservation) {
             return Ok(());
         }
         let ending = match &fact {
             Fact::IncarnationEnded(ended) => self.ending(ended, position)?,
             Fact::ReplicaDeleted(deleted) => deleting(&record, &deleted.name)?,
+            // Other facts end nothing.
             _ => None,
         };
         if let Some(ending) = ending {
@@ -307,8 +308,8 @@ impl CollectedReasons<'_> {
         Ok(())
     }
 
-    /// Returns the operation that ended an incarnation, whose end is at a position: it commanded the stop, or started a
-    /// successor. `None` if the incarnation ended without one.
+    /// Returns the operation that ended an incarnation, whose end is at a position: it commanded the stop, started a
+    /// successor, or superseded the operation that did. `None` if the incarnation ended without one.
     fn ending(&self, ended: &IncarnationEnded, end: Position) -> Result<Option<OperationId>, HistoryError> {
         let (id, started) = (Some(ended.incarnation), ended.incarnation.position());
         let (mut ending, mut successors) = (None, BTreeSet::new());
@@ -337,8 +338,20 @@ impl CollectedReasons<'_> {
                     Fact::IncarnationRunning(fact) if fact.replaces == id => {
                         ending = operations.get(&fact.incarnation.position()).copied();
                     }
-                    Fact::OperationEnded(fact) if fact.end != OperationEnd::Succeeded => {
-                        ending = ending.filter(|ending| *ending != fact.operation);
+                    Fact::OperationEnded(fact)
+                        if [ending.as_ref(), operations.get(&started)].contains(&Some(&fact.operation)) =>
+                    {
+                        ending = match fact.end {
+                            OperationEnd::Superseded { successor } => Some(successor),
+                            OperationEnd::Succeeded => ending,
+                            // It may have failed, or was never approved: then it has ended nothing.
+                            OperationEnd::Failed { .. }
+                            | OperationEnd::Rejected { .. }
+                            | OperationEnd::Expired
+                            | OperationEnd::Cancelled { .. } => {
+                                ending.filter(|ending| *ending != fact.operation)
+                            }
+                        };
                     }
                     // Other facts end no incarnation.
                     _ => {}

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::client::{ApiClient, CommandIo};
 use super::columns::{count_of, table, typed};
 use super::context::OutputFormat;
+use super::disruption;
 use super::error::CliError;
 use super::get::{json_text, list, yaml_text};
 use super::kind::EntityKind;
@@ -44,7 +45,10 @@ struct StatusOverview {
     replicas: u64,
     running: u64,
     failed: u64,
-    pending_approvals: u64,
+    /// Operations that wait for an approval.
+    pending_operations: u64,
+    /// Approval requests and disruptions that wait for an approval.
+    pending_others: u64,
     /// Operations that wait for a node.
     preparing: u64,
     sections: Vec<StatusSection>,
@@ -72,7 +76,8 @@ impl StatusOverview {
             replicas: 0,
             running: 0,
             failed: 0,
-            pending_approvals: 0,
+            pending_operations: 0,
+            pending_others: 0,
             preparing: 0,
             sections: Vec::new(),
         };
@@ -83,9 +88,12 @@ impl StatusOverview {
                 summary.disconnected.push(row.name.to_string());
             }
         }
+        let mut scheduled = Vec::new();
         for item in all(EntityKind::Node)? {
             let row: NodeRow = typed(&item)?;
             *summary.nodes.entry(row.state.to_string()).or_default() += 1;
+            let disruptions = disruption::of_node(&item)?;
+            scheduled.extend(disruptions.into_iter().filter(|one| one["state"] == "scheduled"));
             let open = row.disruptions.iter().filter(|one| one.state != DisruptionState::Completed);
             summary.disruptions += open.count() as u64;
         }
@@ -96,7 +104,7 @@ impl StatusOverview {
             summary.replicas += count("total");
             summary.running += count("running");
             summary.failed += count("failed");
-            summary.pending_approvals += count_of(&row, "pending_approval");
+            summary.pending_operations += count_of(&row, "pending_approval");
             summary.preparing += count_of(&row, "preparing");
         }
         let sections: [(_, _, &[(&str, &str)], _); 6] = [
@@ -132,6 +140,14 @@ impl StatusOverview {
                 "chancery describe deployment/PLAN/NAME",
             ),
         ];
+        summary.pending_others = scheduled.len() as u64;
+        summary.add_section(StatusSection {
+            title: "Disruptions pending approval",
+            kind: EntityKind::Disruption,
+            count: scheduled.len(),
+            items: scheduled,
+            advice: "chancery approve disruption/NODE/NAME",
+        });
         for (title, kind, filters, advice) in sections {
             let filters: Vec<_> = filters.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
             // Rows of plans have some counts; servers count no others.
@@ -139,7 +155,7 @@ impl StatusOverview {
                 EntityKind::Operation if filters.iter().any(|(_, state)| state == "preparing") => {
                     Some(summary.preparing)
                 }
-                EntityKind::Operation => Some(summary.pending_approvals),
+                EntityKind::Operation => Some(summary.pending_operations),
                 EntityKind::Replica => Some(summary.failed),
                 _ => None,
             };
@@ -151,12 +167,20 @@ impl StatusOverview {
             let mut items = list(client, kind, &filters, most)?.items;
             items.sort_by_cached_key(|item| std::cmp::Reverse(item["position"].as_u64()));
             let count = counted.map_or(items.len(), |count| usize::try_from(count).unwrap_or(usize::MAX));
-            items.truncate(MOST);
-            if count > 0 {
-                summary.sections.push(StatusSection { title, kind, items, count, advice });
+            if kind == EntityKind::Request {
+                summary.pending_others += count as u64;
             }
+            summary.add_section(StatusSection { title, kind, items, count, advice });
         }
         Ok(summary)
+    }
+
+    /// Adds a section with some of its entities, unless it has none.
+    fn add_section(&mut self, mut section: StatusSection) {
+        section.items.truncate(MOST);
+        if section.count > 0 {
+            self.sections.push(section);
+        }
     }
 
     fn json(&self) -> Value {
@@ -170,7 +194,7 @@ impl StatusOverview {
             "open_disruptions": self.disruptions,
             "plans": self.plans,
             "replicas": { "total": self.replicas, "running": self.running },
-            "pending_approvals": self.pending_approvals,
+            "pending_approvals": self.pending_operations + self.pending_others,
             "sections": sections.collect::<Vec<_>>(),
         })
     }
@@ -195,7 +219,8 @@ impl StatusOverview {
         line(&mut text, "nodes", &format!("{total}{states}{disruptions}"));
         line(&mut text, "plans", &self.plans.to_string());
         line(&mut text, "replicas", &format!("{}/{} running", self.running, self.replicas));
-        line(&mut text, "approvals", &format!("{} pending", self.pending_approvals));
+        let pending = self.pending_operations + self.pending_others;
+        line(&mut text, "approvals", &format!("{pending} pending"));
         for StatusSection { title, kind, items, count, advice } in &self.sections {
             let more = count.saturating_sub(items.len());
             add(&mut text, format_args!("\n{title}\n{}", table(*kind, items, false)?.lines("  ")));

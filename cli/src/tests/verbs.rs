@@ -172,7 +172,43 @@ fn a_status_page_has_numbers_and_what_needs_attention() {
     assert!(asked[4].line.contains("/operations?state=pending_approval"), "{asked:?}");
     let (result, _) = run_line("chancery status", [start(), vec![none(); 4]].concat());
     assert!(result.expect("a page").ends_with("\nNothing waits, and nothing has failed.\n"));
+    let mut drained = node("node-2", "");
+    drained["disruptions"] = json!([{
+        "name": "x", "state": "scheduled", "action": "drain", "start": "2026-11-21T09:00:00Z", "reason": "disks",
+        "approved_by": null, "since": "2026-11-21T09:00:00Z",
+    }]);
+    let with_disruption = vec![page(&json!([])), page(&json!([drained]))];
+    let (result, _) = run_line("chancery status", [with_disruption, vec![none(); 4]].concat());
+    let text = result.expect("a page");
+    assert!(text.contains("approvals:     1 pending\n"), "{text}");
+    assert!(text.contains("\nDisruptions pending approval\n  NODE    NAME "), "{text}");
+    assert!(!text.contains("Nothing waits"), "{text}");
     let (result, _) = run_line("chancery status -o json", [start(), vec![none(); 4]].concat());
     let all: Value = serde_json::from_str(&result.expect("JSON")).expect("JSON");
     assert_eq!(all["nodes"], json!({ "allocated": 1 }));
+}
+
+#[test]
+fn why_takes_an_entity_in_both_forms_and_one_field() {
+    let answer =
+        || ok(&json!({ "entity": "replica/web-1", "field": "node", "value": "node-2", "reasons": [] }));
+    for line in ["why replica/web-1 node=node-2", "why replica web-1 node=node-2"] {
+        let (result, asked) = run_line(&format!("chancery {line}"), vec![answer()]);
+        assert_eq!(result.expect("a tree"), "replica/web-1 node=node-2\n", "{line}");
+        assert!(asked[0].line.ends_with("/replicas/web-1/why?field=node&value=node-2"), "{asked:?}");
+    }
+    let (_, asked) = run_line("chancery why replica web-1", vec![answer()]);
+    assert!(asked[0].line.ends_with("/replicas/web-1/why"), "{asked:?}");
+    for (line, wanted) in [
+        ("why replica", "must name one"),
+        ("why replica/web-1 node ready", "one field is explained"),
+        ("why replica/web-1 =node-2", "must be FIELD or FIELD=VALUE"),
+        ("why disruption/node-1/x", "try: chancery history node/node-1"),
+        ("diff 1 2 --filter node=node-1", "must be used with --kind"),
+    ] {
+        let (result, asked) = run_line(&format!("chancery {line}"), Vec::new());
+        let error = result.expect_err(line);
+        assert!(error.exit == CliExit::Usage && error.message.contains(wanted), "{line}: {error:?}");
+        assert!(asked.is_empty(), "{line}");
+    }
 }

@@ -217,8 +217,8 @@ pub struct WhyArgs {
     /// Kind of the entity, or KIND/NAME, of which to explain a field or the last change
     #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
     pub what: EntitySelector,
-    /// Name of the entity, unless given in KIND/NAME, then a field of its row, and its expected value, as in node=node-2
-    /// (default: the last change of the entity)
+    /// Name of the entity, unless given in KIND/NAME; then the field of its row to explain, with its expected value as in
+    /// node=node-2 (default: the last change of the entity)
     #[arg(value_names = ["NAME", "FIELD[=VALUE]"], num_args = 0..=2)]
     pub words: Vec<String>,
     /// Also compute again why the node was chosen, and why others were not; this is not recorded

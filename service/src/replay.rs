@@ -115,7 +115,7 @@ fn ending_at(frozen: FrozenSegments, until: NamedMoment) -> Result<FrozenSegment
              hint: omit the lineage to replay up to the position of this journal"
         );
     }
-    // The journal is not written while it is replayed: a later time is one after its end.
+    // A replay ends at the last record that was found when it started.
     if let NamedMoment::Time(time) = until
         && source.head().is_some_and(|head| head.time < time)
     {

@@ -175,6 +175,8 @@ fn a_replay_ends_at_a_position_or_a_time() {
     assert_eq!(summary(data, &["--until", &format!("{first}.{lineage}")]), part);
     // A journal's own directory has no fleets to choose from.
     assert_eq!(summary(&data.join("fleets/default/journal"), &["--until", time]), part);
+    let (code, _, err) = outcome(data, &["-o", "yaml"]);
+    assert!(code == Some(2) && err.contains("must be table, json or jsonl"), "{err}");
     let cases: [(&[&str], &str); 4] = [
         (&["--until", &format!("{first}.00000000000000aa")], "the journal does not have it"),
         (&["--until", "99999"], "after the last record: the journal reaches from position 1"),

@@ -88,15 +88,7 @@ impl StatusOverview {
                 summary.disconnected.push(row.name.to_string());
             }
         }
-        let mut scheduled = Vec::new();
-        for item in all(EntityKind::Node)? {
-            let row: NodeRow = typed(&item)?;
-            *summary.nodes.entry(row.state.to_string()).or_default() += 1;
-            let disruptions = disruption::of_node(&item)?;
-            scheduled.extend(disruptions.into_iter().filter(|one| one["state"] == "scheduled"));
-            let open = row.disruptions.iter().filter(|one| one.state != DisruptionState::Completed);
-            summary.disruptions += open.count() as u64;
-        }
+        summary.add_nodes(&all(EntityKind::Node)?)?;
         for item in all(EntityKind::Plan)? {
             let row: PlanRow = typed(&item)?;
             let count = |phase: &str| row.replicas.get(phase).copied().unwrap_or(0);
@@ -140,14 +132,6 @@ impl StatusOverview {
                 "chancery describe deployment/PLAN/NAME",
             ),
         ];
-        summary.pending_others = scheduled.len() as u64;
-        summary.add_section(StatusSection {
-            title: "Disruptions pending approval",
-            kind: EntityKind::Disruption,
-            count: scheduled.len(),
-            items: scheduled,
-            advice: "chancery approve disruption/NODE/NAME",
-        });
         for (title, kind, filters, advice) in sections {
             let filters: Vec<_> = filters.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
             // Rows of plans have some counts; servers count no others.
@@ -173,6 +157,28 @@ impl StatusOverview {
             summary.add_section(StatusSection { title, kind, items, count, advice });
         }
         Ok(summary)
+    }
+
+    /// Adds nodes, and the disruptions in their rows.
+    fn add_nodes(&mut self, nodes: &[Value]) -> Result<(), CliError> {
+        let mut scheduled = Vec::new();
+        for item in nodes {
+            let row: NodeRow = typed(item)?;
+            *self.nodes.entry(row.state.to_string()).or_default() += 1;
+            let open = row.disruptions.iter().filter(|one| one.state != DisruptionState::Completed);
+            self.disruptions += open.count() as u64;
+            let disruptions = disruption::of_node(item)?;
+            scheduled.extend(disruptions.into_iter().filter(|one| one["state"] == "scheduled"));
+        }
+        self.pending_others += scheduled.len() as u64;
+        self.add_section(StatusSection {
+            title: "Disruptions pending approval",
+            kind: EntityKind::Disruption,
+            count: scheduled.len(),
+            items: scheduled,
+            advice: "chancery approve disruption/NODE/NAME",
+        });
+        Ok(())
     }
 
     /// Adds a section with some of its entities, unless it has none.

@@ -189,18 +189,6 @@ fn an_end_has_the_operation_that_succeeded_with_it() {
             let reasons = reader.reasons(RowKind::Incarnations, &subject, None).expect("readable");
             let operations = reasons.iter().filter(|reason| reason.role == ReasonRole::Operation);
             let operations: Vec<_> = operations.map(|reason| reason.event.position).collect();
-            if operations != [succeeded.operation.position()] {
-                for record in &driver.records {
-                    for (at, line) in record.events() {
-                        let line = String::from_utf8_lossy(line);
-                        if line.contains(&ended.replica.to_string())
-                            || line.contains(&ended.incarnation.to_string())
-                        {
-                            eprintln!("{at} {line}");
-                        }
-                    }
-                }
-            }
             assert_eq!(operations, [succeeded.operation.position()], "seed {seed}: {ended:?}");
             ends += 1;
         }

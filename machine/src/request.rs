@@ -197,16 +197,14 @@ fn assess(fleet: &FleetState, intent: &Intent) -> Option<AssessedChange> {
 fn plan_delete(fleet: &FleetState, name: &PlanName) -> Option<AssessedChange> {
     let plan = fleet.plans().get(name)?;
     let index = fleet.index().plan_index(name)?;
-    // A replica whose create was never approved is deleted with it; one whose delete was approved is deleted
-    // anyway.
-    let exists = |name: &&ReplicaName| {
-        fleet
-            .replicas()
-            .get(*name)
-            .is_some_and(|replica| !matches!(replica.desired, WillWord::Proposed | WillWord::Deleted))
-    };
-    let replicas: BTreeSet<_> = index.members().filter(exists).cloned().collect();
-    if replicas.is_empty() {
+    let members = index.members().filter_map(|name| Some((name, fleet.replicas().get(name)?.desired)));
+    // A replica whose delete was approved is deleted anyway.
+    let members = members.filter(|(_, desired)| *desired != WillWord::Deleted);
+    let (replicas, proposed): (BTreeSet<_>, BTreeSet<_>) =
+        members.map(|(name, desired)| (name.clone(), desired == WillWord::Proposed)).unzip();
+    // The end of a replica whose create was never approved needs no approval. A request still lists it: the
+    // approval covers every replica that is deleted.
+    if !proposed.contains(&false) {
         return None;
     }
     let manual = plan.immediate().approval().of(OperationKind::Delete);

@@ -151,6 +151,26 @@ fn a_cascade_of_a_manual_plan_waits_for_any_person() {
 }
 
 #[test]
+fn a_cascade_shows_replicas_whose_create_is_not_approved_and_needs_no_approval_for_these_alone() {
+    let all = json!({"name": "web", "cascade": "yes"});
+    let mut world = world("manual", 2);
+    world.must("replica.create", &json!({"plan": "web"}));
+    world.must("plan.delete", &all);
+    let request = waiting(&world).remove(0);
+    assert_eq!((request.effects[0].count, request.effects[0].replicas.len()), (3, 3));
+    approve_as(&mut world, "ann").expect("an approval");
+    world.obey();
+    world.run();
+    assert!(world.fleet.plans().get("web").is_none(), "it is deleted, with everything it had");
+
+    let mut world = self::world("manual", 0);
+    world.must("replica.create", &json!({"plan": "web"}));
+    assert_eq!(world.fleet.replicas().sorted().len(), 1);
+    let facts = world.must("plan.delete", &all);
+    assert!(facts.iter().any(|fact| matches!(fact, Fact::PlanDeletionStarted(_))), "{facts:?}");
+}
+
+#[test]
 fn the_same_again_is_one_request_and_something_else_supersedes_it() {
     let mut world = world("manual", 3);
     let all = json!({"name": "web", "cascade": "yes"});
@@ -177,10 +197,14 @@ fn the_same_again_is_one_request_and_something_else_supersedes_it() {
 #[test]
 fn an_approval_is_void_when_something_else_than_was_shown_would_be_ended_or_replaced() {
     type FleetChange = fn(&mut TestFleet);
-    let void: [(&str, Value, FleetChange); 5] = [
+    let void: [(&str, Value, FleetChange); 6] = [
         ("plan.delete", json!({"name": "web", "cascade": "yes"}), |world| {
             world.deploy("d2", 7);
             world.approve_all();
+        }),
+        // Its create is not approved, and it would be deleted too.
+        ("plan.delete", json!({"name": "web", "cascade": "yes"}), |world| {
+            world.must("replica.create", &json!({"plan": "web"}));
         }),
         ("node.delete", json!({"name": "node-1", "cascade": "yes"}), |world| {
             let on_it = world.fleet.index().places.held(&name("node-1")).incarnations.first().cloned();

@@ -99,12 +99,10 @@ impl CheckedFleet {
         two.any(|policy| is_about(policy, kind, plan, domain))
     }
 
-    /// Returns the plan's replicas that a delete would end: those that were ever approved.
+    /// Returns the plan's replicas that a delete would end. Replicas whose create was never approved are included.
     fn of_plan(&self, plan: &PlanName) -> BTreeSet<(PlanName, ReplicaName)> {
         let all = self.replicas.iter().filter(|(_, replica)| replica.plan == *plan);
-        let there = all.filter(|(_, replica)| {
-            replica.desired != WillWord::Proposed && replica.desired != WillWord::Deleted
-        });
+        let there = all.filter(|(_, replica)| replica.desired != WillWord::Deleted);
         there.map(|(name, _)| (plan.clone(), name.clone())).collect()
     }
 
@@ -288,15 +286,16 @@ impl CheckedFleet {
     pub(super) fn may_remove(&mut self, plan: &PlanName, at: FactLocation) -> RuleResult {
         let manual = self.plan(plan)?.latest()?.approval.delete == ApprovalMode::Manual;
         let members = self.of_plan(plan);
-        let runs = members.iter().filter_map(|(_, name)| self.replicas.get(name));
-        let runs = runs.flat_map(|replica| replica.active.into_iter().chain(replica.secondary));
+        let replicas = || members.iter().filter_map(|(_, name)| self.replicas.get(name));
+        let approved = replicas().any(|replica| replica.desired != WillWord::Proposed);
+        let runs = replicas().flat_map(|replica| replica.active.into_iter().chain(replica.secondary));
         let nodes = runs.filter_map(|id| self.nodes.get(&self.incarnations.get(&id)?.node));
         let domains: BTreeSet<_> = nodes.map(|node| Some(&node.spec.domain)).chain([None]).collect();
         let two = domains.iter().any(|domain| self.four_eyes(PolicyKind::Delete, Some(plan), *domain));
-        let people = match (members.is_empty(), manual, two) {
-            (true, ..) | (_, false, _) => ApproverCount::Zero,
-            (false, true, true) => ApproverCount::Two,
-            (false, true, false) => ApproverCount::One,
+        let people = match (approved, manual, two) {
+            (false, ..) | (_, false, _) => ApproverCount::Zero,
+            (true, true, true) => ApproverCount::Two,
+            (true, true, false) => ApproverCount::One,
         };
         self.approved_by(people, at, &format!("plan {plan} is deleted with its replicas"))
     }

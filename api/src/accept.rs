@@ -14,22 +14,31 @@ pub(super) fn check(headers: &HeaderMap, does: RouteTarget) -> Result<(), Proble
     Err(ProblemDetails::new(NOT_ACCEPTABLE, detail))
 }
 
-/// Whether a media type is accepted: by the most specific range that matches it, with a weight above 0.
+/// Whether a media type is accepted.
 fn accepts(headers: &HeaderMap, media_type: &str) -> bool {
-    let mut best: Option<(u8, bool)> = None;
+    preference(headers, media_type).is_some()
+}
+
+/// Returns how much the client prefers a media type: the weight, and the precision of the most specific range that matches the
+/// media type. `None` if no range matches, or the weight is 0.
+pub(super) fn preference(headers: &HeaderMap, media_type: &str) -> Option<(f32, u8)> {
+    let mut best: Option<(f32, u8)> = None;
     let values = headers.get_all(header::ACCEPT).iter().map(|value| value.to_str().unwrap_or_default());
-    let ranges: Vec<_> =
-        values.flat_map(|text| text.split(',')).map(str::trim).filter(|range| !range.is_empty()).collect();
-    for range in &ranges {
+    let mut ranges =
+        values.flat_map(|text| text.split(',')).map(str::trim).filter(|range| !range.is_empty()).peekable();
+    if ranges.peek().is_none() {
+        return Some((1.0, 0));
+    }
+    for range in ranges {
         let mut parts = range.split(';').map(str::trim);
         let Some(precision) = precision(parts.next().unwrap_or_default(), media_type) else { continue };
         let weight = parts.find_map(|part| part.strip_prefix(['q', 'Q'])?.trim().strip_prefix('='));
-        let is_wanted = weight.is_none_or(|weight| weight.trim().parse::<f32>().is_ok_and(|q| q > 0.0));
-        if best.is_none_or(|(found, _)| precision > found) {
-            best = Some((precision, is_wanted));
+        let weight = weight.map_or(Ok(1.0), |weight| weight.trim().parse::<f32>()).unwrap_or(0.0);
+        if best.is_none_or(|(_, found)| precision > found) {
+            best = Some((weight, precision));
         }
     }
-    ranges.is_empty() || best.is_some_and(|(_, is_wanted)| is_wanted)
+    best.filter(|(weight, _)| *weight > 0.0)
 }
 
 /// Returns how precisely a range names the media type; `None` if the range does not match.

@@ -111,7 +111,12 @@ fn type_test(text: &str) -> Result<TypeTest, String> {
         });
     }
     let known = types().find(|known| *known == bare).map(TypeTest::Exact);
-    known.ok_or_else(|| format!("no event has the type {:?}; /v1/openapi.json lists the types", short(text)))
+    known.ok_or_else(|| {
+        format!(
+            "no event has the type {:?}: must be as in replica.created.v1, or a prefix as in replica.*",
+            short(text)
+        )
+    })
 }
 
 fn subject_test(text: &str) -> Result<SubjectTest, String> {

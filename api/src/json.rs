@@ -138,8 +138,7 @@ fn json_problem(
     let tail = format!(" at line {} column {}", error.line(), error.column());
     let what = message.strip_suffix(&tail).unwrap_or(&message);
     let what: String = what.chars().take(500).collect();
-    let place = if pointer.is_empty() { String::new() } else { format!("{pointer} ") };
-    let detail = format!("cannot read body at {place}(line {line}, column {column}): {what}");
+    let detail = format!("cannot read body at line {line}, column {column}: {what}");
     ProblemDetails::new(kind, detail).at(RequestPart::Body, pointer, what)
 }
 

@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::State;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse as _;
 use chancery_decider::leader_router::LeaderLocation;
 use chancery_events::name::FleetName;
@@ -84,6 +84,10 @@ async fn answer(
         Err(problem) => refuse(problem, request.into_body(), limits).await.into_response(),
     };
     let mut response = with_body(response, id);
+    if response.status() == StatusCode::NOT_MODIFIED {
+        *response.body_mut() = without_length();
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(id) {
         headers.insert("chancery-request-id", value);
@@ -103,6 +107,16 @@ async fn answer(
         tracing::debug!(%method, path, status, request_id = id, ms = taken.as_secs_f64() * 1e3, "request");
     }
     response
+}
+
+/// Returns an empty body of unknown size. One of known size would add `Content-Length: 0` to the answer to HEAD, while that of a 304
+/// would be the length of the row (RFC 9110, section 8.6).
+fn without_length() -> Body {
+    Body::from_stream(async_stream::stream! {
+        for bytes in Vec::<Result<Bytes, std::convert::Infallible>>::new() {
+            yield bytes;
+        }
+    })
 }
 
 /// Removes an `Accept-Encoding` that excludes an encoding. For a header that excludes every encoding, the

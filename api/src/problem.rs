@@ -152,6 +152,8 @@ impl ProblemDetails {
     /// Returns the problem of an invalid parameter.
     pub fn parameter(part: RequestPart, name: &str, detail: impl Into<String>) -> ProblemDetails {
         let detail = detail.into();
+        // An error of a value may name the kind of value as the parameter does.
+        let detail = detail.strip_prefix(&format!("invalid {name}: ")).map_or(detail.clone(), str::to_owned);
         let part_word = match part {
             RequestPart::Body => "body member",
             RequestPart::Path => "path parameter",

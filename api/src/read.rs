@@ -294,11 +294,7 @@ pub(super) fn key(call: &RoutedRequest, kind: RowKind) -> Result<RowKey, Problem
     RowKey::parse(kind, &text).map_err(|error| {
         // Of several parts, the last that breaks the rule on its own is usually at fault.
         let name = parts.last().map_or("", |(name, _)| *name);
-        ProblemDetails::new(INVALID_PARAMETER, format!("{error}")).at(
-            RequestPart::Path,
-            pointer_to(name),
-            error.reason.clone(),
-        )
+        ProblemDetails::parameter(RequestPart::Path, name, error.reason.clone())
     })
 }
 

@@ -23,6 +23,7 @@ use chancery_events::text::counted;
 use chancery_projector::ReadConsistency;
 
 use super::FleetApi;
+use super::accept;
 use super::event_filter::EventFilter;
 use super::follower::{FollowerPosition, FollowerRead, FollowerWake};
 use super::positions;
@@ -43,6 +44,13 @@ pub(super) enum StreamFormat {
 }
 
 impl StreamFormat {
+    const fn media_type(self) -> &'static str {
+        match self {
+            StreamFormat::Sse => "text/event-stream",
+            StreamFormat::Lines => "application/x-ndjson",
+        }
+    }
+
     fn cut(self, shown: &RenderedEvent) -> Bytes {
         match self {
             StreamFormat::Sse => shown.sse.clone(),
@@ -155,44 +163,22 @@ pub(super) async fn events(
     let asked = StreamRequest { next, lineage, wanted, form, until: (!follow).then_some(tail), limit };
     let mut response = Response::new(stream(app.clone(), asked, follower));
     let headers = response.headers_mut();
-    let media_type = match form {
-        StreamFormat::Sse => "text/event-stream",
-        StreamFormat::Lines => "application/x-ndjson",
-    };
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(form.media_type()));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
 }
 
-/// Returns server-sent events if the client names them, lines of JSON otherwise.
+/// Returns the format that the client prefers; lines of JSON without a preference.
 fn form(headers: &HeaderMap) -> Result<StreamFormat, ProblemDetails> {
-    let mut has_any = false;
-    for value in headers.get_all(header::ACCEPT) {
-        let text = value
-            .to_str()
-            .map_err(|_| ProblemDetails::parameter(RequestPart::Header, "accept", "must be ASCII"))?;
-        for range in text.split(',') {
-            has_any = true;
-            match range.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
-                "text/event-stream" | "text/*" => return Ok(StreamFormat::Sse),
-                "application/x-ndjson"
-                | "application/ndjson"
-                | "application/json"
-                | "application/*"
-                | "*/*" => {
-                    return Ok(StreamFormat::Lines);
-                }
-                _ => {}
-            }
-        }
-    }
-    if has_any {
-        return Err(ProblemDetails::new(
+    let of = |form: StreamFormat| accept::preference(headers, form.media_type());
+    match (of(StreamFormat::Sse), of(StreamFormat::Lines)) {
+        (Some(sse), lines) if lines.is_none_or(|lines| sse > lines) => Ok(StreamFormat::Sse),
+        (_, Some(_)) => Ok(StreamFormat::Lines),
+        (_, None) => Err(ProblemDetails::new(
             NOT_ACCEPTABLE,
             "cannot stream events: the client must accept text/event-stream or application/x-ndjson",
-        ));
+        )),
     }
-    Ok(StreamFormat::Lines)
 }
 
 fn last_event_id(id: &HeaderValue) -> Result<NamedPosition, ProblemDetails> {

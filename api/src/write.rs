@@ -48,9 +48,9 @@ pub(super) struct AcceptedResponse {
     pub(super) verdict: String,
     /// Whether the journal has the verdict, at `position`.
     pub(super) recorded: bool,
-    /// Entity that the intent changes; `request/ID` if the intent waits for approval as that request.
+    /// Entity that the intent changes or creates; `request/ID` if the intent waits for approval as that request.
     pub(super) subject: Option<String>,
-    /// Current version of the entity.
+    /// Current version of the entity; absent for a replica that the intent creates.
     pub(super) version: Option<u64>,
     /// Fields that an edit of a plan changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -263,7 +263,8 @@ pub(super) struct AnswerContext {
     subject: Option<Subject>,
     done: SuccessKind,
     was_if_match: bool,
-    is_of_plan: bool,
+    /// Whether the facts of the intent show more than its verdict.
+    has_more_in_facts: bool,
     /// Whether the intent also allocates a node that it creates.
     allocates: bool,
 }
@@ -290,11 +291,11 @@ pub(super) fn statuses(entry: &IntentEntry) -> BTreeSet<StatusCode> {
 
 impl AnswerContext {
     pub(super) fn of(request: &IntentRequest, was_if_match: bool) -> AnswerContext {
-        let is_of_plan = matches!(request.intent, Intent::PlanApply(_));
+        let has_more_in_facts = matches!(request.intent, Intent::PlanApply(_) | Intent::ReplicaCreate(_));
         let allocates = matches!(&request.intent, Intent::NodeApply(apply) if apply.cluster.is_some());
         let (id, subject) = (request.id.to_string(), request.intent.subject());
         let done = if request.intent.cascades() { SuccessKind::Later } else { request.intent.entry().done };
-        AnswerContext { id, subject, done, was_if_match, is_of_plan, allocates }
+        AnswerContext { id, subject, done, was_if_match, has_more_in_facts, allocates }
     }
 
     /// Whether the verdict's subject is an approval request other than the subject of the intent.
@@ -321,17 +322,22 @@ impl AnswerContext {
     /// Whether the answer depends on the first facts after the verdict.
     pub(super) fn needs_facts(&self, accepted: &AcceptedResponse) -> bool {
         let may_have_created = self.allocates && accepted.version == Some(ALLOCATED);
-        (self.is_of_plan || may_have_created) && accepted.verdict == "accepted"
+        (self.has_more_in_facts || may_have_created) && accepted.verdict == "accepted"
     }
 
-    /// Completes the answer with what the first facts after the verdict show: the fields that an edit changed, or that a node was
-    /// created. A node of that version that was applied and allocated by the intent had no version before.
+    /// Completes the answer with what the first facts after the verdict show: the fields that an edit changed, the replica that was
+    /// created, or that a node was created. A node of that version that was applied and allocated by the intent had no version before.
     pub(super) fn completed(
         status: StatusCode,
         mut accepted: AcceptedResponse,
         facts: &[Fact],
     ) -> (StatusCode, AcceptedResponse) {
         match facts {
+            // The intent gives no name, so that the verdict is about the plan.
+            [Fact::ReplicaCreated(created), ..] => {
+                accepted.version = None;
+                accepted.subject = Some(Subject::Replica(created.name.clone()).to_string());
+            }
             [Fact::PlanApplied(applied), ..] => accepted.changed = ChangedFields::of(applied),
             [Fact::NodeApplied(_), Fact::NodeStateChanged(_)] => return (StatusCode::CREATED, accepted),
             _ => {}

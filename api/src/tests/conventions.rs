@@ -290,6 +290,26 @@ async fn a_created_or_pending_entity_is_named_by_its_path() {
 }
 
 #[tokio::test]
+async fn a_created_replica_is_named_by_the_answer() {
+    let world = ServedFleet::new();
+    let verdict = r#"node.applied.v1 {"name":"node-1","spec":{"domain":"d1","resources":{"cpu":1}}}"#;
+    world.commit(&[verdict, r#"replica.created.v1 {"name":"nginx-0009","plan":"nginx","deployment":"d"}"#]);
+    world.decide(move |request| {
+        let accepted = AcceptedIntent {
+            outcome: IntentOutcome::Changed,
+            subject: request.intent.subject(),
+            version: Some(4),
+        };
+        Some(Verdict { position: Position::new(6), is_recorded: true, result: Arc::new(Ok(accepted)) })
+    });
+    let answer = world.put(Method::POST, "/plans/nginx/replicas", "").await;
+    let path = format!("{FLEET}/replicas/nginx-0009");
+    assert_eq!((answer.status.as_u16(), answer.header("location")), (202, &*path));
+    let body = answer.json();
+    assert_eq!((body["subject"].as_str(), body["version"].is_null()), (Some("replica/nginx-0009"), true));
+}
+
+#[tokio::test]
 async fn a_node_that_is_created_with_its_cluster_is_created() {
     let world = ServedFleet::new();
     let allocated = [

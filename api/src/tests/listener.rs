@@ -97,6 +97,29 @@ async fn a_request_names_its_host_once_and_no_other_than_the_server() {
 }
 
 #[tokio::test]
+async fn an_answer_without_a_body_claims_no_length() {
+    let world = ServedFleet::new();
+    let server = start(&world).await;
+    for path in ["/v1/fleets/default/nodes/node-1", "/v1/openapi.json"] {
+        for method in ["GET", "HEAD"] {
+            let ask = async |condition: &str| {
+                let text = format!(
+                    "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{condition}\r\n"
+                );
+                ask(server.address, &text).await.to_ascii_lowercase()
+            };
+            let known = ask("if-none-match: *\r\n").await;
+            assert!(known.starts_with("http/1.1 304"), "{method} {path}: {known}");
+            let claims = |name: &str| known.contains(&format!("\r\n{name}:"));
+            assert!(!claims("content-length") && !claims("transfer-encoding"), "{method} {path}: {known}");
+            let whole = ask("").await;
+            assert!(whole.starts_with("http/1.1 200"), "{method} {path}: {whole}");
+            assert!(whole.contains("\r\ncontent-length:"), "{method} {path}: {whole}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn connections_are_limited_and_the_excess_is_notified() {
     let world = ServedFleet::with(HttpLimits { connections: 1, ..HttpLimits::default() });
     let server = start(&world).await;

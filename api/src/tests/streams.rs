@@ -327,3 +327,35 @@ async fn a_stream_of_lines_shows_by_empty_ones_that_it_is_alive() {
     };
     assert_eq!(serde_json::from_str::<Value>(&event).expect("JSON")["id"], "6");
 }
+
+#[tokio::test]
+async fn a_stream_has_the_media_type_that_the_client_prefers() {
+    let world = ServedFleet::new();
+    let (sse, lines) = ("text/event-stream", "application/x-ndjson");
+    for (accept, wanted) in [
+        ("", Some(lines)),
+        ("*/*", Some(lines)),
+        (lines, Some(lines)),
+        (sse, Some(sse)),
+        ("text/*", Some(sse)),
+        ("text/event-stream, */*", Some(sse)),
+        ("text/event-stream;q=0.5, application/x-ndjson", Some(lines)),
+        ("text/event-stream, application/x-ndjson;q=0.9", Some(sse)),
+        ("application/x-ndjson;q=0, */*", Some(sse)),
+        ("application/json", None),
+        ("text/html", None),
+    ] {
+        let headers = if accept.is_empty() { vec![] } else { vec![("accept", accept)] };
+        let answer = world
+            .router()
+            .oneshot(request(Method::GET, "/events?follow=false", &headers, ""))
+            .await
+            .expect("an answer");
+        let found =
+            answer.headers().get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        match wanted {
+            Some(wanted) => assert_eq!((answer.status().as_u16(), found), (200, wanted), "{accept}"),
+            None => assert_eq!(answer.status(), 406, "{accept}"),
+        }
+    }
+}

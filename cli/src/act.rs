@@ -69,12 +69,12 @@ pub(super) fn shown(
     waits.map_or(Ok(()), |id| request::hint(io.client, id))
 }
 
-pub(super) fn delete(
+/// Returns the intent of `delete KIND NAME`.
+pub(super) fn requested_deletion(
     kind: EntityKind,
     name: &str,
     cascade: CascadePolicy,
-    io: &mut CommandIo<'_>,
-) -> Result<(), CliError> {
+) -> Result<Intent, CliError> {
     let may_cascade = intent_entry(kind, "delete").is_some_and(cascades);
     if cascade == CascadePolicy::Yes && !may_cascade {
         let (all, plural) = (kinds("delete", cascades), kind.plural());
@@ -83,7 +83,6 @@ pub(super) fn delete(
         )));
     }
     match kind {
-        EntityKind::Replica => return replica::ask("delete", name, None, "deletion requested", io),
         EntityKind::Deployment => {
             let advice = format!("chancery cancel deployment {name}\nhint: or deploy a count of 0");
             return Err(CliError::usage(format!(
@@ -97,12 +96,25 @@ pub(super) fn delete(
         }
         _ => {}
     }
-    let Some(intent) = deletion(kind, name, cascade)? else {
-        return Err(CliError::usage(format!(
+    deletion(kind, name, cascade)?.ok_or_else(|| {
+        CliError::usage(format!(
             "cannot delete {}: they are deleted with the entities that they belong to",
             kind.plural()
-        )));
-    };
+        ))
+    })
+}
+
+pub(super) fn delete(
+    kind: EntityKind,
+    name: &str,
+    cascade: CascadePolicy,
+    io: &mut CommandIo<'_>,
+) -> Result<(), CliError> {
+    let may_cascade = intent_entry(kind, "delete").is_some_and(cascades);
+    let intent = requested_deletion(kind, name, cascade)?;
+    if kind == EntityKind::Replica {
+        return replica::ask("delete", name, None, "deletion requested", io);
+    }
     // Dependents are deleted first, which takes time.
     let done = match kind {
         _ if cascade == CascadePolicy::Yes => "deletion started, dependents first",

@@ -138,7 +138,9 @@ impl<'a> ApplyReport<'a> {
         manifest: &ManifestDocument,
         error: &CliError,
     ) -> Result<(), CliError> {
-        note!("{}", error_text(verb, manifest, error));
+        for error in error_texts(verb, manifest, error) {
+            note!("chancery: {error}");
+        }
         self.failed.get_or_insert(error.exit);
         Ok(())
     }
@@ -219,17 +221,17 @@ fn hints(name: &str, changed: &PlanChanges) -> Vec<String> {
     hints
 }
 
-/// Formats the errors of a document, each with its location in the file.
-pub(super) fn error_text(verb: &str, manifest: &ManifestDocument, error: &CliError) -> String {
+/// Returns the errors of a document, each with its location in the file.
+pub(super) fn error_texts(verb: &str, manifest: &ManifestDocument, error: &CliError) -> Vec<String> {
     let name = name(manifest);
     let each = error.faults.iter().map(|PointerError { pointer, detail, .. }| {
         let (place, value) = manifest.locate(pointer);
         let part = pointer.trim_start_matches('/').replace('/', ".");
-        let value = value.map_or_else(String::new, |value| format!(": {value:?}"));
+        let value = value.map_or_else(String::new, |value| format!(" (given: {value:?})"));
         format!("{place}: cannot {verb} {name}: {part} {detail}{value}")
     });
     let each: Vec<_> = each.collect();
-    if each.is_empty() { error.to_string() } else { each.join("\n") }
+    if each.is_empty() { vec![error.to_string()] } else { each }
 }
 
 /// Reads all files before the first request, so that an error in the last file does not leave half of them
@@ -240,11 +242,14 @@ pub(super) fn read(verb: &str, done: &str, files: &[PathBuf]) -> Result<Vec<Mani
     for (name, text) in texts(files)? {
         match manifest::read(&name, &text) {
             Ok(found) => manifests.extend(found),
-            Err(error) => faults.push(error.to_string()),
+            Err(errors) => faults.extend(errors.0),
         }
     }
     if !faults.is_empty() {
-        return Err(CliError::failure(format!("{}\nnothing was {done}", faults.join("\n"))));
+        for error in faults {
+            note!("chancery: {error}");
+        }
+        return Err(CliError::failure(format!("nothing was {done}")));
     }
     if manifests.is_empty() {
         return Err(CliError::failure(format!("cannot {verb}: the files have no documents")));

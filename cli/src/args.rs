@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 
 use super::approve::{self, ApprovalDecision};
 use super::client::CommandIo;
+use super::dry_run::SendMode;
 use super::error::CliError;
 use super::flags::{
     ConsoleArgs, DeleteArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs,
@@ -139,20 +140,26 @@ pub enum ServerCommand {
         /// Name of the new deployment [default: rollback-TIME]
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
+        /// Show what would change, with operations and required approvals, and record nothing
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Deploy another number of replicas, with the version of the last completed deployment
     ///
-    /// The plan gets a new deployment, which is queued behind one in progress.
+    /// The plan gets a new deployment, which is queued behind one in progress, and supersedes one that is queued.
     Scale {
         /// Plan to scale
         #[arg(value_name = "PLAN")]
         plan: String,
         /// Number of replicas
-        #[arg(long, value_name = "NUMBER")]
+        #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
         count: u32,
         /// Name of the new deployment [default: scale-TIME]
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
+        /// Show what would change, with operations and required approvals, and record nothing
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Cancel a deployment; finished operations are not reverted
     #[command(mut_args(of_deployments))]
@@ -418,10 +425,12 @@ impl ServerCommand {
                 disruption::not_rejected(&choose.ids)?;
                 decide(ApprovalDecision::Reject { reason }, choose, io)
             }
-            ServerCommand::Rollback { what, to, name } => {
-                rollout::rollback(what, to.as_deref(), name.as_deref(), io)
+            ServerCommand::Rollback { what, to, name, dry_run } => {
+                rollout::rollback(what, to.as_deref(), name.as_deref(), SendMode::of(*dry_run), io)
             }
-            ServerCommand::Scale { plan, count, name } => rollout::scale(plan, *count, name.as_deref(), io),
+            ServerCommand::Scale { plan, count, name, dry_run } => {
+                rollout::scale(plan, *count, name.as_deref(), SendMode::of(*dry_run), io)
+            }
             ServerCommand::Cancel(which) => which.of_deployment(("cancel", "cancelled", NOT_CANCELLED), io),
             ServerCommand::Pause(which) => which.of_deployment(("pause", "paused", NOT_PAUSED), io),
             ServerCommand::Resume(which) => which.of_deployment(("resume", "resumed", NOT_PAUSED), io),

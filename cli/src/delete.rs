@@ -21,7 +21,7 @@ use super::error::{CliError, CliExit};
 use super::flags::DeleteArgs;
 use super::kind::{EntityKind, KindNaming as _};
 use super::table::add;
-use super::{confirm, request, wait};
+use super::{confirm, dry_run, request, wait};
 use crate::manifest::ManifestDocument;
 use crate::note;
 
@@ -34,6 +34,10 @@ pub(super) fn run(delete: &DeleteArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
     let cascade = if delete.cascade { CascadePolicy::Yes } else { CascadePolicy::No };
     let Some(what) = &delete.what else { return manifests(delete, cascade, io) };
     let entities = what.all(&delete.names)?;
+    if delete.dry_run {
+        let intents = entities.iter().map(|(kind, name)| act::requested_deletion(*kind, name, cascade));
+        return dry_run::preview("delete", &intents.collect::<Result<Vec<_>, _>>()?, io);
+    }
     let (mut going, mut failed) = (Vec::new(), Vec::new());
     for (kind, name) in &entities {
         if entities.len() > 1 && io.client.context.output == Some(OutputFormat::Yaml) {
@@ -72,9 +76,13 @@ const fn is_about_one(exit: CliExit) -> bool {
 
 /// Deletes the entities of manifests.
 fn manifests(delete: &DeleteArgs, cascade: CascadePolicy, io: &mut CommandIo<'_>) -> Result<(), CliError> {
-    let mut report = ApplyReport::of(io.client, io.out)?;
     let mut manifests = read("delete", "deleted", &delete.files)?;
     manifests.reverse();
+    if delete.dry_run {
+        let intents = manifests.iter().filter_map(|manifest| deletion(manifest, cascade).transpose());
+        return dry_run::preview("delete", &intents.collect::<Result<Vec<_>, _>>()?, io);
+    }
+    let mut report = ApplyReport::of(io.client, io.out)?;
     if !delete.yes {
         confirm_all(&manifests, cascade, io.client.context)?;
     }

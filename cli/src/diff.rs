@@ -76,7 +76,7 @@ fn show(
 }
 
 /// Returns a line for each new or deleted entity, and for each changed field.
-fn table(items: &[Value]) -> TextTable {
+pub(super) fn table(items: &[Value]) -> TextTable {
     let mut rows = TextTable::new(["ENTITY", "CHANGE", "FIELD", "OLD", "NEW"]);
     for item in items {
         let (entity, change) = (entity(item), item["change"].as_str().unwrap_or_default());

@@ -25,6 +25,7 @@ use super::act::{FORMS, read, shown};
 use super::client::{ApiClient, CommandIo, PlanChanges, RepeatAdvice, VerdictResponse};
 use super::columns::typed;
 use super::context::OutputFormat;
+use super::dry_run;
 use super::error::{CliError, CliExit};
 use super::event_summary::EventSummary;
 use super::events::past;
@@ -51,18 +52,27 @@ pub(super) fn drain(drain: &DrainArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
         return unchanged(&row, io);
     }
     let scheduled = begun.filter(|one| one.state == DisruptionState::Scheduled);
-    let name = match begun {
-        Some(known) => known.name.clone(),
-        None => schedule(&node, &row, drain.reason.clone(), io.client)?,
+    let (name, schedule) = if let Some(known) = begun {
+        (known.name.clone(), None)
+    } else {
+        let schedule = schedule(&node, &row, drain.reason.clone());
+        (schedule.name.clone(), Some(Intent::from(schedule)))
     };
+    let approve = Intent::from(DisruptionApprove { node: node.clone(), name: name.clone() });
+    if drain.dry_run {
+        let intents: Vec<_> = schedule.into_iter().chain([approve]).collect();
+        return dry_run::preview("drain", &intents, io);
+    }
+    if let Some(intent) = schedule {
+        io.client.ask(&format!("cannot drain node/{node}"), &intent)?;
+    }
     if let Some(known) = begun.filter(|one| one.state == DisruptionState::Approved) {
         note!("hint: disruption/{node}/{} already drains the node{}", known.name, by(known));
     } else if let Some(known) = scheduled {
         note!("hint: disruption/{node}/{} was already scheduled, and is now approved", known.name);
     }
-    let intent = DisruptionApprove { node: node.clone(), name: name.clone() }.into();
     let of = format!("node/{node}");
-    let verdict = io.client.ask(&format!("cannot drain {of}"), &intent)?;
+    let verdict = io.client.ask(&format!("cannot drain {of}"), &approve)?;
     shown(io, &of, "drain requested", &verdict)?;
     if verdict.request().is_some() {
         return Ok(());
@@ -92,22 +102,15 @@ fn by(disruption: &DisruptionRow) -> String {
     disruption.approved_by.as_ref().map_or(String::new(), |by| format!(", approved by {by}"))
 }
 
-/// Schedules a disruption that drains the node immediately, under a name that the node does not have yet.
-fn schedule(
-    node: &NodeName,
-    row: &NodeRow,
-    reason: String,
-    client: &ApiClient<'_>,
-) -> Result<DisruptionName, CliError> {
+/// Returns the intent that schedules a disruption which drains the node immediately, under a name that the node does not have yet.
+fn schedule(node: &NodeName, row: &NodeRow, reason: String) -> DisruptionSchedule {
     let names = std::iter::once(NAME.to_owned()).chain((2..).map(|number| format!("{NAME}-{number}")));
     let mut free = names.filter_map(|name| name.parse::<DisruptionName>().ok());
     let name = free
         .find(|name| row.disruptions.iter().all(|known| known.name != *name))
         .expect("there are more numbers than disruptions");
     let spec = DisruptionSpec { start: None, action: DisruptionAction::Drain, reason };
-    let intent: Intent = DisruptionSchedule { node: node.clone(), name: name.clone(), spec }.into();
-    client.ask(&format!("cannot drain node/{node}"), &intent)?;
-    Ok(name)
+    DisruptionSchedule { node: node.clone(), name, spec }
 }
 
 /// Node that is being drained.

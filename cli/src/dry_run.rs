@@ -1,13 +1,13 @@
-//! `apply --dry-run` and `diff -f`: what the documents would change, and what would follow before an approval or a report.
+//! Dry runs: what manifests or a command would change, and what would follow before an approval or a report.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use chancery_events::intent::OverlapPolicy;
+use chancery_events::intent::{Intent, OverlapPolicy};
 use chancery_events::text::counted;
 use serde_json::Value;
 
-use super::apply::{ask, documents, error_text, known, name, outcome};
+use super::apply::{ask, documents, error_texts, known, name, outcome, read};
 use super::client::{ApiClient, CommandIo, VerdictResponse, not_ours};
 use super::context::OutputFormat;
 use super::diff;
@@ -17,9 +17,32 @@ use super::table::TextTable;
 use crate::manifest::ManifestDocument;
 use crate::note;
 
-const DOING: &str = "cannot apply in a dry run";
+/// Note after a dry run.
+const NOTHING_RECORDED: &str =
+    "dry run: nothing was recorded; names of new replicas and ids are not assigned yet";
 /// Maximum number of documents, which is the limit of servers.
 const MOST: usize = 1000;
+
+/// Whether a command sends its intents, or shows what these would change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SendMode {
+    Send,
+    DryRun,
+}
+
+impl SendMode {
+    pub(super) const fn of(dry_run: bool) -> SendMode {
+        if dry_run { SendMode::DryRun } else { SendMode::Send }
+    }
+
+    /// Returns the verb of a consequence.
+    pub(super) const fn will_be(self) -> &'static str {
+        match self {
+            SendMode::Send => "is",
+            SendMode::DryRun => "would be",
+        }
+    }
+}
 
 /// Documents that are shown.
 #[derive(Clone, Copy, PartialEq)]
@@ -29,17 +52,53 @@ enum ShownDocuments {
     Differences,
 }
 
+impl ShownDocuments {
+    /// Returns the start of errors.
+    const fn doing(self) -> &'static str {
+        match self {
+            ShownDocuments::All => "cannot apply in a dry run",
+            ShownDocuments::Differences => "cannot compare with the current state",
+        }
+    }
+}
+
 pub(super) fn run(
     files: &[PathBuf],
     overlap: Option<OverlapPolicy>,
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
-    decide(ShownDocuments::All, files, overlap, io).map(|_| ())
+    let manifests = documents(files, overlap)?;
+    decide(ShownDocuments::All, &manifests, io).map(|_| ())
+}
+
+/// Shows what the intents of a command would change, in their order. An intent that would be refused is an error.
+pub(super) fn preview(verb: &str, intents: &[Intent], io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
+    let doing = format!("cannot {verb}");
+    let answer = io.client.dry_run(&doing, intents.iter())?;
+    for (at, (intent, decided)) in intents.iter().zip(items(&answer, "intents")).enumerate() {
+        let Some(status) = status_of(&decided["answer"]) else { continue };
+        if !(200..300).contains(&status) {
+            let of = intent.subject().map(|of| format!(" {of}")).unwrap_or_default();
+            return Err(ApiClient::item_error(
+                &format!("{doing}{of}"),
+                at,
+                status,
+                decided["answer"].clone(),
+            ));
+        }
+    }
+    let changes: Vec<_> = items(&answer, "changes").cloned().collect();
+    show(output, diff::table(&changes), &answer, io)?;
+    note!("{NOTHING_RECORDED}");
+    Ok(())
 }
 
 /// Shows what the documents would change. Differences end with the exit code 1, and errors with higher ones.
 pub(super) fn differences(files: &[PathBuf], io: &mut CommandIo<'_>) -> Result<(), CliError> {
-    match decide(ShownDocuments::Differences, files, None, io) {
+    let found = read("compare", "compared", files)
+        .and_then(|manifests| decide(ShownDocuments::Differences, &manifests, io));
+    match found {
         Ok(0) => {
             note!("no differences");
             Ok(())
@@ -54,35 +113,32 @@ pub(super) fn differences(files: &[PathBuf], io: &mut CommandIo<'_>) -> Result<(
 /// Decides on the documents, shows the outcomes, and returns the number of documents that would change something.
 fn decide(
     documents_shown: ShownDocuments,
-    files: &[PathBuf],
-    overlap: Option<OverlapPolicy>,
+    manifests: &[ManifestDocument],
     io: &mut CommandIo<'_>,
 ) -> Result<usize, CliError> {
-    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
-    let manifests = documents(files, overlap)?;
+    let output = io.client.context.output(&[
+        OutputFormat::Table,
+        OutputFormat::Name,
+        OutputFormat::Json,
+        OutputFormat::Yaml,
+    ])?;
+    let doing = documents_shown.doing();
     if manifests.len() > MOST {
         let count = manifests.len();
         return Err(CliError::failure(format!(
-            "{DOING}: {count} documents, at most {MOST} are decided in one dry run\nhint: give fewer files"
+            "{doing}: {count} documents, at most {MOST} are decided in one dry run\nhint: give fewer files"
         )));
     }
-    let answer = io.client.dry_run(DOING, manifests.iter().map(|manifest| &manifest.intent))?;
-    let DocumentOutcomes { table, changes, refused } =
-        outcomes(documents_shown, io.client, &manifests, &answer)?;
-    match output {
-        OutputFormat::Json => json_text(&answer, io.out)?,
-        OutputFormat::Yaml => yaml_text(&answer, io.out)?,
-        _ => {
-            let tables = [table, operations(&answer), unschedulable(&answer), approvals(&answer)];
-            let shown: Vec<_> =
-                tables.iter().filter(|table| !table.is_empty()).map(|table| table.lines("")).collect();
-            io.out.write_all(shown.join("\n").as_bytes())?;
-        }
+    let answer = io.client.dry_run(doing, manifests.iter().map(|manifest| &manifest.intent))?;
+    let DocumentOutcomes { table, names, changes, refused } =
+        outcomes(documents_shown, io.client, manifests, &answer)?;
+    if output == OutputFormat::Name {
+        names.iter().try_for_each(|name| writeln!(io.out, "{name}"))?;
     }
-    if let Some(reason) = answer["truncated_because"].as_str() {
-        note!("warning: the dry run stopped early, so the output is incomplete: {reason}");
+    show(output, table, &answer, io)?;
+    if documents_shown == ShownDocuments::All {
+        note!("{NOTHING_RECORDED}");
     }
-    note!("dry run: nothing was recorded; names of new replicas and ids are not assigned yet");
     match refused {
         None => Ok(changes),
         Some((exit, count)) => {
@@ -92,9 +148,40 @@ fn decide(
     }
 }
 
+/// Shows the answer, as tables after the first one or as a value.
+fn show(
+    output: OutputFormat,
+    first: TextTable,
+    answer: &Value,
+    io: &mut CommandIo<'_>,
+) -> Result<(), CliError> {
+    match output {
+        OutputFormat::Json => json_text(answer, io.out)?,
+        OutputFormat::Yaml => yaml_text(answer, io.out)?,
+        OutputFormat::Table => {
+            let tables = [first, operations(answer), unschedulable(answer), approvals(answer)];
+            let shown: Vec<_> =
+                tables.iter().filter(|table| !table.is_empty()).map(|table| table.lines("")).collect();
+            io.out.write_all(shown.join("\n").as_bytes())?;
+        }
+        _ => {}
+    }
+    if let Some(reason) = answer["truncated_because"].as_str() {
+        note!("warning: the dry run stopped early, so the output is incomplete: {reason}");
+    }
+    Ok(())
+}
+
+/// Returns the status of the answer to an intent; `None` if the intent was not decided.
+fn status_of(answer: &Value) -> Option<u16> {
+    answer["status"].as_u64().and_then(|status| u16::try_from(status).ok())
+}
+
 /// Outcomes of the documents.
 struct DocumentOutcomes {
     table: TextTable,
+    /// Entities of the documents that are shown and would not be refused.
+    names: Vec<String>,
     /// Number of documents that would change something.
     changes: usize,
     /// Exit code of the first refusal, and the number of refusals.
@@ -111,10 +198,10 @@ fn outcomes(
     let mut known = known(client, manifests)?;
     let mut rows = TextTable::new(["ENTITY", "OUTCOME", "FIELD", "OLD", "NEW"]);
     let mut fields = by_subject(answer, "changes", diff::entity);
-    let (mut changes, mut refused) = (0, None);
+    let (mut names, mut changes, mut refused) = (Vec::new(), 0, None);
     for (at, manifest) in manifests.iter().enumerate() {
         let (name, answer) = (name(manifest), &answer["intents"][at]["answer"]);
-        let Some(status) = answer["status"].as_u64().and_then(|status| u16::try_from(status).ok()) else {
+        let Some(status) = status_of(answer) else {
             changes += 1;
             rows.add([name.as_str(), "not decided", "", "", ""]);
             continue;
@@ -122,17 +209,22 @@ fn outcomes(
         if !(200..300).contains(&status) {
             let doing = ask("apply", manifest, &manifest.intent).doing;
             let error = ApiClient::item_error(&doing, at, status, answer.clone());
-            note!("{}", error_text("apply", manifest, &error));
+            for error in error_texts("apply", manifest, &error) {
+                note!("chancery: {error}");
+            }
             let (_, count) = refused.get_or_insert((error.exit, 0));
             *count += 1;
             rows.add([name.as_str(), "refused", "", "", ""]);
             continue;
         }
-        let verdict: VerdictResponse =
-            serde_json::from_value(answer.clone()).map_err(|error| not_ours(DOING, &error.to_string()))?;
+        let verdict: VerdictResponse = serde_json::from_value(answer.clone())
+            .map_err(|error| not_ours(documents_shown.doing(), &error.to_string()))?;
         let outcome = outcome(&verdict, known.contains(&name));
         let is_change = outcome != "unchanged";
         changes += usize::from(is_change);
+        if is_change || documents_shown == ShownDocuments::All {
+            names.push(name.clone());
+        }
         match fields.remove(&name).filter(|change| is_change && change["change"] == "changed") {
             Some(change) => {
                 for field in items(change, "fields") {
@@ -147,7 +239,7 @@ fn outcomes(
         }
         known.insert(name);
     }
-    Ok(DocumentOutcomes { table: rows, changes, refused })
+    Ok(DocumentOutcomes { table: rows, names, changes, refused })
 }
 
 fn items<'a>(answer: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {

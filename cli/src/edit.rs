@@ -12,7 +12,7 @@ use std::process::{Command, ExitStatus};
 
 use tempfile::TempPath;
 
-use super::apply::{ApplyReport, error_text, report_verdict};
+use super::apply::{ApplyReport, error_texts, report_verdict};
 use super::client::CommandIo;
 use super::error::{CliError, CliExit};
 use super::get::one;
@@ -35,6 +35,13 @@ pub(super) fn run(kind: EntityKind, name: &str, io: &mut CommandIo<'_>) -> Resul
             "cannot edit {subject}: {plural} have no manifest\nhint: `chancery explain` lists the kinds that have one"
         )));
     };
+    if kind == EntityKind::Deployment {
+        let plan = name.split('/').next().unwrap_or(name);
+        return Err(CliError::usage(format!(
+            "cannot edit {subject}: a deployment is never changed\nhint: apply a Deployment with another name, or change the \
+             number of replicas: chancery scale {plan} --count NUMBER"
+        )));
+    }
     let mut report = ApplyReport::of(io.client, io.out)?;
     let row = one(io.client, kind, name)?;
     let version = row["version"].as_u64().unwrap_or_default();
@@ -142,7 +149,7 @@ impl ManifestEdit {
     /// Returns the errors, those of the server with their locations in the file.
     fn shown(&self, error: &CliError) -> String {
         match self.read() {
-            Ok(manifest) => error_text("apply", &manifest, error),
+            Ok(manifest) => error_texts("apply", &manifest, error).join("\n"),
             Err(_) => error.to_string(),
         }
     }

@@ -27,7 +27,7 @@ exits! {
     NotFound = 3 "Entity not found.";
     Conflict = 4 "Conflict with a state, version or name, or with another process that uses the directory.";
     Denied = 5 "Request denied, or executor permanently refused.";
-    Awaiting = 6 "`wait` reached its timeout while operations await approval.";
+    Awaiting = 6 "Timeout exceeded while an operation or a request awaits approval.";
     Unknown = 7 "Outcome unknown, or timeout exceeded.";
     Unreachable = 8 "Server unreachable, busy or without a leader.";
     StaleDecider = 9 "Executor stopped: a newer decider exists elsewhere.";

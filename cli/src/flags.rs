@@ -18,7 +18,7 @@ pub struct EntityArgs {
     /// Kind of the entity, or KIND/NAME
     #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
     pub what: EntitySelector,
-    /// PLAN/NAME of the deployment or NODE/NAME of the disruption, unless given in KIND/NAME
+    /// Name of the entity, unless given in KIND/NAME
     pub name: Option<String>,
 }
 
@@ -54,8 +54,11 @@ pub struct DrainArgs {
     #[arg(long, default_value = "", hide_default_value = true)]
     pub reason: String,
     /// Wait until the node is empty, and report the incarnations left
-    #[arg(long)]
+    #[arg(long, conflicts_with = "dry_run")]
     pub wait: bool,
+    /// Show which replicas would move, to which nodes, and record nothing
+    #[arg(long)]
+    pub dry_run: bool,
     /// Maximum time to wait for an empty node
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_span, requires = "wait")]
     pub timeout: Duration,
@@ -104,6 +107,7 @@ pub struct ScheduleArgs {
 
 /// Entities to delete.
 #[derive(Args, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 #[command(group = ArgGroup::new("waits").args(["wait", "cascade"]).multiple(true))]
 pub struct DeleteArgs {
     /// Kind of the entity, or KIND/NAME
@@ -123,8 +127,11 @@ pub struct DeleteArgs {
     #[arg(short, long)]
     pub yes: bool,
     /// Wait until the entities are deleted
-    #[arg(long, conflicts_with = "files")]
+    #[arg(long, conflicts_with_all = ["files", "dry_run"])]
     pub wait: bool,
+    /// Show what would be deleted and which approvals it requires, and record nothing
+    #[arg(long)]
+    pub dry_run: bool,
     /// Maximum time to wait, with --wait, or for dependents with -f and --cascade
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_span, requires = "waits")]
     pub timeout: Duration,
@@ -177,10 +184,11 @@ pub struct GetArgs {
     #[arg(long, conflicts_with = "limit")]
     pub all: bool,
     /// Show tables and csv without their heads
-    #[arg(long, conflicts_with = "watch")]
+    #[arg(long)]
     pub no_headers: bool,
-    /// Sort by a column, as in NODE, or by a JSON path, as in .node (default: by name)
-    #[arg(long, value_name = "COLUMN|JSONPATH", conflicts_with = "watch")]
+    /// Sort by a column, as in NODE, or by a JSON path, as in .node (default: by name); lines of --watch after the first
+    /// rows follow their changes
+    #[arg(long, value_name = "COLUMN|JSONPATH")]
     pub sort_by: Option<String>,
     /// Show each change when it happens: as a live table on a terminal, otherwise as lines
     #[arg(short, long, conflicts_with = "limit")]
@@ -195,13 +203,13 @@ pub struct GetArgs {
 #[derive(Args, Debug)]
 pub struct DiffArgs {
     /// Earlier moment: a position, 120, a time, 2026-11-21T09:00:00Z, or a duration ago, "10m ago"
-    #[arg(value_name = "POSITION|TIME|DURATION", value_parser = as_of, allow_hyphen_values = true, required_unless_present = "files")]
+    #[arg(value_name = "START", value_parser = as_of, allow_hyphen_values = true, required_unless_present = "files")]
     pub from: Option<String>,
     /// Compare these manifests with the current state: what `apply` would create, change or refuse; repeatable
     #[arg(short, long = "filename", value_name = "FILE|DIR|URL|-", conflicts_with_all = ["from", "to", "kinds", "filters"])]
     pub files: Vec<PathBuf>,
     /// Later moment, in the same form (default: the last record)
-    #[arg(value_name = "POSITION|TIME|DURATION", value_parser = as_of, allow_hyphen_values = true)]
+    #[arg(value_name = "END", value_parser = as_of, allow_hyphen_values = true)]
     pub to: Option<String>,
     /// Compare only entities of this kind; repeatable
     #[arg(short, long = "kind", value_name = "KIND", value_parser = EntitySelectorParser, hide_possible_values = true)]

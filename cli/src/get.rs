@@ -324,22 +324,27 @@ impl GetOutput<'_> {
         }
     }
 
-    /// Returns the table of entities, with their ages where rows have the time of the creation.
+    /// Returns the table of entities, without heads if requested.
     fn table(&self, kind: EntityKind, items: &[Value]) -> Result<TextTable, CliError> {
-        let rows = columns::table(kind, items, self.format != OutputFormat::Table)?;
-        let now = self.client.time();
-        let age = |item: &Value| {
-            let created = item["created_at"].as_str().and_then(|text| text.parse::<Time>().ok());
-            created.map_or_else(String::new, |created| age(now.since(created)))
-        };
-        // The row of a disruption is part of the row of its node.
-        let rows = if kind == EntityKind::Disruption {
-            rows
-        } else {
-            rows.with_column("AGE", items.iter().map(age))
-        };
+        let rows = table(kind, items, self.format != OutputFormat::Table, self.client.time())?;
         Ok(if self.get.no_headers { rows.without_heads() } else { rows })
     }
+}
+
+/// Returns the table of entities, with their ages where rows have the time of the creation.
+pub(super) fn table(
+    kind: EntityKind,
+    items: &[Value],
+    is_wide: bool,
+    now: Time,
+) -> Result<TextTable, CliError> {
+    let rows = columns::table(kind, items, is_wide)?;
+    let age = |item: &Value| {
+        let created = item["created_at"].as_str().and_then(|text| text.parse::<Time>().ok());
+        created.map_or_else(String::new, |created| age(now.since(created)))
+    };
+    // The row of a disruption is part of the row of its node.
+    Ok(if kind == EntityKind::Disruption { rows } else { rows.with_column("AGE", items.iter().map(age)) })
 }
 
 /// Formats an age in one unit, of which there are at least two: `90s`, `5m`, `47h`, `3d`.

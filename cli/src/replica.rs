@@ -37,7 +37,7 @@ pub(super) fn ask(
         return Err(CliError::usage(format!("cannot {verb}: replicas have no such command")));
     };
     act::ask(io, verb, &intent, done)?;
-    report_pending(io.client, &[("replica", name.to_owned())], name, node.as_ref(), 0)
+    report_pending(io.client, name, node.as_ref())
 }
 
 /// Stops a replica, and waits for its end if that is requested.
@@ -50,17 +50,11 @@ pub(super) fn stop(stop: &StopArgs, io: &mut CommandIo<'_>) -> Result<(), CliErr
     wait::after(of, "phase=stopped", stop.timeout, io)
 }
 
-/// Reports what the last operation after a position waits for, if it has not ended.
-fn report_pending(
-    client: &ApiClient<'_>,
-    filters: &[(&str, String)],
-    replica: &str,
-    node: Option<&NodeName>,
-    behind: u64,
-) -> Result<(), CliError> {
+/// Reports what the last operation of a replica waits for, if it has not ended.
+fn report_pending(client: &ApiClient<'_>, replica: &str, node: Option<&NodeName>) -> Result<(), CliError> {
     let began = Instant::now();
     loop {
-        let Some(row) = last(client, filters, behind)? else { return Ok(()) };
+        let Some(row) = last(client, replica)? else { return Ok(()) };
         match row.state {
             OperationStatus::PendingApproval => {
                 let to = if row.kind == OperationKind::Relocate { "to" } else { "on" };
@@ -106,15 +100,11 @@ fn outside(client: &ApiClient<'_>, node: &NodeName) -> Result<Option<NodeRow>, C
     Ok(Some(row).filter(|row| row.state != NodeState::Allocated))
 }
 
-/// Returns the last operation after a position. Ids sort in the order of their issue.
-fn last(
-    client: &ApiClient<'_>,
-    filters: &[(&str, String)],
-    behind: u64,
-) -> Result<Option<OperationRow>, CliError> {
-    let items = get::list(client, EntityKind::Operation, filters, u64::MAX)?.items;
+/// Returns the last operation of a replica. Ids sort in the order of their issue.
+fn last(client: &ApiClient<'_>, replica: &str) -> Result<Option<OperationRow>, CliError> {
+    let items = get::list(client, EntityKind::Operation, &[("replica", replica.to_owned())], u64::MAX)?.items;
     let rows = items.iter().map(typed::<OperationRow>).collect::<Result<Vec<_>, _>>()?;
-    Ok(rows.into_iter().filter(|row| row.id.position().get() > behind).max_by_key(|row| row.id))
+    Ok(rows.into_iter().max_by_key(|row| row.id))
 }
 
 fn node(name: Option<&String>) -> Result<Option<NodeName>, CliError> {
@@ -136,10 +126,10 @@ pub(super) fn create(
     let node = node(on)?;
     let intent: Intent = ReplicaCreate { plan: read(EntityKind::Plan, plan)?, node: node.clone() }.into();
     let verdict = io.client.ask(&format!("cannot create replica of plan/{plan}"), &intent)?;
-    let filters = [("plan", plan.to_owned()), ("kind", "create".to_owned())];
-    // The name of the replica derives from a position after that of the verdict.
-    let row = last(io.client, &filters, verdict.position)?;
-    let replica = row.map_or_else(String::new, |row| row.replica.to_string());
-    shown(io, &format!("replica/{replica}"), "created", &verdict)?;
-    report_pending(io.client, &[("replica", replica.clone())], &replica, node.as_ref(), 0)
+    let subject = verdict.subject.clone().unwrap_or_else(|| format!("plan/{plan}"));
+    shown(io, &subject, "created", &verdict)?;
+    match subject.strip_prefix("replica/") {
+        Some(replica) => report_pending(io.client, replica, node.as_ref()),
+        None => Ok(()),
+    }
 }

@@ -1,6 +1,6 @@
 //! Commands for a deployment in progress: cancel, pause, resume, promote; rollback of a canary or of a plan.
 
-use chancery_events::intent::{DeploymentCreate, OverlapPolicy, PlanRollback};
+use chancery_events::intent::{DeploymentCreate, Intent, OverlapPolicy, PlanRollback};
 use chancery_events::lifecycle::DeploymentStatus;
 use chancery_events::spec::{DeploymentSpec, DeploymentStrategy};
 use chancery_projector::rows::DeploymentRow;
@@ -9,9 +9,12 @@ use super::act::{ask, intent, read};
 use super::args::NOT_CANARIES;
 use super::client::{CommandIo, RepeatAdvice};
 use super::columns::typed;
+use super::dry_run::{self, SendMode};
 use super::error::{CliError, CliExit};
 use super::get::{list, one};
 use super::kind::{EntityKind, KindNaming as _};
+
+use crate::note;
 
 /// Sends the intent `deployment.VERB`, with the verb as one word. `done` is the outcome that is shown, and
 /// `instead` the advice for other kinds.
@@ -42,14 +45,18 @@ pub(super) fn scale(
     plan: &str,
     count: u32,
     name: Option<&str>,
+    mode: SendMode,
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let plan = EntityKind::Plan.name_in(plan)?;
     let plan_name = read(EntityKind::Plan, plan)?;
-    let filters = [("plan", plan.to_owned()), ("state", DeploymentStatus::Completed.to_string())];
+    let states = format!("{},{}", DeploymentStatus::Completed, DeploymentStatus::Pending);
+    let filters = [("plan", plan.to_owned()), ("state", states)];
     let items = list(io.client, EntityKind::Deployment, &filters, u64::MAX)?.items;
     let rows = items.iter().map(typed::<DeploymentRow>).collect::<Result<Vec<_>, _>>()?;
-    let Some(last) = rows.into_iter().max_by_key(|row| row.created_at) else {
+    let (queued, completed): (Vec<_>, Vec<_>) =
+        rows.into_iter().partition(|row| row.state == DeploymentStatus::Pending);
+    let Some(last) = completed.into_iter().max_by_key(|row| row.created_at) else {
         // A typo in the name must not read as a plan without deployments.
         one(io.client, EntityKind::Plan, plan)?;
         return Err(CliError::new(
@@ -82,7 +89,21 @@ pub(super) fn scale(
         },
         overlap: OverlapPolicy::default(),
     };
-    ask(io, "scale", &intent.into(), "created")
+    let name = intent.name.clone();
+    send(io, "scale", intent.into(), mode)?;
+    for replaced in queued.iter().filter(|row| row.name != name) {
+        let name = &replaced.name;
+        note!("hint: deployment/{plan}/{name}, which was queued, {} superseded", mode.will_be());
+    }
+    Ok(())
+}
+
+/// Sends the intent that creates a deployment, or shows what it would do.
+fn send(io: &mut CommandIo<'_>, verb: &str, intent: Intent, mode: SendMode) -> Result<(), CliError> {
+    match mode {
+        SendMode::Send => ask(io, verb, &intent, "created"),
+        SendMode::DryRun => dry_run::preview(verb, &[intent], io),
+    }
 }
 
 /// Returns a name after the time, which a repeated command must be given to be the same.
@@ -116,6 +137,7 @@ pub(super) fn rollback(
     what: &str,
     to: Option<&str>,
     name: Option<&str>,
+    mode: SendMode,
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let plan = match target(what)? {
@@ -124,6 +146,12 @@ pub(super) fn rollback(
             return Err(CliError::usage(format!(
                 "invalid options --to and --name: the canary of deployment {canary} ends without a new deployment"
             )));
+        }
+        RollbackTarget::Canary(canary) if mode == SendMode::DryRun => {
+            let Some(rollback) = intent(EntityKind::Deployment, "rollback", canary, &[])? else {
+                return Err(CliError::failure("cannot roll back: deployments have no such command"));
+            };
+            return dry_run::preview("roll back", &[rollback], io);
         }
         RollbackTarget::Canary(canary) => {
             let verb = ("roll back", "rolled back", NOT_CANARIES);
@@ -139,7 +167,7 @@ pub(super) fn rollback(
     };
     let intent =
         PlanRollback { plan: read(EntityKind::Plan, plan)?, name: read(EntityKind::Deployment, &name)?, to };
-    ask(io, "roll back", &intent.into(), "created")
+    send(io, "roll back", intent.into(), mode)
 }
 
 #[cfg(test)]

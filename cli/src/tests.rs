@@ -420,7 +420,7 @@ fn apply_reports_created_configured_or_unchanged() {
     assert_eq!(result.expect_err("refused").exit, CliExit::Failure);
     std::fs::write(&file, format!("{text}---\nkind: x\n")).expect("a file");
     let (result, asked) = run_line(&line, vec![]);
-    assert!(result.expect_err("a typo").message.contains("n.yaml:6:1: "));
+    assert_eq!(result.expect_err("a typo").message, "nothing was applied", "the errors are written before");
     assert!(asked.is_empty(), "an error in one document stops all requests");
 }
 
@@ -513,8 +513,14 @@ fn a_wait_for_an_approval_that_fails_is_reported() {
     assert_eq!(error.exit, CliExit::Awaiting, "{error}");
     assert!(error.message.ends_with("chancery approve --plan web --all"), "{error}");
     let nothing = json!({ "items": [], "next_page_token": null, "position": 1 });
-    let error = run_line(line, vec![ok(&row), ok(&nothing)]).0.expect_err("timeout");
+    let error = run_line(line, vec![ok(&row), ok(&nothing), ok(&nothing)]).0.expect_err("timeout");
     assert_eq!(error.exit, CliExit::Unknown, "{error}");
+    let request =
+        json!({ "items": [{ "id": operation_id(), "subject": "plan/web" }], "next_page_token": null });
+    let line_of_plan = "chancery wait plan/web --for deleted --timeout 0s";
+    let error = run_line(line_of_plan, vec![ok(&row), ok(&request)]).0.expect_err("not approved");
+    assert_eq!(error.exit, CliExit::Awaiting, "{error}");
+    assert!(error.message.contains("try: chancery approve request/"), "{error}");
     let line = "chancery wait replica/web-7f3k --for deleted";
     for gone in [problem(404, "not_found", false), problem(410, "gone", false)] {
         let (result, _) = run_line(line, vec![ok(&row), gone]);

@@ -12,6 +12,7 @@ use std::io::{BufRead as _, BufReader};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use chancery_events::lifecycle::{OperationStatus, RequestStatus};
 use serde_json::{Value, json};
 
 use super::act::FORMS;
@@ -21,7 +22,7 @@ use super::error::{CliError, CliExit};
 use super::events::past;
 use super::fields;
 use super::flags::WaitArgs;
-use super::get::{find, list};
+use super::get::{find, list, name_of};
 use super::kind::{EntityKind, KindNaming as _};
 use super::short_id;
 
@@ -84,7 +85,9 @@ pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliErro
         return output.outcome(&of, &wait.until, &json, io.out);
     }
     let now = last.unwrap_or_default();
-    Err(late(kind, name, io.client, &format!("{doing}: after {:?} it is {now}", wait.timeout)))
+    // The rest of another command's timeout has a fraction of a second.
+    let timeout = Duration::from_secs_f64((wait.timeout.as_secs_f64() * 10.0).round() / 10.0);
+    Err(late(&until, kind, name, io.client, &format!("{doing}: after {timeout:?} it is {now}")))
 }
 
 /// Waits after a command. Only a table shows the end: other formats have the outcome of the command.
@@ -173,25 +176,50 @@ fn look(until: &WaitCondition<'_>, kind: EntityKind, row: Option<&Value>) -> Res
     })
 }
 
-/// Returns the error of a timeout, which names pending approvals.
-fn late(kind: EntityKind, name: &str, client: &ApiClient<'_>, what: &str) -> CliError {
+/// Returns the error of a timeout, which names what is pending approval: what a wait for a deletion needs first is its request.
+fn late(
+    until: &WaitCondition<'_>,
+    kind: EntityKind,
+    name: &str,
+    client: &ApiClient<'_>,
+    what: &str,
+) -> CliError {
+    let advice = match until {
+        WaitCondition::Deleted => {
+            pending_request(kind, name, client).or_else(|| pending_operations(kind, name, client))
+        }
+        WaitCondition::Field { .. } => {
+            pending_operations(kind, name, client).or_else(|| pending_request(kind, name, client))
+        }
+    };
+    match advice {
+        Some(advice) => CliError::new(CliExit::Awaiting, format!("{what}\n{advice}")),
+        None => CliError::new(CliExit::Unknown, what),
+    }
+}
+
+/// Returns advice about operations that are pending approval. An answer that cannot be read adds nothing to the error.
+fn pending_operations(kind: EntityKind, name: &str, client: &ApiClient<'_>) -> Option<String> {
     let (field, of) = match kind {
         EntityKind::Plan => ("plan", name),
         EntityKind::Deployment => ("plan", name.split('/').next().unwrap_or(name)),
         EntityKind::Replica => ("replica", name),
-        _ => return CliError::new(CliExit::Unknown, what),
+        _ => return None,
     };
-    let filters = [(field, of.to_owned()), ("state", "pending_approval".to_owned())];
-    match list(client, EntityKind::Operation, &filters, 1) {
-        Ok(waiting) if !waiting.items.is_empty() => {
-            let advice = format!("try: chancery approve --{field} {of} --all");
-            CliError::new(
-                CliExit::Awaiting,
-                format!("{what}\nhint: operations are pending approval\n{advice}"),
-            )
-        }
-        _ => CliError::new(CliExit::Unknown, what),
-    }
+    let filters = [(field, of.to_owned()), ("state", OperationStatus::PendingApproval.to_string())];
+    let pending = list(client, EntityKind::Operation, &filters, 1).ok()?;
+    let advice = format!("hint: operations are pending approval\ntry: chancery approve --{field} {of} --all");
+    (!pending.items.is_empty()).then_some(advice)
+}
+
+/// Returns advice about a request of the entity that is pending approval, as [`pending_operations`] does.
+fn pending_request(kind: EntityKind, name: &str, client: &ApiClient<'_>) -> Option<String> {
+    let filters = [("state", RequestStatus::Pending.to_string())];
+    let pending = list(client, EntityKind::Request, &filters, u64::MAX).ok()?;
+    let subject = format!("{}/{name}", kind.word());
+    let request = pending.items.iter().find(|request| request["subject"] == subject.as_str())?;
+    let id = name_of(EntityKind::Request, request);
+    Some(format!("hint: a request is pending approval\ntry: chancery approve request/{id}"))
 }
 
 /// Sends a signal for each event about the entity. Without the signals, checks are made by time alone.

@@ -11,25 +11,27 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use chancery_events::lineage::NamedPosition;
+use chancery_events::time::Time;
 use serde_json::{Value, json};
 
 use super::client::{ApiClient, CommandIo};
-use super::columns;
 use super::context::{CliContext, OutputFormat};
 use super::error::{CliError, CliExit};
 use super::events::follow;
 use super::flags::GetArgs;
-use super::get::{list_labelled, name_of, one};
+use super::get::{self, list_labelled, name_of, one};
 use super::kind::EntityKind;
 use super::order;
 use super::screen::LiveScreen;
-use super::table::{ABSENT, StreamTable};
+use super::table::{ABSENT, StreamTable, TextTable};
 
 use crate::note;
 
 /// Time within which events cause only one read.
 const TOGETHER: Duration = Duration::from_millis(100);
 
+/// Word of a change that adds a row.
+const ADDED: &str = "added";
 /// Word of a change that removes a row.
 const REMOVED: &str = "removed";
 
@@ -47,6 +49,14 @@ struct WatchChange {
 struct WatchedRows(BTreeMap<String, Value>);
 
 impl WatchedRows {
+    /// Takes the first rows, and returns them as added, in their order.
+    fn start(&mut self, kind: EntityKind, items: Vec<Value>) -> Vec<WatchChange> {
+        let added = items.into_iter().map(|row| WatchChange { word: ADDED, name: name_of(kind, &row), row });
+        let added: Vec<_> = added.collect();
+        self.0.extend(added.iter().map(|change| (change.name.clone(), change.row.clone())));
+        added
+    }
+
     /// Replaces the rows, and returns the differences in the order in which they happened.
     fn take(&mut self, kind: EntityKind, items: Vec<Value>) -> Vec<WatchChange> {
         let mut before = std::mem::take(&mut self.0);
@@ -56,7 +66,7 @@ impl WatchedRows {
             let word = match before.remove(&name) {
                 Some(old) if old == row => None,
                 Some(_) => Some("changed"),
-                None => Some("added"),
+                None => Some(ADDED),
             };
             changes.extend(word.map(|word| WatchChange { word, name: name.clone(), row: row.clone() }));
             self.0.insert(name, row);
@@ -86,11 +96,12 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
         OutputFormat::Name,
     ])?;
     let (kind, _) = get.watched()?;
-    let mut view = WatchView::new(kind, output, io.client.context.person);
+    let mut view = WatchView::new(get, kind, output, io.client.context.person);
     let mut known = WatchedRows::default();
-    let (items, since) = look(get, io.client)?;
-    let changes = known.take(kind, items);
-    view.show(&known, &changes, io.out)?;
+    let (mut items, since) = look(get, io.client)?;
+    view.sort(&mut items)?;
+    let changes = known.start(kind, items);
+    view.show(&known, &changes, io.client.time(), io.out)?;
     let woken = follower(io.client.context.clone(), io.client.named(since + 1));
     loop {
         match next(&woken)? {
@@ -98,7 +109,7 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
                 io.client.after(position);
                 let items = look_again(get, io.client)?;
                 let changes = known.take(kind, items);
-                view.show(&known, &changes, io.out)?;
+                view.show(&known, &changes, io.client.time(), io.out)?;
             }
             WatchSignal::Lost(error) => {
                 note!("{}; resuming", error.message.lines().next().unwrap_or_default());
@@ -189,68 +200,86 @@ fn follower(context: CliContext, from: NamedPosition) -> Receiver<WatchSignal> {
 }
 
 /// View of changes.
-enum WatchView {
-    /// Table of all rows, redrawn in place.
-    Live { kind: EntityKind, wide: bool, screen: LiveScreen },
-    /// A line for each change.
-    Lines { kind: EntityKind, wide: bool, lines: StreamTable },
-    /// A JSON object for each change.
-    Json(EntityKind),
-    /// A name for each change.
-    Names(EntityKind),
+struct WatchView<'a> {
+    get: &'a GetArgs,
+    kind: EntityKind,
+    is_wide: bool,
+    form: WatchForm,
 }
 
-impl WatchView {
-    fn new(kind: EntityKind, output: OutputFormat, person: bool) -> WatchView {
-        let wide = output == OutputFormat::Wide;
-        match output {
-            OutputFormat::Jsonl | OutputFormat::Json => WatchView::Json(kind),
-            OutputFormat::Name => WatchView::Names(kind),
-            _ if person => WatchView::Live { kind, wide, screen: LiveScreen::default() },
-            _ => WatchView::Lines { kind, wide, lines: StreamTable::default() },
+/// Form in which changes are shown.
+enum WatchForm {
+    /// Table of all rows, redrawn in place.
+    Live(LiveScreen),
+    /// A line for each change.
+    Lines(StreamTable),
+    /// A JSON object for each change.
+    Json,
+    /// A name for each change.
+    Names,
+}
+
+impl<'a> WatchView<'a> {
+    fn new(get: &'a GetArgs, kind: EntityKind, output: OutputFormat, person: bool) -> WatchView<'a> {
+        let form = match output {
+            OutputFormat::Jsonl | OutputFormat::Json => WatchForm::Json,
+            OutputFormat::Name => WatchForm::Names,
+            _ if person => WatchForm::Live(LiveScreen::default()),
+            _ => WatchForm::Lines(StreamTable::default()),
+        };
+        WatchView { get, kind, is_wide: output == OutputFormat::Wide, form }
+    }
+
+    /// Sorts the rows as requested, or by name.
+    fn sort(&self, rows: &mut Vec<Value>) -> Result<(), CliError> {
+        if let Some(field) = &self.get.sort_by {
+            return order::sort_by(self.kind, rows, field);
         }
+        order::sort(self.kind, rows);
+        Ok(())
     }
 
     fn show(
         &mut self,
         known: &WatchedRows,
         changes: &[WatchChange],
+        now: Time,
         out: &mut dyn Write,
     ) -> Result<(), CliError> {
-        match self {
-            WatchView::Live { kind, wide, screen } => {
+        let kind = self.kind;
+        match &mut self.form {
+            WatchForm::Live(_) => {
                 let mut rows: Vec<_> = known.0.values().cloned().collect();
-                order::sort(*kind, &mut rows);
-                let table = columns::table(*kind, &rows, *wide)?;
+                self.sort(&mut rows)?;
+                let table = get::table(kind, &rows, self.is_wide, now)?;
+                let table = if self.get.no_headers { table.without_heads() } else { table };
                 let text = if rows.is_empty() { format!("no {}\n", kind.plural()) } else { table.lines("") };
-                out.write_all(screen.draw(&text).as_bytes())?;
-            }
-            WatchView::Lines { kind, wide, lines } => {
-                for change in changes {
-                    let rows = columns::table(*kind, std::slice::from_ref(&change.row), *wide)?;
-                    if lines.is_new() {
-                        let heads = ["CHANGE"].into_iter().chain(rows.heads());
-                        out.write_all(lines.line(heads).as_bytes())?;
-                    }
-                    // Of a removed entity, only the name is still true.
-                    let known =
-                        if change.word == REMOVED { kind.entry().key.len() } else { rows.heads().count() };
-                    for cells in rows.cells() {
-                        let cells =
-                            cells.enumerate().map(|(at, text)| if at < known { text } else { ABSENT });
-                        let cells = [change.word].into_iter().chain(cells);
-                        out.write_all(lines.line(cells).as_bytes())?;
-                    }
+                if let WatchForm::Live(screen) = &mut self.form {
+                    out.write_all(screen.draw(&text).as_bytes())?;
                 }
             }
-            WatchView::Json(kind) => {
+            WatchForm::Lines(lines) if !changes.is_empty() => {
+                let rows = changed(kind, changes, self.is_wide, now)?;
+                if lines.is_new() && !self.get.no_headers {
+                    // The line is dropped: only its widths are needed.
+                    let _ = lines.line(rows.heads());
+                    lines.fit(&rows);
+                    out.write_all(lines.line(rows.heads()).as_bytes())?;
+                }
+                lines.fit(&rows);
+                for cells in rows.cells() {
+                    out.write_all(lines.line(cells).as_bytes())?;
+                }
+            }
+            WatchForm::Lines(_) => {}
+            WatchForm::Json => {
                 for WatchChange { word, name, row } in changes {
                     let subject = format!("{}/{name}", kind.word());
                     let line = json!({ "change": word, "subject": subject, "row": row });
                     writeln!(out, "{line}")?;
                 }
             }
-            WatchView::Names(kind) => {
+            WatchForm::Names => {
                 for change in changes {
                     writeln!(out, "{}/{}", kind.word(), change.name)?;
                 }
@@ -258,6 +287,24 @@ impl WatchView {
         }
         Ok(out.flush()?)
     }
+}
+
+/// Returns a line for each change. Of a removed entity, only the name is still true.
+fn changed(
+    kind: EntityKind,
+    changes: &[WatchChange],
+    is_wide: bool,
+    now: Time,
+) -> Result<TextTable, CliError> {
+    let rows: Vec<_> = changes.iter().map(|change| change.row.clone()).collect();
+    let rows = get::table(kind, &rows, is_wide, now)?;
+    let mut table = TextTable::new(["CHANGE"].into_iter().chain(rows.heads()));
+    for (change, cells) in changes.iter().zip(rows.cells()) {
+        let known = if change.word == REMOVED { kind.entry().key.len() } else { usize::MAX };
+        let cells = cells.enumerate().map(|(at, text)| if at < known { text } else { ABSENT });
+        table.add([change.word].into_iter().chain(cells));
+    }
+    Ok(table)
 }
 
 #[cfg(test)]
@@ -286,23 +333,60 @@ mod tests {
         assert_eq!(words(&take(vec![row("a", 10), row("b", 12)])), [("added", "b")]);
     }
 
+    /// Returns the lines of changes that these states cause, with further flags of `get capabilities --watch`.
+    fn watched(flags: &[&str], states: &[&[Value]]) -> String {
+        #[derive(clap::Parser)]
+        struct TestCommand {
+            #[command(flatten)]
+            get: GetArgs,
+        }
+        let words = ["get", "capabilities", "--watch"].iter().chain(flags);
+        let get = <TestCommand as clap::Parser>::try_parse_from(words).expect("flags").get;
+        let mut known = WatchedRows::default();
+        let mut view = WatchView::new(&get, EntityKind::Capability, OutputFormat::Table, false);
+        let mut out = Vec::new();
+        let now = "2026-11-21T09:30:00Z".parse().expect("a time");
+        for (at, items) in states.iter().enumerate() {
+            let mut items = items.to_vec();
+            view.sort(&mut items).expect("sorted");
+            let start = at == 0;
+            let changes = if start {
+                known.start(EntityKind::Capability, items)
+            } else {
+                known.take(EntityKind::Capability, items)
+            };
+            view.show(&known, &changes, now, &mut out).expect("shown");
+        }
+        String::from_utf8(out).expect("text")
+    }
+
+    fn capability(name: &str, score: u64) -> Value {
+        json!({
+            "name": name, "type": "GPU", "score": score, "activity": "active", "version": 1, "position": score,
+            "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:00Z",
+        })
+    }
+
+    #[test]
+    fn the_first_rows_are_aligned_and_sorted_as_requested() {
+        let rows = [capability("a-very-long-name", 3), capability("b", 20), capability("c", 1)];
+        let text = watched(&[], &[&rows]);
+        let ends: Vec<_> =
+            text.lines().map(|line| line.find(if line.contains("TYPE") { "TYPE" } else { "GPU" })).collect();
+        assert!(ends.iter().all(|end| *end == ends[0]), "{text}");
+        let text = watched(&["--no-headers", "--sort-by", "score"], &[&rows, &rows[..2]]);
+        let lines: Vec<Vec<_>> = text.lines().map(|line| line.split_whitespace().take(2).collect()).collect();
+        let wanted = [["added", "c"], ["added", "a-very-long-name"], ["added", "b"], ["removed", "c"]];
+        assert_eq!(lines, wanted, "{text}");
+    }
+
     #[test]
     fn a_removed_row_keeps_only_its_name() {
-        let row = json!({
-            "name": "gpu", "type": "GPU", "score": 3, "activity": "active", "version": 1,
-            "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:00Z", "position": 3,
-        });
-        let mut known = WatchedRows::default();
-        let mut view = WatchView::new(EntityKind::Capability, OutputFormat::Table, false);
-        let mut out = Vec::new();
-        for items in [vec![row], Vec::new()] {
-            let changes = known.take(EntityKind::Capability, items);
-            view.show(&known, &changes, &mut out).expect("shown");
-        }
-        let text = String::from_utf8(out).expect("text");
+        let row = capability("gpu", 3);
+        let text = watched(&[], &[&[row], &[]]);
         let lines: Vec<Vec<_>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(lines[1], ["added", "gpu", "GPU", "3", "active"]);
-        assert_eq!(lines[2], ["removed", "gpu", "-", "-", "-"]);
+        assert_eq!(lines[1], ["added", "gpu", "GPU", "3", "active", "30m"]);
+        assert_eq!(lines[2], ["removed", "gpu", "-", "-", "-", "-"]);
     }
 
     #[test]

@@ -195,7 +195,7 @@ mod tests {
             "chancery drain node-1 --timeout 5m",
             "chancery get nodes -o jsonpath",
             "chancery get nodes -o jsonpath={.name",
-            "chancery get nodes -w --sort-by NAME",
+            "chancery drain node-1 --dry-run --wait",
             "chancery schedule node-1/x",
             "chancery schedule disruption node-1/x --start tomorrow",
             "chancery create replica",

@@ -85,3 +85,44 @@ spec: {plan: shop, count: 2}
     let first = server.run(&["apply", "--dry-run", "-f", path, "--as-of", &before.to_string()]);
     assert_eq!(String::from_utf8_lossy(&first.stdout).matches(" created").count(), 3);
 }
+
+#[test]
+fn commands_show_in_a_dry_run_what_they_would_do() {
+    let server = ServerProcess::start();
+    let client = server.client();
+    set_up(&client, &sleeper());
+    let file = server.directory().join("more.yaml");
+    let deployment = |name: &str, count: u32| {
+        let text = format!(
+            "apiVersion: chancery/v1\nkind: Deployment\nmetadata: {{name: {name}}}\nspec: {{plan: web, count: {count}}}\n"
+        );
+        std::fs::write(&file, text).expect("a file");
+        server.cli(&["apply", "-f", file.to_str().expect("text")]);
+    };
+    deployment("one", 2);
+    server.cli(&["wait", "deployment/web/one", "--for", "state=completed"]);
+    rest(&client);
+    let before = head(&client);
+    for (args, wanted) in [
+        (&["scale", "web", "--count", "3"][..], &["deployment/web/scale-", "created", "create"][..]),
+        (&["rollback", "web", "--to", "one"], &["deployment/web/rollback-", "created"]),
+        (&["drain", "node-1"], &["node/node-1", "changed", "relocate"]),
+        (&["delete", "plan", "web", "--cascade"], &["plan/web", "changed", "delete"]),
+        (&["delete", "-f", file.to_str().expect("text")], &[]),
+    ] {
+        let shown = server.run(&[args, &["--dry-run"]].concat());
+        let (out, err) = (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
+        assert!(shown.status.success() && err.contains("nothing was recorded"), "{args:?}: {out}{err}");
+        assert!(wanted.iter().all(|wanted| out.contains(wanted)), "{args:?}: {out}");
+        let value = server.cli(&[args, &["--dry-run", "-o", "json"]].concat());
+        assert!(
+            serde_json::from_str::<Value>(&value).expect("JSON")["intents"].is_array(),
+            "{args:?}: {value}"
+        );
+    }
+    let refused = server.run(&["delete", "plan", "web", "--dry-run"]);
+    let err = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(4) && err.starts_with("chancery: cannot delete plan/web"), "{err}");
+    rest(&client);
+    assert_eq!(head(&client), before);
+}

@@ -196,6 +196,9 @@ fn an_entity_is_edited_in_an_editor() {
     assert!(code == Some(1) && err.contains("ended with"), "{err}");
     let none = with_input(&server, &["edit", "replica", "web-0"], "true", "");
     assert_eq!(none.status.code(), Some(2), "{none:?}");
+    let fixed = with_input(&server, &["edit", "deployment", "web/first"], "false", "");
+    let err = text(&fixed.stderr);
+    assert!(fixed.status.code() == Some(2) && err.contains("chancery scale web --count NUMBER"), "{err}");
 }
 
 #[test]
@@ -227,6 +230,12 @@ fn a_dry_run_shows_changed_fields_with_old_and_new_values() {
         let wanted = if args[0] == "diff" { Some(1) } else { Some(0) };
         assert_eq!(shown.status.code(), wanted, "{shown:?}");
         assert_eq!(out.contains("cluster/sim"), args[0] == "apply", "diff shows only differences: {out}");
+        let err = text(&shown.stderr);
+        assert_eq!(err.contains("dry run"), args[0] == "apply", "{err}");
+        let names = text(&server.run(&[args, &["-o", "name"]].concat()).stdout);
+        let names: Vec<_> = names.lines().collect();
+        assert!(names.contains(&"policy/new") && names.contains(&"plan/web"), "{names:?}");
+        assert_eq!(names.contains(&"cluster/sim"), args[0] == "apply", "{names:?}");
     }
     let answer: Value =
         serde_json::from_str(&server.cli(&["apply", "--dry-run", "-f", path, "-o", "json"])).expect("JSON");

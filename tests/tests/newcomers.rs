@@ -77,8 +77,8 @@ fn what_a_server_refuses_is_reported_once_with_its_location_and_the_others_are_a
     std::fs::write(&file, deployment("many", 4)).expect("a file");
     let output = server.run(&["apply", "-f", path]);
     let refused = format!(
-        "{path}:6:10: cannot apply deployment/web/many: spec.count must be at most 3, which is the server's setting \
-         limits.replicas: \"4\"\n"
+        "chancery: {path}:6:10: cannot apply deployment/web/many: spec.count must be at most 3, which is the server's setting \
+         limits.replicas (given: \"4\")\n"
     );
     assert_eq!(printed(&output), format!("{refused}chancery: nothing was applied\n"));
     assert_eq!(output.status.code(), Some(1));

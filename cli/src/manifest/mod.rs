@@ -61,6 +61,10 @@ pub static KINDS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     kinds.into_iter().map(|entry| entry.name).collect()
 });
 
+/// Error of a document without a header, as rows of `get -o json` have none.
+const NO_MANIFEST: &str = "invalid manifest: \"apiVersion\" and \"kind\" are missing (`chancery get KIND NAME -o yaml` prints \
+                           manifests; -o json, and -o yaml of kinds without manifests, print rows)";
+
 /// Document of a manifest file.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ManifestDocument {
@@ -171,6 +175,9 @@ fn read_one(document: &YamlDocument) -> Result<Option<ManifestDocument>, Manifes
     let tree = DocumentTree::read(&document.text).map_err(|error| document.parser_error(&error))?;
     let Some(tree) = tree else { return Ok(None) };
     let reader = ManifestReader { document, tree };
+    if reader.tree.lacks(&["apiVersion", "kind"]) {
+        return Err(reader.fault("", NO_MANIFEST).into());
+    }
     let header: ManifestHeader = reader.read()?;
     if header.api_version != API_VERSION {
         let what = format!("invalid apiVersion {:?}: must be {API_VERSION}", header.api_version);

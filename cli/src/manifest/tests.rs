@@ -308,6 +308,12 @@ fn kinds_are_applied_in_the_order_of_their_references() {
 }
 
 #[test]
+fn a_row_is_no_manifest() {
+    let error = read("f.json", "{\"name\": \"web\", \"version\": 1}").expect_err("a row").to_string();
+    assert!(error.starts_with("f.json:1:1: invalid manifest") && error.contains("-o yaml"), "{error}");
+}
+
+#[test]
 fn errors_name_the_location_and_what_to_write() {
     let plan = |extra: &str| header("Plan", &format!("namespace: n\nservice: s\npayloads: []\n{extra}"));
     let payload =

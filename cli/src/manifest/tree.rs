@@ -108,6 +108,12 @@ impl<'t> DocumentTree<'t> {
         (!text.is_empty() && text.len() <= LONGEST && !text.contains('\n')).then_some(text)
     }
 
+    /// Whether the document is a block with none of these entries.
+    pub(super) fn lacks(&self, names: &[&str]) -> bool {
+        matches!(self.root.value.value, NodeValue::Block(_))
+            && names.iter().all(|name| self.root.value.part(name).is_none())
+    }
+
     /// Finds a part of the document by its path, or else the nearest part that contains it.
     pub(super) fn part(&self, path: &str) -> Location {
         follow(&self.root, &parts(path)).1.referenced

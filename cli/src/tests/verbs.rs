@@ -45,7 +45,10 @@ fn a_plan_is_scaled_with_the_version_of_its_last_completed_deployment() {
     let (result, asked) =
         run_line("chancery scale plan/web --count 5 --name more", vec![page(&rows), verdict()]);
     assert_eq!(result.expect("scaled"), "deployment/web/more created\n");
-    assert_eq!(asked[0].line, "GET /v1/fleets/default/deployments?plan=web&state=completed&limit=1000");
+    assert_eq!(
+        asked[0].line,
+        "GET /v1/fleets/default/deployments?plan=web&state=completed%2Cpending&limit=1000"
+    );
     let event: Value = serde_json::from_str(&asked[1].body).expect("an event");
     let wanted = json!({
         "coordinates": { "app": { "version": "d-10" } }, "count": 5, "strategy": rolling, "progress_deadline": 60_000,

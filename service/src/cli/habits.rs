@@ -21,9 +21,11 @@ const COMMANDS: &[(&str, &str)] = &[
         "cordon",
         "use `chancery schedule disruption NODE/NAME`: the node takes no placements while it is approved",
     ),
+    ("current-context", "use `chancery context show`"),
     ("deployment", "use `chancery get deployments`, `chancery describe deployment PLAN/NAME`"),
     ("eval", "use `chancery get operations`, `chancery why KIND/NAME`"),
     ("exec", "use `chancery console REPLICA` for virtual machines, `chancery logs REPLICA` otherwise"),
+    ("get-contexts", "use `chancery context list`"),
     (
         "job",
         "use `chancery get plans`, `chancery apply -f FILE`, `chancery scale`, `chancery rollback`, `chancery stop`",
@@ -45,6 +47,7 @@ const COMMANDS: &[(&str, &str)] = &[
     ),
     ("run", "use `chancery apply -f FILE` with a plan and a deployment"),
     ("set", "use `chancery apply -f FILE`"),
+    ("set-context", "use `chancery context set NAME --server URL`"),
     ("server", "use `chancery serve`, `chancery ready`"),
     ("sync", "use `chancery apply -f FILE`"),
     ("system", "nothing must be collected: the server removes the rows of what has ended"),
@@ -52,7 +55,9 @@ const COMMANDS: &[(&str, &str)] = &[
     ("top", "use `chancery get nodes`: free and total resources of each node"),
     ("ui", "use `chancery status`; metrics are at `/metrics`"),
     ("uncordon", "use `chancery complete disruption NODE/NAME`, `chancery undrain NODE` after a drain"),
+    ("use-context", "use `chancery context use NAME`"),
     ("validate", "use `chancery apply --dry-run -f FILE`"),
+    ("view", "use `chancery config show`"),
     ("volume", "use `chancery get volumes`, `chancery describe volume NAME`"),
 ];
 
@@ -62,11 +67,14 @@ const FLAGS: &[(&str, &str)] = &[
     ("--all-namespaces", "a fleet lists the plans of all namespaces; `--filter namespace=NAME` selects some"),
     ("--as", "use `--actor NAME`"),
     ("--field-selector", "use `--filter NAME=VALUE`"),
+    ("--filename", "use `chancery apply -f FILE`, `chancery delete -f FILE`, `chancery diff -f FILE`"),
     ("--force", "use `chancery expunge NODE` for a lost node; nothing else is ended without proof"),
     ("--grace-period", "use `timeouts` of the plan"),
     ("--ignore-not-found", "`delete -f FILE` skips what does not exist"),
     ("--kubeconfig", "use `--server URL`, or `--context NAME`"),
+    ("--kustomize", "use `kustomize build DIR | chancery apply -f -`"),
     ("--namespace", "use `--filter namespace=NAME` with `get plans`; names of plans are unique in the fleet"),
+    ("--recursive", "name each directory: `-f DIR -f DIR/SUB`"),
     ("--replicas", "use `--count NUMBER`"),
     ("--server-side", "leave the flag out: the server decides every apply"),
     ("--show-labels", "use `-o yaml` to see labels, `-l KEY=VALUE` to select by them"),
@@ -74,7 +82,10 @@ const FLAGS: &[(&str, &str)] = &[
     ("--to-revision", "use `--to DEPLOYMENT`"),
     ("--validate", "leave the flag out: every manifest is validated"),
     ("-A", "a fleet lists the plans of all namespaces; `--filter namespace=NAME` selects some"),
+    ("-R", "name each directory: `-f DIR -f DIR/SUB`"),
     ("-c", "use `--payload NAME`"),
+    ("-f", "use `chancery apply -f FILE`, `chancery delete -f FILE`, `chancery diff -f FILE`"),
+    ("-k", "use `kustomize build DIR | chancery apply -f -`"),
     ("-n", "use `--filter namespace=NAME` with `get plans`; names of plans are unique in the fleet"),
 ];
 
@@ -93,6 +104,7 @@ const KINDS: &[(&str, &str)] = &[
     ("daemonsets", "use plans"),
     ("events", "use `chancery events`"),
     ("jobs", "use plans"),
+    ("ops", "use operations"),
     ("po", "use replicas"),
     ("pod", "use replicas"),
     ("pods", "use replicas"),
@@ -104,6 +116,9 @@ const KINDS: &[(&str, &str)] = &[
     ("statefulsets", "use plans"),
     ("svc", "use plans, which name their service"),
 ];
+
+/// Advice for a name where a kind is expected.
+const KIND_FIRST: &str = "write the kind before the name, as in `deployment web/d-1` or `deployment/web/d-1`";
 
 /// Adds advice to an error of the command line whose word another tool has.
 pub(super) fn advise(error: &mut clap::Error) {
@@ -123,8 +138,14 @@ pub(super) fn advise(error: &mut clap::Error) {
     let Some(ContextValue::String(word)) = error.get(word) else { return };
     // The kind before a name, and the flag before its value.
     let word = word.split(['/', '=', ' ']).next().unwrap_or_default();
-    let Some((_, instead)) = table.iter().find(|(known, _)| *known == word) else { return };
-    let advice = vec![StyledStr::from(*instead)];
+    let is_kind =
+        matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::String(arg)) if arg.contains("KIND"));
+    let instead = match table.iter().find(|(known, _)| *known == word) {
+        Some((_, instead)) => instead,
+        None if is_kind && error.get(ContextKind::SuggestedValue).is_none() => KIND_FIRST,
+        None => return,
+    };
+    let advice = vec![StyledStr::from(instead)];
     // A name that only resembles the word is no help.
     error.remove(ContextKind::SuggestedSubcommand);
     error.remove(ContextKind::SuggestedArg);
@@ -157,6 +178,13 @@ mod tests {
             ("chancery get plans -A", "tip: a fleet lists"),
             ("chancery apply -f x.yaml --dry-run=server", "tip: write --dry-run alone"),
             ("chancery logs web-0 -c app", "tip: use `--payload NAME`"),
+            ("chancery config use-context prod", "tip: use `chancery context use NAME`"),
+            ("chancery create -f web.yaml", "tip: use `chancery apply -f FILE`"),
+            ("chancery apply -k overlay", "tip: use `kustomize build DIR | chancery apply -f -`"),
+            ("chancery apply -R -f dir", "tip: name each directory"),
+            ("chancery get ops", "tip: use operations\n"),
+            ("chancery pause web", "tip: write the kind before the name"),
+            ("chancery get nods", "tip: a similar value exists: 'nodes'"),
             ("chancery plan web.yaml", "tip: use `chancery apply --dry-run -f FILE`"),
         ] {
             assert!(error(line).contains(wanted), "{line}: {}", error(line));

@@ -6,8 +6,10 @@ use clap::CommandFactory as _;
 
 use super::local::CliArgs;
 
-/// Writes a page of each visible command, `chancery.1`, `chancery-get.1` and so on, to a directory.
+/// Writes a page of each visible command, `chancery.1`, `chancery-get.1` and so on, to a directory, which is created if it does not
+/// exist.
 pub fn manual_pages(dir: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
     clap_mangen::generate_to(CliArgs::command(), dir)
 }
 
@@ -19,12 +21,13 @@ mod tests {
 
     #[test]
     fn every_visible_command_has_a_page_and_no_hidden_one() {
-        let dir = tempfile::tempdir().expect("a directory");
-        manual_pages(dir.path()).expect("pages");
+        let parent = tempfile::tempdir().expect("a directory");
+        let dir = parent.path().join("new").join("man1");
+        manual_pages(&dir).expect("pages");
         let name = |entry: std::io::Result<std::fs::DirEntry>| {
             entry.expect("an entry").file_name().into_string().expect("text")
         };
-        let pages: BTreeSet<_> = dir.path().read_dir().expect("a directory").map(name).collect();
+        let pages: BTreeSet<_> = dir.read_dir().expect("a directory").map(name).collect();
         assert!(pages.contains("chancery.1") && pages.contains("chancery-upgrade-check.1"), "{pages:?}");
         for command in CliArgs::command().get_subcommands() {
             let page = format!("chancery-{}.1", command.get_name());

@@ -225,7 +225,7 @@ fn opened(source: &dyn JournalReader, verdict: Position) -> Option<(Time, Consol
 
 /// Returns the console that the actor has opened with the verdict at the position of the path.
 async fn granted(app: &Arc<FleetApi>, call: &RoutedRequest) -> Result<ConsoleOpened, ProblemDetails> {
-    let actor = IntentHeaders::read(&call.parts.headers)?.actor;
+    let actor = IntentHeaders::read(&call.parts.headers)?.actor_or_local();
     let position = call.found.param("position").unwrap_or_default().parse().map(Position::new);
     let position = position.map_err(|_| {
         ProblemDetails::parameter(RequestPart::Path, "position", "must be the position of a verdict")

@@ -49,7 +49,7 @@ pub(super) async fn get(
         None => moments::find(app, last(app)).await?,
     };
     if from.position > to.position {
-        let what = format!("must not be after to, which is position {}", to.position);
+        let what = format!("must not be after the later moment, which is position {}", to.position);
         return Err(ProblemDetails::parameter(RequestPart::Query, "from", what));
     }
     let old = moments::state(app, from).await?;

@@ -1,5 +1,7 @@
 //! Headers with attributes of an intent.
 
+use std::collections::BTreeSet;
+
 use axum::http::{HeaderMap, HeaderName, header};
 use chancery_decider::UnchangedVerdict;
 use chancery_events::cloudevent;
@@ -15,11 +17,9 @@ use super::problem::{PRECONDITION_FAILED, ProblemDetails, RequestPart, UNSUPPORT
 pub(super) struct IntentHeaders {
     pub(super) id: Option<IntentId>,
     pub(super) source: Option<SourceName>,
-    pub(super) actor: Actor,
+    pub(super) actor: Option<Actor>,
     pub(super) time: Option<Time>,
-    pub(super) expect: Option<ExpectedVersion>,
-    /// Whether `If-Match` has only tags that never match.
-    matches_none: bool,
+    pub(super) condition: Option<WriteCondition>,
     pub(super) traceparent: Option<String>,
     /// Handling of a verdict that the intent changes nothing.
     pub(super) unchanged: UnchangedVerdict,
@@ -59,17 +59,12 @@ impl IntentHeaders {
                 ProblemDetails::parameter(RequestPart::Header, "idempotency-key", error.to_string())
             })
         });
-        let expected = expected(headers)?;
         Ok(IntentHeaders {
             id: key.transpose()?,
             source: parsed(headers, "chancery-source")?,
-            actor: parsed(headers, "chancery-actor")?.unwrap_or_else(|| "local".parse().expect("a name")),
+            actor: parsed(headers, "chancery-actor")?,
             time: parsed(headers, "chancery-time")?,
-            expect: match expected {
-                Some(ExpectedTags::Version(version)) => Some(version),
-                Some(ExpectedTags::None) | None => None,
-            },
-            matches_none: expected == Some(ExpectedTags::None),
+            condition: condition(headers)?,
             unchanged: unchanged(headers)?,
             traceparent: traceparent(headers),
         })
@@ -77,14 +72,19 @@ impl IntentHeaders {
 }
 
 impl IntentHeaders {
-    /// Whether the headers have a condition.
-    pub(super) const fn is_conditional(&self) -> bool {
-        self.expect.is_some() || self.matches_none
+    /// Returns the actor; `local` unless the headers have one.
+    pub(super) fn actor_or_local(&self) -> Actor {
+        self.actor.clone().unwrap_or_else(|| "local".parse().expect("a name"))
+    }
+
+    /// Returns the version that the condition expects.
+    pub(super) fn expect(&self) -> Option<ExpectedVersion> {
+        self.condition.as_ref().and_then(|condition| condition.expect)
     }
 
     /// Refuses a request whose condition cannot hold. Called after the body was read: an invalid request is reported as such.
     pub(super) fn check_condition(&self) -> Result<(), ProblemDetails> {
-        if !self.matches_none {
+        if self.condition.as_ref().is_none_or(|condition| condition.expect.is_some()) {
             return Ok(());
         }
         let detail = "cannot write: no expected ETag can match: each is weak, or not of this server";
@@ -93,11 +93,14 @@ impl IntentHeaders {
 }
 
 /// Condition of `If-Match` or `If-None-Match`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum ExpectedTags {
-    Version(ExpectedVersion),
-    /// Tags of which none can match.
-    None,
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct WriteCondition {
+    /// Name of the header.
+    pub(super) header: &'static str,
+    /// Expected version, which is recorded with the intent; `None` if the header has only tags that never match.
+    pub(super) expect: Option<ExpectedVersion>,
+    /// Identities of the tags, of which the entity must have one; empty if a tag is only a version.
+    pub(super) identities: BTreeSet<String>,
 }
 
 /// Returns the trace context of a request. An invalid one is ignored, as the W3C recommendation demands: a program between client and
@@ -123,24 +126,28 @@ fn unchanged(headers: &HeaderMap) -> Result<UnchangedVerdict, ProblemDetails> {
     }
 }
 
-/// Returns the version that `If-Match` or `If-None-Match` requires.
-fn expected(headers: &HeaderMap) -> Result<Option<ExpectedTags>, ProblemDetails> {
+/// Returns the condition that `If-Match` or `If-None-Match` sets.
+fn condition(headers: &HeaderMap) -> Result<Option<WriteCondition>, ProblemDetails> {
     let wrong = |name: &HeaderName, rule| ProblemDetails::parameter(RequestPart::Header, name.as_str(), rule);
-    let if_match = one(headers, &header::IF_MATCH)?.map(|text| match text {
-        "*" => Ok(ExpectedTags::Version(ExpectedVersion::Any)),
-        tags => {
-            let rule = "must be * or ETags, or a version in quotes as in \"3\"";
-            let versions = entity_tag::versions(tags).ok_or_else(|| wrong(&header::IF_MATCH, rule))?;
-            match Vec::from_iter(versions).as_slice() {
-                [version] => Ok(ExpectedTags::Version(ExpectedVersion::Exactly(*version))),
-                [] => Ok(ExpectedTags::None),
-                // The expected version is recorded with the intent, and is one.
-                _ => Err(wrong(&header::IF_MATCH, "must have ETags of one version")),
-            }
+    let set = |header, expect| WriteCondition { header, expect, identities: BTreeSet::new() };
+    let if_match = one(headers, &header::IF_MATCH)?.map(|text| {
+        let name = "if-match";
+        if text == "*" {
+            return Ok(set(name, Some(ExpectedVersion::Any)));
         }
+        let rule = "must be * or ETags, or a version in quotes as in \"3\"";
+        let tags = entity_tag::tags(text).ok_or_else(|| wrong(&header::IF_MATCH, rule))?;
+        let versions: BTreeSet<_> = tags.iter().map(|tag| tag.version).collect();
+        if versions.len() > 1 {
+            // The expected version is recorded with the intent, and is one.
+            return Err(wrong(&header::IF_MATCH, "must have ETags of one version"));
+        }
+        let identities: Option<_> = tags.into_iter().map(|tag| tag.identity).collect();
+        let expect = versions.first().map(|version| ExpectedVersion::Exactly(*version));
+        Ok(WriteCondition { identities: identities.unwrap_or_default(), ..set(name, expect) })
     });
     let if_none_match = one(headers, &header::IF_NONE_MATCH)?.map(|text| match text {
-        "*" => Ok(ExpectedTags::Version(ExpectedVersion::ABSENT)),
+        "*" => Ok(set("if-none-match", Some(ExpectedVersion::ABSENT))),
         _ => Err(wrong(&header::IF_NONE_MATCH, "must be *, which creates the entity only")),
     });
     if if_match.is_some() && if_none_match.is_some() {

@@ -6,6 +6,7 @@
 //! | binary | `application/json` with `ce-` headers | headers, percent-encoded; `traceparent` also without `ce-` |
 //! | batch | `application/cloudevents-batch+json` | an array of objects |
 
+use std::fmt::Display;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
@@ -19,7 +20,9 @@ use percent_encoding::percent_decode_str;
 use serde_json::value::RawValue;
 
 use super::FleetApi;
-use super::headers::{BodyFormat, IntentHeaders, media};
+use super::condition;
+use super::headers::{BodyFormat, IntentHeaders, WriteCondition, media};
+use super::intent_place::IntentPlace;
 use super::json::check;
 use super::middleware::{RoutedRequest, json};
 use super::problem::{INVALID, INVALID_PARAMETER, ProblemDetails, RequestPart, TOO_LARGE, pointer_to};
@@ -28,6 +31,8 @@ use super::typed::{self, JsonPart};
 use super::write::{AnswerContext, ask, response};
 
 const TAKEN: &[BodyFormat] = &[BodyFormat::CloudEvent, BodyFormat::Json, BodyFormat::Batch];
+/// Pointer to the intent of a structured CloudEvent.
+const DATA: &str = "/data";
 
 /// Accepts one intent or a batch.
 pub(super) async fn take(
@@ -37,8 +42,9 @@ pub(super) async fn take(
     body: Result<Bytes, ProblemDetails>,
 ) -> Result<Response<Body>, ProblemDetails> {
     match read(app, &call, body)? {
-        ReadIntents::One(ReadIntent { request, bytes, was_if_match, unchanged }) => {
-            let asked = AnswerContext::of(&request, was_if_match);
+        ReadIntents::One(ReadIntent { request, bytes, condition, place, unchanged }) => {
+            condition::check(app, &call.found, condition.as_ref(), &request, Some(&request.id)).await?;
+            let asked = AnswerContext::of(&request, condition.as_ref(), place);
             let verdict = ask(app, decider, *request, unchanged, bytes).await;
             let (status, accepted) = asked.answered(app, decider, verdict).await?;
             Ok(response(status, &accepted, &call.found))
@@ -53,8 +59,9 @@ pub(super) struct ReadIntent {
     pub(super) request: Box<IntentRequest>,
     /// Size in bytes, as received.
     pub(super) bytes: usize,
-    /// Whether `If-Match` or `If-None-Match` gave the expected version.
-    pub(super) was_if_match: bool,
+    /// Condition of `If-Match` or `If-None-Match`.
+    pub(super) condition: Option<WriteCondition>,
+    pub(super) place: IntentPlace,
     /// Handling of a verdict that the intent changes nothing.
     pub(super) unchanged: UnchangedVerdict,
 }
@@ -82,16 +89,17 @@ pub(super) fn read(
         return read_batch(app, &meta, text, &call.principal).map(ReadIntents::Batch);
     }
     let is_binary = headers.keys().any(|name| name.as_str().starts_with("ce-"));
-    let (request, was_if_match) = match (media, is_binary) {
+    let (request, prefix) = match (media, is_binary) {
         (BodyFormat::CloudEvent, true) => {
             let detail = "invalid headers: the body is a whole CloudEvent, so ce- headers must be absent";
             return Err(ProblemDetails::new(INVALID_PARAMETER, detail));
         }
-        (_, true) => binary(headers, &meta, text)?,
-        (_, false) => structured(&meta, JsonPart { whole: text, part: text })?,
+        (_, true) => (binary(headers, &meta, text)?, ""),
+        (_, false) => (structured(&meta, JsonPart { whole: text, part: text })?, DATA),
     };
-    let (request, bytes, unchanged) = (Box::new(request), bytes.len(), meta.unchanged);
-    Ok(ReadIntents::One(ReadIntent { request, bytes, was_if_match, unchanged }))
+    let (request, place) = (Box::new(request), IntentPlace::Below(prefix.to_owned()));
+    let IntentHeaders { condition, unchanged, .. } = meta;
+    Ok(ReadIntents::One(ReadIntent { request, bytes: bytes.len(), condition, place, unchanged }))
 }
 
 /// Returns the problem of an attribute, with its location.
@@ -108,13 +116,13 @@ fn fault(part: RequestPart, bad: InvalidAttribute) -> ProblemDetails {
     )
 }
 
-/// Combines the headers of all forms with the attributes. Also returns whether `If-Match` gave the version.
+/// Combines the headers of all forms with the attributes.
 fn request(
     part: RequestPart,
     attributes: CloudEventAttributes,
     meta: &IntentHeaders,
     intent: chancery_events::intent::Intent,
-) -> Result<(IntentRequest, bool), ProblemDetails> {
+) -> Result<IntentRequest, ProblemDetails> {
     if let Some(key) = meta.id.as_ref().filter(|key| attributes.id() != Some(key)) {
         let what = match attributes.id() {
             Some(id) => format!("must be equal to the id of the event, {:?}", id.as_str()),
@@ -123,23 +131,44 @@ fn request(
         return Err(ProblemDetails::parameter(RequestPart::Header, "idempotency-key", what).id(key.as_str()));
     }
     let given = attributes.expect();
-    if given.is_some() && meta.expect.is_some() && given != meta.expect {
-        return Err(ProblemDetails::parameter(
-            RequestPart::Header,
-            "if-match",
-            "must be equal to the attribute expectedversion",
-        ));
+    if let Some(condition) = &meta.condition
+        && given.is_some()
+        && condition.expect.is_some()
+        && given != condition.expect
+    {
+        let what = "must be equal to the attribute expectedversion";
+        return Err(ProblemDetails::parameter(RequestPart::Header, condition.header, what));
     }
-    let mut request = attributes.request(intent, &meta.actor).map_err(|bad| fault(part, bad))?;
+    let mut request = attributes.request(intent, &meta.actor_or_local()).map_err(|bad| fault(part, bad))?;
+    // Without the attribute, the request has the value of the header.
+    equal("actor", meta.actor.as_ref(), Some(&request.actor))?;
+    equal("source", meta.source.as_ref(), Some(&request.source))?;
+    equal("time", meta.time.as_ref(), request.time.as_ref())?;
     meta.check_condition()?;
-    request.expect = given.or(meta.expect);
+    request.expect = given.or(meta.expect());
     request.time = request.time.or(meta.time);
     request.traceparent = request.traceparent.or_else(|| meta.traceparent.clone());
-    Ok((request, meta.expect.is_some()))
+    Ok(request)
+}
+
+/// Refuses a header `chancery-NAME` with another value than the attribute `name`.
+fn equal<T: PartialEq + Display>(
+    name: &str,
+    header: Option<&T>,
+    attribute: Option<&T>,
+) -> Result<(), ProblemDetails> {
+    match (header, attribute) {
+        (Some(header), Some(attribute)) if header != attribute => {
+            let what =
+                format!("must be equal to the attribute {name} of the event, {:?}", attribute.to_string());
+            Err(ProblemDetails::parameter(RequestPart::Header, &format!("chancery-{name}"), what))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads an intent whose attributes and data are members of one object.
-fn structured(meta: &IntentHeaders, text: JsonPart<'_>) -> Result<(IntentRequest, bool), ProblemDetails> {
+fn structured(meta: &IntentHeaders, text: JsonPart<'_>) -> Result<IntentRequest, ProblemDetails> {
     let (attributes, data) =
         CloudEventAttributes::of_object(text.part).map_err(|bad| match bad {
             InvalidCloudEvent::Attribute(bad) => fault(RequestPart::Body, bad),
@@ -149,16 +178,12 @@ fn structured(meta: &IntentHeaders, text: JsonPart<'_>) -> Result<(IntentRequest
     let type_name = attributes.intent_type().map_err(|bad| fault(RequestPart::Body, bad))?;
     let data = CloudEventAttributes::data(data).map_err(|bad| fault(RequestPart::Body, bad))?;
     let data = JsonPart { whole: text.whole, part: data };
-    let intent = typed::intent(type_name, &data).map_err(|problem| problem.below("/data"))?;
+    let intent = typed::intent(type_name, &data).map_err(|problem| problem.below(DATA))?;
     request(RequestPart::Body, attributes, meta, intent)
 }
 
 /// Reads an intent whose attributes are headers and whose data is the body.
-fn binary(
-    headers: &HeaderMap,
-    meta: &IntentHeaders,
-    text: &str,
-) -> Result<(IntentRequest, bool), ProblemDetails> {
+fn binary(headers: &HeaderMap, meta: &IntentHeaders, text: &str) -> Result<IntentRequest, ProblemDetails> {
     let mut attributes = CloudEventAttributes::default();
     for (header, value) in headers {
         let Some(name) = header.as_str().strip_prefix("ce-") else { continue };
@@ -197,11 +222,10 @@ fn read_batch(
     text: &str,
     principal: &RequestPrincipal,
 ) -> Result<Vec<Result<ReadIntent, ProblemDetails>>, ProblemDetails> {
-    for (is_given, name) in [(meta.id.is_some(), "idempotency-key"), (meta.is_conditional(), "if-match")] {
-        if is_given {
-            let what = "must be absent: each event of a batch has its own id and expectedversion";
-            return Err(ProblemDetails::parameter(RequestPart::Header, name, what));
-        }
+    let key = meta.id.as_ref().map(|_| "idempotency-key");
+    if let Some(name) = key.or(meta.condition.as_ref().map(|condition| condition.header)) {
+        let what = "must be absent: each event of a batch has its own id and expectedversion";
+        return Err(ProblemDetails::parameter(RequestPart::Header, name, what));
     }
     let items: Vec<&RawValue> = read_items(text)?;
     if items.len() > app.common.limits.batch {
@@ -212,10 +236,11 @@ fn read_batch(
     // The request itself has taken the token of one intent.
     app.common.rates.owe(principal, items.len().saturating_sub(1));
     let read = |(index, item): (usize, &&RawValue)| {
-        let read = structured(meta, JsonPart { whole: text, part: item.get() });
-        let (bytes, was_if_match, unchanged) = (item.get().len(), false, meta.unchanged);
-        read.map(|(request, _)| ReadIntent { request: Box::new(request), bytes, was_if_match, unchanged })
-            .map_err(|problem| problem.below(&format!("/{index}")))
+        let request = structured(meta, JsonPart { whole: text, part: item.get() })
+            .map_err(|problem| problem.below(&format!("/{index}")))?;
+        let place = IntentPlace::Below(format!("/{index}{DATA}"));
+        let (request, bytes, unchanged) = (Box::new(request), item.get().len(), meta.unchanged);
+        Ok(ReadIntent { request, bytes, condition: None, place, unchanged })
     };
     Ok(items.iter().enumerate().map(read).collect())
 }
@@ -231,8 +256,8 @@ async fn batch(
     let mut asked = Vec::new();
     for (index, item) in items.into_iter().enumerate() {
         match item {
-            Ok(ReadIntent { request, bytes, was_if_match, unchanged }) => {
-                let context = AnswerContext::of(&request, was_if_match);
+            Ok(ReadIntent { request, bytes, condition, place, unchanged }) => {
+                let context = AnswerContext::of(&request, condition.as_ref(), place);
                 asked.push(((index, context), (request, unchanged, bytes)));
             }
             Err(problem) => answers[index] = Some(problem_value(&problem, request_id)),

@@ -84,7 +84,7 @@ async fn answer(
         Err(problem) => refuse(problem, request.into_body(), limits).await.into_response(),
     };
     let mut response = with_body(response, id);
-    if response.status() == StatusCode::NOT_MODIFIED {
+    if !has_length(&method, &response) {
         *response.body_mut() = without_length();
         response.headers_mut().remove(header::CONTENT_LENGTH);
     }
@@ -109,8 +109,19 @@ async fn answer(
     response
 }
 
-/// Returns an empty body of unknown size. One of known size would add `Content-Length: 0` to the answer to HEAD, while that of a 304
-/// would be the length of the row (RFC 9110, section 8.6).
+/// Whether an answer has a body, or the length of the body that GET gets. A 304 has neither. An answer to HEAD has the length if the
+/// body for GET was made: a stream has none, and a problem names the method, so that it has another length.
+fn has_length(method: &Method, response: &Response<Body>) -> bool {
+    let has_some = || response.headers().get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
+    match response.status() {
+        StatusCode::NOT_MODIFIED => false,
+        StatusCode::OK if *method == Method::HEAD => has_some(),
+        _ => *method != Method::HEAD,
+    }
+}
+
+/// Returns an empty body of unknown size. One of known size would add `Content-Length: 0` to the answer to HEAD and to a 304, which
+/// must be the length of the body for GET (RFC 9110, section 8.6).
 fn without_length() -> Body {
     Body::from_stream(async_stream::stream! {
         for bytes in Vec::<Result<Bytes, std::convert::Infallible>>::new() {

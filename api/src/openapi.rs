@@ -76,7 +76,7 @@ pub fn openapi() -> Value {
             "version": "1",
             "contact": {"name": "Chancery maintainers"},
             "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
-            "description": "An event-sourced control plane. Every response other than the requested one is a problem (RFC 9457) with one of the codes in x-problems. Every request with a method other than GET, HEAD and OPTIONS has a Content-Type (application/json, application/cloudevents+json, application/cloudevents-batch+json, application/x-ndjson or application/octet-stream), also without a body. Host is a loopback name or a configured name; requests of web pages of other sites are refused.",
+            "description": "An event-sourced control plane. Every response other than the requested one is a problem (RFC 9457) with one of the codes in x-problems, except to a request that the HTTP parser refuses: 400, 414 or 431 without a body. Integers are written without a fraction or an exponent: 1, not 1.0. An intent may also be a CloudEvent in binary mode, with its attributes in headers that start with ce-; this description omits that mode. Every request with a method other than GET, HEAD and OPTIONS has a Content-Type (application/json, application/cloudevents+json, application/cloudevents-batch+json, application/x-ndjson or application/octet-stream), also without a body. Host is a loopback name or a configured name; requests of web pages of other sites are refused.",
         },
         "servers": [{"url": "/", "description": "Server that returned this description."}],
         "tags": tags(),
@@ -333,7 +333,7 @@ fn success(route: &HttpRoute, types: &mut SchemaGenerator) -> Value {
         RouteTarget::Get(kind) => {
             let mut ok = answer(&row(kind, types), "Row of the entity.");
             ok["headers"]["ETag"] = json!({
-                "description": "Version of the entity, with a checksum of the row.", "schema": text(),
+                "description": "Version of the entity, its identity, and a checksum of the row.", "schema": text(),
             });
             ok
         }

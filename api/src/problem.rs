@@ -212,6 +212,13 @@ impl ProblemDetails {
         self
     }
 
+    /// Sets the current version of the subject.
+    #[must_use]
+    pub fn version(mut self, version: u64) -> ProblemDetails {
+        self.more.version = Some(version);
+        self
+    }
+
     /// Sets the position of the refusal, or the position that the rows or the journal have reached.
     #[must_use]
     pub fn position(mut self, position: u64) -> ProblemDetails {

@@ -314,9 +314,11 @@ pub(super) async fn get(
         return Err(missing_at(app, &key, call.parts.uri.path(), position).await.position(position.get()));
     };
     let tag = entity_tag::of(&row);
-    if !entity_tag::is_expected(&call.parts.headers, row.version) {
-        let detail = format!("cannot read {}: its version is {}", key.subject(), row.version);
-        return Err(ProblemDetails::new(PRECONDITION_FAILED, detail).position(position.get()));
+    if !entity_tag::is_expected(&call.parts.headers, &row) {
+        let detail =
+            format!("cannot read {}: its version is {}, and its ETag {tag}", key.subject(), row.version);
+        let problem = ProblemDetails::new(PRECONDITION_FAILED, detail).version(row.version);
+        return Err(problem.position(position.get()));
     }
     let response = if entity_tag::is_known(&call.parts.headers, &tag) {
         entity_tag::not_modified()

@@ -9,13 +9,16 @@ use chancery_decider::{DeciderHandle, UnchangedVerdict, Verdict, VerdictError};
 use chancery_events::digest::Digest;
 use chancery_events::event::Event;
 use chancery_events::extension::ExtensionAttributes;
-use chancery_events::fact::{Fact, IntentOutcome, PlanApplied};
+use chancery_events::fact::{
+    DeploymentEnd, DeploymentEnded, DeploymentHalted, Fact, IntentOutcome, PlanApplied,
+};
 use chancery_events::id::{OperationId, Position};
 use chancery_events::intent::{
     ApprovedOperation, BodyRule, Intent, IntentEntry, IntentRequest, OperationApprove, OperationReject,
     SuccessKind,
 };
 use chancery_events::record::Record;
+use chancery_events::refusal::Refusal;
 use chancery_events::spec::{FieldClass, PlanSpec};
 use chancery_events::subject::Subject;
 use chancery_events::text::counted;
@@ -24,10 +27,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::FleetApi;
-use super::headers::{BodyFormat, IntentHeaders, media};
+use super::condition;
+use super::headers::{BodyFormat, IntentHeaders, WriteCondition, media};
+use super::intent_place::IntentPlace;
 use super::json::{SplicedJson, check, read};
 use super::middleware::{RoutedRequest, json};
-use super::problem::{BUSY, ProblemDetails, RequestPart, UNKNOWN_OUTCOME};
+use super::problem::{BUSY, PRECONDITION_FAILED, ProblemDetails, RequestPart, UNKNOWN_OUTCOME};
 use super::query::QueryParams;
 use super::read::in_turn;
 use super::routes::{BodyShape, RouteMatch, RouteTarget};
@@ -50,11 +55,14 @@ pub(super) struct AcceptedResponse {
     pub(super) recorded: bool,
     /// Entity that the intent changes or creates; `request/ID` if the intent waits for approval as that request.
     pub(super) subject: Option<String>,
-    /// Current version of the entity; absent for a replica that the intent creates.
+    /// Current version of the entity; null for a replica that the intent creates.
     pub(super) version: Option<u64>,
     /// Fields that an edit of a plan changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) changed: Option<ChangedFields>,
+    /// Deployments that a new deployment supersedes, as `deployment/PLAN/NAME`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) superseded: Vec<String>,
 }
 
 /// Fields of a plan that an edit changed, by class.
@@ -148,20 +156,21 @@ pub(super) async fn typed(
         }
     };
     meta.check_condition()?;
-    let was_if_match = meta.expect.is_some();
     let request = IntentRequest {
         // The log of a request then names its intent.
-        id: meta.id.unwrap_or_else(|| context.id.parse().expect("a UUID is a name")),
+        id: meta.id.clone().unwrap_or_else(|| context.id.parse().expect("a UUID is a name")),
+        actor: meta.actor_or_local(),
+        expect: meta.expect(),
         source: meta.source.unwrap_or_else(|| SOURCE.parse().expect("a name")),
-        actor: meta.actor,
         time: meta.time,
-        expect: meta.expect,
         claim: None,
         traceparent: meta.traceparent,
         extensions: ExtensionAttributes::default(),
         intent,
     };
-    let asked = AnswerContext::of(&request, was_if_match);
+    condition::check(app, &found, meta.condition.as_ref(), &request, meta.id.as_ref()).await?;
+    let place = IntentPlace::typed(shape, &params, &query_members);
+    let asked = AnswerContext::of(&request, meta.condition.as_ref(), place);
     let verdict = ask(app, decider, request, meta.unchanged, bytes.len()).await;
     let (status, accepted) = asked.answered(app, decider, verdict).await?;
     Ok(response(status, &accepted, &found))
@@ -196,12 +205,16 @@ fn elsewhere(
     let name = fault.as_ref().and_then(|fault| fault.pointer.strip_prefix('/')).map(str::to_owned);
     let (Some(fault), Some(name)) = (fault, name) else { return problem };
     let within = |all: &[(&str, &str)]| all.iter().any(|(known, _)| *known == name);
-    match (within(params), within(query_members)) {
-        (true, _) if is_twice => "must be absent: the path has it".clone_into(&mut fault.detail),
-        (_, true) if is_twice => "must be absent: the query has it".clone_into(&mut fault.detail),
+    let rule = match (within(params), within(query_members)) {
+        (true, _) if is_twice => "must be absent: the path has it",
+        (_, true) if is_twice => "must be absent: the query has it",
         (true, _) => return ProblemDetails::parameter(RequestPart::Path, &name, fault.detail.clone()),
-        _ => {}
-    }
+        _ => return problem,
+    };
+    // The body has the member once: the other one was inserted.
+    let before = std::mem::replace(&mut fault.detail, rule.to_owned());
+    let head = problem.detail.strip_suffix(&before).unwrap_or("invalid body: ");
+    problem.detail = format!("{head}member {name:?} {rule}");
     problem
 }
 
@@ -262,7 +275,9 @@ pub(super) struct AnswerContext {
     id: String,
     subject: Option<Subject>,
     done: SuccessKind,
-    was_if_match: bool,
+    /// Header with the condition of the intent, which is then a precondition of HTTP.
+    condition_header: Option<&'static str>,
+    place: IntentPlace,
     /// Whether the facts of the intent show more than its verdict.
     has_more_in_facts: bool,
     /// Whether the intent also allocates a node that it creates.
@@ -290,12 +305,30 @@ pub(super) fn statuses(entry: &IntentEntry) -> BTreeSet<StatusCode> {
 }
 
 impl AnswerContext {
-    pub(super) fn of(request: &IntentRequest, was_if_match: bool) -> AnswerContext {
-        let has_more_in_facts = matches!(request.intent, Intent::PlanApply(_) | Intent::ReplicaCreate(_));
+    pub(super) fn of(
+        request: &IntentRequest,
+        condition: Option<&WriteCondition>,
+        place: IntentPlace,
+    ) -> AnswerContext {
+        let has_more_in_facts = matches!(
+            request.intent,
+            Intent::PlanApply(_)
+                | Intent::ReplicaCreate(_)
+                | Intent::DeploymentCreate(_)
+                | Intent::PlanRollback(_)
+        );
         let allocates = matches!(&request.intent, Intent::NodeApply(apply) if apply.cluster.is_some());
         let (id, subject) = (request.id.to_string(), request.intent.subject());
         let done = if request.intent.cascades() { SuccessKind::Later } else { request.intent.entry().done };
-        AnswerContext { id, subject, done, was_if_match, has_more_in_facts, allocates }
+        AnswerContext {
+            id,
+            subject,
+            done,
+            condition_header: condition.map(|condition| condition.header),
+            place,
+            has_more_in_facts,
+            allocates,
+        }
     }
 
     /// Whether the verdict's subject is an approval request other than the subject of the intent.
@@ -326,7 +359,7 @@ impl AnswerContext {
     }
 
     /// Completes the answer with what the first facts after the verdict show: the fields that an edit changed, the replica that was
-    /// created, or that a node was created. A node of that version that was applied and allocated by the intent had no version before.
+    /// created, the deployments that were superseded, or that a node was created. A node of that version that was applied and allocated by the intent had no version before.
     pub(super) fn completed(
         status: StatusCode,
         mut accepted: AcceptedResponse,
@@ -340,7 +373,7 @@ impl AnswerContext {
             }
             [Fact::PlanApplied(applied), ..] => accepted.changed = ChangedFields::of(applied),
             [Fact::NodeApplied(_), Fact::NodeStateChanged(_)] => return (StatusCode::CREATED, accepted),
-            _ => {}
+            _ => accepted.superseded = facts.iter().filter_map(superseded).collect(),
         }
         (status, accepted)
     }
@@ -360,22 +393,45 @@ impl AnswerContext {
     ) -> Result<(StatusCode, AcceptedResponse), ProblemDetails> {
         let position = verdict.position.get();
         let accepted = verdict.result.as_ref().as_ref();
-        let accepted =
-            accepted.map_err(|refusal| ProblemDetails::refused(refusal, position, self.was_if_match))?;
+        let accepted = accepted.map_err(|refusal| self.refused(refusal, position))?;
         let (status, word) = match accepted.outcome {
-            IntentOutcome::Unchanged => (StatusCode::OK, "unchanged"),
-            // The intent waits for approval.
+            // The intent waits for approval, as a new request or as one that was opened before.
+            IntentOutcome::Unchanged if self.waits(accepted.subject.as_ref()) => {
+                (StatusCode::ACCEPTED, "unchanged")
+            }
             IntentOutcome::Changed if self.waits(accepted.subject.as_ref()) => {
                 (StatusCode::ACCEPTED, "accepted")
             }
+            IntentOutcome::Unchanged => (StatusCode::OK, "unchanged"),
             IntentOutcome::Changed => (status(self.done, accepted.version), "accepted"),
         };
         let subject = accepted.subject.as_ref().map(ToString::to_string);
         let (recorded, version, changed) = (verdict.is_recorded, accepted.version, None);
         Ok((
             status,
-            AcceptedResponse { position, verdict: word.to_owned(), recorded, subject, version, changed },
+            AcceptedResponse {
+                position,
+                verdict: word.to_owned(),
+                recorded,
+                subject,
+                version,
+                changed,
+                superseded: Vec::new(),
+            },
         ))
+    }
+
+    /// Returns the problem of a refusal.
+    fn refused(&self, refusal: &Refusal, position: u64) -> ProblemDetails {
+        let mut problem = ProblemDetails::refused(refusal, position, self.condition_header.is_some());
+        if self.condition_header == Some("if-none-match")
+            && problem.is(PRECONDITION_FAILED)
+            && let Some(subject) = &self.subject
+        {
+            let version = refusal.version.map_or(String::new(), |version| format!(", at version {version}"));
+            problem.detail = format!("cannot create {subject}: it exists{version}");
+        }
+        self.place.in_request(problem)
     }
 
     fn no_verdict(&self, decider: &DeciderHandle, why: VerdictError) -> ProblemDetails {
@@ -398,6 +454,17 @@ impl AnswerContext {
         }
         .id(&self.id)
     }
+}
+
+/// Returns the deployment that a fact supersedes.
+fn superseded(fact: &Fact) -> Option<String> {
+    let (plan, name, end) = match fact {
+        Fact::DeploymentEnded(DeploymentEnded { plan, name, end }) => (plan, name, end),
+        Fact::DeploymentHalted(DeploymentHalted { plan, name, end }) => (plan, name, end),
+        _ => return None,
+    };
+    let is_superseded = matches!(end, DeploymentEnd::Superseded { .. });
+    is_superseded.then(|| Subject::Deployment(plan.clone(), name.clone()).to_string())
 }
 
 /// Returns the first two facts after a verdict, also for a repeat.

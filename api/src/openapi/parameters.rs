@@ -35,7 +35,7 @@ parameters! {
     moment_parameters:
         "query" "as_of" {"type": "string"} AS_OF;
     validator_parameters:
-        "header" "If-Match" {"type": "string"} "ETags of which one must have the version of the row: otherwise the answer is 412.";
+        "header" "If-Match" {"type": "string"} "ETags of which one must have the version of the row and the identity of its entity, or versions in quotes: otherwise the answer is 412.";
         "header" "If-None-Match" {"type": "string"} "ETags of the rows that the client has: if the row is one of them, the answer is 304 without a body.";
     settle_parameters:
         "query" "min_position" {"type": "string"} UNTIL;
@@ -75,13 +75,13 @@ parameters! {
         "query" "follow" {"type": "boolean"} "Whether to continue with new output (default: false).";
     intent_parameters:
         "header" "Idempotency-Key" {"type": "string"} "Id that makes the intent safe to repeat: the same id, actor and source are one intent (default: a random id). From 1 to 256 characters. A repeat gets the recorded verdict; an intent that was answered `unchanged` without a record is decided again.";
-        "header" "If-Match" {"type": "string"} "Expected version of the entity: its ETag, of which only the version is compared, its version in quotes, or `*` if it must exist. Facts that the server decides change versions too.";
+        "header" "If-Match" {"type": "string"} "Expected version of the entity: its ETag, of which the version and the identity of the entity are compared, its version in quotes, or `*` if it must exist. Facts that the server decides change versions too.";
         "header" "If-None-Match" {"type": "string", "enum": ["*"]} "With `*`, the intent only creates: it is refused with 412 if the entity exists.";
-        "header" "Chancery-Actor" {"type": "string"} "Actor of the intent (default: `local`).";
-        "header" "Chancery-Source" {"type": "string"} "Source of the intent (default: `http`).";
-        "header" "Chancery-Time" {"type": "string"} "Time of the first request, by the client's clock, as in `2026-11-21T09:00:00Z`.";
+        "header" "Chancery-Actor" {"type": "string"} "Actor of the intent (default: `local`). If a CloudEvent has the attribute `actor`, it must be equal.";
+        "header" "Chancery-Source" {"type": "string"} "Source of the intent (default: `http`). The attribute `source` of a CloudEvent must be equal.";
+        "header" "Chancery-Time" {"type": "string"} "Time of the first request, by the client's clock, as in `2026-11-21T09:00:00Z`. If a CloudEvent has the attribute `time`, it must be equal.";
         "header" "Chancery-Unchanged" {"type": "string", "enum": ["recorded"]} "Record the verdict also if the intent changes nothing (default: answer without a record).";
-        "header" "traceparent" {"type": "string"} "W3C trace context, stored with the intent.";
+        "header" "traceparent" {"type": "string"} "W3C trace context, stored with the intent. An invalid header is ignored; an invalid attribute of a CloudEvent is refused.";
     message_parameters:
         "query" "after" {"type": "integer", "format": "int64", "minimum": 0, "maximum": MOST} "Number of earlier messages on the channel.";
 }

@@ -66,7 +66,7 @@ kinds! {
         "Another entity has the name."
         "Choose another name. `chancery describe KIND NAME` shows the entity that has the name.";
     VERSION_CONFLICT = 409 "version_conflict" final
-        "The expected version is not the version of the entity. The status is 412 if `If-Match` or `If-None-Match` gave the expected version."
+        "The expected version is not the version of the entity, or the expected `ETag` is of a deleted entity of the same name. The status is 412 if `If-Match` or `If-None-Match` gave the condition."
         "Read the entity again with `chancery get KIND NAME -o json`, apply the change to it, and send it with the new `version`.",
         PRECONDITION_FAILED = 412;
     INVALID = 422 "invalid" final
@@ -76,8 +76,8 @@ kinds! {
         "The state of the entity does not allow the change. The member `detail` names the state."
         "Read the state with `chancery describe KIND NAME`. Wait until the state allows the change, or make another change.";
     IN_USE = 409 "in_use" final
-        "Other entities need the entity, or need what the change removes. The member `detail` names them."
-        "Delete these entities with `chancery delete KIND NAME`, or empty a node with `chancery drain NODE`. `chancery delete KIND NAME --cascade` first removes the dependents of a plan or node.";
+        "Other entities need the entity, or need what the change removes or takes; or the entity is in use by its own operation or state, such as a deletion in progress or a field that cannot be edited. The member `detail` has the reason."
+        "Remove the reason: wait until the operation or deletion has ended, stop what uses the entity, or empty a node with `chancery drain NODE`. Only if the entities that `detail` names are not needed, delete them with `chancery delete KIND NAME`; `chancery delete KIND NAME --cascade` first removes the dependents of a plan or node. For a field that cannot be edited, create another entity.";
     INACTIVE = 409 "inactive" final
         "The entity, or an entity that it needs, is inactive."
         "Activate the entity that `detail` names with `chancery activate KIND NAME`.";

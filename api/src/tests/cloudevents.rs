@@ -3,10 +3,11 @@
 use axum::http::{HeaderValue, Method};
 use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::fact::IntentOutcome;
+use chancery_events::refusal::RefusalCode;
 use serde_json::json;
 
 use super::world::{ServedFleet, request};
-use super::writes::accepted;
+use super::writes::{accepted, refused_at};
 
 const STRUCTURED: (&str, &str) = ("content-type", "application/cloudevents+json");
 const BATCH: (&str, &str) = ("content-type", "application/cloudevents-batch+json");
@@ -153,6 +154,81 @@ async fn what_is_wrong_with_an_event_is_reported_with_its_location() {
     }
     let answer = world.send(request(Method::POST, "/intents", &[("content-type", "text/plain")], "x")).await;
     assert_eq!(answer.problem().0, 415);
+    assert!(world.asked.lock().expect("no panic").is_empty());
+}
+
+#[tokio::test]
+async fn a_refusal_points_to_the_data_of_its_event() {
+    let world = ServedFleet::new();
+    world.decide(refused_at(RefusalCode::Invalid, "/name"));
+    let body = event("e1", &json!({"name": "node-1"}));
+    let answer = world.send(request(Method::POST, "/intents", &[STRUCTURED], body.to_string())).await;
+    assert_eq!(answer.problem(), (422, "invalid".into(), "/data/name".into()));
+    let answer = world.send(request(Method::POST, "/intents", BINARY, r#"{"name":"node-1"}"#)).await;
+    assert_eq!(answer.problem(), (422, "invalid".into(), "/name".into()));
+    let batch = json!([body, event("e2", &json!({"name": "node-2"}))]);
+    let answer = world.send(request(Method::POST, "/intents", &[BATCH], batch.to_string())).await.json();
+    let pointers = [0, 1].map(|index| answer[index]["errors"][0]["pointer"].clone());
+    assert_eq!(pointers, ["/0/data/name", "/1/data/name"]);
+}
+
+#[tokio::test]
+async fn a_header_with_another_value_than_the_attribute_is_refused() {
+    let world = ServedFleet::new();
+    world.decide(accepted(IntentOutcome::Changed, 2));
+    let mut body = event("e1", &json!({"name": "node-1"}));
+    (body["actor"], body["time"]) = ("ann".into(), "2026-11-21T09:00:00Z".into());
+    for (name, equal, other) in [
+        ("chancery-actor", "ann", "bob"),
+        ("chancery-source", "/ci", "/cd"),
+        ("chancery-time", "2026-11-21T09:00:00.000Z", "2026-11-21T09:00:01Z"),
+    ] {
+        for (value, status) in [(equal, 200), (other, 400)] {
+            let headers = [STRUCTURED, (name, value)];
+            let answer = world.send(request(Method::POST, "/intents", &headers, body.to_string())).await;
+            assert_eq!(answer.status.as_u16(), status, "{name} {value}: {:?}", answer.body);
+            if status == 400 {
+                assert_eq!(answer.problem(), (400, "invalid_parameter".into(), format!("/{name}")));
+                let detail = answer.json()["errors"][0]["detail"].to_string();
+                assert!(detail.contains("must be equal to the attribute"), "{detail}");
+            }
+            assert_eq!(world.asked.lock().expect("no panic").pop().is_some(), status == 200);
+            let headers = [BATCH, (name, value)];
+            let batch = json!([body]).to_string();
+            let answer = world.send(request(Method::POST, "/intents", &headers, batch)).await.json();
+            assert_eq!(answer[0]["status"], status, "{name} {value}: {answer}");
+            world.asked.lock().expect("no panic").clear();
+        }
+    }
+    // Without the attribute, the header has the value.
+    body.as_object_mut().expect("an object").remove("actor");
+    let headers = [STRUCTURED, ("chancery-actor", "bob")];
+    world.send(request(Method::POST, "/intents", &headers, body.to_string())).await;
+    assert_eq!(world.asked.lock().expect("no panic").pop().expect("an intent").actor.as_str(), "bob");
+}
+
+#[tokio::test]
+async fn a_condition_in_a_header_is_refused_by_its_own_name() {
+    let world = ServedFleet::new();
+    let mut body = event("e1", &json!({"name": "node-1"}));
+    let batch = json!([body]).to_string();
+    body["expectedversion"] = 7.into();
+    for (header, pointer) in [
+        (("if-match", "\"0\""), "/if-match"),
+        (("if-match", "\"abc\""), "/if-match"),
+        (("if-none-match", "*"), "/if-none-match"),
+        (("idempotency-key", "k"), "/idempotency-key"),
+    ] {
+        let answer = world.send(request(Method::POST, "/intents", &[BATCH, header], batch.clone())).await;
+        assert_eq!(answer.problem(), (400, "invalid_parameter".into(), pointer.into()), "{header:?}");
+    }
+    for (header, pointer) in
+        [(("if-match", "\"0\""), "/if-match"), (("if-none-match", "*"), "/if-none-match")]
+    {
+        let headers = [STRUCTURED, header];
+        let answer = world.send(request(Method::POST, "/intents", &headers, body.to_string())).await;
+        assert_eq!(answer.problem(), (400, "invalid_parameter".into(), pointer.into()), "{header:?}");
+    }
     assert!(world.asked.lock().expect("no panic").is_empty());
 }
 

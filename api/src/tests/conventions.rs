@@ -9,11 +9,14 @@ use chancery_events::expected_version::ExpectedVersion;
 use chancery_events::fact::IntentOutcome;
 use chancery_events::id::{Position, RequestId};
 use chancery_events::refusal::{Refusal, RefusalCode};
+use chancery_events::time::Time;
+use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::listener::{ask, start};
-use super::world::{FLEET, LINEAGE, ServedFleet, request};
+use super::world::{FLEET, LINEAGE, START, ServedFleet, request};
+use super::writes::accepted;
 use crate::HttpLimits;
 
 const NODE: &str = r#"{"spec":{"domain":"d1","resources":{}}}"#;
@@ -100,6 +103,9 @@ async fn an_error_of_a_body_names_only_fields_of_the_body() {
     }
     let twice = world.put(Method::PUT, "/nodes/node-1", r#"{"name":"node-1","spec":{}}"#).await;
     assert_eq!(twice.json()["errors"][0]["detail"], "must be absent: the path has it");
+    let detail = twice.json()["detail"].as_str().expect("text").to_owned();
+    assert!(detail.ends_with(": member \"name\" must be absent: the path has it"), "{detail}");
+    assert!(!detail.contains("duplicate"), "the body has it once: {detail}");
 }
 
 #[tokio::test]
@@ -194,6 +200,9 @@ async fn a_row_that_the_client_has_is_not_sent_again() {
     ] {
         let answer = world.send(request(Method::GET, "/nodes/node-1", &[("if-match", given)], "")).await;
         assert_eq!(answer.status, status, "{given}");
+        if status == 412 {
+            assert_eq!(answer.json()["version"], 1, "{given}");
+        }
     }
     let head = world.send(request(Method::HEAD, "/nodes/node-1", &[], "")).await;
     assert_eq!((head.status.as_u16(), head.header("etag"), head.body.len()), (200, tag.as_str(), 0));
@@ -206,6 +215,8 @@ async fn a_row_that_the_client_has_is_not_sent_again() {
 #[tokio::test]
 async fn a_condition_of_a_write_is_decided_with_the_write() {
     let world = ServedFleet::new();
+    // The position of the verdicts.
+    world.touch("node-2", 4);
     let tag = world.get("/nodes/node-1").await.header("etag").to_owned();
     world.decide(|request| {
         let found = u64::from(request.intent.subject()?.to_string() == "node/node-1");
@@ -228,7 +239,7 @@ async fn a_condition_of_a_write_is_decided_with_the_write() {
         ("node-9", "if-match", "*", any, 412),
         ("node-1", "if-match", "\"1\"", first, 200),
         ("node-1", "if-match", tag.as_str(), first, 200),
-        ("node-1", "if-match", "\"1-a\", W/\"7\", \"1-b\"", first, 200),
+        ("node-1", "if-match", "\"1-a\", W/\"7\", \"1-b-c\"", first, 200),
         ("node-1", "if-match", "\"abc\", \"1\"", first, 200),
         ("node-1", "if-match", "\"2\"", Some(ExpectedVersion::Exactly(2)), 412),
         ("node-1", "x-none", "", None, 200),
@@ -335,6 +346,113 @@ async fn a_node_that_is_created_with_its_cluster_is_created() {
         assert_eq!(answer.status.as_u16(), status, "at position {position}");
         assert_eq!(!answer.header("location").is_empty(), status == 201);
     }
+}
+
+/// Replaces node-1 by another one of the name, at another time.
+fn replace_node(world: &ServedFleet) {
+    let applied = r#"node.applied.v1 {"name":"node-1","spec":{"domain":"d1","resources":{"cpu":4000}}}"#;
+    world.commit(&[r#"node.deleted.v1 {"name":"node-1"}"#]);
+    world.commit_at(Time::from_micros(START.micros() + 1), &[applied]);
+}
+
+#[tokio::test]
+async fn an_etag_never_matches_another_entity_of_the_same_name() {
+    let world = ServedFleet::new();
+    // The position of the verdicts.
+    world.touch("node-2", 4);
+    world.decide(accepted(IntentOutcome::Changed, 2));
+    let old = world.get("/nodes/node-1").await.header("etag").to_owned();
+    let [version, identity, _] = *old.split('-').collect::<Vec<_>>() else { panic!("{old}") };
+    let other_content = format!("{version}-{identity}-0\"");
+    replace_node(&world);
+    let new = world.get("/nodes/node-1").await.header("etag").to_owned();
+    assert!(new.starts_with("\"1-") && new != old, "{new}");
+    let several = format!("{old}, {new}");
+    let event = json!({
+        "specversion": "1.0", "id": "e1", "source": "/ci", "type": "dev.chancery.node.delete.v1",
+        "data": {"name": "node-1"},
+    })
+    .to_string();
+    let state = r#"{"state":"evicted"}"#;
+    for (method, path, media, body) in [
+        (Method::GET, "/nodes/node-1", "application/json", ""),
+        (Method::HEAD, "/nodes/node-1", "application/json", ""),
+        (Method::PUT, "/nodes/node-1", "application/json", NODE),
+        (Method::POST, "/nodes/node-1/state", "application/json", state),
+        (Method::DELETE, "/nodes/node-1", "application/json", ""),
+        (Method::POST, "/intents", "application/cloudevents+json", event.as_str()),
+    ] {
+        for (tag, status) in [
+            (old.as_str(), 412),
+            (other_content.as_str(), 412),
+            (new.as_str(), 200),
+            (several.as_str(), 200),
+            ("\"1\"", 200),
+            ("\"1-0\"", 200),
+        ] {
+            let headers = [("content-type", media), ("if-match", tag)];
+            let answer = world.send(request(method.clone(), path, &headers, body.to_owned())).await;
+            assert_eq!(answer.status.as_u16(), status, "{method} {path} {tag}: {:?}", answer.body);
+            if status == 412 && method != Method::HEAD {
+                assert_eq!((answer.problem().0, &answer.json()["version"]), (412, &1.into()));
+            }
+            let asked = world.asked.lock().expect("no panic").pop();
+            let is_write = method != Method::GET && method != Method::HEAD;
+            assert_eq!(asked.is_some(), is_write && status == 200, "{method} {path} {tag}");
+        }
+    }
+    let headers = [("content-type", "application/cloudevents+json"), ("if-match", old.as_str())];
+    let dry = world.send(request(Method::POST, "/dry-run", &headers, event)).await.json();
+    assert_eq!(dry["intents"][0]["answer"]["status"], 412, "{dry}");
+    world.commit(&[r#"node.deleted.v1 {"name":"node-1"}"#]);
+    let headers = [JSON, ("if-match", old.as_str())];
+    world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
+    assert_eq!(world.asked.lock().expect("no panic").len(), 1, "the decider answers for a missing entity");
+}
+
+#[tokio::test]
+async fn a_repeat_gets_its_verdict_though_its_etag_is_of_a_deleted_entity() {
+    let world = ServedFleet::new();
+    // The position of the verdicts.
+    world.touch("node-2", 4);
+    world.decide(accepted(IntentOutcome::Changed, 2));
+    let tag = world.get("/nodes/node-1").await.header("etag").to_owned();
+    let send = async |key: &str, body: &'static str| {
+        let headers = [JSON, ("if-match", tag.as_str()), ("idempotency-key", key)];
+        let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, body)).await;
+        (answer.status.as_u16(), world.asked.lock().expect("no panic").pop())
+    };
+    let (status, asked) = send("k1", NODE).await;
+    assert_eq!(status, 200);
+    let asked = asked.expect("an intent");
+    let verdict = json!({
+        "key": asked.key(), "digest": asked.digest(), "at": START, "outcome": "changed",
+        "subject": "node/node-1", "version": 2,
+    });
+    world.commit(&[&format!("intent.accepted.v1 {verdict}")]);
+    replace_node(&world);
+    let (status, repeated) = send("k1", NODE).await;
+    assert_eq!((status, repeated), (200, Some(asked)), "the decider has the verdict");
+    let other = r#"{"spec":{"domain":"d2","resources":{}}}"#;
+    assert!(send("k1", other).await.1.is_some(), "the decider refuses the key");
+    assert_eq!(send("k2", NODE).await, (412, None), "another key is a new intent");
+}
+
+#[tokio::test]
+async fn a_condition_that_the_entity_must_not_exist_is_refused_in_its_own_words() {
+    let world = ServedFleet::new();
+    world.decide(|_| {
+        let detail = "the expected version is 0, and the current version is 4";
+        let refusal = Refusal { version: Some(4), ..Refusal::new(RefusalCode::VersionConflict, detail) };
+        Some(Verdict { position: Position::new(9), is_recorded: true, result: Arc::new(Err(refusal)) })
+    });
+    let put = async |header| {
+        let answer = world.send(request(Method::PUT, "/nodes/node-1", &[JSON, header], NODE)).await;
+        assert_eq!((answer.problem().0, &answer.json()["version"]), (412, &4.into()));
+        answer.json()["detail"].as_str().expect("text").to_owned()
+    };
+    assert_eq!(put(("if-none-match", "*")).await, "cannot create node/node-1: it exists, at version 4");
+    assert!(put(("if-match", "\"3\"")).await.contains("the current version is 4"));
 }
 
 #[tokio::test]

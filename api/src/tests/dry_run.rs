@@ -140,6 +140,19 @@ async fn what_is_wrong_with_a_dry_run_is_reported() {
 }
 
 #[tokio::test]
+async fn a_refusal_in_a_dry_run_points_to_the_data_of_its_event() {
+    let world = ServedFleet::new();
+    let spec = json!({"domain": "d1", "resources": {"cpu": 4000, "memory": 1}});
+    let refused = event("1", "node.apply", &json!({"name": "node-1", "cluster": "nowhere", "spec": spec}));
+    let batch = json!([event("2", "cluster.delete", &json!({"name": "local"})), refused]);
+    for (body, index, pointer) in [(&refused, 0, "/data/cluster"), (&batch, 1, "/1/data/cluster")] {
+        let answer = run(&world, "/dry-run", body).await.json();
+        let answer = &answer["intents"][index]["answer"];
+        assert_eq!(answer["errors"][0]["pointer"], pointer, "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn dry_runs_wait_in_the_queue_of_folds() {
     let world = ServedFleet::new();
     let good = event("1", "cluster.delete", &json!({"name": "local"}));

@@ -120,6 +120,48 @@ async fn an_answer_without_a_body_claims_no_length() {
 }
 
 #[tokio::test]
+async fn an_answer_to_head_has_the_length_of_that_to_get_or_none() {
+    let mut world = ServedFleet::new();
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("0.out.1"), "one\n").expect("a file");
+    world.app.logs = Arc::new(LogDirectory(directory));
+    let server = start(&world).await;
+    let id = IncarnationId::issue(LINEAGE, Position::new(3));
+    let logs = format!("/v1/fleets/default/incarnations/{id}/logs?stream=out&process=0");
+    for (path, status, has_length) in [
+        ("/livez", 200, true),
+        ("/v1/openapi.json", 200, true),
+        ("/v1/fleets/default/nodes", 200, true),
+        ("/v1/fleets/default/nodes/node-1", 200, true),
+        ("/v1/fleets/default/events?follow=false", 200, false),
+        (&logs, 200, false),
+        ("/v1/fleets/default/nodes/node-9", 404, false),
+        ("/v1/fleets/default/nodes?x=1", 400, false),
+        ("/v1/fleets/default/intents", 405, false),
+        ("/nowhere", 404, false),
+    ] {
+        let ask = async |method: &str, more: &str| {
+            let text =
+                format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{more}\r\n");
+            let answer = ask(server.address, &text).await.to_ascii_lowercase();
+            let length =
+                answer.lines().find_map(|line| line.strip_prefix("content-length: ").map(str::to_owned));
+            (answer, length)
+        };
+        let (head, length) = ask("HEAD", "").await;
+        assert!(head.starts_with(&format!("http/1.1 {status}")), "{path}: {head}");
+        assert!(head.ends_with("\r\n\r\n"), "{path} has no body: {head}");
+        assert_eq!(length.is_some(), has_length, "{path}: {head}");
+        if has_length {
+            assert_eq!(ask("GET", "").await.1, length, "{path}");
+        }
+    }
+    let small = "HEAD /v1/openapi.json HTTP/1.1\r\nhost: localhost\r\naccept-encoding: gzip\r\nconnection: close\r\n\r\n";
+    let small = ask(server.address, small).await.to_ascii_lowercase();
+    assert!(small.contains("content-encoding: gzip") && !small.contains("content-length"), "{small}");
+}
+
+#[tokio::test]
 async fn connections_are_limited_and_the_excess_is_notified() {
     let world = ServedFleet::with(HttpLimits { connections: 1, ..HttpLimits::default() });
     let server = start(&world).await;

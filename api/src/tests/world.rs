@@ -31,6 +31,8 @@ use crate::{
 
 pub(super) const FLEET: &str = "/v1/fleets/default";
 pub(super) const LINEAGE: Lineage = Lineage::from_random(7);
+/// Time of the first records of a journal.
+pub(super) const START: Time = Time::from_micros(1_795_251_600_000_000);
 
 /// Verdict of the test decider for a request; `None` if it does not answer.
 pub(super) type TestVerdict = dyn Fn(&intent::IntentRequest) -> Option<Verdict> + Send;
@@ -206,13 +208,17 @@ impl ServedFleet {
 
     /// Commits one record of facts, each written as its type and its data.
     pub(super) fn commit(&self, facts: &[&str]) {
+        self.commit_at(START, facts);
+    }
+
+    /// Commits one record of facts at a time.
+    pub(super) fn commit_at(&self, now: Time, facts: &[&str]) {
         let mut draft = RecordDraft::new();
         for text in facts {
             let (type_name, data) = text.split_once(' ').expect("type and data");
             let fact = Fact::read(type_name, data).expect("a known type").expect(text);
             draft.push(&Event::Fact { cause: Position::FIRST, fact }.line()).expect("space");
         }
-        let now = Time::from_micros(1_795_251_600_000_000);
         let parts = match self.journal.head() {
             None => genesis(&self.by, now, self.lineage),
             Some(head) => head.follow(&self.by, now, None),

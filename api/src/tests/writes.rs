@@ -33,9 +33,17 @@ pub(super) fn accepted(
 }
 
 fn refused(code: RefusalCode) -> impl Fn(&intent::IntentRequest) -> Option<Verdict> + Send {
+    refused_at(code, "/spec/domain")
+}
+
+/// Returns a refusal that points into the intent.
+pub(super) fn refused_at(
+    code: RefusalCode,
+    pointer: &'static str,
+) -> impl Fn(&intent::IntentRequest) -> Option<Verdict> + Send {
     move |_| {
         let refusal =
-            Refusal { version: Some(4), ..Refusal::new(code, "so it is").at("/spec/domain", "not this one") };
+            Refusal { version: Some(4), ..Refusal::new(code, "so it is").at(pointer, "not this one") };
         Some(Verdict { position: Position::new(9), is_recorded: true, result: Arc::new(Err(refusal)) })
     }
 }
@@ -370,6 +378,48 @@ async fn each_refusal_is_a_problem_of_its_own_status() {
     let headers = [("content-type", "application/json"), ("if-match", "\"3\"")];
     let answer = world.send(request(Method::PUT, "/nodes/node-1", &headers, NODE)).await;
     assert_eq!(answer.problem().0, 412);
+}
+
+#[tokio::test]
+async fn a_refusal_points_to_the_path_the_query_or_the_body_that_was_sent() {
+    let world = ServedFleet::new();
+    let id = OperationId::issue(LINEAGE, Position::new(8));
+    let (approve, reject) = (format!("/operations/{id}/approve"), format!("/operations/{id}/reject"));
+    let hash = r#"{"hash":"9f86d081884c7d659a2feaa0c55ad015"}"#;
+    let many = format!(r#"{{"operations":["{id}"]}}"#);
+    for (method, path, body, pointer, part, found) in [
+        (Method::PUT, "/nodes/node-1", NODE, "/name", "path", "/name"),
+        (Method::PUT, "/nodes/node-1", NODE, "/spec/domain", "body", "/spec/domain"),
+        (Method::DELETE, "/nodes/node-1?cascade=yes", "", "/cascade", "query", "/cascade"),
+        (Method::DELETE, "/nodes/node-1", r#"{"cascade":"yes"}"#, "/cascade", "body", "/cascade"),
+        (
+            Method::POST,
+            "/plans/p/deployments",
+            r#"{"name":"d1","spec":{"count":1}}"#,
+            "/name",
+            "body",
+            "/name",
+        ),
+        (
+            Method::POST,
+            "/plans/p/deployments",
+            r#"{"name":"d1","spec":{"count":1}}"#,
+            "/plan",
+            "path",
+            "/plan",
+        ),
+        (Method::POST, "/nodes/node-1/disruptions/d/complete", "", "/node", "path", "/node"),
+        (Method::POST, &approve, hash, "/operations/0", "path", "/id"),
+        (Method::POST, &approve, hash, "/operations/0/hash", "body", "/hash"),
+        (Method::POST, &reject, "", "/operations/0", "path", "/id"),
+        (Method::POST, "/operations/reject", &many, "/operations/0", "body", "/operations/0"),
+    ] {
+        world.decide(refused_at(RefusalCode::InvalidTransition, pointer));
+        let answer = world.put(method, path, body.to_owned()).await;
+        assert_eq!(answer.problem().0, 409, "{path}: {:?}", answer.body);
+        let fault = &answer.json()["errors"][0];
+        assert_eq!((&fault["in"], &fault["pointer"]), (&part.into(), &found.into()), "{path} {pointer}");
+    }
 }
 
 #[tokio::test]

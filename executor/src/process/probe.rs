@@ -34,6 +34,11 @@ const LATE: Duration = Duration::from_millis(250);
 /// Maximum time between two attempts of a readiness probe that does not pass.
 const EAGER: Duration = Duration::from_millis(200);
 
+/// Maximum bytes of an answer that are read after its status.
+const MAX_REST: u64 = 64 << 10;
+/// Maximum time in which the rest of an answer is read, within the timeout of the probe.
+const MAX_READ: Duration = Duration::from_secs(1);
+
 /// Probes of one incarnation. They end when this is dropped.
 #[derive(Debug)]
 pub(super) struct ProbeSet {
@@ -158,13 +163,14 @@ fn show(shown: &watch::Sender<Vec<ProbedStatus>>, number: usize, change: impl Fn
 async fn watch_readiness(target: &ProbeTarget, timing: ProbeTiming, show: impl Fn(ProbeOutcome)) {
     let mut count = AttemptCount::new(timing);
     loop {
-        let attempt = target.attempt(timing.timeout()).await;
+        let (attempt, rest) = target.attempt(timing.timeout()).await;
         if let Some(outcome) = count.add(&attempt) {
             show(outcome);
         }
         let failed = matches!(attempt, Err(AttemptFailure::OfProcess(_)));
         let calm = count.outcome == ProbeOutcome::Passes && !failed;
-        sleep(if calm { timing.period() } else { timing.period().min(EAGER) }).await;
+        let pause = if calm { timing.period() } else { timing.period().min(EAGER) };
+        tokio::join!(sleep(pause), discard(rest));
     }
 }
 
@@ -174,12 +180,13 @@ async fn watch_liveness(target: &ProbeTarget, timing: ProbeTiming, show: impl Fn
     let mut count = AttemptCount::new(timing);
     sleep(timing.initial_delay()).await;
     loop {
-        match count.add(&target.attempt(timing.timeout()).await) {
+        let (attempt, rest) = target.attempt(timing.timeout()).await;
+        match count.add(&attempt) {
             Some(ProbeOutcome::Fails(error)) => show(Some(error)),
             Some(ProbeOutcome::Passes) => show(None),
             Some(ProbeOutcome::Unknown) | None => {}
         }
-        sleep(timing.period()).await;
+        tokio::join!(sleep(timing.period()), discard(rest));
     }
 }
 
@@ -255,23 +262,46 @@ impl AttemptCount {
     }
 }
 
+/// Connection whose answer was read as far as its status. To close it before it is read would be an error in the server.
+#[derive(Debug)]
+struct UnreadAnswer {
+    stream: TcpStream,
+    /// Time left to read the rest.
+    patience: Duration,
+}
+
+/// Reads the rest of an answer, so that the server can send all of it. The outcome of the attempt is known: an answer that
+/// is long, late or cut off is closed without an error.
+async fn discard(rest: Option<UnreadAnswer>) {
+    let Some(UnreadAnswer { stream, patience }) = rest else { return };
+    let mut rest = stream.take(MAX_REST);
+    let _ = timeout(patience, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
+}
+
 impl ProbeTarget {
-    async fn attempt(&self, patience: Duration) -> Result<(), AttemptFailure> {
+    /// Makes an attempt. The rest of the answer, if any, is for [`discard`].
+    async fn attempt(&self, patience: Duration) -> (Result<(), AttemptFailure>, Option<UnreadAnswer>) {
         let began = Instant::now();
         match timeout(patience, self.answers()).await {
-            Ok(answer) => answer,
-            Err(_) if began.elapsed() <= patience + LATE => {
-                Err(AttemptFailure::OfProcess(ProbeError::Timeout))
+            Ok(Ok((outcome, stream))) => {
+                let patience = patience.saturating_sub(began.elapsed()).min(MAX_READ);
+                (outcome, stream.map(|stream| UnreadAnswer { stream, patience }))
             }
-            Err(_) => Err(AttemptFailure::OfExecutor("the executor was delayed".to_owned())),
+            Ok(Err(failure)) => (Err(failure), None),
+            Err(_) if began.elapsed() <= patience + LATE => {
+                (Err(AttemptFailure::OfProcess(ProbeError::Timeout)), None)
+            }
+            Err(_) => (Err(AttemptFailure::OfExecutor("the executor was delayed".to_owned())), None),
         }
     }
 
-    async fn answers(&self) -> Result<(), AttemptFailure> {
+    /// Returns the outcome by the status of the answer, and the connection with the rest of it. An error is a failure before
+    /// the status.
+    async fn answers(&self) -> Result<(Result<(), AttemptFailure>, Option<TcpStream>), AttemptFailure> {
         let of_connect = |error: io::Error| failure(&error, unconnected(error.kind()));
         let cut = |error: io::Error| failure(&error, ProbeError::Closed);
         let mut stream = TcpStream::connect(&self.address).await.map_err(of_connect)?;
-        let Some(path) = &self.path else { return Ok(()) };
+        let Some(path) = &self.path else { return Ok((Ok(()), None)) };
         let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
         stream.write_all(request.as_bytes()).await.map_err(cut)?;
         // Twelve bytes suffice: `HTTP/1.1 200`.
@@ -280,8 +310,8 @@ impl ProbeTarget {
         let code = head.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(1..)?.strip_prefix(b" "));
         let code = code.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u16>().ok());
         match code {
-            Some(200..=299) => Ok(()),
-            Some(code) => Err(AttemptFailure::OfProcess(ProbeError::Status { code })),
+            Some(200..=299) => Ok((Ok(()), Some(stream))),
+            Some(code) => Ok((Err(AttemptFailure::OfProcess(ProbeError::Status { code })), Some(stream))),
             None => Err(AttemptFailure::OfProcess(ProbeError::NotHttp)),
         }
     }
@@ -371,11 +401,70 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let target = ProbeTarget { address, path: Some("/".into()) };
         let patience = Duration::from_millis(50);
-        assert_eq!(target.attempt(patience).await, LATE, "the server does not respond");
-        let (attempt, ()) = tokio::join!(target.attempt(patience), async {
+        assert_eq!(target.attempt(patience).await.0, LATE, "the server does not respond");
+        let ((attempt, _), ()) = tokio::join!(target.attempt(patience), async {
             std::thread::sleep(patience + super::LATE * 2);
         });
         assert!(matches!(attempt, Err(AttemptFailure::OfExecutor(_))), "the thread was delayed: {attempt:?}");
+    }
+
+    #[tokio::test]
+    async fn the_answer_is_read_before_its_connection_is_closed() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let target = ProbeTarget { address, path: Some("/".into()) };
+        let patience = Duration::from_mins(1);
+        for (status, wanted) in [("200 OK", None), ("503 Busy", Some(ProbeError::Status { code: 503 }))] {
+            let serve = async {
+                let (mut stream, _) = listener.accept().await?;
+                let mut bytes = [0; 1024];
+                let _ = stream.read(&mut bytes).await?;
+                stream.write_all(format!("HTTP/1.1 {status}\r\n\r\n").as_bytes()).await?;
+                stream.write_all(&vec![b'x'; 60_000]).await?;
+                stream.shutdown().await?;
+                // A connection that is closed with unread bytes is reset.
+                stream.read(&mut bytes).await
+            };
+            let probe = async {
+                let (attempt, rest) = target.attempt(patience).await;
+                discard(rest).await;
+                attempt
+            };
+            let (served, attempt) = tokio::join!(serve, probe);
+            assert_eq!(served.expect("an orderly end"), 0, "{status}");
+            assert_eq!(attempt, wanted.map_or(Ok(()), |error| Err(AttemptFailure::OfProcess(error))));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_an_end_passes_and_is_not_read_forever() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let target = ProbeTarget { address, path: Some("/".into()) };
+        for (why, body, patience) in [
+            ("it has more bytes than are read", &[b'x'; 1024][..], Duration::from_mins(1)),
+            ("its connection stays open", &[][..], Duration::from_millis(200)),
+        ] {
+            let serve = async {
+                let (mut stream, _) = listener.accept().await?;
+                stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await?;
+                while !body.is_empty() {
+                    stream.write_all(body).await?;
+                }
+                // The request, and the end of the connection.
+                while stream.read(&mut [0; 1024]).await? > 0 {}
+                Ok::<_, io::Error>(())
+            };
+            let probe = async {
+                let (attempt, rest) = target.attempt(patience).await;
+                assert!(rest.is_some(), "{why}");
+                discard(rest).await;
+                attempt
+            };
+            // The server may find its connection reset.
+            let (_, attempt) = tokio::join!(serve, probe);
+            assert_eq!(attempt, Ok(()), "{why}");
+        }
     }
 
     #[test]

@@ -185,11 +185,32 @@ fn fields(kind: EntityKind, item: &Value) -> Result<String, CliError> {
             Value::Object(_) if kind == EntityKind::Policy && name == "spec" => {
                 columns(&mut text, kind, item)?;
             }
-            Value::Object(_) | Value::Array(_) => parts(&mut text, name, &label, value)?,
+            Value::Object(_) | Value::Array(_) => {
+                if let Some(value) = without_empty(value) {
+                    parts(&mut text, name, &label, &value)?;
+                }
+            }
             other => add(&mut text, format_args!("{label} {other}\n")),
         }
     }
     Ok(text)
+}
+
+/// Returns a value without the fields in it that are null or empty; `None` if nothing is left. Elements of lists keep their places.
+fn without_empty(value: &Value) -> Option<Value> {
+    match value {
+        Value::Null => None,
+        Value::Object(parts) => {
+            let parts = parts.iter().filter_map(|(name, part)| Some((name.clone(), without_empty(part)?)));
+            let parts: serde_json::Map<_, _> = parts.collect();
+            (!parts.is_empty()).then_some(Value::Object(parts))
+        }
+        Value::Array(items) if items.is_empty() => None,
+        Value::Array(items) => {
+            Some(items.iter().map(|item| without_empty(item).unwrap_or_else(|| item.clone())).collect())
+        }
+        other => Some(other.clone()),
+    }
 }
 
 /// Formats a field that has a unit as manifests write it; `None` for other fields.
@@ -300,5 +321,24 @@ mod tests {
         let wanted = "  rule:          approve\n  kinds:         update\n  plans:         all\n  domains:       all\n  \
                       windows:       sat 22:00 for 1h\n  max in flight: 3\n";
         assert!(text.contains(wanted), "{text}");
+    }
+
+    #[test]
+    fn parts_that_are_null_or_empty_are_omitted_and_zeros_are_shown() {
+        let process = json!({
+            "payload": "web", "index": 0, "pid": 7, "addresses": [], "object": null, "since": null, "resets": 0, "status": "ready",
+        });
+        let item = json!({
+            "name": "web-7f3k", "processes": [process], "rest": {"a": {"b": null}},
+        });
+        let text = fields(EntityKind::Replica, &item).expect("an object");
+        for gone in ["addresses", "object", "since", "rest"] {
+            assert!(!text.contains(gone), "{text}");
+        }
+        for kept in ["payload: web", "index: 0", "resets: 0", "status: ready"] {
+            assert!(text.contains(kept), "{kept}: {text}");
+        }
+        let kept = json!({"gpu": "", "pair": [null, {}], "off": false});
+        assert_eq!(without_empty(&kept), Some(kept));
     }
 }

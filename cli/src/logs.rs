@@ -1,5 +1,6 @@
 //! `logs`: output of the processes of an incarnation.
 
+use std::collections::BTreeSet;
 use std::io::Read as _;
 
 use chancery_events::id::IncarnationId;
@@ -8,6 +9,8 @@ use serde_json::Value;
 use super::client::{ApiClient, CommandIo};
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
+use super::event_summary::EventSummary;
+use super::events;
 use super::flags::LogsArgs;
 use super::get::{list, one};
 use super::kind::{self, EntityKind, KindNaming as _};
@@ -30,9 +33,11 @@ pub(super) fn run(logs: &LogsArgs, io: &mut CommandIo<'_>) -> Result<(), CliErro
                 short_id::resolve(io.client, EntityKind::Incarnation, replica)
                     .map_err(|other| if other.exit == CliExit::NotFound { error } else { other })?
             }
-            found => found?,
+            found => found.map_err(|error| with_past(error, replica, logs, io.client))?,
         },
-        ((_, replica), true) => previous(replica, io.client)?,
+        ((_, replica), true) => {
+            previous(replica, io.client).map_err(|error| with_past(error, replica, logs, io.client))?
+        }
     };
     let stream = match (logs.stdout, logs.stderr) {
         (true, false) => Some("out"),
@@ -86,6 +91,38 @@ fn whose(of: &str) -> Result<(EntityKind, &str), CliError> {
     }
 }
 
+/// Adds to the error about a replica that does not exist which command shows its last output, if the journal has an incarnation
+/// of it: the rows of its incarnations were deleted with it, and the output of the newest ended incarnations is kept.
+fn with_past(error: CliError, replica: &str, logs: &LogsArgs, client: &ApiClient<'_>) -> CliError {
+    // An error that names incarnations is about a replica that exists.
+    if error.exit != CliExit::NotFound || !error.message.starts_with(&unread(replica)) {
+        return error;
+    }
+    // A history that cannot be read adds nothing to the error.
+    let events = events::past(EntityKind::Replica, replica, client).unwrap_or_default();
+    match started(&events, logs.previous) {
+        None => error,
+        Some(id) => {
+            CliError { message: format!("{}\ntry: chancery logs incarnation/{id}", error.message), ..error }
+        }
+    }
+}
+
+/// Start of the error about a replica that cannot be read.
+fn unread(replica: &str) -> String {
+    format!("cannot read {}/{replica}: ", EntityKind::Replica.word())
+}
+
+/// Returns the last incarnation that the events of a replica start, or the one before it; of a single one, that one.
+fn started(events: &[Value], before: bool) -> Option<&str> {
+    let starts = events.iter().filter(|event| EventSummary(event).type_name() == "incarnation.started");
+    // Ids sort in the order of their issue.
+    let ids: BTreeSet<_> = starts.filter_map(|event| event["data"]["incarnation"].as_str()).collect();
+    let mut newest = ids.into_iter().rev();
+    let last = newest.next();
+    if before { newest.next().or(last) } else { last }
+}
+
 /// Returns the incarnation of a replica before its current or last one.
 fn previous(replica: &str, client: &ApiClient<'_>) -> Result<String, CliError> {
     let latest = latest(replica, client)?;
@@ -117,4 +154,52 @@ fn latest(replica: &str, client: &ApiClient<'_>) -> Result<String, CliError> {
             format!("cannot read logs of replica/{replica}: it has had no incarnation"),
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use serde_json::json;
+
+    use super::*;
+    use crate::tests::fake::{FakeAction, FakeCli, context, serve};
+
+    #[test]
+    fn the_error_about_a_deleted_replica_names_its_incarnation() {
+        let event =
+            |kind: &str, id: &str| json!({ "position": 9, "type": kind, "data": { "incarnation": id } });
+        let (first, second, unwound) = ("id-1", "id-2", "id-3");
+        let events = [
+            event("incarnation.reserved.v1", first),
+            event("incarnation.started.v1", first),
+            event("incarnation.started.v1", second),
+            event("incarnation.ended.v1", unwound),
+        ];
+        let gone = "web-7f3k is deleted; its history remains";
+        let advice = |id: &str| format!("\ntry: chancery logs incarnation/{id}");
+        for (events, previous, wanted) in [
+            (&events[..], false, advice(second)),
+            (&events[..], true, advice(first)),
+            (&events[..2], true, advice(first)),
+            (&events[..1], false, String::new()),
+        ] {
+            let problem = json!({
+                "status": 410, "code": "gone", "title": "T", "detail": format!("replica/{gone}"), "retryable": false,
+            });
+            let page = json!({ "items": events, "next_from": null });
+            let (server, asked) = serve(vec![
+                FakeAction::Respond(410, problem.to_string()),
+                FakeAction::Respond(200, page.to_string()),
+            ]);
+            let flag = if previous { " --previous" } else { "" };
+            let line = format!("chancery logs web-7f3k{flag}");
+            let cli = FakeCli::try_parse_from(line.split(' ')).expect("a command line");
+            let error =
+                crate::run(&cli.command, &context(server, None), &mut Vec::new()).expect_err("deleted");
+            let message = format!("cannot read replica/web-7f3k: replica/{gone}{wanted}");
+            assert_eq!((error.exit, error.message), (CliExit::NotFound, message));
+            let asked: Vec<_> = asked.try_iter().map(|request| request.line).collect();
+            assert!(asked[1].contains("/replicas/web-7f3k/history?"), "{asked:?}");
+        }
+    }
 }

@@ -107,7 +107,7 @@ fn the_page_of_a_plan_shows_what_it_requests_and_the_progress_of_that() {
     let wanted = format!(
         "\
 plan/nginx-deployment-plan
-  State:       active
+  Activity:    active
   Generation:  1
   Row version: 3
   Spread:      even, rack-1 2, rack-2 1

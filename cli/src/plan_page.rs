@@ -50,7 +50,7 @@ impl PlanPage<'_> {
         let plan = self.plan;
         let mut text = format!("plan/{}\n", plan.name);
         let fields = [
-            ("State", plan.activity.to_string()),
+            ("Activity", plan.activity.to_string()),
             ("Message", plan.message.clone()),
             ("Generation", plan.generation.to_string()),
             ("Row version", plan.version.to_string()),

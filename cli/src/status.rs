@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use chancery_events::lifecycle::DeploymentStatus;
 use chancery_events::spec::DisruptionState;
 use chancery_events::text::counted;
 use chancery_projector::rows::{ClusterRow, NodeRow, PlanRow};
@@ -14,7 +15,7 @@ use super::disruption;
 use super::error::CliError;
 use super::get::{json_text, list, yaml_text};
 use super::kind::EntityKind;
-use super::table::add;
+use super::table::{TextTable, add};
 
 /// Maximum number of rows of each section.
 const MOST: usize = 10;
@@ -31,6 +32,55 @@ struct StatusSection {
     /// Command that helps with them.
     advice: &'static str,
 }
+
+/// Section of the entities that a filter of the server selects.
+struct ListedSection {
+    title: &'static str,
+    kind: EntityKind,
+    filter: (&'static str, &'static str),
+    advice: &'static str,
+}
+
+/// Sections of what waits for a person or for a node.
+const WAITING: &[ListedSection] = &[
+    ListedSection {
+        title: "Pending requests",
+        kind: EntityKind::Request,
+        filter: ("state", "pending"),
+        advice: "chancery approve request/ID",
+    },
+    ListedSection {
+        title: "Operations pending approval",
+        kind: EntityKind::Operation,
+        filter: ("state", "pending_approval"),
+        advice: "chancery approve",
+    },
+    ListedSection {
+        title: "Operations without a node",
+        kind: EntityKind::Operation,
+        filter: ("state", "preparing"),
+        advice: "chancery describe plan/PLAN",
+    },
+];
+
+/// Sections of what makes no progress or has failed.
+const FAILING: &[ListedSection] = &[
+    ListedSection {
+        title: "Stalled deployments",
+        kind: EntityKind::Deployment,
+        filter: ("stalled", "yes"),
+        advice: "chancery describe deployment/PLAN/NAME",
+    },
+    ListedSection {
+        title: "Failed replicas",
+        kind: EntityKind::Replica,
+        filter: ("phase", "failed"),
+        advice: "chancery describe replica/NAME",
+    },
+];
+
+/// Part of the message of a deployment whose canary is ready: it waits only for a person. The row has no field for this.
+const AWAITS_PROMOTION: &str = "waits for the promotion of its canary";
 
 /// Numbers of a fleet, and sections of what waits and what failed.
 struct StatusOverview {
@@ -62,6 +112,54 @@ pub(super) fn run(io: &mut CommandIo<'_>) -> Result<(), CliError> {
         OutputFormat::Yaml => yaml_text(&summary.json(), io.out),
         _ => Ok(io.out.write_all(summary.page()?.as_bytes())?),
     }
+}
+
+/// Reads the deployments whose canaries wait for promotion, and those that have failed, with one request.
+fn read_deployments(client: &ApiClient<'_>) -> Result<(StatusSection, StatusSection), CliError> {
+    let states = format!("{},{}", DeploymentStatus::InProgress, DeploymentStatus::Failed);
+    let mut items = list(client, EntityKind::Deployment, &[("state", states)], u64::MAX)?.items;
+    newest_first(&mut items);
+    let failed = DeploymentStatus::Failed.word();
+    let (failed, open): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| item["state"] == failed);
+    let canaries: Vec<_> = open.into_iter().filter(awaits_promotion).collect();
+    let section = |title, items: Vec<Value>, advice| StatusSection {
+        title,
+        kind: EntityKind::Deployment,
+        count: items.len(),
+        items,
+        advice,
+    };
+    Ok((
+        section("Canaries to be promoted or rolled back", canaries, "chancery promote deployment/PLAN/NAME"),
+        section("Failed deployments, the last ones first", failed, "chancery describe deployment/PLAN/NAME"),
+    ))
+}
+
+/// Whether a deployment in progress waits for a person to promote its canary.
+fn awaits_promotion(deployment: &Value) -> bool {
+    deployment["message"].as_str().is_some_and(|message| message.contains(AWAITS_PROMOTION))
+}
+
+fn newest_first(items: &mut [Value]) {
+    items.sort_by_cached_key(|item| std::cmp::Reverse(item["position"].as_u64()));
+}
+
+/// Returns the table of a section. That of operations has their plans, which the advice below it names.
+fn section_table(kind: EntityKind, items: &[Value]) -> Result<TextTable, CliError> {
+    let plain = table(kind, items, false)?;
+    if kind != EntityKind::Operation {
+        return Ok(plain);
+    }
+    let at = plain.heads().position(|head| head == "REPLICA").unwrap_or(0);
+    let with = |mut cells: Vec<String>, cell: &str| {
+        cells.insert(at, cell.to_owned());
+        cells
+    };
+    let mut rows = TextTable::new(with(plain.heads().map(str::to_owned).collect(), "PLAN"));
+    for (cells, item) in plain.cells().zip(items) {
+        rows.add(with(cells.map(str::to_owned).collect(), item["plan"].as_str().unwrap_or_default()));
+    }
+    Ok(rows)
 }
 
 impl StatusOverview {
@@ -99,64 +197,41 @@ impl StatusOverview {
             summary.pending_operations += count_of(&row, "pending_approval");
             summary.preparing += count_of(&row, "preparing");
         }
-        let sections: [(_, _, &[(&str, &str)], _); 6] = [
-            ("Pending requests", EntityKind::Request, &[("state", "pending")], "chancery approve request/ID"),
-            (
-                "Operations pending approval",
-                EntityKind::Operation,
-                &[("state", "pending_approval")],
-                "chancery approve",
-            ),
-            (
-                "Operations without a node",
-                EntityKind::Operation,
-                &[("state", "preparing")],
-                "chancery describe plan/NAME",
-            ),
-            (
-                "Stalled deployments",
-                EntityKind::Deployment,
-                &[("stalled", "yes")],
-                "chancery describe deployment/PLAN/NAME",
-            ),
-            (
-                "Failed replicas",
-                EntityKind::Replica,
-                &[("phase", "failed")],
-                "chancery describe replica/NAME",
-            ),
-            (
-                "Failed deployments, the last ones first",
-                EntityKind::Deployment,
-                &[("state", "failed")],
-                "chancery describe deployment/PLAN/NAME",
-            ),
-        ];
-        for (title, kind, filters, advice) in sections {
-            let filters: Vec<_> = filters.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
-            // Rows of plans have some counts; servers count no others.
-            let counted = match kind {
-                EntityKind::Operation if filters.iter().any(|(_, state)| state == "preparing") => {
-                    Some(summary.preparing)
-                }
-                EntityKind::Operation => Some(summary.pending_operations),
-                EntityKind::Replica => Some(summary.failed),
-                _ => None,
-            };
-            if counted == Some(0) {
-                continue;
-            }
-            // The newest of few, and some of many.
-            let most = counted.filter(|count| *count > FEW).map_or(u64::MAX, |_| MOST as u64);
-            let mut items = list(client, kind, &filters, most)?.items;
-            items.sort_by_cached_key(|item| std::cmp::Reverse(item["position"].as_u64()));
-            let count = counted.map_or(items.len(), |count| usize::try_from(count).unwrap_or(usize::MAX));
-            if kind == EntityKind::Request {
-                summary.pending_others += count as u64;
-            }
-            summary.add_section(StatusSection { title, kind, items, count, advice });
+        for listed in WAITING {
+            summary.add_listed(client, listed)?;
         }
+        let (canaries, failed) = read_deployments(client)?;
+        summary.add_section(canaries);
+        for listed in FAILING {
+            summary.add_listed(client, listed)?;
+        }
+        summary.add_section(failed);
         Ok(summary)
+    }
+
+    /// Reads a section that one filter selects, and adds it.
+    fn add_listed(&mut self, client: &ApiClient<'_>, listed: &ListedSection) -> Result<(), CliError> {
+        let ListedSection { title, kind, filter: (name, value), advice } = *listed;
+        // Rows of plans have some counts; servers count no others.
+        let counted = match kind {
+            EntityKind::Operation if value == "preparing" => Some(self.preparing),
+            EntityKind::Operation => Some(self.pending_operations),
+            EntityKind::Replica => Some(self.failed),
+            _ => None,
+        };
+        if counted == Some(0) {
+            return Ok(());
+        }
+        // The newest of few, and some of many.
+        let most = counted.filter(|count| *count > FEW).map_or(u64::MAX, |_| MOST as u64);
+        let mut items = list(client, kind, &[(name, value.to_owned())], most)?.items;
+        newest_first(&mut items);
+        let count = counted.map_or(items.len(), |count| usize::try_from(count).unwrap_or(usize::MAX));
+        if kind == EntityKind::Request {
+            self.pending_others += count as u64;
+        }
+        self.add_section(StatusSection { title, kind, items, count, advice });
+        Ok(())
     }
 
     /// Adds nodes, and the disruptions in their rows.
@@ -229,7 +304,7 @@ impl StatusOverview {
         line(&mut text, "approvals", &format!("{pending} pending"));
         for StatusSection { title, kind, items, count, advice } in &self.sections {
             let more = count.saturating_sub(items.len());
-            add(&mut text, format_args!("\n{title}\n{}", table(*kind, items, false)?.lines("  ")));
+            add(&mut text, format_args!("\n{title}\n{}", section_table(*kind, items)?.lines("  ")));
             if more > 0 {
                 add(&mut text, format_args!("  and {more} more\n"));
             }
@@ -239,5 +314,75 @@ impl StatusOverview {
             text.push_str("\nNothing waits, and nothing has failed.\n");
         }
         Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::fake::{FakeAction, context, serve};
+
+    fn page(items: &Value) -> FakeAction {
+        let page = json!({ "items": items, "next_page_token": null, "position": 1 });
+        FakeAction::Respond(200, page.to_string())
+    }
+
+    fn deployment(name: &str, state: &str, message: &str) -> Value {
+        json!({
+            "plan": "web", "name": name, "generation": 1, "count": 3, "coordinates": {}, "state": state, "message": message,
+            "strategy": { "canary": { "count": 1 } }, "requested_by": "ann", "active_set": "old",
+            "progress_deadline": 600_000, "auto_rollback": false, "rollback": null, "last_progress_at": null,
+            "stalled_at": null, "version": 3, "position": 12, "created_at": "2026-11-21T09:00:00Z",
+            "updated_at": "2026-11-21T09:00:00Z",
+        })
+    }
+
+    /// Returns the page and the JSON of a fleet that has only these deployments, and the paths that were requested.
+    fn shown(deployments: &Value) -> (String, Value, Vec<String>) {
+        let none = || page(&json!([]));
+        let (server, asked) = serve(vec![none(), none(), none(), none(), page(deployments), none()]);
+        let context = context(server, None);
+        let overview = StatusOverview::read(&ApiClient::new(&context)).expect("an overview");
+        let asked = asked.try_iter().map(|request| request.line).collect();
+        (overview.page().expect("a page"), overview.json(), asked)
+    }
+
+    #[test]
+    fn a_canary_that_is_ready_waits_for_a_person_and_one_that_starts_does_not() {
+        let ready = "1 of 3 ready in this version, 1 to be promoted or rolled back; waits for the promotion of its canary since \
+                     2026-11-21T09:00:00Z; to end the wait: promote or roll back deployment web/web-2";
+        let starts = "0 of 3 ready in this version, 1 to be promoted or rolled back; waits for operation x to complete";
+        let (text, all, asked) = shown(&json!([
+            deployment("web-2", "in_progress", ready),
+            deployment("web-3", "in_progress", starts),
+            deployment("web-1", "failed", "the probe failed"),
+        ]));
+        let canaries =
+            text.find("\nCanaries to be promoted or rolled back\n  PLAN  NAME ").expect("canaries");
+        let failed = text.find("\nFailed deployments, the last ones first\n").expect("failures");
+        let section = &text[canaries..failed];
+        assert!(section.contains("  web   web-2 ") && !section.contains("web-3"), "{text}");
+        assert!(section.ends_with("  try: chancery promote deployment/PLAN/NAME\n"), "{text}");
+        assert!(!text.contains("web-3") && text[failed..].contains("web-1"), "{text}");
+        let section = &all["sections"][0];
+        assert_eq!((&section["kind"], &section["count"]), (&json!("deployment"), &json!(1)), "{all}");
+        assert_eq!(section["items"][0]["name"], "web-2", "{all}");
+        assert!(asked[4].contains("/deployments?state=in_progress%2Cfailed&"), "{asked:?}");
+        let (text, ..) = shown(&json!([deployment("web-3", "in_progress", starts)]));
+        assert!(text.ends_with("\nNothing waits, and nothing has failed.\n"), "{text}");
+    }
+
+    #[test]
+    fn operations_are_listed_with_their_plan() {
+        let operation = json!({
+            "id": "00000000-0000-8252-8001-b24adb924579", "replica": "web-0100", "plan": "shop", "kind": "create",
+            "deployment": "d-1", "requested_by": null, "target_deployment": "d-1", "state": "preparing", "hash": null,
+            "node": null, "incarnation": null, "approved_by": null, "message": "", "version": 1, "position": 3,
+            "created_at": "2026-11-21T09:00:00Z", "updated_at": "2026-11-21T09:00:00Z",
+        });
+        let text = section_table(EntityKind::Operation, &[operation]).expect("a table").lines("");
+        let mut lines = text.lines().map(|line| line.split_whitespace().take(4).collect::<Vec<_>>());
+        assert_eq!(lines.next().expect("heads"), ["ID", "KIND", "PLAN", "REPLICA"]);
+        assert_eq!(lines.next().expect("a row"), ["00000000-0000-8252", "create", "shop", "web-0100"]);
     }
 }

@@ -122,3 +122,32 @@ fn a_stalled_deployment_is_counted_and_an_applied_one_that_waits_supersedes_it()
     let metrics = client.get("/metrics").text;
     assert!(metrics.contains("chancery_deployments_stalled{fleet=\"default\"} 0"), "{metrics}");
 }
+
+#[test]
+fn a_canary_that_is_ready_is_on_the_page_of_the_fleet_until_a_person_decides() {
+    let server = ServerProcess::start();
+    let client = server.client();
+    set_up(&client, &payload());
+    deploy(&client, "good", &good(), &json!({}));
+    reaches(&client, "good", "completed");
+    let before = client.items("replicas");
+    let canary = json!({"strategy": {"canary": {"count": 1}}});
+    deploy(&client, "next", &format!("true; {}", good()), &canary);
+    let page = until("the page has the canary", || {
+        let page = server.cli(&["status"]);
+        page.contains("\nCanaries to be promoted or rolled back\n").then_some(page)
+    });
+    assert!(page.contains("\n  try: chancery promote deployment/PLAN/NAME\n"), "{page}");
+    server.cli(&["promote", "deployment/web/next"]);
+    reaches(&client, "next", "completed");
+    let page = server.cli(&["status"]);
+    assert!(page.ends_with("\nNothing waits, and nothing has failed.\n"), "{page}");
+    // The canary has replaced one of the replicas.
+    let after = client.items("replicas");
+    let deleted = before.iter().find(|old| after.iter().all(|new| new["name"] != old["name"]));
+    let deleted = deleted.expect("one was deleted");
+    let (name, id) =
+        (deleted["name"].as_str().expect("a name"), deleted["incarnation"].as_str().expect("an id"));
+    let errors = String::from_utf8_lossy(&server.run(&["logs", name]).stderr).into_owned();
+    assert!(errors.contains(&format!("\ntry: chancery logs incarnation/{id}\n")), "{errors}");
+}

@@ -31,7 +31,7 @@ use super::units::{AnyCase, CpuAmount, DiskAmount, DurationText, MemoryAmount};
 pub(super) trait SpecForm: DeserializeOwned + JsonSchema {
     /// Type of the entity's name.
     type Name: DeserializeOwned + JsonSchema + PartialEq;
-    /// Whether the metadata may have labels.
+    /// Whether [`SpecForm::intent`] gets the labels of the metadata, and takes or refuses them. If not, any label is an error.
     const HAS_LABELS: bool = false;
     /// Takes the name out of the spec, where older manifests have it; `None` if the spec has no name.
     fn inner_name(&mut self) -> Option<Self::Name> {
@@ -66,10 +66,15 @@ impl SpecForm for NodeForm {
 
 impl SpecForm for PlanForm {
     type Name = PlanName;
+    const HAS_LABELS: bool = true;
     fn inner_name(&mut self) -> Option<PlanName> {
         self.name.take()
     }
-    fn intent(self, name: PlanName, _: NodeLabels) -> Result<Intent, FormFault> {
+    fn intent(self, name: PlanName, labels: NodeLabels) -> Result<Intent, FormFault> {
+        if !labels.is_empty() {
+            let what = "invalid labels: labels of a plan must be in spec.labels, not in metadata.labels";
+            return Err((what.to_owned(), "/metadata/labels".to_owned()));
+        }
         Ok(PlanApply { name, spec: self.into() }.into())
     }
 }

@@ -126,9 +126,9 @@ impl<'de> Visitor<'de> for StrategyVisitor {
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StrategyForm, A::Error> {
         let block = StrategyBlock::deserialize(MapAccessDeserializer::new(map))?;
         let strategy = block.strategy();
-        strategy
-            .map(StrategyForm)
-            .ok_or_else(|| A::Error::custom("invalid strategy: must be one of rolling, blue_green, canary"))
+        let fault =
+            || A::Error::custom("invalid strategy: must be exactly one of rolling, blue_green, canary");
+        strategy.map(StrategyForm).ok_or_else(fault)
     }
 }
 

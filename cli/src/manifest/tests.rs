@@ -308,6 +308,13 @@ fn kinds_are_applied_in_the_order_of_their_references() {
 }
 
 #[test]
+fn only_nodes_have_labels_in_their_metadata() {
+    let text = header("Cluster", "runtime: process").replace("name: x", "name: x\n  labels: {a: b}");
+    let error = read("f.yaml", &text).expect_err("labels").to_string();
+    assert_eq!(error, "f.yaml:5:11: invalid labels: only nodes have labels");
+}
+
+#[test]
 fn a_row_is_no_manifest() {
     let error = read("f.json", "{\"name\": \"web\", \"version\": 1}").expect_err("a row").to_string();
     assert!(error.starts_with("f.json:1:1: invalid manifest") && error.contains("-o yaml"), "{error}");
@@ -359,7 +366,7 @@ fn errors_name_the_location_and_what_to_write() {
         (plan("name: y"), "9:9: invalid name: must equal metadata.name or be omitted"),
         (
             plan("").replace("name: x", "name: x\n  labels: {a: b}"),
-            "5:11: invalid labels: only nodes have labels",
+            "5:11: invalid labels: labels of a plan must be in spec.labels, not in metadata.labels",
         ),
         (under_header("Cluster", "runtime: process"), "1:1: \"metadata.name\" is missing here"),
         (
@@ -387,7 +394,7 @@ fn errors_name_the_location_and_what_to_write() {
         ),
         (
             header("Deployment", "plan: p\ncount: 1\nstrategy: {canary: {count: 1}, rolling: {}}"),
-            "8:13: invalid strategy: must be one of rolling, blue_green, canary\n",
+            "8:13: invalid strategy: must be exactly one of rolling, blue_green, canary\n",
         ),
         (
             header("Deployment", "plan: p\ncount: 1\nstrategy: {rolling: {max_paralel: 2}}"),

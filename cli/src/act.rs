@@ -18,6 +18,7 @@ use serde_json::json;
 use super::client::{CommandIo, VerdictResponse};
 use super::columns::typed;
 use super::context::OutputFormat;
+use super::dry_run::SendMode;
 use super::error::{CliError, CliExit};
 use super::get;
 use super::kind::{EntityKind, KindNaming as _};
@@ -66,6 +67,7 @@ pub(super) fn shown(
         json["request"] = id.into();
     }
     io.client.context.output(FORMS)?.outcome(name, outcome, &json, io.out)?;
+    verdict.note_superseded(SendMode::Send);
     waits.map_or(Ok(()), |id| request::hint(io.client, id))
 }
 
@@ -104,16 +106,18 @@ pub(super) fn requested_deletion(
     })
 }
 
+/// Deletes an entity. Returns whether the entity still exists: until it is unused, or until the deletion is approved.
 pub(super) fn delete(
     kind: EntityKind,
     name: &str,
     cascade: CascadePolicy,
     io: &mut CommandIo<'_>,
-) -> Result<(), CliError> {
+) -> Result<bool, CliError> {
     let may_cascade = intent_entry(kind, "delete").is_some_and(cascades);
     let intent = requested_deletion(kind, name, cascade)?;
     if kind == EntityKind::Replica {
-        return replica::ask("delete", name, None, "deletion requested", io);
+        replica::ask("delete", name, None, "deletion requested", io)?;
+        return Ok(true);
     }
     // Dependents are deleted first, which takes time.
     let done = match kind {
@@ -121,14 +125,18 @@ pub(super) fn delete(
         EntityKind::Volume => "deletion started, destroyed once unused",
         _ => "deleted",
     };
-    ask_as(io, "delete", &format!("{}/{name}", kind.word()), &intent, done).map_err(|mut error| {
+    let of = format!("{}/{name}", kind.word());
+    io.client.context.output(FORMS)?;
+    let verdict = io.client.ask(&format!("cannot delete {of}"), &intent).map_err(|mut error| {
         if error.exit == CliExit::Conflict && cascade == CascadePolicy::No && may_cascade {
             let word = kind.word();
             let advice = format_args!("\ntry: chancery delete {word} {name} --cascade");
             add(&mut error.message, advice);
         }
         error
-    })
+    })?;
+    shown(io, &of, done, &verdict)?;
+    Ok(cascade == CascadePolicy::Yes || kind == EntityKind::Volume || verdict.request().is_some())
 }
 
 pub(super) fn set_state(

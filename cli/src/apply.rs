@@ -14,6 +14,7 @@ use super::act::FORMS;
 use super::bulk::{BulkIntent, ask_all};
 use super::client::{ApiClient, CommandIo, PlanChanges, VerdictResponse};
 use super::context::OutputFormat;
+use super::dry_run::SendMode;
 use super::error::{CliError, CliExit, PointerError};
 use super::files::texts;
 use super::get::{json_text, list, name_of, yaml_text};
@@ -79,6 +80,7 @@ pub(super) fn report_verdict(
         note!("{hint}");
     }
     report.line(&name, outcome, json)?;
+    verdict.note_superseded(SendMode::Send);
     verdict.request().map_or(Ok(()), |id| request::hint(client, id))
 }
 

@@ -146,7 +146,8 @@ pub enum ServerCommand {
     },
     /// Deploy another number of replicas, with the version of the last completed deployment
     ///
-    /// The plan gets a new deployment, which is queued behind one in progress, and supersedes one that is queued.
+    /// The plan gets a new deployment, which is queued behind one in progress, and supersedes one that is queued. A plan whose version
+    /// was edited since the last completed deployment is not scaled: its new deployment would deploy the edit.
     Scale {
         /// Plan to scale
         #[arg(value_name = "PLAN")]

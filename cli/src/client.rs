@@ -24,6 +24,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::context::CliContext;
+use super::dry_run::SendMode;
 use super::error::{CliError, CliExit};
 use super::table::add;
 
@@ -77,6 +78,9 @@ pub(super) struct VerdictResponse {
     /// Fields that an edit of a plan changed.
     #[serde(default)]
     pub(super) changed: PlanChanges,
+    /// Deployments that a new deployment supersedes.
+    #[serde(default)]
+    pub(super) superseded: Vec<String>,
 }
 
 /// Fields of a plan that an edit changed.
@@ -90,6 +94,13 @@ pub(super) struct PlanChanges {
 }
 
 impl VerdictResponse {
+    /// Writes which deployments end because of the new one.
+    pub(super) fn note_superseded(&self, mode: SendMode) {
+        for deployment in &self.superseded {
+            note!("hint: {deployment} {} superseded", mode.will_be());
+        }
+    }
+
     /// Returns the verdict as JSON output.
     pub(super) fn json(&self, name: &str, outcome: &str) -> Value {
         json!({ "subject": name, "outcome": outcome, "position": self.position, "version": self.version })

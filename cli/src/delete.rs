@@ -17,11 +17,12 @@ use super::apply::{ApplyReport, ask, name, names, read};
 use super::bulk::ask_all;
 use super::client::{ApiClient, CommandIo};
 use super::context::{CliContext, OutputFormat};
+use super::dry_run::{self, MissingEntity};
 use super::error::{CliError, CliExit};
 use super::flags::DeleteArgs;
 use super::kind::{EntityKind, KindNaming as _};
 use super::table::add;
-use super::{confirm, dry_run, request, wait};
+use super::{confirm, request, wait};
 use crate::manifest::ManifestDocument;
 use crate::note;
 
@@ -36,7 +37,12 @@ pub(super) fn run(delete: &DeleteArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
     let entities = what.all(&delete.names)?;
     if delete.dry_run {
         let intents = entities.iter().map(|(kind, name)| act::requested_deletion(*kind, name, cascade));
-        return dry_run::preview("delete", &intents.collect::<Result<Vec<_>, _>>()?, io);
+        return dry_run::preview(
+            "delete",
+            &intents.collect::<Result<Vec<_>, _>>()?,
+            MissingEntity::Refused,
+            io,
+        );
     }
     let (mut going, mut failed) = (Vec::new(), Vec::new());
     for (kind, name) in &entities {
@@ -44,7 +50,8 @@ pub(super) fn run(delete: &DeleteArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
             writeln!(io.out, "---")?;
         }
         match act::delete(*kind, name, cascade, io) {
-            Ok(()) => going.push((*kind, name)),
+            Ok(true) => going.push((*kind, name)),
+            Ok(false) => {}
             // The verdict on one entity is independent of the others.
             Err(error) if entities.len() > 1 && is_about_one(error.exit) => {
                 note!("chancery: {error}");
@@ -54,9 +61,7 @@ pub(super) fn run(delete: &DeleteArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
         }
     }
     let end = Instant::now() + delete.timeout;
-    // Other entities are deleted with the verdict.
-    let takes_time = |kind| matches!(kind, EntityKind::Replica | EntityKind::Volume) || delete.cascade;
-    for (kind, name) in going.into_iter().filter(|(kind, _)| delete.wait && takes_time(*kind)) {
+    for (kind, name) in going.into_iter().filter(|_| delete.wait) {
         let left = end.saturating_duration_since(Instant::now());
         wait::after(format!("{}/{name}", kind.word()), "deleted", left, io)?;
     }
@@ -80,7 +85,12 @@ fn manifests(delete: &DeleteArgs, cascade: CascadePolicy, io: &mut CommandIo<'_>
     manifests.reverse();
     if delete.dry_run {
         let intents = manifests.iter().filter_map(|manifest| deletion(manifest, cascade).transpose());
-        return dry_run::preview("delete", &intents.collect::<Result<Vec<_>, _>>()?, io);
+        return dry_run::preview(
+            "delete",
+            &intents.collect::<Result<Vec<_>, _>>()?,
+            MissingEntity::Skipped,
+            io,
+        );
     }
     let mut report = ApplyReport::of(io.client, io.out)?;
     if !delete.yes {
@@ -90,7 +100,7 @@ fn manifests(delete: &DeleteArgs, cascade: CascadePolicy, io: &mut CommandIo<'_>
     report.end(sent, |exit, deleted| {
         let mut message = match deleted {
             0 => "nothing was deleted".to_owned(),
-            _ => format!("{} of {} documents were not deleted", manifests.len() - deleted, manifests.len()),
+            _ => format!("{} of {} documents were refused", manifests.len() - deleted, manifests.len()),
         };
         if exit == CliExit::Conflict && cascade == CascadePolicy::No {
             let all = act::kinds("delete", act::cascades);

@@ -79,24 +79,21 @@ fn show(
 pub(super) fn table(items: &[Value]) -> TextTable {
     let mut rows = TextTable::new(["ENTITY", "CHANGE", "FIELD", "OLD", "NEW"]);
     for item in items {
-        let (entity, change) = (entity(item), item["change"].as_str().unwrap_or_default());
-        let fields = item["fields"].as_array().map_or(&[][..], Vec::as_slice);
-        if change != "changed" {
-            rows.add([entity, change.to_owned(), String::new(), String::new(), String::new()]);
-            continue;
-        }
-        for field in fields {
-            let name = field["field"].as_str().unwrap_or_default().to_owned();
-            rows.add([
-                entity.clone(),
-                "changed".to_owned(),
-                name,
-                value(&field["old"]),
-                value(&field["new"]),
-            ]);
-        }
+        add(&mut rows, item);
     }
     rows
+}
+
+/// Adds a line for a new or deleted entity, or for each changed field of another.
+pub(super) fn add(rows: &mut TextTable, item: &Value) {
+    let (entity, change) = (entity(item), item["change"].as_str().unwrap_or_default());
+    if change != "changed" {
+        return rows.add([entity, change.to_owned(), String::new(), String::new(), String::new()]);
+    }
+    for field in item["fields"].as_array().map_or(&[][..], Vec::as_slice) {
+        let name = field["field"].as_str().unwrap_or_default().to_owned();
+        rows.add([entity.clone(), "changed".to_owned(), name, value(&field["old"]), value(&field["new"])]);
+    }
 }
 
 /// Returns the entity of a change, as `node/node-1`.

@@ -25,7 +25,7 @@ use super::act::{FORMS, read, shown};
 use super::client::{ApiClient, CommandIo, PlanChanges, RepeatAdvice, VerdictResponse};
 use super::columns::typed;
 use super::context::OutputFormat;
-use super::dry_run;
+use super::dry_run::{self, MissingEntity};
 use super::error::{CliError, CliExit};
 use super::event_summary::EventSummary;
 use super::events::past;
@@ -61,7 +61,7 @@ pub(super) fn drain(drain: &DrainArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
     let approve = Intent::from(DisruptionApprove { node: node.clone(), name: name.clone() });
     if drain.dry_run {
         let intents: Vec<_> = schedule.into_iter().chain([approve]).collect();
-        return dry_run::preview("drain", &intents, io);
+        return dry_run::preview("drain", &intents, MissingEntity::Refused, io);
     }
     if let Some(intent) = schedule {
         io.client.ask(&format!("cannot drain node/{node}"), &intent)?;
@@ -262,7 +262,8 @@ pub(super) fn undrain(undrain: &UndrainArgs, io: &mut CommandIo<'_>) -> Result<(
 fn unchanged(row: &NodeRow, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let (position, version) = (row.position.get(), Some(row.version));
     let (outcome, changed) = ("unchanged".into(), PlanChanges::default());
-    let verdict = VerdictResponse { position, outcome, version, subject: None, changed };
+    let superseded = Vec::new();
+    let verdict = VerdictResponse { position, outcome, version, subject: None, changed, superseded };
     shown(io, &format!("node/{}", row.name), "unchanged", &verdict)
 }
 

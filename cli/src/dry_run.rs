@@ -17,9 +17,14 @@ use super::table::TextTable;
 use crate::manifest::ManifestDocument;
 use crate::note;
 
+/// Output formats of dry runs.
+const FORMATS: &[OutputFormat] =
+    &[OutputFormat::Table, OutputFormat::Name, OutputFormat::Json, OutputFormat::Yaml];
+/// Maximum number of replicas that are named for an effect.
+const NAMED: usize = 10;
 /// Note after a dry run.
-const NOTHING_RECORDED: &str =
-    "dry run: nothing was recorded; names of new replicas and ids are not assigned yet";
+const NOTHING_RECORDED: &str = "dry run: nothing was recorded. Later steps, which need an approval or a report of an executor, are not shown; names of new \
+     replicas and ids are not assigned yet";
 /// Maximum number of documents, which is the limit of servers.
 const MOST: usize = 1000;
 
@@ -71,27 +76,82 @@ pub(super) fn run(
     decide(ShownDocuments::All, &manifests, io).map(|_| ())
 }
 
-/// Shows what the intents of a command would change, in their order. An intent that would be refused is an error.
-pub(super) fn preview(verb: &str, intents: &[Intent], io: &mut CommandIo<'_>) -> Result<(), CliError> {
-    let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
-    let doing = format!("cannot {verb}");
-    let answer = io.client.dry_run(&doing, intents.iter())?;
-    for (at, (intent, decided)) in intents.iter().zip(items(&answer, "intents")).enumerate() {
-        let Some(status) = status_of(&decided["answer"]) else { continue };
-        if !(200..300).contains(&status) {
-            let of = intent.subject().map(|of| format!(" {of}")).unwrap_or_default();
-            return Err(ApiClient::item_error(
-                &format!("{doing}{of}"),
-                at,
-                status,
-                decided["answer"].clone(),
-            ));
+/// Shows what the intents of a command would change, in their order. Each refusal is an error, and the first one gives the exit
+/// code.
+pub(super) fn preview(
+    verb: &str,
+    intents: &[Intent],
+    missing: MissingEntity,
+    io: &mut CommandIo<'_>,
+) -> Result<(), CliError> {
+    let output = io.client.context.output(FORMATS)?;
+    check_count(&format!("cannot {verb}"), intents.len())?;
+    let answer = io.client.dry_run(&format!("cannot {verb}"), intents.iter())?;
+    let mut table = diff::table(&[]);
+    let mut changes = by_subject(&answer, "changes", diff::entity);
+    let (mut failed, mut cascades) = (None, false);
+    for (at, intent) in intents.iter().enumerate() {
+        let name = intent.subject().map_or_else(String::new, |subject| subject.to_string());
+        let decided = &answer["intents"][at]["answer"];
+        let outcome = match status_of(decided) {
+            None => "not decided",
+            Some(200..300) => {
+                let verdict = verdict_of(decided)?;
+                verdict.note_superseded(SendMode::DryRun);
+                if output == OutputFormat::Name {
+                    writeln!(io.out, "{name}")?;
+                }
+                cascades |= intent.cascades();
+                if let Some(change) = changes.remove(&name) {
+                    diff::add(&mut table, change);
+                    continue;
+                }
+                outcome(&verdict, true)
+            }
+            Some(status) => {
+                let doing = format!("cannot {verb} {name}");
+                let error = ApiClient::item_error(&doing, at, status, decided.clone());
+                match error.exit {
+                    CliExit::NotFound if missing == MissingEntity::Skipped => "not found",
+                    // An entity is deleted after its dependents, which a dry run does not await.
+                    CliExit::Conflict if cascades => "after its dependents",
+                    exit => {
+                        note!("chancery: {error}");
+                        failed.get_or_insert(exit);
+                        "refused"
+                    }
+                }
+            }
+        };
+        table.add([name.as_str(), outcome, "", "", ""]);
+    }
+    for restored in facts(&answer, "deployment.created.v1").map(|data| &data["rollback"]["to"]) {
+        if let Some(name) = restored.as_str() {
+            note!("hint: the version of deployment {name} would be restored");
         }
     }
-    let changes: Vec<_> = items(&answer, "changes").cloned().collect();
-    show(output, diff::table(&changes), &answer, io)?;
+    show(output, table, &answer, io)?;
     note!("{NOTHING_RECORDED}");
-    Ok(())
+    failed.map_or(Ok(()), |exit| Err(CliError::new(exit, "")))
+}
+
+/// Whether an entity that does not exist is an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum MissingEntity {
+    Skipped,
+    Refused,
+}
+
+/// Returns the data of the facts of a type that the intents cause.
+fn facts<'a>(answer: &'a Value, type_name: &'a str) -> impl Iterator<Item = &'a Value> {
+    let all = items(answer, "intents").flat_map(|intent| items(intent, "facts"));
+    all.filter(move |fact| fact["type"] == type_name).map(|fact| &fact["data"])
+}
+
+/// Reads the answer to an accepted intent.
+fn verdict_of(answer: &Value) -> Result<VerdictResponse, CliError> {
+    serde_json::from_value(answer.clone())
+        .map_err(|error| not_ours("cannot read the dry run", &error.to_string()))
 }
 
 /// Shows what the documents would change. Differences end with the exit code 1, and errors with higher ones.
@@ -116,19 +176,9 @@ fn decide(
     manifests: &[ManifestDocument],
     io: &mut CommandIo<'_>,
 ) -> Result<usize, CliError> {
-    let output = io.client.context.output(&[
-        OutputFormat::Table,
-        OutputFormat::Name,
-        OutputFormat::Json,
-        OutputFormat::Yaml,
-    ])?;
+    let output = io.client.context.output(FORMATS)?;
     let doing = documents_shown.doing();
-    if manifests.len() > MOST {
-        let count = manifests.len();
-        return Err(CliError::failure(format!(
-            "{doing}: {count} documents, at most {MOST} are decided in one dry run\nhint: give fewer files"
-        )));
-    }
+    check_count(doing, manifests.len())?;
     let answer = io.client.dry_run(doing, manifests.iter().map(|manifest| &manifest.intent))?;
     let DocumentOutcomes { table, names, changes, refused } =
         outcomes(documents_shown, io.client, manifests, &answer)?;
@@ -148,6 +198,16 @@ fn decide(
     }
 }
 
+/// Refuses more intents than one dry run decides.
+fn check_count(doing: &str, count: usize) -> Result<(), CliError> {
+    if count <= MOST {
+        return Ok(());
+    }
+    Err(CliError::failure(format!(
+        "{doing}: {count} documents, at most {MOST} are decided in one dry run\nhint: give fewer files"
+    )))
+}
+
 /// Shows the answer, as tables after the first one or as a value.
 fn show(
     output: OutputFormat,
@@ -159,7 +219,8 @@ fn show(
         OutputFormat::Json => json_text(answer, io.out)?,
         OutputFormat::Yaml => yaml_text(answer, io.out)?,
         OutputFormat::Table => {
-            let tables = [first, operations(answer), unschedulable(answer), approvals(answer)];
+            let tables =
+                [first, operations(answer), effects(answer), unschedulable(answer), approvals(answer)];
             let shown: Vec<_> =
                 tables.iter().filter(|table| !table.is_empty()).map(|table| table.lines("")).collect();
             io.out.write_all(shown.join("\n").as_bytes())?;
@@ -217,8 +278,8 @@ fn outcomes(
             rows.add([name.as_str(), "refused", "", "", ""]);
             continue;
         }
-        let verdict: VerdictResponse = serde_json::from_value(answer.clone())
-            .map_err(|error| not_ours(documents_shown.doing(), &error.to_string()))?;
+        let verdict = verdict_of(answer)?;
+        verdict.note_superseded(SendMode::DryRun);
         let outcome = outcome(&verdict, known.contains(&name));
         let is_change = outcome != "unchanged";
         changes += usize::from(is_change);
@@ -271,6 +332,20 @@ fn operations(answer: &Value) -> TextTable {
         let reason = item["placement"]["reason"].as_str().or_else(wait);
         let [kind, replica, node, state] = ["kind", "replica", "node", "state"].map(|name| text(&item[name]));
         rows.add([kind, replica, node, state, reason.unwrap_or_default().to_owned()]);
+    }
+    rows
+}
+
+/// Returns what requests that wait for approval would end or move.
+fn effects(answer: &Value) -> TextTable {
+    let mut rows = TextTable::new(["EFFECT", "PLAN", "COUNT", "REPLICAS"]);
+    for effect in facts(answer, "request.opened.v1").flat_map(|data| items(data, "effects")) {
+        let mut names: Vec<_> = items(effect, "replicas").take(NAMED).map(text).collect();
+        if effect["count"].as_u64().is_some_and(|count| count > names.len() as u64) {
+            names.push("…".to_owned());
+        }
+        let [kind, plan] = ["kind", "plan"].map(|name| text(&effect[name]));
+        rows.add([kind, plan, effect["count"].to_string(), names.join(" ")]);
     }
     rows
 }

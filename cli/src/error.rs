@@ -141,7 +141,8 @@ pub fn exit_of(code: &str, status: u16) -> CliExit {
 pub(super) fn advice(code: &str) -> &'static str {
     match code {
         "hash_mismatch" => {
-            "hint: the effects have changed since they were shown: show them again, then approve"
+            "hint: the effects have changed since they were shown: show operations again, then approve; submit the change \
+             of a request again"
         }
         "intent_expired" => {
             "hint: the intent may have been decided: check the entity before sending it again"

@@ -56,7 +56,7 @@ pub struct DrainArgs {
     /// Wait until the node is empty, and report the incarnations left
     #[arg(long, conflicts_with = "dry_run")]
     pub wait: bool,
-    /// Show which replicas would move, to which nodes, and record nothing
+    /// Show which replicas would move first, to which nodes, and record nothing
     #[arg(long)]
     pub dry_run: bool,
     /// Maximum time to wait for an empty node

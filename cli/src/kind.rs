@@ -50,7 +50,7 @@ impl KindNaming for EntityKind {
         name.split_once('/').ok_or_else(|| {
             let (word, plural, of) = (self.word(), self.plural(), owner.word());
             CliError::usage(format!(
-                "invalid {word} {name:?}: must be {}/NAME\ntry: chancery get {plural} --filter {of}={name}",
+                "invalid {word} {name:?}: must be {}/NAME\ntry: chancery get {plural}",
                 of.to_uppercase()
             ))
         })
@@ -83,7 +83,11 @@ impl KindNaming for EntityKind {
         let form =
             || CliError::usage(format!("invalid entity {text:?}: must be KIND/NAME, as in replica/web-7f3k"));
         let (kind, name) = text.split_once('/').filter(|(_, name)| !name.is_empty()).ok_or_else(form)?;
-        Ok((named(kind).ok_or_else(form)?, name))
+        let unknown = || {
+            let known: Vec<_> = EntityKind::ALL.iter().map(|kind| kind.plural()).collect();
+            CliError::usage(format!("invalid kind {kind:?}: must be one of {}", known.join(", ")))
+        };
+        Ok((named(kind).ok_or_else(unknown)?, name))
     }
 }
 

@@ -9,6 +9,7 @@ use super::error::CliError;
 use super::get::name_of;
 use super::kind::EntityKind;
 use super::output::{found, path};
+use super::table::ABSENT;
 
 /// Sorts the rows of a table by name. Rows whose names follow the journal keep the order of the server.
 pub(super) fn sort(kind: EntityKind, items: &mut [Value]) {
@@ -55,7 +56,39 @@ fn column(kind: EntityKind, items: &[Value], field: &str) -> Result<Vec<String>,
             kind.plural()
         )));
     };
-    Ok(rows.cells().filter_map(|mut cells| cells.nth(at).map(str::to_owned)).collect())
+    let cells: Vec<_> = rows.cells().filter_map(|mut cells| cells.nth(at).map(str::to_owned)).collect();
+    Ok(amounts(&cells).unwrap_or(cells))
+}
+
+/// Units of amounts in tables, in thousandths of the base unit.
+const UNITS: [(&str, f64); 7] = [
+    ("m", 1.0),
+    ("B", 1e3),
+    ("KiB", 1024e3),
+    ("MiB", 1_048_576e3),
+    ("GiB", 1_073_741_824e3),
+    ("TiB", 1_099_511_627_776e3),
+    ("", 1e3),
+];
+
+/// Returns the amounts before the slash of each cell, as numbers of one unit; `None` if a cell has none, or no cell has a unit.
+fn amounts(cells: &[String]) -> Option<Vec<String>> {
+    let has_unit = cells.iter().any(|cell| {
+        cell.split('/')
+            .next()
+            .is_some_and(|amount| !amount.is_empty() && amount.ends_with(|c: char| c.is_ascii_alphabetic()))
+    });
+    let amount = |cell: &String| {
+        let first = cell.split('/').next().unwrap_or_default();
+        if first == ABSENT {
+            return Some(String::new());
+        }
+        let (number, unit) =
+            first.split_at(first.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(first.len()));
+        let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;
+        Some(format!("{:.0}", number.parse::<f64>().ok()? * factor))
+    };
+    cells.iter().map(amount).collect::<Option<Vec<_>>>().filter(|_| has_unit)
 }
 
 /// Text of a value; empty if absent.
@@ -133,6 +166,24 @@ mod tests {
             .into();
         names.sort_by_key(|name| NaturalKey(name.clone()));
         assert_eq!(names, ["9", "10", "a-1.9", "a-1.10", "b", "d", "d-02", "d-2", "d-2-a", "d-10"]);
+    }
+
+    #[test]
+    fn amounts_are_compared_in_one_unit() {
+        let sorted = |cells: &[&str]| {
+            let cells: Vec<_> = cells.iter().map(|cell| (*cell).to_owned()).collect();
+            let keys = amounts(&cells).unwrap_or_else(|| cells.clone());
+            let mut keyed: Vec<_> = keys.into_iter().map(NaturalKey).zip(cells).collect();
+            keyed.sort_by(|(one, _), (two, _)| one.cmp(two));
+            keyed.into_iter().map(|(_, cell)| cell).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            sorted(&["7GiB/8GiB", "10GiB/10GiB", "7104MiB/8GiB", "-"]),
+            ["-", "7104MiB/8GiB", "7GiB/8GiB", "10GiB/10GiB"]
+        );
+        assert_eq!(sorted(&["4/4", "3500m/4", "3/4"]), ["3/4", "3500m/4", "4/4"]);
+        assert_eq!(sorted(&["10", "9", "1"]), ["1", "9", "10"]);
+        assert_eq!(sorted(&["b-2m", "a-10m"]), ["a-10m", "b-2m"]);
     }
 
     #[test]

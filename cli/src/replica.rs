@@ -11,7 +11,7 @@ use chancery_projector::rows::{NodeRow, OperationRow, OperationStatus};
 use super::act::{self, read, shown};
 use super::client::{ApiClient, CommandIo};
 use super::columns::typed;
-use super::error::CliError;
+use super::error::{CliError, CliExit};
 use super::flags::StopArgs;
 use super::get;
 use super::kind::{EntityKind, KindNaming as _};
@@ -36,8 +36,22 @@ pub(super) fn ask(
     let Some(intent) = act::intent(EntityKind::Replica, verb, name, &more)? else {
         return Err(CliError::usage(format!("cannot {verb}: replicas have no such command")));
     };
-    act::ask(io, verb, &intent, done)?;
+    act::ask(io, verb, &intent, done).map_err(|error| if_plan(error, name, io.client))?;
     report_pending(io.client, name, node.as_ref())
+}
+
+/// Adds to the error about a replica that does not exist which commands act on the plan of that name, if there is one.
+fn if_plan(error: CliError, name: &str, client: &ApiClient<'_>) -> CliError {
+    let is_plan =
+        || get::find(client, "cannot read plan", EntityKind::Plan, name).is_ok_and(|row| row.is_some());
+    if error.exit != CliExit::NotFound || !is_plan() {
+        return error;
+    }
+    let advice = format!(
+        "hint: {name} is a plan: its replicas are ended by a number of 0, or with the plan\n\
+         try: chancery scale {name} --count 0\ntry: chancery delete plan {name} --cascade"
+    );
+    CliError { message: format!("{}\n{advice}", error.message), ..error }
 }
 
 /// Stops a replica, and waits for its end if that is requested.

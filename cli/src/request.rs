@@ -192,10 +192,10 @@ pub(super) fn hint(client: &ApiClient<'_>, id: &str) -> Result<(), CliError> {
     let row: RequestRow = typed(&one(client, EntityKind::Request, id)?)?;
     note!("request/{id} {}: {}", row.message, change(&row));
     note!("try: chancery describe request/{id}");
-    note!("try: chancery approve request/{id}");
     if !row.policies.is_empty() {
-        note!("hint: another person must approve it");
+        note!("hint: another person must approve it, with the command");
     }
+    note!("try: chancery approve request/{id}");
     Ok(())
 }
 

@@ -2,17 +2,17 @@
 
 use chancery_events::intent::{DeploymentCreate, Intent, OverlapPolicy, PlanRollback};
 use chancery_events::lifecycle::DeploymentStatus;
-use chancery_events::spec::{DeploymentSpec, DeploymentStrategy};
-use chancery_projector::rows::DeploymentRow;
+use chancery_events::spec::{DeploymentSpec, DeploymentStrategy, FieldClass};
+use chancery_projector::rows::{DeploymentRow, PlanRow};
 
 use super::act::{ask, intent, read};
 use super::args::NOT_CANARIES;
-use super::client::{CommandIo, RepeatAdvice};
+use super::client::{ApiClient, CommandIo, RepeatAdvice};
 use super::columns::typed;
-use super::dry_run::{self, SendMode};
+use super::dry_run::{self, MissingEntity, SendMode};
 use super::error::{CliError, CliExit};
 use super::get::{list, one};
-use super::kind::{EntityKind, KindNaming as _};
+use super::kind::{self, EntityKind, KindNaming as _};
 
 use crate::note;
 
@@ -27,7 +27,9 @@ pub(super) fn run(
     let word = kind.word();
     let intent = match kind {
         EntityKind::Deployment if !name.contains('/') => {
-            return Err(CliError::usage(format!("invalid deployment {name:?}: must be PLAN/NAME")));
+            return Err(CliError::usage(format!(
+                "invalid deployment {name:?}: must be PLAN/NAME\ntry: chancery get deployments"
+            )));
         }
         EntityKind::Deployment => intent(kind, &verb.replace(' ', ""), name, &[])?,
         _ => None,
@@ -50,13 +52,10 @@ pub(super) fn scale(
 ) -> Result<(), CliError> {
     let plan = EntityKind::Plan.name_in(plan)?;
     let plan_name = read(EntityKind::Plan, plan)?;
-    let states = format!("{},{}", DeploymentStatus::Completed, DeploymentStatus::Pending);
-    let filters = [("plan", plan.to_owned()), ("state", states)];
+    let filters = [("plan", plan.to_owned()), ("state", DeploymentStatus::Completed.to_string())];
     let items = list(io.client, EntityKind::Deployment, &filters, u64::MAX)?.items;
     let rows = items.iter().map(typed::<DeploymentRow>).collect::<Result<Vec<_>, _>>()?;
-    let (queued, completed): (Vec<_>, Vec<_>) =
-        rows.into_iter().partition(|row| row.state == DeploymentStatus::Pending);
-    let Some(last) = completed.into_iter().max_by_key(|row| row.created_at) else {
+    let Some(last) = rows.iter().max_by_key(|row| row.created_at) else {
         // A typo in the name must not read as a plan without deployments.
         one(io.client, EntityKind::Plan, plan)?;
         return Err(CliError::new(
@@ -66,6 +65,9 @@ pub(super) fn scale(
             ),
         ));
     };
+    let deployed =
+        rows.iter().filter(|row| row.generation == last.generation).min_by_key(|row| row.created_at);
+    check_version(plan, last, deployed.unwrap_or(last), io.client)?;
     let strategy = match last.strategy {
         rolling @ DeploymentStrategy::Rolling { .. } => rolling,
         // The version is in use already.
@@ -81,7 +83,7 @@ pub(super) fn scale(
         plan: plan_name,
         name: read(EntityKind::Deployment, &name)?,
         spec: DeploymentSpec {
-            coordinates: last.coordinates,
+            coordinates: last.coordinates.clone(),
             count,
             strategy,
             progress_deadline: last.progress_deadline,
@@ -89,20 +91,48 @@ pub(super) fn scale(
         },
         overlap: OverlapPolicy::default(),
     };
-    let name = intent.name.clone();
-    send(io, "scale", intent.into(), mode)?;
-    for replaced in queued.iter().filter(|row| row.name != name) {
-        let name = &replaced.name;
-        note!("hint: deployment/{plan}/{name}, which was queued, {} superseded", mode.will_be());
+    send(io, "scale", intent.into(), mode)
+}
+
+/// Refuses to scale a plan whose version was edited since its last completed deployment: a new deployment would deploy the edit.
+/// `first` is the first deployment of the same generation, at whose creation the plan had this generation.
+fn check_version(
+    plan: &str,
+    last: &DeploymentRow,
+    first: &DeploymentRow,
+    client: &ApiClient<'_>,
+) -> Result<(), CliError> {
+    let now = one(client, EntityKind::Plan, plan)?;
+    if now["generation"] == last.generation {
+        return Ok(());
     }
-    Ok(())
+    let now: PlanRow = typed(&now)?;
+    let past = ApiClient::new(client.context);
+    let moment = first.created_at.to_string();
+    past.read_at(Some(&moment));
+    let then: PlanRow = typed(&one(&past, EntityKind::Plan, plan)?)?;
+    let changed = now.spec.changed(&then.spec).into_iter();
+    let changed: Vec<_> =
+        changed.filter(|(_, class)| *class == FieldClass::Deployed).map(|(name, _)| name).collect();
+    if then.generation == last.generation && changed.is_empty() {
+        return Ok(());
+    }
+    let (name, what) = (&last.name, if changed.is_empty() { "spec".to_owned() } else { changed.join(", ") });
+    Err(CliError::new(
+        CliExit::Conflict,
+        format!(
+            "cannot scale plan/{plan}: {what} changed since deployment/{plan}/{name}, and a new deployment would deploy that too\n\
+             hint: to deploy the change, apply a Deployment with the number of replicas; to keep the version, restore the plan first\n\
+             try: chancery get plan {plan} --as-of {moment} -o yaml | chancery apply -f -"
+        ),
+    ))
 }
 
 /// Sends the intent that creates a deployment, or shows what it would do.
 fn send(io: &mut CommandIo<'_>, verb: &str, intent: Intent, mode: SendMode) -> Result<(), CliError> {
     match mode {
         SendMode::Send => ask(io, verb, &intent, "created"),
-        SendMode::DryRun => dry_run::preview(verb, &[intent], io),
+        SendMode::DryRun => dry_run::preview(verb, &[intent], MissingEntity::Refused, io),
     }
 }
 
@@ -128,6 +158,14 @@ fn target(what: &str) -> Result<RollbackTarget<'_>, CliError> {
     {
         return Ok(RollbackTarget::Plan(plan));
     }
+    if let Some((kind, name)) = what.split_once('/')
+        && !name.contains('/')
+        && kind::named(kind) == Some(EntityKind::Deployment)
+    {
+        return Err(CliError::usage(format!(
+            "invalid target {what:?}: must be the plan, as in plan/{name}, or deployment/PLAN/NAME for its canary"
+        )));
+    }
     EntityKind::Deployment.name_in(what).map(RollbackTarget::Canary)
 }
 
@@ -151,7 +189,7 @@ pub(super) fn rollback(
             let Some(rollback) = intent(EntityKind::Deployment, "rollback", canary, &[])? else {
                 return Err(CliError::failure("cannot roll back: deployments have no such command"));
             };
-            return dry_run::preview("roll back", &[rollback], io);
+            return dry_run::preview("roll back", &[rollback], MissingEntity::Refused, io);
         }
         RollbackTarget::Canary(canary) => {
             let verb = ("roll back", "rolled back", NOT_CANARIES);
@@ -159,7 +197,10 @@ pub(super) fn rollback(
         }
     };
     let to = to
-        .map(|to| read(EntityKind::Deployment, to.strip_prefix(&format!("{plan}/")).unwrap_or(to)))
+        .map(|to| {
+            let to = EntityKind::Deployment.name_in(to)?;
+            read(EntityKind::Deployment, to.strip_prefix(&format!("{plan}/")).unwrap_or(to))
+        })
         .transpose()?;
     let name = match name {
         Some(name) => name.to_owned(),
@@ -167,7 +208,15 @@ pub(super) fn rollback(
     };
     let intent =
         PlanRollback { plan: read(EntityKind::Plan, plan)?, name: read(EntityKind::Deployment, &name)?, to };
-    send(io, "roll back", intent.into(), mode)
+    let of = format!("{plan}/{name}");
+    send(io, "roll back", intent.into(), mode)?;
+    if mode == SendMode::Send {
+        let row: DeploymentRow = typed(&one(io.client, EntityKind::Deployment, &of)?)?;
+        if let Some(rollback) = row.rollback {
+            note!("hint: the version of deployment/{plan}/{} is restored", rollback.to);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -188,6 +237,6 @@ mod tests {
         ] {
             assert_eq!(target(what).expect(what), wanted, "{what}");
         }
-        assert!(target("node/web/d-1").is_err());
+        assert!(target("node/web/d-1").is_err() && target("deployment/web").is_err());
     }
 }

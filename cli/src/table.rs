@@ -116,11 +116,6 @@ impl StreamTable {
         }
     }
 
-    /// Whether the widths of the columns are unknown.
-    pub(super) fn is_new(&self) -> bool {
-        self.widths.is_empty()
-    }
-
     /// Formats a row, with its line feed.
     pub(super) fn line<'a>(&mut self, cells: impl IntoIterator<Item = &'a str>) -> String {
         let mut text = String::new();

@@ -182,7 +182,7 @@ fn a_kind_and_a_name_are_two_words_or_one() {
         ),
         (
             "chancery get disruption node-1",
-            "invalid disruption \"node-1\": must be NODE/NAME\ntry: chancery get disruptions --filter node=node-1",
+            "invalid disruption \"node-1\": must be NODE/NAME\ntry: chancery get disruptions",
         ),
         ("chancery relocate node/x", "invalid replica \"node/x\": must name a replica, not a node"),
         (

@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use chancery_events::lifecycle::{OperationStatus, RequestStatus};
+use chancery_projector::rows::RequestedKind;
 use serde_json::{Value, json};
 
 use super::act::FORMS;
@@ -86,7 +87,8 @@ pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliErro
     }
     let now = last.unwrap_or_default();
     // The rest of another command's timeout has a fraction of a second.
-    let timeout = Duration::from_secs_f64((wait.timeout.as_secs_f64() * 10.0).round() / 10.0);
+    let seconds = wait.timeout.as_secs_f64();
+    let timeout = if seconds > 1.0 { Duration::from_secs_f64(seconds.round()) } else { wait.timeout };
     Err(late(&until, kind, name, io.client, &format!("{doing}: after {timeout:?} it is {now}")))
 }
 
@@ -176,7 +178,7 @@ fn look(until: &WaitCondition<'_>, kind: EntityKind, row: Option<&Value>) -> Res
     })
 }
 
-/// Returns the error of a timeout, which names what is pending approval: what a wait for a deletion needs first is its request.
+/// Returns the error of a timeout, which names what is pending approval that the condition needs.
 fn late(
     until: &WaitCondition<'_>,
     kind: EntityKind,
@@ -185,12 +187,11 @@ fn late(
     what: &str,
 ) -> CliError {
     let advice = match until {
-        WaitCondition::Deleted => {
-            pending_request(kind, name, client).or_else(|| pending_operations(kind, name, client))
-        }
-        WaitCondition::Field { .. } => {
-            pending_operations(kind, name, client).or_else(|| pending_request(kind, name, client))
-        }
+        WaitCondition::Deleted if kind == EntityKind::Replica => pending_operations(kind, name, client),
+        WaitCondition::Deleted => pending_request(kind, name, client),
+        // No operation changes the activity.
+        WaitCondition::Field { path, .. } if path.first() == Some(&"activity") => None,
+        WaitCondition::Field { .. } => pending_operations(kind, name, client),
     };
     match advice {
         Some(advice) => CliError::new(CliExit::Awaiting, format!("{what}\n{advice}")),
@@ -212,14 +213,22 @@ fn pending_operations(kind: EntityKind, name: &str, client: &ApiClient<'_>) -> O
     (!pending.items.is_empty()).then_some(advice)
 }
 
-/// Returns advice about a request of the entity that is pending approval, as [`pending_operations`] does.
+/// Returns advice about a request to delete the entity that is pending approval, as [`pending_operations`] does.
 fn pending_request(kind: EntityKind, name: &str, client: &ApiClient<'_>) -> Option<String> {
-    let filters = [("state", RequestStatus::Pending.to_string())];
-    let pending = list(client, EntityKind::Request, &filters, u64::MAX).ok()?;
-    let subject = format!("{}/{name}", kind.word());
-    let request = pending.items.iter().find(|request| request["subject"] == subject.as_str())?;
-    let id = name_of(EntityKind::Request, request);
-    Some(format!("hint: a request is pending approval\ntry: chancery approve request/{id}"))
+    let deletions = [
+        RequestedKind::PlanDelete,
+        RequestedKind::NodeDelete,
+        RequestedKind::PolicyDelete,
+        RequestedKind::VolumeDelete,
+    ];
+    let filters = [
+        ("subject", format!("{}/{name}", kind.word())),
+        ("kind", deletions.map(|kind| kind.to_string()).join(",")),
+        ("state", RequestStatus::Pending.to_string()),
+    ];
+    let pending = list(client, EntityKind::Request, &filters, 1).ok()?;
+    let id = name_of(EntityKind::Request, pending.items.first()?);
+    Some(format!("hint: the deletion is pending approval\ntry: chancery approve request/{id}"))
 }
 
 /// Sends a signal for each event about the entity. Without the signals, checks are made by time alone.

@@ -211,8 +211,8 @@ struct WatchView<'a> {
 enum WatchForm {
     /// Table of all rows, redrawn in place.
     Live(LiveScreen),
-    /// A line for each change.
-    Lines(StreamTable),
+    /// A line for each change; heads before the first.
+    Lines { lines: StreamTable, is_new: bool },
     /// A JSON object for each change.
     Json,
     /// A name for each change.
@@ -225,7 +225,8 @@ impl<'a> WatchView<'a> {
             OutputFormat::Jsonl | OutputFormat::Json => WatchForm::Json,
             OutputFormat::Name => WatchForm::Names,
             _ if person => WatchForm::Live(LiveScreen::default()),
-            _ => WatchForm::Lines(StreamTable::default()),
+            // Later lines have longer words in the first column.
+            _ => WatchForm::Lines { lines: StreamTable::of([REMOVED.len()]), is_new: true },
         };
         WatchView { get, kind, is_wide: output == OutputFormat::Wide, form }
     }
@@ -250,7 +251,10 @@ impl<'a> WatchView<'a> {
         match &mut self.form {
             WatchForm::Live(_) => {
                 let mut rows: Vec<_> = known.0.values().cloned().collect();
-                self.sort(&mut rows)?;
+                // A field that no row has any more orders nothing.
+                if self.sort(&mut rows).is_err() {
+                    order::sort(kind, &mut rows);
+                }
                 let table = get::table(kind, &rows, self.is_wide, now)?;
                 let table = if self.get.no_headers { table.without_heads() } else { table };
                 let text = if rows.is_empty() { format!("no {}\n", kind.plural()) } else { table.lines("") };
@@ -258,9 +262,9 @@ impl<'a> WatchView<'a> {
                     out.write_all(screen.draw(&text).as_bytes())?;
                 }
             }
-            WatchForm::Lines(lines) if !changes.is_empty() => {
+            WatchForm::Lines { lines, is_new } if !changes.is_empty() => {
                 let rows = changed(kind, changes, self.is_wide, now)?;
-                if lines.is_new() && !self.get.no_headers {
+                if std::mem::take(is_new) && !self.get.no_headers {
                     // The line is dropped: only its widths are needed.
                     let _ = lines.line(rows.heads());
                     lines.fit(&rows);
@@ -271,7 +275,7 @@ impl<'a> WatchView<'a> {
                     out.write_all(lines.line(cells).as_bytes())?;
                 }
             }
-            WatchForm::Lines(_) => {}
+            WatchForm::Lines { .. } => {}
             WatchForm::Json => {
                 for WatchChange { word, name, row } in changes {
                     let subject = format!("{}/{name}", kind.word());

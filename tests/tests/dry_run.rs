@@ -1,9 +1,9 @@
 //! Dry runs of random intents compared with the effect of the same intents on the real service.
 
 use chancery_tests::ServerProcess;
-use chancery_tests::fault_campaigns::fleet::{set_up, sleeper};
+use chancery_tests::fault_campaigns::fleet::{by_hand, set_up, sleeper};
 use chancery_tests::past::dry_runs::{compare_dry_runs, head, rest};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Number of compared dry runs, unless `RUNS` is set.
 const RUNS: u64 = 120;
@@ -101,6 +101,13 @@ fn commands_show_in_a_dry_run_what_they_would_do() {
     };
     deployment("one", 2);
     server.cli(&["wait", "deployment/web/one", "--for", "state=completed"]);
+    by_hand(&client, &sleeper());
+    client.must("deployment.create", &json!({"plan": "hand", "name": "one", "spec": {"count": 1}}));
+    server.cli(&["approve", "--plan", "hand", "--all"]);
+    server.cli(&["wait", "deployment/hand/one", "--for", "state=completed"]);
+    let gone = server.directory().join("gone.yaml");
+    let node = "apiVersion: chancery/v1\nkind: Node\nmetadata: {name: none}\nspec: {domain: a, resources: {cpu: 1, memory: 1GiB}}\n";
+    std::fs::write(&gone, node).expect("a file");
     rest(&client);
     let before = head(&client);
     for (args, wanted) in [
@@ -108,7 +115,11 @@ fn commands_show_in_a_dry_run_what_they_would_do() {
         (&["rollback", "web", "--to", "one"], &["deployment/web/rollback-", "created"]),
         (&["drain", "node-1"], &["node/node-1", "changed", "relocate"]),
         (&["delete", "plan", "web", "--cascade"], &["plan/web", "changed", "delete"]),
-        (&["delete", "-f", file.to_str().expect("text")], &[]),
+        (
+            &["delete", "plan", "hand", "--cascade"],
+            &["plan/hand", "waits for approval", "EFFECT", "delete  hand  1"],
+        ),
+        (&["delete", "-f", gone.to_str().expect("text")], &["node/none", "not found"]),
     ] {
         let shown = server.run(&[args, &["--dry-run"]].concat());
         let (out, err) = (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
@@ -120,9 +131,37 @@ fn commands_show_in_a_dry_run_what_they_would_do() {
             "{args:?}: {value}"
         );
     }
-    let refused = server.run(&["delete", "plan", "web", "--dry-run"]);
-    let err = String::from_utf8_lossy(&refused.stderr);
-    assert!(refused.status.code() == Some(4) && err.starts_with("chancery: cannot delete plan/web"), "{err}");
+    let refused = server.run(&["delete", "node", "none", "node-1", "--dry-run"]);
+    let (out, err) = (String::from_utf8_lossy(&refused.stdout), String::from_utf8_lossy(&refused.stderr));
+    assert!(
+        refused.status.code() == Some(3) && err.starts_with("chancery: cannot delete node/none"),
+        "{err}"
+    );
+    assert!(
+        err.contains("chancery: cannot delete node/node-1") && out.matches("refused").count() == 2,
+        "{out}"
+    );
     rest(&client);
     assert_eq!(head(&client), before);
+    // A scale keeps the version, and an edit of the plan is another one.
+    let edited = json!({"name": "app", "resources": {"cpu": 100, "memory": 1 << 20}, "run": {"argv": ["sleep", "99999"]}});
+    let set = |payload: &Value| {
+        let spec =
+            json!({"namespace": "tests", "service": "hand", "payloads": [payload], "sharing": "allowed"});
+        client.must("plan.apply", &json!({"name": "hand", "spec": spec}));
+    };
+    set(&edited);
+    let other = server.run(&["scale", "hand", "--count", "2"]);
+    let err = String::from_utf8_lossy(&other.stderr);
+    assert!(
+        other.status.code() == Some(4) && err.contains("payloads changed since deployment/hand/one"),
+        "{err}"
+    );
+    set(&sleeper());
+    server.cli(&["scale", "hand", "--count", "2", "--name", "two"]);
+    let queued = server.run(&["scale", "hand", "--count", "3", "--name", "three"]);
+    let replaced = server.run(&["scale", "hand", "--count", "4"]);
+    let err = String::from_utf8_lossy(&replaced.stderr);
+    assert!(queued.status.success() && replaced.status.success(), "{err}");
+    assert!(err.contains("hint: deployment/hand/three is superseded"), "{err}");
 }

@@ -143,7 +143,8 @@ cluster/local deleted
 
     let script = vec![batch(&[refusal(409, "in_use"), accepted(7)]), batch(&[refusal(409, "in_use")])];
     let error = run_line(&format!("chancery delete -f {path} -y"), script).0.expect_err("in use");
-    let wanted = "2 of 4 documents were not deleted\nhint: to delete nodes and plans with their dependents, add --cascade";
+    let wanted =
+        "2 of 4 documents were refused\nhint: to delete nodes and plans with their dependents, add --cascade";
     assert_eq!((error.exit, error.message.as_str()), (CliExit::Conflict, wanted));
 
     // The cluster is deleted after its nodes.

@@ -38,26 +38,24 @@ fn the_versions_of_both_ends_are_shown() {
 fn a_plan_is_scaled_with_the_version_of_its_last_completed_deployment() {
     let rolling = json!({ "rolling": { "max_parallel": 2, "per_domain": false, "delay": 0 } });
     let canary = json!({ "canary": { "count": 1 } });
+    let plan = || ok(&json!({ "generation": 1 }));
     let rows = json!([
         deployment("d-10", "2026-11-21T10:00:00Z", &rolling),
         deployment("d-9", "2026-11-21T09:00:00Z", &canary),
     ]);
     let (result, asked) =
-        run_line("chancery scale plan/web --count 5 --name more", vec![page(&rows), verdict()]);
+        run_line("chancery scale plan/web --count 5 --name more", vec![page(&rows), plan(), verdict()]);
     assert_eq!(result.expect("scaled"), "deployment/web/more created\n");
-    assert_eq!(
-        asked[0].line,
-        "GET /v1/fleets/default/deployments?plan=web&state=completed%2Cpending&limit=1000"
-    );
-    let event: Value = serde_json::from_str(&asked[1].body).expect("an event");
+    assert_eq!(asked[0].line, "GET /v1/fleets/default/deployments?plan=web&state=completed&limit=1000");
+    let event: Value = serde_json::from_str(&asked[2].body).expect("an event");
     let wanted = json!({
         "coordinates": { "app": { "version": "d-10" } }, "count": 5, "strategy": rolling, "progress_deadline": 60_000,
         "auto_rollback": true,
     });
     assert_eq!((&event["data"]["name"], &event["data"]["spec"]), (&json!("more"), &wanted));
-    let script = vec![page(&json!([deployment("d", "2026-11-21T10:00:00Z", &canary)])), verdict()];
+    let script = vec![page(&json!([deployment("d", "2026-11-21T10:00:00Z", &canary)])), plan(), verdict()];
     let (_, asked) = run_line("chancery scale web --count 1", script);
-    let event: Value = serde_json::from_str(&asked[1].body).expect("an event");
+    let event: Value = serde_json::from_str(&asked[2].body).expect("an event");
     assert!(event["data"]["spec"]["strategy"]["rolling"].is_object(), "{event}");
     let script = vec![page(&json!([])), problem(404, "not_found", false)];
     let error = run_line("chancery scale wbe --count 1", script).0.expect_err("no such plan");

@@ -17,30 +17,43 @@ const COMMANDS: &[(&str, &str)] = &[
     ),
     ("autoscale", "use `chancery scale PLAN --count NUMBER`"),
     ("cluster-info", "use `chancery status`"),
+    ("cp", "files of a payload are in its working directory: `chancery logs REPLICA` shows its output"),
     (
         "cordon",
         "use `chancery schedule disruption NODE/NAME`: the node takes no placements while it is approved",
     ),
     ("current-context", "use `chancery context show`"),
-    ("deployment", "use `chancery get deployments`, `chancery describe deployment PLAN/NAME`"),
+    (
+        "deployment",
+        "use `chancery get deployments`, `describe`, `promote`, `pause`, `resume`, `cancel`, `rollback`",
+    ),
     ("eval", "use `chancery get operations`, `chancery why KIND/NAME`"),
     ("exec", "use `chancery console REPLICA` for virtual machines, `chancery logs REPLICA` otherwise"),
     ("get-contexts", "use `chancery context list`"),
+    ("expose", "use the addresses of `chancery get incarnations -o wide`"),
+    ("inspect", "use `chancery describe KIND/NAME`, `chancery get KIND NAME -o yaml`"),
     (
         "job",
-        "use `chancery get plans`, `chancery apply -f FILE`, `chancery scale`, `chancery rollback`, `chancery stop`",
+        "use `chancery get plans`, `apply -f FILE`, `scale PLAN --count NUMBER`, `rollback`, `delete plan PLAN --cascade`",
     ),
     ("kill", "use `chancery stop REPLICA`"),
     ("label", "labels of nodes and plans are in their manifests: `chancery apply -f FILE`"),
+    ("list", "use `chancery get KIND`"),
     ("ls", "use `chancery get KIND`"),
     ("monitor", "use `chancery events --follow`"),
     ("namespace", "namespaces are fields of plans: `chancery get plans --filter namespace=NAME`"),
-    ("node", "use `chancery get nodes`, `chancery describe node NAME`"),
+    (
+        "node",
+        "use `chancery get nodes`, `chancery describe node NAME`, `chancery drain NODE`, `chancery undrain NODE`",
+    ),
     ("patch", "use `chancery apply -f FILE`"),
     ("plan", "use `chancery apply --dry-run -f FILE`"),
     ("port-forward", "use the addresses of `chancery get incarnations -o wide`"),
     ("ps", "use `chancery get replicas`"),
+    ("purge", "use `chancery delete plan PLAN --cascade`"),
     ("replace", "use `chancery apply -f FILE`"),
+    ("revert", "use `chancery rollback PLAN --to DEPLOYMENT`"),
+    ("rm", "use `chancery delete KIND/NAME`"),
     (
         "rollout",
         "use `chancery rollback`, `pause`, `resume`, `cancel`, `promote`, `restart`, `wait --for state=completed`",
@@ -68,7 +81,8 @@ const FLAGS: &[(&str, &str)] = &[
     ("--as", "use `--actor NAME`"),
     ("--field-selector", "use `--filter NAME=VALUE`"),
     ("--filename", "use `chancery apply -f FILE`, `chancery delete -f FILE`, `chancery diff -f FILE`"),
-    ("--force", "use `chancery expunge NODE` for a lost node; nothing else is ended without proof"),
+    ("--for", "use `--subject KIND/NAME`"),
+    ("--force", "leave the flag out: nothing is ended or overwritten without proof"),
     ("--grace-period", "use `timeouts` of the plan"),
     ("--ignore-not-found", "`delete -f FILE` skips what does not exist"),
     ("--kubeconfig", "use `--server URL`, or `--context NAME`"),
@@ -86,6 +100,8 @@ const FLAGS: &[(&str, &str)] = &[
     ("-c", "use `--payload NAME`"),
     ("-f", "use `chancery apply -f FILE`, `chancery delete -f FILE`, `chancery diff -f FILE`"),
     ("-k", "use `kustomize build DIR | chancery apply -f -`"),
+    ("-p", "use `--previous`"),
+    ("-w", "use `--follow`"),
     ("-n", "use `--filter namespace=NAME` with `get plans`; names of plans are unique in the fleet"),
 ];
 
@@ -101,9 +117,22 @@ const KINDS: &[(&str, &str)] = &[
     ("allocs", "use incarnations"),
     ("applications", "use plans"),
     ("apps", "use plans"),
+    ("checks", "use replicas: their column READY"),
+    ("cm", "use `env` of payloads: `chancery explain plan.spec.payloads`"),
+    ("configmaps", "use `env` of payloads: `chancery explain plan.spec.payloads`"),
+    ("crds", "kinds are fixed: `chancery explain`"),
+    ("daemonset", "use plans"),
     ("daemonsets", "use plans"),
+    ("evals", "use operations"),
+    ("evaluations", "use operations"),
     ("events", "use `chancery events`"),
+    ("groups", "use plans"),
+    ("ing", "use the addresses of incarnations"),
+    ("ingresses", "use the addresses of incarnations"),
+    ("job", "use plans"),
     ("jobs", "use plans"),
+    ("namespaces", "namespaces are fields of plans: `chancery get plans --filter namespace=NAME`"),
+    ("ns", "namespaces are fields of plans: `chancery get plans --filter namespace=NAME`"),
     ("ops", "use operations"),
     ("po", "use replicas"),
     ("pod", "use replicas"),
@@ -112,10 +141,19 @@ const KINDS: &[(&str, &str)] = &[
     ("pvc", "use volumes"),
     ("replicasets", "use deployments"),
     ("rs", "use deployments"),
+    ("secrets", "use `env` of payloads: `chancery explain plan.spec.payloads`"),
     ("services", "use plans, which name their service"),
     ("statefulsets", "use plans"),
+    ("statefulset", "use plans"),
     ("svc", "use plans, which name their service"),
+    ("tasks", "use the payloads of plans"),
 ];
+
+/// Whether a word names a file of manifests.
+fn is_manifest(word: &str) -> bool {
+    let end = word.rsplit_once('.').map_or("", |(_, end)| end);
+    !word.starts_with('-') && ["yaml", "yml", "json"].contains(&end)
+}
 
 /// Advice for a name where a kind is expected.
 const KIND_FIRST: &str = "write the kind before the name, as in `deployment web/d-1` or `deployment/web/d-1`";
@@ -136,10 +174,16 @@ pub(super) fn advise(error: &mut clap::Error) {
         error.remove(ContextKind::Suggested);
     }
     let Some(ContextValue::String(word)) = error.get(word) else { return };
+    if error.kind() == ErrorKind::UnknownArgument && is_manifest(word) {
+        let advice = format!("write -f before a file: `-f {word}`");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![StyledStr::from(advice)]));
+        return;
+    }
     // The kind before a name, and the flag before its value.
+    let has_name = word.contains('/');
     let word = word.split(['/', '=', ' ']).next().unwrap_or_default();
-    let is_kind =
-        matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::String(arg)) if arg.contains("KIND"));
+    let is_kind = !has_name
+        && matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::String(arg)) if arg == "<KIND[/NAME]>");
     let instead = match table.iter().find(|(known, _)| *known == word) {
         Some((_, instead)) => instead,
         None if is_kind && error.get(ContextKind::SuggestedValue).is_none() => KIND_FIRST,
@@ -183,6 +227,8 @@ mod tests {
             ("chancery apply -k overlay", "tip: use `kustomize build DIR | chancery apply -f -`"),
             ("chancery apply -R -f dir", "tip: name each directory"),
             ("chancery get ops", "tip: use operations\n"),
+            ("chancery apply m/nodes.yaml", "tip: write -f before a file: `-f m/nodes.yaml`"),
+            ("chancery get ns", "tip: namespaces are fields of plans"),
             ("chancery pause web", "tip: write the kind before the name"),
             ("chancery get nods", "tip: a similar value exists: 'nodes'"),
             ("chancery plan web.yaml", "tip: use `chancery apply --dry-run -f FILE`"),

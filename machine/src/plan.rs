@@ -200,7 +200,7 @@ fn check_payload(faults: &mut BodyErrors, at: &str, payload: &Payload) {
     }
     if let Some(probe) = &payload.alive {
         let only = "must be 1: an incarnation whose liveness probe fails is ended";
-        let at = format!("{at}/alive/{}/success_threshold", probe.kind());
+        let at = format!("{at}/alive/{}/timing/success_threshold", probe.kind());
         faults.check(probe.timing().success_threshold == 1, at, only);
     }
 }
@@ -287,7 +287,7 @@ fn check_probe(
         let sane = path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic());
         faults.check(sane, format!("{at}/http/path"), "must start with / and contain no spaces");
     }
-    let (timing, at) = (probe.timing(), format!("{at}/{}", probe.kind()));
+    let (timing, at) = (probe.timing(), format!("{at}/{}/timing", probe.kind()));
     let right = timing.initial_delay <= PROBE_LONGEST;
     faults.check(right, format!("{at}/initial_delay"), "must be at most 1h");
     let right = (PROBE_PERIOD..=PROBE_LONGEST).contains(&timing.period);

@@ -34,7 +34,7 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
 ];
 
 /// Fields of an intent that a document omits, while it has their own fields.
-const NOT_WRITTEN: &[&str] = &["rule"];
+const NOT_WRITTEN: &[&str] = &["rule", "timing"];
 
 /// Document as a tree, with the text that it was read from.
 pub(super) struct DocumentTree<'t> {

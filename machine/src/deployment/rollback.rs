@@ -55,7 +55,8 @@ pub(crate) fn rollback(fleet: &FleetState, ask: &PlanRollback, ctx: &DecisionCon
             );
         }
         last(fleet, owner).ok_or_else(|| {
-            let detail = format!("plan {} has no earlier completed deployment", ask.plan);
+            let detail =
+                format!("plan {} has no earlier completed deployment with another version", ask.plan);
             Refusal::new(RefusalCode::InvalidTransition, detail)
         })?
     };

@@ -332,12 +332,18 @@ pub(crate) fn fail(fleet: &FleetState, operation: &Operation, cause: String, dra
 }
 
 /// Fails the current deployment if it has the version of a replica that ran and ended on its own.
-pub(crate) fn disturb(fleet: &FleetState, incarnation: &Incarnation, draft: &mut FactDraft) {
+pub(crate) fn disturb(
+    fleet: &FleetState,
+    incarnation: &Incarnation,
+    reason: Option<&str>,
+    draft: &mut FactDraft,
+) {
     let Some(plan) = fleet.plans().get(&incarnation.plan) else { return };
     let Some(current) = super::current(fleet, plan).filter(|current| is_begun(current)) else { return };
     let own = fleet.deployment(&plan.name, &incarnation.deployment);
     if own.is_some_and(|own| own.version == current.version) {
-        let cause = format!("replica {} ended without a request", incarnation.replica);
+        let how = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+        let cause = format!("replica {} ended without a request{how}", incarnation.replica);
         let key = (plan.name.clone(), current.name.clone());
         if draft.first_to_fail(&key) {
             draft.push(failed(key, cause));

@@ -32,6 +32,10 @@ pub(super) fn by_proof(
             format!("it ended before it was ready: {reason}")
         }
     };
+    let failure = match &end {
+        IncarnationEnd::Failed { reason } | IncarnationEnd::Unwound { reason } => Some(reason.clone()),
+        IncarnationEnd::Destroyed | IncarnationEnd::PoweredOff => None,
+    };
     let Some(replica) = fleet.replicas().get(&incarnation.replica) else { return };
     let other = other(fleet, replica, incarnation.id);
     let again = promise(fleet, incarnation, &end, EndCause::End, ctx.now);
@@ -47,7 +51,7 @@ pub(super) fn by_proof(
         mounts: volume::used_by(fleet, incarnation),
     });
     let Some(operation) = running_operation(fleet, incarnation) else {
-        by_itself(fleet, replica, incarnation, draft);
+        by_itself(fleet, replica, incarnation, failure.as_deref(), draft);
         return;
     };
     match operation.kind {
@@ -68,7 +72,7 @@ pub(super) fn by_proof(
         OperationKind::Reboot => {
             let reason = "its incarnation ended".to_owned();
             operation::end(fleet, operation, OperationEnd::Failed { reason }, draft);
-            by_itself(fleet, replica, incarnation, draft);
+            by_itself(fleet, replica, incarnation, failure.as_deref(), draft);
         }
         OperationKind::Stop | OperationKind::Delete => {
             if other.is_none() {
@@ -161,7 +165,13 @@ fn replaced(
 }
 
 /// Handles an end that no running operation requested, as that of a guest that is being rebooted.
-fn by_itself(fleet: &FleetState, replica: &Replica, incarnation: &Incarnation, draft: &mut FactDraft) {
+fn by_itself(
+    fleet: &FleetState,
+    replica: &Replica,
+    incarnation: &Incarnation,
+    reason: Option<&str>,
+    draft: &mut FactDraft,
+) {
     let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
     if !active || !incarnation.was_up() {
         return;
@@ -170,7 +180,7 @@ fn by_itself(fleet: &FleetState, replica: &Replica, incarnation: &Incarnation, d
     // A deployment must not start its own failing version repeatedly. A lost node is no evidence about the
     // version.
     if !fleet.index().places.is_expunged(&incarnation.node) {
-        deployment::disturb(fleet, incarnation, draft);
+        deployment::disturb(fleet, incarnation, reason, draft);
     }
 }
 

@@ -100,13 +100,6 @@ fn a_plan_is_refused_with_every_field_that_is_wrong() {
         let claim = json!({"volume": "db", "class": "s", "capacity": 1, "mount": mount});
         json!({"name": name, "resources": small, "volumes": [claim]})
     };
-    let probed = |name: &str, kind: &str, setting: &str, value: u64| {
-        let mut check = json!({"port": "http", "timing": {setting: value}});
-        if kind == "http" {
-            check["path"] = json!("/x");
-        }
-        payload(json!({"name": "a", "resources": small, "ports": [port], name: {kind: check}}))
-    };
     let mut unready = plan();
     unready["spec"]["unready"] = json!({"after": 0, "action": "restart"});
     let many = |i: usize, processes: u16, ports: usize, volumes: usize| {
@@ -145,13 +138,6 @@ fn a_plan_is_refused_with_every_field_that_is_wrong() {
             payload(json!({"name": "a", "resources": small, "alive": {"tcp": {"port": "http"}}})),
             "/spec/payloads/0/alive",
         ),
-        (probed("ready", "tcp", "initial_delay", 3_600_001), "/spec/payloads/0/ready/tcp/initial_delay"),
-        (probed("ready", "http", "period", 99), "/spec/payloads/0/ready/http/period"),
-        (probed("alive", "http", "period", 3_600_001), "/spec/payloads/0/alive/http/period"),
-        (probed("alive", "tcp", "timeout", 0), "/spec/payloads/0/alive/tcp/timeout"),
-        (probed("ready", "tcp", "failure_threshold", 0), "/spec/payloads/0/ready/tcp/failure_threshold"),
-        (probed("ready", "tcp", "success_threshold", 1001), "/spec/payloads/0/ready/tcp/success_threshold"),
-        (probed("alive", "tcp", "success_threshold", 2), "/spec/payloads/0/alive/tcp/success_threshold"),
         (unready, "/spec/unready/after"),
         (
             payload(json!({"name": "a", "resources": small, "ports": [ports("a-b"), ports("a.b")]})),
@@ -173,6 +159,33 @@ fn a_plan_is_refused_with_every_field_that_is_wrong() {
         let refusal = TestFleet::new().ask("plan.apply", &body).expect_err(pointer);
         assert_eq!(refusal.code, RefusalCode::Invalid, "{pointer}");
         assert!(refusal.errors.contains_key(pointer), "{pointer} in {:?}", refusal.errors);
+    }
+}
+
+#[test]
+fn a_wrong_timing_of_a_probe_is_refused_where_it_is() {
+    let port = json!({"name": "http", "protocol": "TCP", "port": 80});
+    for (probe, kind, setting, value) in [
+        ("ready", "tcp", "initial_delay", 3_600_001_u64),
+        ("ready", "http", "period", 99),
+        ("alive", "http", "period", 3_600_001),
+        ("alive", "tcp", "timeout", 0),
+        ("ready", "tcp", "failure_threshold", 0),
+        ("ready", "tcp", "success_threshold", 1001),
+        ("alive", "tcp", "success_threshold", 2),
+    ] {
+        let mut check = json!({"port": "http", "timing": {setting: value}});
+        if kind == "http" {
+            check["path"] = json!("/x");
+        }
+        let mut plan = plan();
+        let resources = json!({"cpu": 1, "memory": 1});
+        let payload = json!({"name": "a", "resources": resources, "ports": [port], probe: {kind: check}});
+        plan["spec"]["payloads"] = json!([payload]);
+        let pointer = format!("/spec/payloads/0/{probe}/{kind}/timing/{setting}");
+        assert!(plan.pointer(&pointer).is_some(), "{pointer}");
+        let refusal = TestFleet::new().ask("plan.apply", &plan).expect_err(&pointer);
+        assert!(refusal.errors.contains_key(pointer.as_str()), "{pointer} in {:?}", refusal.errors);
     }
 }
 

@@ -5,7 +5,7 @@ use chancery_events::refusal::RefusalCode;
 use chancery_events::spec::OperationKind::{Create, Delete, Start};
 use serde_json::json;
 
-use crate::testing::{TestFleet, crashed, failed};
+use crate::testing::{TestFleet, crashed, failed, ready};
 
 #[test]
 fn a_deployment_creates_what_lacks_and_completes_when_it_runs() {
@@ -146,6 +146,19 @@ fn a_start_that_ends_before_it_is_ready_fails_the_deployment_with_its_cause() {
         (world.deployment("d1").as_str(), world.phases(), world.free_cpu()),
         ("failed", vec!["failed"], 4000)
     );
+}
+
+#[test]
+fn an_end_after_a_replica_was_ready_fails_the_deployment_with_its_cause() {
+    let mut world = TestFleet::with_nodes(2);
+    world.plan("automatic");
+    world.deploy("d1", 2);
+    let id = world.commanded()[0];
+    world.report(id, ready());
+    world.report(id, crashed());
+    let log = format!("{:?}", world.log);
+    assert!(log.contains("ended without a request: app-0 exited with 3"), "{log}");
+    assert_eq!(world.deployment("d1"), "ending, failed");
 }
 
 #[test]

@@ -58,7 +58,6 @@ pub(super) fn refusal(
     let row = row.filter(|row| {
         !condition.identities.is_empty() && !condition.identities.contains(&entity_tag::identity(row))
     })?;
-    let detail =
-        format!("cannot write {}: the expected ETag is of a deleted entity of that name", key.subject());
+    let detail = format!("cannot write {}: the expected ETag is of another entity", key.subject());
     Some(ProblemDetails::new(PRECONDITION_FAILED, detail).version(row.version).position(position.get()))
 }

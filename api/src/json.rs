@@ -75,6 +75,11 @@ impl SplicedJson {
         }
     }
 
+    /// Returns the combined text.
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Reads the combined text as a value of type `T`.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, ProblemDetails> {
         read_at(&self.text, |place| self.sent(place))
@@ -112,6 +117,14 @@ pub(super) fn read_at<T: DeserializeOwned>(
         }
         let error = error.into_inner();
         let message = error.to_string();
+        if message.starts_with("invalid type: unit variant") {
+            // The path ends at the word, which is a value and no member.
+            let word = pointer.rfind('/').map(|at| pointer.split_off(at)).unwrap_or_default();
+            let what = format!("must be an object, as in {{\"{}\": {{}}}}", word.trim_start_matches('/'));
+            let (line, column) = sent((error.line(), error.column()));
+            let detail = format!("cannot read body at line {line}, column {column}: {what}");
+            return ProblemDetails::new(INVALID, detail).at(RequestPart::Body, pointer, what);
+        }
         // The path ends at the object; the message names the member.
         let named = ["unknown field `", "missing field `", "duplicate field `"];
         let rest = named.iter().find_map(|start| message.strip_prefix(start));

@@ -3,14 +3,33 @@
 use chancery_events::event::EventData;
 use chancery_events::intent::Intent;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::json::{self, SplicedJson};
-use super::problem::{INTERNAL, ProblemDetails};
+use super::problem::{INTERNAL, INVALID, ProblemDetails, RequestPart, pointer_to};
 
 impl EventData for SplicedJson {
     type Error = ProblemDetails;
     fn read<T: DeserializeOwned>(&self) -> Result<T, ProblemDetails> {
         SplicedJson::read(self)
+    }
+}
+
+/// Text that may have lists.
+pub(super) trait ListText {
+    /// Whether the text may have a list: it has its first character.
+    fn has_list(&self) -> bool;
+}
+
+impl ListText for SplicedJson {
+    fn has_list(&self) -> bool {
+        self.text().contains('[')
+    }
+}
+
+impl ListText for JsonPart<'_> {
+    fn has_list(&self) -> bool {
+        self.part.contains('[')
     }
 }
 
@@ -36,16 +55,65 @@ impl EventData for JsonPart<'_> {
 /// Reads the body of an intent of the type.
 pub(super) fn intent(
     type_name: &str,
-    text: &impl EventData<Error = ProblemDetails>,
+    text: &(impl EventData<Error = ProblemDetails> + ListText),
 ) -> Result<Intent, ProblemDetails> {
-    Intent::read_from(type_name, text).unwrap_or_else(|| {
+    let intent = Intent::read_from(type_name, text).unwrap_or_else(|| {
         Err(ProblemDetails::new(INTERNAL, format!("nothing reads intents of type {type_name}")))
-    })
+    })?;
+    if text.has_list() {
+        let sent: Value = text.read()?;
+        let own = serde_json::from_str(&intent.data_json())
+            .map_err(|error| ProblemDetails::internal("read the intent again", &error))?;
+        if let Some(pointer) = list_for_object(&sent, &own, "") {
+            let detail = "invalid body: a list is not an object";
+            return Err(ProblemDetails::new(INVALID, detail).at(
+                RequestPart::Body,
+                pointer,
+                "must be an object, not a list",
+            ));
+        }
+    }
+    Ok(intent)
+}
+
+/// Returns where the first list is that was read as an object: derived deserializers take the members of an object from a list.
+fn list_for_object(sent: &Value, own: &Value, at: &str) -> Option<String> {
+    match (sent, own) {
+        (Value::Array(_), Value::Object(_)) => Some(at.to_owned()),
+        (Value::Array(sent), Value::Array(own)) => {
+            let mut items = sent.iter().zip(own).enumerate();
+            items.find_map(|(index, (sent, own))| list_for_object(sent, own, &format!("{at}/{index}")))
+        }
+        (Value::Object(sent), Value::Object(own)) => sent.iter().find_map(|(name, sent)| {
+            list_for_object(sent, own.get(name)?, &format!("{at}{}", pointer_to(name)))
+        }),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_is_no_object() {
+        let read = |data: &str| intent("node.apply.v1", &JsonPart { whole: data, part: data });
+        let data =
+            r#"{"name":"a","spec":{"domain":"d","resources":[4000,8589934592,0],"labels":{"x":"[y]"}}}"#;
+        let problem = read(data).expect_err("a list");
+        assert_eq!((problem.kind.code, problem.errors()[0].pointer.as_str()), ("invalid", "/spec/resources"));
+        let data = r#"{"name":"a","spec":{"domain":"d","resources":{"cpu":1},"capabilities":["gpu"]}}"#;
+        read(data).expect("a list where one belongs");
+    }
+
+    #[test]
+    fn a_word_for_an_object_is_reported_where_it_is() {
+        let data = r#"{"name":"a","spec":{"rule":"four_eyes"}}"#;
+        let problem = intent("policy.apply.v1", &JsonPart { whole: data, part: data }).expect_err("a word");
+        let fault = &problem.errors()[0];
+        let wanted = ("/spec/rule", r#"must be an object, as in {"four_eyes": {}}"#);
+        assert_eq!((fault.pointer.as_str(), fault.detail.as_str()), wanted);
+    }
 
     #[test]
     fn every_type_is_read_as_itself() {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use chancery_events::kind::EntityKind;
 use chancery_projector::RowKind;
 use serde_json::{Value, json};
 
@@ -126,7 +127,12 @@ pub(super) fn parameters(route: &HttpRoute) -> Vec<Value> {
         RouteTarget::Intent(entry, _) => {
             let schema = json!({"type": "string", "enum": ["yes", "no"]});
             let about = "Value of the member of this name in the body, which must then be absent there.";
-            [query(entry.query, schema, about), intent_parameters()].concat()
+            let mut parameters = [query(entry.query, schema, about), intent_parameters()].concat();
+            if entry.path.ends_with(&EntityKind::Disruption.path()) {
+                // Only the entity has a version, so that the condition is refused for a part of it.
+                parameters.retain(|parameter| parameter["name"] != "If-None-Match");
+            }
+            parameters
         }
         RouteTarget::Intents => intent_parameters(),
         RouteTarget::DryRun => [moment_parameters(), settle_parameters(), intent_parameters()].concat(),

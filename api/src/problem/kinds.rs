@@ -66,7 +66,7 @@ kinds! {
         "Another entity has the name."
         "Choose another name. `chancery describe KIND NAME` shows the entity that has the name.";
     VERSION_CONFLICT = 409 "version_conflict" final
-        "The expected version is not the version of the entity, or the expected `ETag` is of a deleted entity of the same name. The status is 412 if `If-Match` or `If-None-Match` gave the condition."
+        "The expected version is not the version of the entity, or the expected `ETag` is of another entity, as of a deleted one of the same name. The status is 412 if `If-Match` or `If-None-Match` gave the condition."
         "Read the entity again with `chancery get KIND NAME -o json`, apply the change to it, and send it with the new `version`.",
         PRECONDITION_FAILED = 412;
     INVALID = 422 "invalid" final

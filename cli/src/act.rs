@@ -106,18 +106,28 @@ pub(super) fn requested_deletion(
     })
 }
 
-/// Deletes an entity. Returns whether the entity still exists: until it is unused, or until the deletion is approved.
+/// Progress of a deletion after its verdict.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum DeletionProgress {
+    Deleted,
+    /// The entity exists until it is unused, or its dependents are deleted.
+    Started,
+    /// The deletion waits for the approval of the request with this id.
+    Waits(String),
+}
+
+/// Deletes an entity.
 pub(super) fn delete(
     kind: EntityKind,
     name: &str,
     cascade: CascadePolicy,
     io: &mut CommandIo<'_>,
-) -> Result<bool, CliError> {
+) -> Result<DeletionProgress, CliError> {
     let may_cascade = intent_entry(kind, "delete").is_some_and(cascades);
     let intent = requested_deletion(kind, name, cascade)?;
     if kind == EntityKind::Replica {
         replica::ask("delete", name, None, "deletion requested", io)?;
-        return Ok(true);
+        return Ok(DeletionProgress::Started);
     }
     // Dependents are deleted first, which takes time.
     let done = match kind {
@@ -136,7 +146,11 @@ pub(super) fn delete(
         error
     })?;
     shown(io, &of, done, &verdict)?;
-    Ok(cascade == CascadePolicy::Yes || kind == EntityKind::Volume || verdict.request().is_some())
+    Ok(match verdict.request() {
+        Some(id) => DeletionProgress::Waits(id.to_owned()),
+        None if cascade == CascadePolicy::Yes || kind == EntityKind::Volume => DeletionProgress::Started,
+        None => DeletionProgress::Deleted,
+    })
 }
 
 pub(super) fn set_state(

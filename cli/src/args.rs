@@ -171,7 +171,7 @@ pub enum ServerCommand {
     /// Resume a paused deployment
     #[command(mut_args(of_deployments))]
     Resume(EntityArgs),
-    /// Promote the canary of a deployment: update all replicas to its version
+    /// Promote the canary of a deployment: update all replicas to its version, also if the canary is not ready
     #[command(mut_args(of_deployments))]
     Promote(EntityArgs),
     /// Stop a replica, and keep it stopped until it is started

@@ -184,6 +184,12 @@ impl<'a> ApiClient<'a> {
         self.moment.set(moment.cloned());
     }
 
+    /// Makes later reads be of a moment that the user has not named, and is not shown.
+    pub(super) fn read_silently_at(&self, moment: &str) {
+        self.moment.set(Some(moment.to_owned()));
+        self.moment.silence();
+    }
+
     /// Time of the reads: that of their moment, if there is one.
     pub(super) fn time(&self) -> Time {
         self.moment.time().unwrap_or_else(|| Time::from_micros(chrono::Utc::now().timestamp_micros()))

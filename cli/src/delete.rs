@@ -12,7 +12,7 @@ use chancery_events::intent::{CascadePolicy, Intent};
 use chancery_events::text::counted;
 use serde_json::json;
 
-use super::act;
+use super::act::{self, DeletionProgress};
 use super::apply::{ApplyReport, ask, name, names, read};
 use super::bulk::ask_all;
 use super::client::{ApiClient, CommandIo};
@@ -36,13 +36,12 @@ pub(super) fn run(delete: &DeleteArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
     let Some(what) = &delete.what else { return manifests(delete, cascade, io) };
     let entities = what.all(&delete.names)?;
     if delete.dry_run {
-        let intents = entities.iter().map(|(kind, name)| act::requested_deletion(*kind, name, cascade));
-        return dry_run::preview(
-            "delete",
-            &intents.collect::<Result<Vec<_>, _>>()?,
-            MissingEntity::Refused,
-            io,
-        );
+        let intents = entities.iter().map(|(kind, name)| {
+            let intent = act::requested_deletion(*kind, name, cascade)?;
+            Ok((format!("{}/{name}", kind.word()), intent))
+        });
+        let intents = intents.collect::<Result<Vec<_>, CliError>>()?;
+        return dry_run::preview(("delete", "deleted"), &intents, MissingEntity::Refused, io);
     }
     let (mut going, mut failed) = (Vec::new(), Vec::new());
     for (kind, name) in &entities {
@@ -50,8 +49,8 @@ pub(super) fn run(delete: &DeleteArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
             writeln!(io.out, "---")?;
         }
         match act::delete(*kind, name, cascade, io) {
-            Ok(true) => going.push((*kind, name)),
-            Ok(false) => {}
+            Ok(DeletionProgress::Deleted) => {}
+            Ok(progress) => going.push((*kind, name, progress)),
             // The verdict on one entity is independent of the others.
             Err(error) if entities.len() > 1 && is_about_one(error.exit) => {
                 note!("chancery: {error}");
@@ -61,9 +60,13 @@ pub(super) fn run(delete: &DeleteArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
         }
     }
     let end = Instant::now() + delete.timeout;
-    for (kind, name) in going.into_iter().filter(|_| delete.wait) {
+    for (kind, name, progress) in going.into_iter().filter(|_| delete.wait) {
         let left = end.saturating_duration_since(Instant::now());
-        wait::after(format!("{}/{name}", kind.word()), "deleted", left, io)?;
+        let request = match &progress {
+            DeletionProgress::Waits(id) => Some(id.as_str()),
+            DeletionProgress::Deleted | DeletionProgress::Started => None,
+        };
+        wait::after(format!("{}/{name}", kind.word()), "deleted", (left, request), io)?;
     }
     match failed.first() {
         None => Ok(()),
@@ -84,13 +87,12 @@ fn manifests(delete: &DeleteArgs, cascade: CascadePolicy, io: &mut CommandIo<'_>
     let mut manifests = read("delete", "deleted", &delete.files)?;
     manifests.reverse();
     if delete.dry_run {
-        let intents = manifests.iter().filter_map(|manifest| deletion(manifest, cascade).transpose());
-        return dry_run::preview(
-            "delete",
-            &intents.collect::<Result<Vec<_>, _>>()?,
-            MissingEntity::Skipped,
-            io,
-        );
+        let intents = manifests.iter().filter_map(|manifest| {
+            let intent = deletion(manifest, cascade).transpose()?;
+            Some(intent.map(|intent| (name(manifest), intent)))
+        });
+        let intents = intents.collect::<Result<Vec<_>, _>>()?;
+        return dry_run::preview(("delete", "deleted"), &intents, MissingEntity::Skipped, io);
     }
     let mut report = ApplyReport::of(io.client, io.out)?;
     if !delete.yes {

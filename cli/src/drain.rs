@@ -60,8 +60,9 @@ pub(super) fn drain(drain: &DrainArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
     };
     let approve = Intent::from(DisruptionApprove { node: node.clone(), name: name.clone() });
     if drain.dry_run {
-        let intents: Vec<_> = schedule.into_iter().chain([approve]).collect();
-        return dry_run::preview("drain", &intents, MissingEntity::Refused, io);
+        let schedule = schedule.map(|intent| (format!("disruption/{node}/{name}"), intent));
+        let intents: Vec<_> = schedule.into_iter().chain([(format!("node/{node}"), approve)]).collect();
+        return dry_run::preview(("drain", "created"), &intents, MissingEntity::Refused, io);
     }
     if let Some(intent) = schedule {
         io.client.ask(&format!("cannot drain node/{node}"), &intent)?;

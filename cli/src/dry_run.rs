@@ -5,14 +5,17 @@ use std::path::PathBuf;
 
 use chancery_events::intent::{Intent, OverlapPolicy};
 use chancery_events::text::counted;
+use chancery_projector::rows::RequestRow;
 use serde_json::Value;
 
 use super::apply::{ask, documents, error_texts, known, name, outcome, read};
 use super::client::{ApiClient, CommandIo, VerdictResponse, not_ours};
+use super::columns::typed;
 use super::context::OutputFormat;
 use super::diff;
 use super::error::{CliError, CliExit};
 use super::get::{json_text, yaml_text};
+use super::request;
 use super::table::TextTable;
 use crate::manifest::ManifestDocument;
 use crate::note;
@@ -76,22 +79,21 @@ pub(super) fn run(
     decide(ShownDocuments::All, &manifests, io).map(|_| ())
 }
 
-/// Shows what the intents of a command would change, in their order. Each refusal is an error, and the first one gives the exit
-/// code.
+/// Shows what the intents of a command would change, each with the entity that it is about, in their order. Each refusal is an
+/// error, and the first one gives the exit code. `done` is the outcome of an accepted intent.
 pub(super) fn preview(
-    verb: &str,
-    intents: &[Intent],
+    (verb, done): (&str, &str),
+    intents: &[(String, Intent)],
     missing: MissingEntity,
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let output = io.client.context.output(FORMATS)?;
     check_count(&format!("cannot {verb}"), intents.len())?;
-    let answer = io.client.dry_run(&format!("cannot {verb}"), intents.iter())?;
+    let answer = io.client.dry_run(&format!("cannot {verb}"), intents.iter().map(|(_, intent)| intent))?;
     let mut table = diff::table(&[]);
     let mut changes = by_subject(&answer, "changes", diff::entity);
     let (mut failed, mut cascades) = (None, false);
-    for (at, intent) in intents.iter().enumerate() {
-        let name = intent.subject().map_or_else(String::new, |subject| subject.to_string());
+    for (at, (name, intent)) in intents.iter().enumerate() {
         let decided = &answer["intents"][at]["answer"];
         let outcome = match status_of(decided) {
             None => "not decided",
@@ -101,12 +103,16 @@ pub(super) fn preview(
                 if output == OutputFormat::Name {
                     writeln!(io.out, "{name}")?;
                 }
-                cascades |= intent.cascades();
-                if let Some(change) = changes.remove(&name) {
+                // What waits for approval ends nothing yet.
+                cascades |= intent.cascades() && verdict.request().is_none();
+                if let Some(change) = changes.remove(name) {
                     diff::add(&mut table, change);
                     continue;
                 }
-                outcome(&verdict, true)
+                match outcome(&verdict, true) {
+                    "configured" => done,
+                    outcome => outcome,
+                }
             }
             Some(status) => {
                 let doing = format!("cannot {verb} {name}");
@@ -363,6 +369,7 @@ fn unschedulable(answer: &Value) -> TextTable {
 fn approvals(answer: &Value) -> TextTable {
     let mut rows = TextTable::new(["APPROVAL OF", "COUNT", "BY", "POLICIES"]);
     let operations = by_subject(answer, "operations", operation_of);
+    let requests = by_subject(answer, "requests", |item| format!("request/{}", text(&item["id"])));
     for item in items(answer, "approvals") {
         let policies: Vec<_> = items(item, "policies").map(text).collect();
         let by = match item["requested_by"].as_str() {
@@ -372,7 +379,11 @@ fn approvals(answer: &Value) -> TextTable {
         let subject = text(&item["subject"]);
         let shown = match operations.get(&subject) {
             Some(operation) => format!("{} {}", text(&operation["kind"]), text(&operation["replica"])),
-            None => subject,
+            // The id of the request is not assigned yet.
+            None => requests
+                .get(&subject)
+                .and_then(|row| typed::<RequestRow>(row).ok())
+                .map_or(subject, |row| request::change(&row)),
         };
         rows.add([shown, item["count"].to_string(), by, policies.join(", ")]);
     }

@@ -61,9 +61,13 @@ fn column(kind: EntityKind, items: &[Value], field: &str) -> Result<Vec<String>,
 }
 
 /// Units of amounts in tables, in thousandths of the base unit.
-const UNITS: [(&str, f64); 7] = [
+const UNITS: [(&str, f64); 11] = [
     ("m", 1.0),
     ("B", 1e3),
+    ("kB", 1e6),
+    ("MB", 1e9),
+    ("GB", 1e12),
+    ("TB", 1e15),
     ("KiB", 1024e3),
     ("MiB", 1_048_576e3),
     ("GiB", 1_073_741_824e3),
@@ -181,6 +185,7 @@ mod tests {
             sorted(&["7GiB/8GiB", "10GiB/10GiB", "7104MiB/8GiB", "-"]),
             ["-", "7104MiB/8GiB", "7GiB/8GiB", "10GiB/10GiB"]
         );
+        assert_eq!(sorted(&["2TB", "500MB", "999GB"]), ["500MB", "999GB", "2TB"]);
         assert_eq!(sorted(&["4/4", "3500m/4", "3/4"]), ["3/4", "3500m/4", "4/4"]);
         assert_eq!(sorted(&["10", "9", "1"]), ["1", "9", "10"]);
         assert_eq!(sorted(&["b-2m", "a-10m"]), ["a-10m", "b-2m"]);

@@ -61,7 +61,7 @@ pub(super) fn stop(stop: &StopArgs, io: &mut CommandIo<'_>) -> Result<(), CliErr
         return Ok(());
     }
     let of = format!("replica/{}", EntityKind::Replica.name_in(&stop.replica)?);
-    wait::after(of, "phase=stopped", stop.timeout, io)
+    wait::after(of, "phase=stopped", (stop.timeout, None), io)
 }
 
 /// Reports what the last operation of a replica waits for, if it has not ended.

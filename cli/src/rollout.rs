@@ -103,13 +103,28 @@ fn check_version(
     client: &ApiClient<'_>,
 ) -> Result<(), CliError> {
     let now = one(client, EntityKind::Plan, plan)?;
+    if let Some(current) = now["current"].as_str().filter(|current| *current != last.name.as_str()) {
+        let of = format!("{plan}/{current}");
+        let row: DeploymentRow = typed(&one(client, EntityKind::Deployment, &of)?)?;
+        if (row.generation, &row.coordinates) != (last.generation, &last.coordinates) {
+            let name = &last.name;
+            return Err(CliError::new(
+                CliExit::Conflict,
+                format!(
+                    "cannot scale plan/{plan}: deployment/{of} is in progress with another version than that of \
+                     deployment/{plan}/{name}, which the new deployment would deploy again\n\
+                     hint: wait until it has ended, or apply a Deployment with the version and the number of replicas"
+                ),
+            ));
+        }
+    }
     if now["generation"] == last.generation {
         return Ok(());
     }
     let now: PlanRow = typed(&now)?;
     let past = ApiClient::new(client.context);
     let moment = first.created_at.to_string();
-    past.read_at(Some(&moment));
+    past.read_silently_at(&moment);
     let then: PlanRow = typed(&one(&past, EntityKind::Plan, plan)?)?;
     let changed = now.spec.changed(&then.spec).into_iter();
     let changed: Vec<_> =
@@ -122,7 +137,8 @@ fn check_version(
         CliExit::Conflict,
         format!(
             "cannot scale plan/{plan}: {what} changed since deployment/{plan}/{name}, and a new deployment would deploy that too\n\
-             hint: to deploy the change, apply a Deployment with the number of replicas; to keep the version, restore the plan first\n\
+             hint: to deploy the change, apply a Deployment with the number of replicas; to keep the version, restore the plan first, with all \
+             of its fields\n\
              try: chancery get plan {plan} --as-of {moment} -o yaml | chancery apply -f -"
         ),
     ))
@@ -132,7 +148,10 @@ fn check_version(
 fn send(io: &mut CommandIo<'_>, verb: &str, intent: Intent, mode: SendMode) -> Result<(), CliError> {
     match mode {
         SendMode::Send => ask(io, verb, &intent, "created"),
-        SendMode::DryRun => dry_run::preview(verb, &[intent], MissingEntity::Refused, io),
+        SendMode::DryRun => {
+            let name = intent.subject().map_or_else(String::new, |subject| subject.to_string());
+            dry_run::preview((verb, "created"), &[(name, intent)], MissingEntity::Refused, io)
+        }
     }
 }
 
@@ -189,7 +208,8 @@ pub(super) fn rollback(
             let Some(rollback) = intent(EntityKind::Deployment, "rollback", canary, &[])? else {
                 return Err(CliError::failure("cannot roll back: deployments have no such command"));
             };
-            return dry_run::preview("roll back", &[rollback], MissingEntity::Refused, io);
+            let intents = [(format!("deployment/{canary}"), rollback)];
+            return dry_run::preview(("roll back", "rolled back"), &intents, MissingEntity::Refused, io);
         }
         RollbackTarget::Canary(canary) => {
             let verb = ("roll back", "rolled back", NOT_CANARIES);

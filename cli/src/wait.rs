@@ -47,6 +47,11 @@ enum WaitProgress {
 }
 
 pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    reach(wait, None, io)
+}
+
+/// Waits for a condition, which the end of a request without approval makes impossible.
+fn reach(wait: &WaitArgs, request: Option<&str>, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let output = io.client.context.output(FORMS)?;
     let (kind, name) = EntityKind::split(&wait.of)?;
     let name = &short_id::resolve(io.client, kind, name)?;
@@ -77,6 +82,9 @@ pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliErro
             WaitProgress::Over(what) => Err(CliError::failure(format!("{doing}: impossible, it is {what}"))),
             WaitProgress::NotYet(now) => {
                 last = Some(now);
+                if let Some(end) = request.map(|id| ended(io.client, id)).transpose()?.flatten() {
+                    return Err(CliError::failure(format!("{doing}: impossible, {end}")));
+                }
                 Ok(None)
             }
         }
@@ -92,18 +100,27 @@ pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliErro
     Err(late(&until, kind, name, io.client, &format!("{doing}: after {timeout:?} it is {now}")))
 }
 
-/// Waits after a command. Only a table shows the end: other formats have the outcome of the command.
+/// Waits after a command, which may wait for the approval of a request. Only a table shows the end: other formats have the outcome
+/// of the command.
 pub(super) fn after(
     of: String,
     until: &str,
-    timeout: Duration,
+    (timeout, request): (Duration, Option<&str>),
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let wait = WaitArgs { of, until: until.to_owned(), timeout };
     if io.client.context.output(FORMS)? == OutputFormat::Table {
-        return run(&wait, io);
+        return reach(&wait, request, io);
     }
-    run(&wait, &mut CommandIo { client: io.client, out: &mut std::io::sink() })
+    reach(&wait, request, &mut CommandIo { client: io.client, out: &mut std::io::sink() })
+}
+
+/// Returns how a request ended without approval; `None` if it has not.
+fn ended(client: &ApiClient<'_>, id: &str) -> Result<Option<String>, CliError> {
+    let Some(row) = find(client, "cannot read request", EntityKind::Request, id)? else { return Ok(None) };
+    let [state, message] = ["state", "message"].map(|field| row[field].as_str().unwrap_or_default());
+    let is_open = [RequestStatus::Pending, RequestStatus::Approved].iter().any(|open| open.word() == state);
+    Ok((!is_open).then(|| format!("request/{id} is {state}: {message}")))
 }
 
 /// Checks with each event about `subject`, and each second, until there is a result; none after `timeout`.

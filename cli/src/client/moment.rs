@@ -37,6 +37,8 @@ pub(super) struct ClientMoment {
     is_found: Cell<bool>,
     /// Time of that record.
     time: Cell<Option<Time>>,
+    /// Whether the record is not shown.
+    is_silent: Cell<bool>,
 }
 
 impl ClientMoment {
@@ -44,6 +46,11 @@ impl ClientMoment {
         self.text.replace(moment);
         self.is_found.set(false);
         self.time.set(None);
+    }
+
+    /// Hides the record of the moment.
+    pub(super) fn silence(&self) {
+        self.is_silent.set(true);
     }
 
     pub(super) fn get(&self) -> Option<String> {
@@ -78,7 +85,9 @@ impl ClientMoment {
             self.text.replace(Some(format!("{position}{lineage}")));
             self.is_found.set(true);
             self.time.set(time.parse().ok());
-            note!("as of position {position}, {time}");
+            if !self.is_silent.get() {
+                note!("as of position {position}, {time}");
+            }
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use chancery_events::id::RequestId;
+
 use super::*;
 
 fn page(items: &Value) -> FakeAction {
@@ -116,6 +118,24 @@ fn a_delete_or_a_stop_can_wait_for_its_end() {
     assert_eq!(result.expect("deleted"), "volume/db\n");
     let (result, _) = run_line("chancery delete volume db --wait --timeout 0s", vec![verdict(), there()]);
     assert_eq!(result.expect_err("late").exit, CliExit::Unknown);
+    let id = RequestId::issue(Lineage::from_random(1), Position::new(9));
+    let waits = ok(
+        &json!({ "position": 7, "verdict": "accepted", "subject": format!("request/{}", id), "version": 1 }),
+    );
+    let request = |state: &str| {
+        ok(&row(&json!({
+            "id": id, "state": state, "kind": "policy_delete", "subject": "policy/p", "effects": [],
+            "change": { "policy_delete": { "name": "p", "from": { "rule": { "four_eyes": {} } } } }, "requested_by": "ann",
+            "policies": [], "hash": "9f86d081884c7d659a2feaa0c55ad015", "expires": null, "decided": "bob",
+            "message": "rejected by bob: nope",
+        })))
+    };
+    let script = vec![waits, request("pending"), ok(&json!({})), request("rejected")];
+    let error = run_line("chancery delete policy p --wait", script).0.expect_err("rejected");
+    assert!(
+        error.message.contains("impossible, request/") && error.message.ends_with("bob: nope"),
+        "{error}"
+    );
     let (result, _) = run_line("chancery delete node node-1 --wait", vec![verdict()]);
     assert_eq!(result.expect("deleted"), "node/node-1 deleted\n", "a node is deleted with the verdict");
 }

@@ -4,6 +4,7 @@ use chancery_events::intent::{DeploymentCreate, Intent, OverlapPolicy, PlanRollb
 use chancery_events::lifecycle::DeploymentStatus;
 use chancery_events::spec::{DeploymentSpec, DeploymentStrategy, FieldClass};
 use chancery_projector::rows::{DeploymentRow, PlanRow};
+use serde_json::Value;
 
 use super::act::{ask, intent, read};
 use super::args::NOT_CANARIES;
@@ -67,7 +68,9 @@ pub(super) fn scale(
     };
     let deployed =
         rows.iter().filter(|row| row.generation == last.generation).min_by_key(|row| row.created_at);
-    check_version(plan, last, deployed.unwrap_or(last), io.client)?;
+    let now = one(io.client, EntityKind::Plan, plan)?;
+    check_version(plan, last, deployed.unwrap_or(last), &now, io.client)?;
+    check_current(plan, last, &now, io.client)?;
     let strategy = match last.strategy {
         rolling @ DeploymentStrategy::Rolling { .. } => rolling,
         // The version is in use already.
@@ -94,34 +97,45 @@ pub(super) fn scale(
     send(io, "scale", intent.into(), mode)
 }
 
+/// Refuses to scale a plan that is being updated to another version: the new deployment would deploy the version before again. The plan
+/// has the version of its last completed deployment.
+fn check_current(
+    plan: &str,
+    last: &DeploymentRow,
+    now: &Value,
+    client: &ApiClient<'_>,
+) -> Result<(), CliError> {
+    let Some(current) = now["current"].as_str() else { return Ok(()) };
+    let of = format!("{plan}/{current}");
+    let row: DeploymentRow = typed(&one(client, EntityKind::Deployment, &of)?)?;
+    let is_same_plan = row.generation == last.generation || now["generation"] == row.generation;
+    if is_same_plan && row.coordinates == last.coordinates {
+        return Ok(());
+    }
+    let name = &last.name;
+    Err(CliError::new(
+        CliExit::Conflict,
+        format!(
+            "cannot scale plan/{plan}: deployment/{of} is in progress with another version than that of \
+             deployment/{plan}/{name}, which the new deployment would deploy again\n\
+             hint: wait until it has ended, or apply a Deployment with the version and the number of replicas"
+        ),
+    ))
+}
+
 /// Refuses to scale a plan whose version was edited since its last completed deployment: a new deployment would deploy the edit.
 /// `first` is the first deployment of the same generation, at whose creation the plan had this generation.
 fn check_version(
     plan: &str,
     last: &DeploymentRow,
     first: &DeploymentRow,
+    now: &Value,
     client: &ApiClient<'_>,
 ) -> Result<(), CliError> {
-    let now = one(client, EntityKind::Plan, plan)?;
-    if let Some(current) = now["current"].as_str().filter(|current| *current != last.name.as_str()) {
-        let of = format!("{plan}/{current}");
-        let row: DeploymentRow = typed(&one(client, EntityKind::Deployment, &of)?)?;
-        if (row.generation, &row.coordinates) != (last.generation, &last.coordinates) {
-            let name = &last.name;
-            return Err(CliError::new(
-                CliExit::Conflict,
-                format!(
-                    "cannot scale plan/{plan}: deployment/{of} is in progress with another version than that of \
-                     deployment/{plan}/{name}, which the new deployment would deploy again\n\
-                     hint: wait until it has ended, or apply a Deployment with the version and the number of replicas"
-                ),
-            ));
-        }
-    }
     if now["generation"] == last.generation {
         return Ok(());
     }
-    let now: PlanRow = typed(&now)?;
+    let now: PlanRow = typed(now)?;
     let past = ApiClient::new(client.context);
     let moment = first.created_at.to_string();
     past.read_silently_at(&moment);

@@ -164,4 +164,15 @@ fn commands_show_in_a_dry_run_what_they_would_do() {
     let err = String::from_utf8_lossy(&replaced.stderr);
     assert!(queued.status.success() && replaced.status.success(), "{err}");
     assert!(err.contains("hint: deployment/hand/three is superseded"), "{err}");
+    // A new version is being rolled out.
+    let coordinates = json!({"app": {"version": "v2"}});
+    let spec = json!({"count": 2, "coordinates": coordinates});
+    client.must(
+        "deployment.create",
+        &json!({"plan": "web", "name": "new", "spec": spec, "overlap": "supersede"}),
+    );
+    client.must("deployment.pause", &json!({"plan": "web", "name": "new"}));
+    let reverts = server.run(&["scale", "web", "--count", "3"]);
+    let err = String::from_utf8_lossy(&reverts.stderr);
+    assert!(reverts.status.code() == Some(4) && err.contains("deployment/web/new is in progress"), "{err}");
 }

@@ -29,20 +29,21 @@ use crate::note;
 /// Sends an intent, and shows its outcome: `done` for a change.
 pub(super) fn ask(io: &mut CommandIo<'_>, verb: &str, intent: &Intent, done: &str) -> Result<(), CliError> {
     let subject = intent.subject().map(|subject| subject.to_string()).unwrap_or_default();
-    ask_as(io, verb, &subject, intent, done)
+    ask_as(io, verb, &subject, intent, done).map(|_| ())
 }
 
-/// Sends an intent as [`ask`] does, and shows the entity as `name`.
+/// Sends an intent as [`ask`] does, shows the entity as `name`, and returns the verdict.
 pub(super) fn ask_as(
     io: &mut CommandIo<'_>,
     verb: &str,
     name: &str,
     intent: &Intent,
     done: &str,
-) -> Result<(), CliError> {
+) -> Result<VerdictResponse, CliError> {
     io.client.context.output(FORMS)?;
     let verdict = io.client.ask(&format!("cannot {verb} {name}"), intent)?;
-    shown(io, name, done, &verdict)
+    shown(io, name, done, &verdict)?;
+    Ok(verdict)
 }
 
 /// Output formats of a verdict.
@@ -136,8 +137,7 @@ pub(super) fn delete(
         _ => "deleted",
     };
     let of = format!("{}/{name}", kind.word());
-    io.client.context.output(FORMS)?;
-    let verdict = io.client.ask(&format!("cannot delete {of}"), &intent).map_err(|mut error| {
+    let verdict = ask_as(io, "delete", &of, &intent, done).map_err(|mut error| {
         if error.exit == CliExit::Conflict && cascade == CascadePolicy::No && may_cascade {
             let word = kind.word();
             let advice = format_args!("\ntry: chancery delete {word} {name} --cascade");
@@ -145,7 +145,6 @@ pub(super) fn delete(
         }
         error
     })?;
-    shown(io, &of, done, &verdict)?;
     Ok(match verdict.request() {
         Some(id) => DeletionProgress::Waits(id.to_owned()),
         None if cascade == CascadePolicy::Yes || kind == EntityKind::Volume => DeletionProgress::Started,
@@ -194,13 +193,13 @@ pub(super) fn rebalance(name: &str, io: &mut CommandIo<'_>) -> Result<(), CliErr
 pub(super) fn raise(to: Option<u32>, without: &[String], io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let intent =
         FleetRaise { to: to.map_or(FleetLevel::HIGHEST, FleetLevel::new), without: without.to_vec() }.into();
-    ask_as(io, "raise", "fleet", &intent, "raised")
+    ask_as(io, "raise", "fleet", &intent, "raised").map(|_| ())
 }
 
 /// Skips the message that blocks the inbox.
 pub(super) fn skip_message(offset: u64, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let intent = InboxSkip { offset }.into();
-    ask_as(io, "skip", &format!("inbox message {offset}"), &intent, "skipped")
+    ask_as(io, "skip", &format!("inbox message {offset}"), &intent, "skipped").map(|_| ())
 }
 
 /// Expunges a node. The command cannot be undone and ends replicas, so it asks for confirmation.

@@ -154,7 +154,7 @@ pub(super) fn ask(
         let advice = "only disruptions are completed; other entities end automatically";
         return Err(CliError::usage(format!("cannot {verb} {word}/{name}: {advice}")));
     };
-    act::ask_as(io, verb, &format!("{word}/{name}"), &intent, done)
+    act::ask_as(io, verb, &format!("{word}/{name}"), &intent, done).map(|_| ())
 }
 
 #[cfg(test)]

@@ -193,7 +193,7 @@ pub(super) fn hint(client: &ApiClient<'_>, id: &str) -> Result<(), CliError> {
     note!("request/{id} {}: {}", row.message, change(&row));
     note!("try: chancery describe request/{id}");
     if !row.policies.is_empty() {
-        note!("hint: another person must approve it, with the command");
+        note!("hint: another person must approve the request");
     }
     note!("try: chancery approve request/{id}");
     Ok(())

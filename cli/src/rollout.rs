@@ -244,11 +244,13 @@ pub(super) fn rollback(
         PlanRollback { plan: read(EntityKind::Plan, plan)?, name: read(EntityKind::Deployment, &name)?, to };
     let of = format!("{plan}/{name}");
     send(io, "roll back", intent.into(), mode)?;
-    if mode == SendMode::Send {
-        let row: DeploymentRow = typed(&one(io.client, EntityKind::Deployment, &of)?)?;
-        if let Some(rollback) = row.rollback {
-            note!("hint: the version of deployment/{plan}/{} is restored", rollback.to);
-        }
+    // The rollback is accepted: a row that cannot be read only leaves the hint out.
+    if mode == SendMode::Send
+        && let Ok(row) =
+            one(io.client, EntityKind::Deployment, &of).and_then(|row| typed::<DeploymentRow>(&row))
+        && let Some(rollback) = row.rollback
+    {
+        note!("hint: the version of deployment/{plan}/{} is restored", rollback.to);
     }
     Ok(())
 }

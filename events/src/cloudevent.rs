@@ -156,7 +156,9 @@ impl<'a> RecordRenderer<'a> {
     ) -> Result<FilterableEvent, InvalidEvent> {
         let (header, frame) = (self.header, EventLine::read(line)?);
         let (type_name, subjects) = match Event::read(line) {
-            Ok(event) => (Cow::Borrowed(event.type_name()), subjects(&event, header, position)),
+            Ok(event) => {
+                (Cow::Borrowed(event.type_name()), event.all_subjects(header.lineage, position).collect())
+            }
             Err(InvalidEvent::UnknownType { type_name }) => (Cow::Owned(type_name), Vec::new()),
             Err(error) => return Err(error),
         };
@@ -191,14 +193,6 @@ impl<'a> RecordRenderer<'a> {
         serde_json::to_writer(&mut *out, &shown).map_err(InvalidEvent::Line)?;
         Ok(FilterableEvent { kind: frame.kind, type_name, subjects })
     }
-}
-
-fn subjects(event: &Event, header: &RecordHeader, position: Position) -> Vec<Subject> {
-    let issued = match event {
-        Event::Fact { fact, .. } => fact.issues(header.lineage, position),
-        Event::Intent(_) | Event::Observation { .. } => None,
-    };
-    issued.into_iter().chain(event.subjects()).collect()
 }
 
 /// Attribute that is invalid.

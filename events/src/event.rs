@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use crate::expected_version::ExpectedVersion;
 use crate::extension::ExtensionAttributes;
 use crate::fact::Fact;
-use crate::id::Position;
+use crate::id::{Lineage, Position};
 use crate::intent::{Intent, IntentRequest};
 use crate::level::FleetLevel;
 use crate::name::{Actor, ExecutorName, IntentId, SourceName};
@@ -389,6 +389,15 @@ impl Event {
             Event::Observation { observation, .. } => observation.data_json(),
             Event::Fact { fact, .. } => fact.data_json(),
         }
+    }
+
+    /// Entities that the event issues and is about, the issued one first. `lineage` and `position` are those of the event.
+    pub fn all_subjects(&self, lineage: Lineage, position: Position) -> impl Iterator<Item = Subject> {
+        let issued = match self {
+            Event::Fact { fact, .. } => fact.issues(lineage, position),
+            Event::Intent(_) | Event::Observation { .. } => None,
+        };
+        issued.into_iter().chain(self.subjects())
     }
 
     /// Entities that the event is about, main entity first, without the entity that it issues.

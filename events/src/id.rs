@@ -318,7 +318,8 @@ ids! {
 }
 
 /// Id of an object of an executor. Its text form is a UUID, which contains the kind.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(into = "Uuid", try_from = "Uuid")]
 pub enum ObjectId {
     /// Id of a volume.
     Volume(VolumeId),
@@ -352,6 +353,12 @@ impl ObjectId {
     }
 }
 
+impl From<ObjectId> for Uuid {
+    fn from(id: ObjectId) -> Uuid {
+        id.uuid()
+    }
+}
+
 impl From<VolumeId> for ObjectId {
     fn from(id: VolumeId) -> ObjectId {
         ObjectId::Volume(id)
@@ -382,18 +389,6 @@ impl FromStr for ObjectId {
 impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.uuid(), f)
-    }
-}
-
-impl Serialize for ObjectId {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.uuid().serialize(to)
-    }
-}
-
-impl<'de> Deserialize<'de> for ObjectId {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<ObjectId, D::Error> {
-        ObjectId::try_from(Uuid::deserialize(from)?).map_err(D::Error::custom)
     }
 }
 

@@ -79,8 +79,11 @@ crate::words! {
         Superseded = "superseded",
     }
     /// Set of a plan's replicas that is active during a deployment.
+    #[derive(Default)]
     SetWord {
         /// The replicas that existed before the deployment; always, if the deployment is rolling.
+        // Before any deployment has cut over, too.
+        #[default]
         Old = "old",
         /// The replicas of the deployment's version: the deployment has cut over, or its canary was promoted.
         New = "new",
@@ -97,12 +100,5 @@ crate::words! {
         Expired = "expired",
         /// A later request for the same target replaced the request.
         Superseded = "superseded",
-    }
-}
-
-impl Default for SetWord {
-    /// Set of a plan before any deployment has cut over.
-    fn default() -> SetWord {
-        SetWord::Old
     }
 }

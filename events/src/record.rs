@@ -139,16 +139,6 @@ pub enum RecordStart {
     },
 }
 
-impl RecordStart {
-    /// Type that the first event must have.
-    pub const fn first_type(self) -> &'static str {
-        match self {
-            RecordStart::Term => TERM_STARTED,
-            RecordStart::Lineage { .. } => LINEAGE_STARTED,
-        }
-    }
-}
-
 /// Offset in the inbox up to which all input is answered.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxWatermark {

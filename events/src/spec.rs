@@ -61,8 +61,10 @@ words! {
         Qemu = "qemu",
     }
     /// Binding of the pods of a cluster to nodes.
+    #[derive(Default)]
     NodeBinding {
         /// A pod is bound to the Kubernetes node that has the name of the fleet's node.
+        #[default]
         Name = "name",
         /// A pod is bound by the Kubernetes scheduler to a node that has all labels of the fleet's node.
         Labels = "labels",
@@ -97,17 +99,21 @@ words! {
         Lte = "lte",
     }
     /// Whether replicas of one plan may share a node.
+    #[derive(Default)]
     NodeSharing {
         /// At most one replica of the plan per node.
+        #[default]
         Never = "never",
         /// As many replicas of the plan per node as fit.
         Allowed = "allowed",
     }
     /// The rule that chooses among the nodes that are suitable for a replica.
+    #[derive(Default)]
     PlacementPolicy {
         /// Evenly over update domains: in the domain with the fewest replicas of the plan, on the node with
         /// the fewest of these replicas. Among equal nodes, the node with the least free resources is chosen.
         /// A replica that is moved or updated stays in its domain if no domain has fewer.
+        #[default]
         Spread = "spread",
         /// The node with the least free resources that has enough, in any update domain.
         Pack = "pack",
@@ -132,8 +138,10 @@ words! {
         Udp = "UDP",
     }
     /// Approver of an operation.
+    #[derive(Default)]
     ApprovalMode {
         /// Approval by a person.
+        #[default]
         Manual = "manual",
         /// Approval by the plan's own rule, immediately.
         Automatic = "automatic",
@@ -180,17 +188,21 @@ words! {
     }
     /// Condition under which the plan's rule starts a replica again after its incarnation ended without a
     /// request.
+    #[derive(Default)]
     RestartPolicy {
         /// After every end.
         Always = "always",
         /// After a failure.
+        #[default]
         OnFailure = "on_failure",
         /// After no end.
         Never = "never",
     }
     /// Order of an update for which the orchestrator cannot change the incarnation in place.
+    #[derive(Default)]
     UpdateOrder {
         /// The new incarnation is ready before the old one is stopped.
+        #[default]
         StartFirst = "start_first",
         /// The old incarnation has ended before the new one is started.
         StopFirst = "stop_first",
@@ -212,8 +224,10 @@ words! {
         AntiAffinity = "anti_affinity",
     }
     /// Fallback if no node satisfies an affinity.
+    #[derive(Default)]
     AffinityPolicy {
         /// The replica is not placed.
+        #[default]
         Fail = "fail",
         /// The replica is placed anyway, and the violation is reported.
         Allow = "allow",

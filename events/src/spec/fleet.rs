@@ -28,12 +28,8 @@ pub struct KubernetesSpec {
     /// their plans.
     pub namespace: Namespace,
     /// Binding of pods to nodes; `name` if absent.
-    #[serde(default = "by_name")]
+    #[serde(default)]
     pub node: NodeBinding,
-}
-
-fn by_name() -> NodeBinding {
-    NodeBinding::Name
 }
 
 /// Capability: a feature that a node may have, with a score.

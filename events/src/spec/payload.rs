@@ -285,40 +285,22 @@ impl ReadinessProbe {
 
 /// Times of a probe's attempts, in milliseconds, and its thresholds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct ProbeTiming {
     /// Delay before the first attempt, in milliseconds; 0 if absent.
-    #[serde(default)]
     pub initial_delay: u64,
     /// Time from the end of an attempt to the next attempt, in milliseconds; 2000 if absent. A readiness
     /// probe that has not passed makes an attempt at least every 200 ms.
-    #[serde(default = "ProbeTiming::default_period")]
     pub period: u64,
     /// Time after which an attempt fails, in milliseconds; 1000 if absent.
-    #[serde(default = "ProbeTiming::default_timeout")]
     pub timeout: u64,
     /// Number of consecutive failures after which the probe fails; 3 if absent.
-    #[serde(default = "ProbeTiming::default_failures")]
     pub failure_threshold: u32,
     /// Number of consecutive successes after which the probe passes; 1 if absent.
-    #[serde(default = "ProbeTiming::default_successes")]
     pub success_threshold: u32,
 }
 
 impl ProbeTiming {
-    const fn default_period() -> u64 {
-        2_000
-    }
-    const fn default_timeout() -> u64 {
-        1_000
-    }
-    const fn default_failures() -> u32 {
-        3
-    }
-    const fn default_successes() -> u32 {
-        1
-    }
-
     /// Delay before the first attempt.
     pub const fn initial_delay(self) -> Duration {
         Duration::from_millis(self.initial_delay)
@@ -339,10 +321,10 @@ impl Default for ProbeTiming {
     fn default() -> ProbeTiming {
         ProbeTiming {
             initial_delay: 0,
-            period: ProbeTiming::default_period(),
-            timeout: ProbeTiming::default_timeout(),
-            failure_threshold: ProbeTiming::default_failures(),
-            success_threshold: ProbeTiming::default_successes(),
+            period: 2_000,
+            timeout: 1_000,
+            failure_threshold: 3,
+            success_threshold: 1,
         }
     }
 }

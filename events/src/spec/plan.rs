@@ -22,37 +22,33 @@ use crate::size::json_bytes;
 use crate::time::Time;
 
 /// Approval modes of a plan, by kind of operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApprovalPolicy {
     /// Approval mode of `create`; manual if absent.
-    #[serde(default = "manual")]
+    #[serde(default)]
     pub create: ApprovalMode,
     /// Approval mode of `update`; manual if absent.
-    #[serde(default = "manual")]
+    #[serde(default)]
     pub update: ApprovalMode,
     /// Approval mode of `relocate`; manual if absent.
-    #[serde(default = "manual")]
+    #[serde(default)]
     pub relocate: ApprovalMode,
     /// Approval mode of `restart`; manual if absent.
-    #[serde(default = "manual")]
+    #[serde(default)]
     pub restart: ApprovalMode,
     /// Approval mode of `start`; manual if absent.
-    #[serde(default = "manual")]
+    #[serde(default)]
     pub start: ApprovalMode,
     /// Approval mode of `stop`; manual if absent.
-    #[serde(default = "manual")]
+    #[serde(default)]
     pub stop: ApprovalMode,
     /// Approval mode of `delete`; manual if absent.
-    #[serde(default = "manual")]
+    #[serde(default)]
     pub delete: ApprovalMode,
     /// Approval mode of `reboot`; manual if absent.
-    #[serde(default = "manual")]
+    #[serde(default)]
     pub reboot: ApprovalMode,
-}
-
-fn manual() -> ApprovalMode {
-    ApprovalMode::Manual
 }
 
 impl ApprovalPolicy {
@@ -85,38 +81,19 @@ impl ApprovalPolicy {
     }
 }
 
-impl Default for ApprovalPolicy {
-    fn default() -> ApprovalPolicy {
-        ApprovalPolicy::all(ApprovalMode::Manual)
-    }
-}
-
 /// Timeouts of a plan, in milliseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct PlanTimeouts {
     /// Maximum time that an operation waits for approval, in milliseconds; 24 hours if absent.
-    #[serde(default = "PlanTimeouts::approval_default")]
     pub approval: u64,
     /// Maximum time from the first command until ready, in milliseconds; 5 minutes if absent.
-    #[serde(default = "PlanTimeouts::start_default")]
     pub start: u64,
     /// Time from SIGTERM until SIGKILL, in milliseconds; 10 seconds if absent.
-    #[serde(default = "PlanTimeouts::stop_default")]
     pub stop: u64,
 }
 
 impl PlanTimeouts {
-    const fn approval_default() -> u64 {
-        24 * 60 * 60 * 1000
-    }
-    const fn start_default() -> u64 {
-        5 * 60 * 1000
-    }
-    const fn stop_default() -> u64 {
-        10 * 1000
-    }
-
     /// Returns the maximum time that an operation waits for approval.
     pub const fn approval(self) -> Duration {
         Duration::from_millis(self.approval)
@@ -135,31 +112,21 @@ impl PlanTimeouts {
 
 impl Default for PlanTimeouts {
     fn default() -> PlanTimeouts {
-        PlanTimeouts {
-            approval: PlanTimeouts::approval_default(),
-            start: PlanTimeouts::start_default(),
-            stop: PlanTimeouts::stop_default(),
-        }
+        PlanTimeouts { approval: 24 * 60 * 60 * 1000, start: 5 * 60 * 1000, stop: 10 * 1000 }
     }
 }
 
 /// Rule for an incarnation that was ready, and stays unready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct UnreadyRule {
     /// Unready time after which the action is taken, in milliseconds; 300000 if absent.
-    #[serde(default = "UnreadyRule::default_after")]
     pub after: u64,
     /// Action on the incarnation; `show` if absent.
-    #[serde(default)]
     pub action: UnreadyAction,
 }
 
 impl UnreadyRule {
-    const fn default_after() -> u64 {
-        5 * 60 * 1000
-    }
-
     /// Unready time after which the action is taken.
     pub const fn after(self) -> Duration {
         Duration::from_millis(self.after)
@@ -168,7 +135,7 @@ impl UnreadyRule {
 
 impl Default for UnreadyRule {
     fn default() -> UnreadyRule {
-        UnreadyRule { after: UnreadyRule::default_after(), action: UnreadyAction::default() }
+        UnreadyRule { after: 5 * 60 * 1000, action: UnreadyAction::default() }
     }
 }
 
@@ -182,12 +149,8 @@ pub struct AffinityRule {
     /// Demand on nodes: another replica of the group, if any node has one; or none of its other replicas.
     pub kind: AffinityKind,
     /// Fallback if there is no such node; `fail` if absent.
-    #[serde(default = "fail")]
+    #[serde(default)]
     pub policy: AffinityPolicy,
-}
-
-fn fail() -> AffinityPolicy {
-    AffinityPolicy::Fail
 }
 
 /// Plan: the payloads to run, and the nodes where they may run.
@@ -217,10 +180,10 @@ pub struct PlanSpec {
     #[serde(default)]
     pub matchers: Vec<CapabilityMatcher>,
     /// Whether replicas of the plan may share a node; `never` if absent.
-    #[serde(default = "never")]
+    #[serde(default)]
     pub sharing: NodeSharing,
     /// Rule that chooses among the nodes that are suitable for a replica; `spread` if absent.
-    #[serde(default = "spread")]
+    #[serde(default)]
     pub placement: PlacementPolicy,
     /// Affinities of the plan's replicas to groups; at most one entry per group.
     #[serde(default)]
@@ -228,7 +191,7 @@ pub struct PlanSpec {
     /// Payloads of the plan, at least one.
     pub payloads: Vec<Payload>,
     /// Rule for starting an incarnation again that ended without a request; `on_failure` if absent.
-    #[serde(default = "on_failure")]
+    #[serde(default)]
     pub restart: RestartPolicy,
     /// Delay between the first and the second automatic restart, in milliseconds; 10000 if absent. The first
     /// restart is immediate. The delay doubles with each consecutive restart, up to 32 times its first value.
@@ -236,7 +199,7 @@ pub struct PlanSpec {
     #[serde(default = "restart_delay")]
     pub restart_delay: u64,
     /// Order of an update that cannot be done in place; `start_first` if absent.
-    #[serde(default = "start_first")]
+    #[serde(default)]
     pub update_order: UpdateOrder,
     /// Maximum number of the plan's replicas that disruptions move concurrently, at least one; 1 if absent.
     #[serde(default = "one_replica")]
@@ -253,24 +216,8 @@ pub struct PlanSpec {
     pub unready: UnreadyRule,
 }
 
-fn never() -> NodeSharing {
-    NodeSharing::Never
-}
-
-fn spread() -> PlacementPolicy {
-    PlacementPolicy::Spread
-}
-
-fn on_failure() -> RestartPolicy {
-    RestartPolicy::OnFailure
-}
-
 fn restart_delay() -> u64 {
     10_000
-}
-
-fn start_first() -> UpdateOrder {
-    UpdateOrder::StartFirst
 }
 
 fn one_replica() -> u32 {

@@ -157,22 +157,16 @@ pub enum SkipReason {
     Writer,
 }
 
-/// Result of the validity rule for a record.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ChainCheck {
-    /// The record is valid. Contains the cursor after the record.
-    Valid(ChainCursor),
-    /// The record is skipped.
-    Skip(SkipReason),
-}
-
-/// Applies the validity rule. `at` is `None` before the first record; `hash` is that of the record's bytes.
-pub fn judge(at: Option<&ChainCursor>, fleet: &str, header: &RecordHeader, hash: RecordHash) -> ChainCheck {
+/// Applies the validity rule. Returns the cursor after a valid record, or the reason why the record is skipped. `at` is
+/// `None` before the first record; `hash` is that of the record's bytes.
+pub fn judge(
+    at: Option<&ChainCursor>,
+    fleet: &str,
+    header: &RecordHeader,
+    hash: RecordHash,
+) -> Result<ChainCursor, SkipReason> {
     let refusal = if *header.fleet == *fleet { refusal(at, header) } else { Some(SkipReason::Fleet) };
-    match refusal {
-        Some(reason) => ChainCheck::Skip(reason),
-        None => ChainCheck::Valid(ChainCursor::behind(header, hash)),
-    }
+    refusal.map_or_else(|| Ok(ChainCursor::behind(header, hash)), Err)
 }
 
 fn refusal(at: Option<&ChainCursor>, header: &RecordHeader) -> Option<SkipReason> {
@@ -317,8 +311,8 @@ impl ChainReader {
             return Err(error);
         }
         let cursor = match self.judge(&header, hash)? {
-            ChainCheck::Valid(cursor) => cursor,
-            ChainCheck::Skip(reason) => return Ok(ChainEntry::Skip(SkippedRecord { reason, hash })),
+            Ok(cursor) => cursor,
+            Err(reason) => return Ok(ChainEntry::Skip(SkippedRecord { reason, hash })),
         };
         let position = header.first;
         let record = Record::from_parts(header, body, hash, bytes)
@@ -337,18 +331,16 @@ impl ChainReader {
 
     /// Accepts a record that its writer already has, or returns the reason why the record is skipped.
     pub fn take_record(&mut self, record: &Record) -> Result<Result<(), SkipReason>, ChainError> {
-        match self.judge(record.header(), record.hash())? {
-            ChainCheck::Skip(reason) => Ok(Err(reason)),
-            ChainCheck::Valid(cursor) => {
-                self.at = Some(cursor);
-                Ok(Ok(()))
-            }
-        }
+        Ok(self.judge(record.header(), record.hash())?.map(|cursor| self.at = Some(cursor)))
     }
 
-    fn judge(&self, header: &RecordHeader, hash: RecordHash) -> Result<ChainCheck, ChainError> {
+    fn judge(
+        &self,
+        header: &RecordHeader,
+        hash: RecordHash,
+    ) -> Result<Result<ChainCursor, SkipReason>, ChainError> {
         let judgement = judge(self.at.as_ref(), &self.fleet, header, hash);
-        if let (ChainCheck::Valid(_), Some(at)) = (judgement, &self.at) {
+        if let (Ok(_), Some(at)) = (judgement, &self.at) {
             let position = header.first;
             if header.time < at.time {
                 return Err(ChainError::Time { position, time: header.time, last: at.time });

@@ -6,7 +6,7 @@
 //! reports nothing after [`JournalDelivery::Stopped`].
 
 use std::error::Error;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chancery_events::id::Position;
@@ -57,9 +57,7 @@ pub trait Journal: Send + Sync {
     /// Reports an append without an outcome after `within` as [`JournalDelivery::OutcomeUnknown`] from now
     /// on. For a process that must end while the storage does not answer. The default does nothing, for
     /// journals whose appends do not wait for others.
-    fn bound_outcomes(&self, within: Duration) {
-        let _ = within;
-    }
+    fn bound_outcomes(&self, _within: Duration) {}
 
     /// Makes every queued record durable, then releases the journal. Later appends fail.
     fn close(&self) -> Result<(), CloseError>;
@@ -68,6 +66,11 @@ pub trait Journal: Send + Sync {
 /// Records in order, from a journal that grows: `None` means that the head is reached, and a later call
 /// continues when there is more. An error is final.
 pub type RecordIter = Box<dyn Iterator<Item = Result<Arc<Record>, ReadError>> + Send>;
+
+/// Locks data that is consistent after each statement: a panic elsewhere has left it so.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Returns the results of `step`, up to the first error.
 pub(crate) fn records_by(
@@ -99,16 +102,14 @@ pub trait JournalReader: Send + Sync {
 
     /// Returns the records from `from` on that have events about the subject or issue its id, in order. Ends
     /// at the head as of each read. May include other records, unless the journal has an index of subjects.
-    fn records_about(&self, subject: &Subject, from: Position) -> Result<RecordIter, ReadError> {
-        let _ = subject;
+    fn records_about(&self, _subject: &Subject, from: Position) -> Result<RecordIter, ReadError> {
         self.records(from)
     }
 
     /// Returns the records from `from` on that have facts with this cause, in order; `from` is after the record
     /// of the cause. Ends at the head as of each read. May include other records, unless the journal has an
     /// index of causes.
-    fn records_caused_by(&self, cause: Position, from: Position) -> Result<RecordIter, ReadError> {
-        let _ = cause;
+    fn records_caused_by(&self, _cause: Position, from: Position) -> Result<RecordIter, ReadError> {
         self.records(from)
     }
 }

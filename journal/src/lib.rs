@@ -21,8 +21,7 @@ pub mod conformance;
 
 pub use aside::{ExpectedType, set_aside};
 pub use chain::{
-    ChainCheck, ChainCursor, ChainError, ChainReader, SkipReason, SkippedRecord, WriterIdentity, genesis,
-    judge,
+    ChainCursor, ChainError, ChainReader, SkipReason, SkippedRecord, WriterIdentity, genesis, judge,
 };
 pub use journal::{
     AppendError, CloseError, DeliverySink, Journal, JournalDelivery, JournalReader, ReadError, RecordIter,

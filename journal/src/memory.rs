@@ -7,7 +7,7 @@
 //! called by the thread that appends or steps.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use chancery_events::id::Position;
 use chancery_events::record::Record;
@@ -15,7 +15,7 @@ use chancery_events::record::Record;
 use crate::chain::{ChainCursor, ChainEntry, ChainError, ChainReader, SkippedRecord};
 use crate::journal::{
     AppendError, CloseError, DeliverySink, Journal, JournalDelivery, JournalReader, ReadError, RecordIter,
-    records_by,
+    lock, records_by,
 };
 
 /// Actual result of an append whose outcome stays unknown to its writer.
@@ -74,17 +74,12 @@ struct MemoryWriter {
     switches: Mutex<MemoryControls>,
 }
 
+#[derive(Default)]
 struct MemoryControls {
     is_closed: bool,
-    /// Maximum number of appends that wait.
-    bound: usize,
+    /// Maximum number of appends that wait, if it is limited.
+    bound: Option<usize>,
     next_fate: Option<AppendFate>,
-}
-
-impl Default for MemoryControls {
-    fn default() -> MemoryControls {
-        MemoryControls { is_closed: false, bound: usize::MAX, next_fate: None }
-    }
 }
 
 struct MemoryView {
@@ -93,11 +88,6 @@ struct MemoryView {
     head: Option<ChainCursor>,
     sink: DeliverySink,
     has_stopped: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A test that panicked elsewhere should not have its message hidden by a second panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl MemoryLogState {
@@ -152,12 +142,6 @@ impl MemoryLog {
         lock(&self.0).is_held = true;
     }
 
-    /// Makes every waiting append durable, and later ones immediately.
-    pub fn release(&self) {
-        lock(&self.0).is_held = false;
-        self.step(usize::MAX);
-    }
-
     /// Makes up to `count` appends durable, in order, and delivers them. Returns their number.
     pub fn step(&self, count: usize) -> usize {
         self.land(count, |_| true)
@@ -179,21 +163,10 @@ impl MemoryLog {
         landed
     }
 
-    /// Returns the number of appends that wait for durability.
-    pub fn waiting(&self) -> usize {
-        lock(&self.0).waiting.len()
-    }
-
     /// Puts bytes into the log as another program would: a record, a duplicate, or an invalid record.
     pub fn inject(&self, bytes: impl Into<Arc<[u8]>>) {
         lock(&self.0).land(bytes.into());
         self.deliver();
-    }
-
-    /// Discards appends that are not durable yet, as a crash does. Returns their number.
-    pub fn lose_waiting(&self) -> usize {
-        let waiting = std::mem::take(&mut lock(&self.0).waiting);
-        waiting.len()
     }
 
     /// Makes the oldest late append durable. Returns whether there was one.
@@ -272,7 +245,7 @@ impl MemoryJournal {
 
     /// Limits this writer's waiting appends: beyond the limit, an append fails until the next step.
     pub fn bound(&self, appends: usize) {
-        lock(&self.handle.switches).bound = appends;
+        lock(&self.handle.switches).bound = Some(appends);
     }
 
     /// Makes up to `count` of this writer's appends durable, in order, and delivers them: each writer has its
@@ -294,11 +267,6 @@ impl MemoryJournal {
         state.waiting.retain(|(writer, _)| *writer != self.handle.number);
         before - state.waiting.len()
     }
-
-    /// Returns the log of this writer.
-    pub fn log(&self) -> &MemoryLog {
-        &self.log
-    }
 }
 
 impl Journal for MemoryJournal {
@@ -308,7 +276,7 @@ impl Journal for MemoryJournal {
             if switches.is_closed {
                 return Err(AppendError::Closed);
             }
-            if self.waiting() >= switches.bound {
+            if switches.bound.is_some_and(|bound| self.waiting() >= bound) {
                 return Err(AppendError::Busy(Box::new(record)));
             }
             switches.next_fate.take()
@@ -357,31 +325,21 @@ impl JournalReader for MemorySource {
     }
 
     fn records(&self, from: Position) -> Result<RecordIter, ReadError> {
-        let mut reader = MemoryRecords { log: self.0.clone(), place: 0, from };
-        Ok(records_by(move || reader.step()))
-    }
-}
-
-struct MemoryRecords {
-    log: MemoryLog,
-    place: usize,
-    from: Position,
-}
-
-impl MemoryRecords {
-    fn step(&mut self) -> Result<Option<Arc<Record>>, ReadError> {
-        let state = lock(&self.log.0);
-        while let Some(entry) = state.entries.get(self.place) {
-            self.place += 1;
-            match &entry.verdict {
-                MemoryEntryCheck::Record(record) if record.last() >= self.from => {
-                    return Ok(Some(record.clone()));
+        let (log, mut place) = (self.0.clone(), 0);
+        Ok(records_by(move || {
+            let state = lock(&log.0);
+            while let Some(entry) = state.entries.get(place) {
+                place += 1;
+                match &entry.verdict {
+                    MemoryEntryCheck::Record(record) if record.last() >= from => {
+                        return Ok(Some(record.clone()));
+                    }
+                    MemoryEntryCheck::Record(_) | MemoryEntryCheck::Skip(_) => {}
+                    MemoryEntryCheck::Stop(broken) => return Err(broken.clone().into()),
                 }
-                MemoryEntryCheck::Record(_) | MemoryEntryCheck::Skip(_) => {}
-                MemoryEntryCheck::Stop(broken) => return Err(broken.clone().into()),
             }
-        }
-        Ok(None)
+            Ok(None)
+        }))
     }
 }
 

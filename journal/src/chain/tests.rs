@@ -37,11 +37,11 @@ fn sealed(parts: HeaderParts) -> Record {
 fn verdict(at: Option<ChainCursor>, parts: HeaderParts) -> Option<SkipReason> {
     let record = sealed(parts);
     match judge(at.as_ref(), "f", record.header(), record.hash()) {
-        ChainCheck::Valid(cursor) => {
+        Ok(cursor) => {
             assert_eq!(cursor, ChainCursor::after(&record));
             None
         }
-        ChainCheck::Skip(reason) => Some(reason),
+        Err(reason) => Some(reason),
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn cluster(
     options: &KafkaOptions,
     doing: &'static str,
 ) -> impl FnOnce(KafkaError) -> KafkaOpenError {
-    let place = Box::new(PartitionAddress::of(options));
+    let place = PartitionAddress::of(options);
     move |source| KafkaOpenError::Cluster { doing, place, source: Box::new(KafkaClientError(source)) }
 }
 
@@ -48,7 +48,7 @@ pub(super) fn watermarks(options: &KafkaOptions) -> Result<(i64, i64), KafkaOpen
             break;
         }
         if Instant::now() > until {
-            return Err(KafkaOpenError::NoPartition(Box::new(PartitionAddress::of(options))));
+            return Err(KafkaOpenError::NoPartition(PartitionAddress::of(options)));
         }
         std::thread::sleep(AGAIN);
     }
@@ -119,8 +119,7 @@ impl<'a> PartitionBacklog<'a> {
                 PollResult::Nothing => {}
             }
             if self.options.silence.is_some_and(|most| self.last_message.elapsed() > most) {
-                let (place, silence) =
-                    (Box::new(PartitionAddress::of(self.options)), self.last_message.elapsed());
+                let (place, silence) = (PartitionAddress::of(self.options), self.last_message.elapsed());
                 let (next, ends) = (self.next, self.ends);
                 return Err(BacklogError::Cluster(KafkaOpenError::Silent { place, next, ends, silence }));
             }

@@ -58,19 +58,14 @@ impl OffsetCheckpoint {
     }
 
     fn read(dir: &Path) -> Option<OffsetCheckpoint> {
-        let bytes = match fs::read(dir.join(FILE)) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(error) => {
-                tracing::warn!(%error, file = FILE, "cannot read offset checkpoint, reading the whole topic again");
-                return None;
-            }
-        };
-        let place = serde_json::from_slice::<OffsetCheckpoint>(&bytes);
+        let place = content(dir).and_then(|bytes| {
+            let place = bytes.as_deref().map(serde_json::from_slice::<OffsetCheckpoint>);
+            place.transpose().map_err(io::Error::from)
+        });
         if let Err(error) = &place {
             tracing::warn!(%error, file = FILE, "cannot read offset checkpoint, reading the whole topic again");
         }
-        place.ok()
+        place.ok().flatten()
     }
 
     /// Stores the checkpoint. Its record must be durable in the mirror.
@@ -90,11 +85,7 @@ pub(super) struct CheckpointBackup(Option<Vec<u8>>);
 
 impl CheckpointBackup {
     pub(super) fn read(dir: &Path) -> io::Result<CheckpointBackup> {
-        match fs::read(dir.join(FILE)) {
-            Ok(bytes) => Ok(CheckpointBackup(Some(bytes))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(CheckpointBackup(None)),
-            Err(error) => Err(error),
-        }
+        content(dir).map(CheckpointBackup)
     }
 
     pub(super) fn put_back(&self, dir: &Path) -> io::Result<()> {
@@ -105,6 +96,14 @@ impl CheckpointBackup {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed.and_then(|()| File::open(dir)?.sync_all()),
         }
+    }
+}
+
+/// Returns the content of the file in a directory; `None` if there is no file.
+fn content(dir: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs::read(dir.join(FILE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
     }
 }
 

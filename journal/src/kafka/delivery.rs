@@ -120,7 +120,8 @@ impl DeliveryLoop {
         }
         if self.kept.elapsed() > KEEP {
             self.keep_place();
-            self.watch();
+            // The obstacle to reading the topic, if there is one, is passed to the readers of the journal.
+            self.shared.recent.set_trouble(self.watch.trouble(&self.reader));
         }
         let mut wait = WAIT;
         loop {
@@ -188,11 +189,6 @@ impl DeliveryLoop {
         self.deliver();
         (self.sink)(JournalDelivery::Stopped(why.into()));
         DeliveryStopped
-    }
-
-    /// Passes the obstacle to reading the topic, if there is one, to the readers of the journal.
-    fn watch(&mut self) {
-        self.shared.recent.set_trouble(self.watch.trouble(&self.reader));
     }
 
     /// Stores the checkpoint of the last record that is durable in the mirror.

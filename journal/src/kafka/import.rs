@@ -237,7 +237,7 @@ fn open_as_a_server(options: &KafkaOptions, head: &ChainCursor) -> Result<(), Im
 }
 
 fn differs(options: &KafkaOptions, found: String) -> ImportError {
-    ImportError::Differs { place: Box::new(PartitionAddress::of(options)), found }
+    ImportError::Differs { place: PartitionAddress::of(options), found }
 }
 
 #[derive(Clone, Copy)]
@@ -428,20 +428,20 @@ impl<'a> ImportProducer<'a> {
     }
 
     fn not_empty(&self, found: PartitionMismatch) -> ImportError {
-        ImportError::NotEmpty { place: Box::new(PartitionAddress::of(self.options)), found }
+        ImportError::NotEmpty { place: PartitionAddress::of(self.options), found }
     }
 
     fn unsettled(&self, doing: &'static str, error: KafkaError) -> ImportError {
         ImportError::Unsettled {
             doing,
-            place: Box::new(PartitionAddress::of(self.options)),
+            place: PartitionAddress::of(self.options),
             source: Box::new(KafkaClientError(error)),
         }
     }
 }
 
 fn refused(options: &KafkaOptions, doing: &'static str) -> impl FnOnce(KafkaError) -> ImportError {
-    let place = Box::new(PartitionAddress::of(options));
+    let place = PartitionAddress::of(options);
     move |source| ImportError::Refused { doing, place, source: Box::new(KafkaClientError(source)) }
 }
 
@@ -521,7 +521,7 @@ impl ImportProgress<'_> {
         }
         if self.began.elapsed() > *time {
             return Err(ImportError::TooLong {
-                place: Box::new(PartitionAddress::of(options)),
+                place: PartitionAddress::of(options),
                 sent: self.sent.records,
                 records: size.records,
                 sent_mb: self.sent.bytes / MEGABYTE,

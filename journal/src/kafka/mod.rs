@@ -37,16 +37,15 @@ mod watch;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use chancery_events::record::Record;
 
 use crate::chain::ChainCursor;
-use crate::journal::{AppendError, CloseError, DeliverySink, Journal, JournalReader};
+use crate::journal::{AppendError, CloseError, DeliverySink, Journal, JournalReader, lock};
 use crate::segments::{self, SegmentJournal};
-use delivery::DeliveryLoop;
 use producer::AppendProducer;
 use tail::{MergedReader, UnmirroredTail};
 
@@ -123,13 +122,10 @@ impl KafkaJournal {
         options: &KafkaOptions,
         sink: DeliverySink,
     ) -> Result<(KafkaJournal, OpenedKafkaJournal), KafkaOpenError> {
-        let ready = open::open(options)?;
-        let opened = ready.opened;
-        let looping =
-            DeliveryLoop::new(options, ready.shared.clone(), ready.reader, ready.chain, ready.place, sink);
+        let (shared, looping, opened) = open::open(options, sink)?;
         let serving = std::thread::Builder::new().name("kafka-journal".into()).spawn(move || looping.run());
         let serving = serving.map_err(KafkaOpenError::Thread)?;
-        Ok((KafkaJournal { shared: ready.shared, serving: Mutex::new(Some(serving)) }, opened))
+        Ok((KafkaJournal { shared, serving: Mutex::new(Some(serving)) }, opened))
     }
 }
 
@@ -200,9 +196,4 @@ fn give(mirror: &SegmentJournal, mut record: Record, patience: Duration) -> Resu
 pub fn discard<T: Send + 'static>(handle: T) {
     // If no thread can be started, the handle is dropped here.
     let _ = std::thread::Builder::new().name("kafka-discard".into()).spawn(move || drop(handle));
-}
-
-/// Data under these locks is consistent after each statement.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

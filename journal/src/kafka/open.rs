@@ -28,6 +28,7 @@ use chancery_events::record::RecordHash;
 use super::backlog::{BacklogError, PartitionBacklog, cluster, watermarks};
 use super::checkpoint::OffsetCheckpoint;
 use super::client::KafkaClientError;
+use super::delivery::DeliveryLoop;
 use super::producer::AppendProducer;
 use super::reader::PartitionReader;
 use super::tail::UnmirroredTail;
@@ -180,13 +181,15 @@ pub struct PartitionAddress {
 }
 
 impl PartitionAddress {
-    pub(super) fn of(options: &KafkaOptions) -> PartitionAddress {
-        PartitionAddress {
+    /// Returns the address in a box, as errors contain it.
+    #[expect(clippy::unnecessary_box_returns, reason = "each caller needs the box")]
+    pub(super) fn of(options: &KafkaOptions) -> Box<PartitionAddress> {
+        Box::new(PartitionAddress {
             topic: options.topic.clone(),
             number: options.partition,
             brokers: options.client.brokers().to_owned(),
             mirror: options.mirror.dir.clone(),
-        }
+        })
     }
 }
 
@@ -197,24 +200,15 @@ impl fmt::Display for PartitionAddress {
     }
 }
 
-/// Parts of a journal that does not deliver yet.
-pub(super) struct KafkaParts {
-    pub(super) shared: Arc<KafkaShared>,
-    pub(super) reader: PartitionReader,
-    pub(super) chain: ChainReader,
-    pub(super) place: Option<OffsetCheckpoint>,
-    pub(super) opened: OpenedKafkaJournal,
-}
-
-pub(super) fn open(options: &KafkaOptions) -> Result<KafkaParts, KafkaOpenError> {
+/// Opens a journal that does not deliver yet. Returns it with the loop that will deliver to the sink.
+pub(super) fn open(
+    options: &KafkaOptions,
+    sink: DeliverySink,
+) -> Result<(Arc<KafkaShared>, DeliveryLoop, OpenedKafkaJournal), KafkaOpenError> {
     if let Some((topic, partition)) =
         OffsetCheckpoint::of_another(&options.mirror.dir, &options.topic, options.partition)
     {
-        return Err(KafkaOpenError::MirrorOf {
-            place: Box::new(PartitionAddress::of(options)),
-            topic,
-            partition,
-        });
+        return Err(KafkaOpenError::MirrorOf { place: PartitionAddress::of(options), topic, partition });
     }
     let recent = Arc::new(UnmirroredTail::default());
     let broken = Arc::new(Mutex::new(None));
@@ -245,17 +239,14 @@ pub(super) fn open(options: &KafkaOptions) -> Result<KafkaParts, KafkaOpenError>
         &options.mirror.against
         && let Some(loss) = loss(&*mirror.source(), witnesses)?
     {
-        return Err(KafkaOpenError::Short {
-            place: Box::new(PartitionAddress::of(options)),
-            loss: Box::new(loss),
-        });
+        return Err(KafkaOpenError::Short { place: PartitionAddress::of(options), loss: Box::new(loss) });
     }
     recent.begin(head);
     let writing = AppendProducer::new(options, Arc::clone(chain.fleet()), head);
     let writing = writing.map_err(cluster(options, "create a producer for"))?;
-    let shared = KafkaShared { writing, recent, mirror, broken, closes: AtomicBool::new(false) };
-    let opened = OpenedKafkaJournal { head, cut: found.cut, read, skipped };
-    Ok(KafkaParts { shared: Arc::new(shared), reader, chain, place, opened })
+    let shared = Arc::new(KafkaShared { writing, recent, mirror, broken, closes: AtomicBool::new(false) });
+    let looping = DeliveryLoop::new(options, Arc::clone(&shared), reader, chain, place, sink);
+    Ok((shared, looping, OpenedKafkaJournal { head, cut: found.cut, read, skipped }))
 }
 
 /// Returns the mirror's sink, which removes mirrored records from memory.
@@ -296,11 +287,7 @@ impl ReadStart {
         };
         let wanted = known.as_ref().map_or(0, |(place, _)| place.offset);
         if begins > wanted {
-            return Err(KafkaOpenError::Deleted {
-                place: Box::new(PartitionAddress::of(options)),
-                begins,
-                wanted,
-            });
+            return Err(KafkaOpenError::Deleted { place: PartitionAddress::of(options), begins, wanted });
         }
         Ok(match known {
             Some((place, cursor)) => ReadStart {
@@ -366,18 +353,14 @@ impl MirrorCatchUp<'_> {
             }
         }
         if !self.is_marked && self.held > Position::ZERO && self.chain.at().is_none() {
-            return Err(KafkaOpenError::NotMoved(Box::new(PartitionAddress::of(options))));
+            return Err(KafkaOpenError::NotMoved(PartitionAddress::of(options)));
         }
         if !is_placed || self.chain.next() <= self.held {
             return Err(self.differs(self.at(), "the topic ends before this position"));
         }
         if let (None, Some(offset)) = (self.chain.at(), self.other) {
             let fleet = Arc::clone(self.chain.fleet());
-            return Err(KafkaOpenError::OtherFleet {
-                place: Box::new(PartitionAddress::of(options)),
-                offset,
-                fleet,
-            });
+            return Err(KafkaOpenError::OtherFleet { place: PartitionAddress::of(options), offset, fleet });
         }
         self.mark()
     }
@@ -425,7 +408,7 @@ impl MirrorCatchUp<'_> {
 
     fn differs(&self, position: Position, reason: &str) -> KafkaOpenError {
         KafkaOpenError::Differs {
-            place: Box::new(PartitionAddress::of(self.options)),
+            place: PartitionAddress::of(self.options),
             position,
             reason: reason.to_owned(),
         }

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use chancery_events::record::{Record, RecordHash};
@@ -162,11 +162,7 @@ impl AppendProducer {
         };
         state.appended.clear();
         state.chain = ChainReader::new(Arc::clone(state.chain.fleet()), at.copied());
-        let gone = state.producer.take();
-        state.generation += 1;
-        // The producer's callbacks need the lock.
-        drop(state);
-        give_up(gone);
+        give_up(state);
         Some(why)
     }
 
@@ -205,16 +201,16 @@ impl AppendProducer {
 
     /// Discards the producer and its unsent records.
     pub(super) fn end(&self) {
-        let mut state = lock(&self.state);
-        state.generation += 1;
-        let gone = state.producer.take();
-        drop(state);
-        give_up(gone);
+        give_up(lock(&self.state));
     }
 }
 
-/// Discards a producer and its unsent records, without waiting for the threads of the client library.
-fn give_up(gone: Option<ThreadedProducer<AppendDeliveries>>) {
+/// Discards the producer and its unsent records, without waiting for the threads of the client library.
+fn give_up(mut state: MutexGuard<'_, ProducerState>) {
+    state.generation += 1;
+    let gone = state.producer.take();
+    // The producer's callbacks need the lock.
+    drop(state);
     if let Some(gone) = gone {
         gone.purge(PurgeConfig::default().queue().inflight().non_blocking());
         discard(gone);

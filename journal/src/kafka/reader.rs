@@ -361,7 +361,7 @@ impl PartitionReader {
         }
         // The client queues the messages before an end, then counts the end. So if an end was counted earlier
         // and the queue is empty now, all messages before that end have been read.
-        let ends = self.consumer.context().seen();
+        let (end, callbacks) = self.consumer.context().seen();
         match self.consumer.poll(wait) {
             Some(Ok(message)) => {
                 let known = KnownMessage::of(&message);
@@ -379,21 +379,20 @@ impl PartitionReader {
                 Ok(PollResult::Message(message))
             }
             None => {
-                let callbacks = &self.consumer.context().callbacks;
                 // A poll that served a callback may have ended without checking the queue.
-                if let Some(offset) = ends.offset
-                    && callbacks.load(Ordering::Acquire) == ends.callbacks
+                if let Some(offset) = end
+                    && self.consumer.context().callbacks.load(Ordering::Acquire) == callbacks
                     && offset >= self.reached
                 {
                     (self.reached, self.is_known) = (offset, true);
                 }
+                let (topic, partition) = (&self.topic, self.partition);
                 let (reached, known_end) = (self.reached, self.known_end);
-                match self.quiet.settle(&self.consumer, &self.topic, self.partition, reached, known_end) {
+                match self.quiet.settle(&self.consumer, topic, partition, reached, known_end) {
                     Some(QuietReason::Shorter(end)) if self.is_known => {
                         return Err(self.unreadable(UnreadableReason::Shorter(end)));
                     }
                     Some(QuietReason::Stalled) => {
-                        let (topic, partition) = (&self.topic, self.partition);
                         tracing::warn!(
                             topic,
                             partition,
@@ -403,7 +402,6 @@ impl PartitionReader {
                         self.is_spoilt = true;
                     }
                     Some(QuietReason::Unanswered(error)) => {
-                        let (topic, partition) = (&self.topic, self.partition);
                         tracing::warn!(
                             %error,
                             topic,
@@ -421,10 +419,8 @@ impl PartitionReader {
                     Some(QuietReason::Shorter(_)) | None => {}
                 }
                 let doubt = self.doubt.as_mut();
-                match doubt.and_then(|doubt| doubt.settle(&self.consumer, &self.topic, self.partition)) {
-                    Some(false) => {
-                        return Err(self.unreadable(UnreadableReason::Deleted));
-                    }
+                match doubt.and_then(|doubt| doubt.settle(&self.consumer, topic, partition)) {
+                    Some(false) => return Err(self.unreadable(UnreadableReason::Deleted)),
                     Some(true) => self.doubt = None,
                     None => {}
                 }
@@ -507,6 +503,7 @@ impl PartitionReader {
 
 /// Context that takes the end of a consumer's one partition from the client's statistics: the end event has
 /// no offset.
+#[derive(Default)]
 pub(super) struct EndOfPartition {
     partition: i32,
     /// Offset of the last end that the leader reported, plus one; zero before.
@@ -537,27 +534,15 @@ pub(super) struct KnownTail {
     pub(super) answers: u64,
 }
 
-/// State at the start of a poll.
-struct SeenEnd {
-    offset: Option<i64>,
-    callbacks: u64,
-}
-
 impl EndOfPartition {
     fn of(partition: i32) -> EndOfPartition {
-        EndOfPartition {
-            partition,
-            end: AtomicI64::new(0),
-            callbacks: AtomicU64::new(0),
-            tail: AtomicI64::new(0),
-            answers: AtomicU64::new(0),
-            waits: Mutex::new(None),
-        }
+        EndOfPartition { partition, ..EndOfPartition::default() }
     }
 
-    fn seen(&self) -> SeenEnd {
+    /// Returns the offset of the last end, if there was one, and the number of callbacks.
+    fn seen(&self) -> (Option<i64>, u64) {
         let end = self.end.load(Ordering::Acquire);
-        SeenEnd { offset: (end > 0).then(|| end - 1), callbacks: self.callbacks.load(Ordering::Acquire) }
+        ((end > 0).then(|| end - 1), self.callbacks.load(Ordering::Acquire))
     }
 }
 

@@ -87,13 +87,7 @@ impl JournalReader for MergedReader {
     fn records(&self, from: Position) -> Result<RecordIter, ReadError> {
         let (mirror, recent) = (Arc::clone(&self.mirror), Arc::clone(&self.recent));
         let mut tail = MergedRecords { mirror, recent, older: None, next: from.max(Position::FIRST) };
-        Ok(records_by(move || {
-            let record = tail.step()?;
-            if let Some(record) = &record {
-                tail.next = record.last().plus(1);
-            }
-            Ok(record)
-        }))
+        Ok(records_by(move || Ok(tail.step()?.inspect(|record| tail.next = record.last().plus(1)))))
     }
 
     fn records_about(&self, subject: &Subject, from: Position) -> Result<RecordIter, ReadError> {

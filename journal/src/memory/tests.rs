@@ -33,10 +33,10 @@ fn durability_is_reached_in_steps_and_can_be_lost() {
     journal.append(author.genesis()).expect("queued");
     journal.append(author.record(1, 1)).expect("queued");
     journal.append(author.record(1, 1)).expect("queued");
-    assert_eq!((journal.head(), log.waiting()), (None, 3));
+    assert_eq!((journal.head(), journal.waiting()), (None, 3));
     assert_eq!(log.step(2), 2);
     assert_eq!(delivered.try_iter().collect::<Vec<_>>(), ["records 1 2"]);
-    assert_eq!((log.lose_waiting(), log.step(9)), (1, 0));
+    assert_eq!((journal.lose_waiting(), log.step(9)), (1, 0));
     assert_eq!(journal.head().map(|head| head.position.get()), Some(2));
 }
 

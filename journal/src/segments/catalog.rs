@@ -7,15 +7,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use chancery_events::id::Position;
 use chancery_events::record::RecordHeader;
 
 use super::frame::{self, FrameKind};
 use super::postings_cache::PostingsCache;
+use super::reader::io_error;
 use super::scan::OffsetIndex;
 use crate::chain::ChainCursor;
+use crate::journal::{ReadError, lock};
 
 pub(super) fn file_name(first: Position) -> String {
     format!("{first:020}.seg")
@@ -41,11 +43,6 @@ pub(super) fn list(dir: &Path) -> std::io::Result<Vec<(Position, PathBuf)>> {
     Ok(found)
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code panics between two related stores, so the state after a panic is consistent.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) first: Position,
@@ -69,16 +66,16 @@ impl Segment {
     }
 
     /// Returns the offset to start reading from to find `from`.
-    pub(super) fn seek(&self, from: Position) -> std::io::Result<u64> {
+    pub(super) fn seek(&self, from: Position) -> Result<u64, ReadError> {
         self.know()?;
         Ok(lock(&self.index).as_ref().map_or(0, |index| index.seek(from)))
     }
 
     /// Reads the end and the index of the segment, if it was not checked when the journal was opened.
-    pub(super) fn know(&self) -> std::io::Result<()> {
+    pub(super) fn know(&self) -> Result<(), ReadError> {
         if lock(&self.index).is_none() {
             // Such a segment is closed, so two concurrent readers find the same.
-            let (index, end) = index_of(&fs::read(&self.path)?);
+            let (index, end) = index_of(&fs::read(&self.path).map_err(io_error(&self.path))?);
             self.end.store(end as u64, Ordering::Release);
             *lock(&self.index) = Some(index);
         }

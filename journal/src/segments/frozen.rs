@@ -50,8 +50,7 @@ struct SegmentTail {
 impl FrozenSegments {
     /// Opens the journal in a directory; `None` if it has no records.
     pub fn open(dir: &Path) -> Result<Option<FrozenSegments>, ReadError> {
-        let failed = |source| ReadError::Io { place: dir.display().to_string(), source };
-        let mut files = list(dir).map_err(failed)?;
+        let mut files = list(dir).map_err(io_error(dir))?;
         let mut named = Position::ZERO;
         let mut damage = None;
         while let Some((first, path)) = files.pop() {
@@ -115,8 +114,7 @@ fn error_of(segment: &Segment, found: &DamagedBytes) -> ReadError {
 
 /// Returns the offset after the record that ends at a position.
 fn end_of(segment: &Arc<Segment>, position: Position) -> Result<u64, ReadError> {
-    let offset = segment.seek(position).map_err(|source| io_error(segment, source))?;
-    let mut part = SegmentBuffer::open(Arc::clone(segment), offset)?;
+    let mut part = SegmentBuffer::open(Arc::clone(segment), segment.seek(position)?)?;
     while let Some(frame) = part.frame()? {
         let header = RecordHeader::peek(frame.payload).ok().filter(|_| frame.kind == FrameKind::Record);
         part.step();
@@ -130,15 +128,14 @@ fn end_of(segment: &Arc<Segment>, position: Position) -> Result<u64, ReadError> 
 impl SegmentTail {
     /// Reads a segment, again while it seems damaged, because another process may be writing to it.
     fn settled(first: Position, path: &Path, named: Position) -> Result<SegmentTail, ReadError> {
-        let failed = |source| ReadError::Io { place: path.display().to_string(), source };
-        let mut tail = SegmentTail::read(first, &fs::read(path).map_err(failed)?, named);
+        let bytes = || fs::read(path).map_err(io_error(path));
         for _ in 1..READS {
+            let tail = SegmentTail::read(first, &bytes()?, named);
             if tail.damage.is_none() {
-                break;
+                return Ok(tail);
             }
-            tail = SegmentTail::read(first, &fs::read(path).map_err(failed)?, named);
         }
-        Ok(tail)
+        Ok(SegmentTail::read(first, &bytes()?, named))
     }
 
     /// Reads the frames of a segment, up to the first bytes that are none.

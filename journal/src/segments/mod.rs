@@ -42,7 +42,7 @@ use chancery_events::id::Position;
 use chancery_events::record::Record;
 
 use crate::chain::ChainCursor;
-use crate::journal::{AppendError, CloseError, DeliverySink, Journal, JournalReader};
+use crate::journal::{AppendError, CloseError, DeliverySink, Journal, JournalReader, lock};
 use crate::private;
 use crate::witness::JournalWitness;
 use catalog::SegmentCatalog;
@@ -257,7 +257,7 @@ impl Journal for SegmentJournal {
 
     fn close(&self) -> Result<(), CloseError> {
         self.queue.close();
-        if let Some(JournalThreads { writer, filing, lock }) = catalog::lock(&self.running).take() {
+        if let Some(JournalThreads { writer, filing, lock }) = lock(&self.running).take() {
             let has_panicked = writer.join().is_err();
             drop(filing);
             drop(lock);

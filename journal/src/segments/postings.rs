@@ -102,13 +102,8 @@ impl SegmentPostings {
                 self.put(PostingKey::UNREADABLE, place);
                 continue;
             };
-            for subject in event.subjects() {
+            for subject in event.all_subjects(lineage, position) {
                 self.put(PostingKey::of(&subject), place);
-            }
-            if let Event::Fact { fact, .. } = &event
-                && let Some(issued) = fact.issues(lineage, position)
-            {
-                self.put(PostingKey::of(&issued), place);
             }
             // Effects in the record of their cause are found there.
             if let Event::Fact { cause, .. } = &event

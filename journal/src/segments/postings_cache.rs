@@ -15,11 +15,11 @@ use std::thread::JoinHandle;
 
 use chancery_events::record::{Record, RecordHash};
 
-use super::catalog::{Segment, SegmentCatalog, lock};
+use super::catalog::{Segment, SegmentCatalog};
 use super::frame::{self, FrameKind, HEAD};
 use super::postings::{self, PostingEntry, PostingKey, PostingsFile, SegmentPostings};
-use super::reader::SegmentBuffer;
-use crate::journal::ReadError;
+use super::reader::{SegmentBuffer, io_error};
+use crate::journal::{ReadError, lock};
 
 /// State of a segment's postings.
 #[derive(Default, Debug)]
@@ -33,8 +33,7 @@ pub(super) enum PostingsCache {
 
 /// Returns the entries of `key`, in order: all that are durable now, and perhaps others.
 pub(super) fn places(segment: &Arc<Segment>, key: PostingKey) -> Result<Vec<PostingEntry>, ReadError> {
-    let failed = |source| ReadError::Io { place: segment.path.display().to_string(), source };
-    segment.know().map_err(failed)?;
+    segment.know()?;
     let mut shelf = lock(&segment.shelf);
     if let PostingsCache::Unknown = &*shelf {
         *shelf = filed(segment)
@@ -183,8 +182,7 @@ fn file(catalog: &SegmentCatalog, is_unwanted: &AtomicBool) {
 
 /// Files one segment; `None` if it was stopped early, or if a file cannot hold the postings.
 fn file_one(segment: &Arc<Segment>, is_unwanted: &AtomicBool) -> Result<Option<PostingsFile>, ReadError> {
-    let failed = |source| ReadError::Io { place: segment.path.display().to_string(), source };
-    segment.know().map_err(failed)?;
+    segment.know()?;
     if let Some(filed) = filed(segment) {
         return Ok(Some(filed));
     }
@@ -195,6 +193,6 @@ fn file_one(segment: &Arc<Segment>, is_unwanted: &AtomicBool) -> Result<Option<P
         return Ok(None);
     }
     let Some(bytes) = made.encode(segment.first, offset) else { return Ok(None) };
-    postings::write(&segment.path, &bytes).map_err(failed)?;
+    postings::write(&segment.path, &bytes).map_err(io_error(&segment.path))?;
     Ok(PostingsFile::check(&bytes))
 }

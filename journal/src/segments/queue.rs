@@ -7,15 +7,14 @@
 //! an appender that would wait anyway. Invariants: there is one writer, so records are written in the order
 //! in which they were queued. The writer is put back, or the queue accepts nothing more.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use chancery_events::record::Record;
 
-use super::catalog::lock;
 use super::writer::SegmentWriter;
 use crate::chain::ChainReader;
-use crate::journal::AppendError;
+use crate::journal::{AppendError, lock};
 
 /// Limits of the append queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,9 +111,8 @@ impl AppendQueue {
         let (record, bytes) = self.judge(&mut state, record)?;
         state.push(record, bytes);
         // Without the writer there is no reason to wake up: the thread that puts it back checks the queue.
-        let must_wake = state.writer.is_some() && state.wake();
-        drop(state);
-        self.notify(must_wake);
+        let has_writer = state.writer.is_some();
+        self.release(state, has_writer);
         Ok(())
     }
 
@@ -153,7 +151,7 @@ impl AppendQueue {
             }
             let since = state.written.elapsed();
             let (is_open, is_empty) = (state.phase == AppendQueuePhase::Open, state.records.is_empty());
-            let is_named = state.writer.as_ref().is_some_and(|writer| writer.is_named());
+            let is_named = state.writer.as_ref().is_some_and(|writer| writer.is_named);
             let is_due = !is_empty || !is_open || (!is_named && since >= self.pause);
             if is_due && let Some(writer) = state.writer.take() {
                 return if !is_empty {
@@ -182,17 +180,22 @@ impl AppendQueue {
     /// Puts the writer back.
     pub(super) fn put_back(&self, writer: Box<SegmentWriter>) {
         let mut state = lock(&self.state);
-        let is_named = writer.is_named();
+        let is_named = writer.is_named;
         state.writer = Some(writer);
         state.written = Instant::now();
         let must_look = !state.records.is_empty() || state.phase != AppendQueuePhase::Open;
-        let must_wake = (must_look || (state.rest == WriterThreadState::Sleeps && !is_named)) && state.wake();
-        drop(state);
-        self.notify(must_wake);
+        let must_wake = must_look || (state.rest == WriterThreadState::Sleeps && !is_named);
+        self.release(state, must_wake);
     }
 
-    /// Wakes the thread. Called without the lock, so that the thread does not wake up to wait for it.
-    fn notify(&self, must_wake: bool) {
+    /// Releases the lock, and then wakes the thread if it has work, so that it does not wake up to wait for the lock.
+    /// Once is enough: from then on the thread is busy, although it does not run yet.
+    fn release(&self, mut state: MutexGuard<'_, AppendQueueState>, has_work: bool) {
+        let must_wake = has_work && state.rest != WriterThreadState::Busy;
+        if must_wake {
+            state.rest = WriterThreadState::Busy;
+        }
+        drop(state);
         if must_wake {
             self.has_work.notify_one();
         }
@@ -204,9 +207,7 @@ impl AppendQueue {
         if state.phase == AppendQueuePhase::Open {
             state.phase = AppendQueuePhase::Closing;
         }
-        let must_wake = state.wake();
-        drop(state);
-        self.notify(must_wake);
+        self.release(state, true);
     }
 
     /// Records that the writer has ended; `is_clean` if everything was written.
@@ -214,9 +215,7 @@ impl AppendQueue {
         let mut state = lock(&self.state);
         state.phase = if is_clean { AppendQueuePhase::Closed } else { AppendQueuePhase::Stopped };
         state.records = Vec::new();
-        let must_wake = state.wake();
-        drop(state);
-        self.notify(must_wake);
+        self.release(state, true);
     }
 
     pub(super) fn has_stopped(&self) -> bool {
@@ -225,12 +224,6 @@ impl AppendQueue {
 }
 
 impl AppendQueueState {
-    /// Whether the thread must be notified. Once is enough: from then on it is busy, although it does not run
-    /// yet.
-    fn wake(&mut self) -> bool {
-        std::mem::replace(&mut self.rest, WriterThreadState::Busy) != WriterThreadState::Busy
-    }
-
     fn push(&mut self, record: Record, bytes: usize) {
         self.bytes = bytes;
         self.records.push(record);

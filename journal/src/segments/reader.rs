@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use chancery_events::id::Position;
@@ -43,7 +44,7 @@ impl JournalReader for SegmentSource {
 
     fn records(&self, from: Position) -> Result<RecordIter, ReadError> {
         let Some(segment) = self.0.holding(from) else { return Ok(Box::new(std::iter::empty())) };
-        let offset = segment.seek(from).map_err(|source| io_error(&segment, source))?;
+        let offset = segment.seek(from)?;
         let chain = (from <= Position::FIRST).then(|| ChainReader::new(self.0.fleet.clone(), None));
         let part = SegmentBuffer::open(segment, offset)?;
         let mut reader = SegmentReader { catalog: self.0.clone(), from, chain, part };
@@ -51,8 +52,8 @@ impl JournalReader for SegmentSource {
     }
 }
 
-pub(super) fn io_error(segment: &Segment, source: std::io::Error) -> ReadError {
-    ReadError::Io { place: segment.path.display().to_string(), source }
+pub(super) fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> ReadError {
+    move |source| ReadError::Io { place: path.display().to_string(), source }
 }
 
 /// Open segment and a buffered part of it.
@@ -72,8 +73,8 @@ pub(super) struct SegmentBuffer {
 
 impl SegmentBuffer {
     pub(super) fn open(segment: Arc<Segment>, offset: u64) -> Result<SegmentBuffer, ReadError> {
-        segment.know().map_err(|source| io_error(&segment, source))?;
-        let file = File::open(&segment.path).map_err(|source| io_error(&segment, source))?;
+        segment.know()?;
+        let file = File::open(&segment.path).map_err(io_error(&segment.path))?;
         Ok(SegmentBuffer { segment, file, buffer: Vec::new(), piece: READ, start: offset, offset, len: 0 })
     }
 
@@ -93,7 +94,7 @@ impl SegmentBuffer {
             self.buffer.resize(len.max(self.piece).min(durable), 0);
             self.start = self.offset;
             let read = self.file.read_exact_at(&mut self.buffer, self.start);
-            read.map_err(|source| io_error(&self.segment, source))?;
+            read.map_err(io_error(&self.segment.path))?;
             return Ok(self.buffer.get(..len));
         }
         Ok(self.buffer.get(at..at + len))

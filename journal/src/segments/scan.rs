@@ -6,7 +6,7 @@ use chancery_events::id::Position;
 use chancery_events::record::{Record, RecordHeader};
 
 use super::frame::{self, FrameKind, FrameLookup};
-use crate::chain::{self, ChainCheck, ChainCursor, ChainEntry, ChainError, ChainReader, SkipReason, judge};
+use crate::chain::{self, ChainCursor, ChainEntry, ChainError, ChainReader, SkipReason, judge};
 
 /// Minimum distance in bytes between indexed records.
 const INDEX_STEP: u64 = 64 << 10;
@@ -222,9 +222,7 @@ impl PreviousSegment {
         }
         let PreviousSegment::Known(cursor) = self else { return Ok(()) };
         // The hash is only copied into the cursor, which is not used here.
-        match judge(cursor.as_ref(), fleet, header, header.prev) {
-            ChainCheck::Valid(_) => Ok(()),
-            ChainCheck::Skip(reason) => Err(reason.to_string()),
-        }
+        let judgement = judge(cursor.as_ref(), fleet, header, header.prev);
+        judgement.map(drop).map_err(|reason| reason.to_string())
     }
 }

@@ -43,9 +43,10 @@ pub struct VerifyFinding {
 }
 
 /// Result of the check.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub enum VerifyOutcome {
     /// All data is as it was written.
+    #[default]
     Intact,
     /// A defect after everything named as synced: a group cut off while it was written, or damage to the last
     /// one. Opening the journal truncates it.
@@ -55,7 +56,7 @@ pub enum VerifyOutcome {
 }
 
 /// Content of a directory.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct VerifyReport {
     /// Fleet of the journal; `None` if it is empty.
     pub fleet: Option<Arc<str>>,
@@ -112,18 +113,9 @@ pub fn verify_each(dir: &Path, each: &mut dyn FnMut(&Record)) -> Result<VerifyRe
     };
     let files = list(dir).map_err(failed(dir))?;
     let mut report = VerifyReport {
-        fleet: None,
-        lineages: Vec::new(),
-        held: None,
-        terms: 0,
         segments: files.len(),
-        records: 0,
-        events: 0,
-        bytes: 0,
-        head: None,
-        named: Position::ZERO,
         is_open: is_open(dir).map_err(failed(dir))?,
-        outcome: VerifyOutcome::Intact,
+        ..VerifyReport::default()
     };
     let mut chain = None;
     for (at, (first, path)) in files.iter().enumerate() {

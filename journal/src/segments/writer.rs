@@ -89,10 +89,6 @@ impl Drop for EndOnPanic<'_> {
 }
 
 impl SegmentWriter {
-    pub(super) const fn is_named(&self) -> bool {
-        self.is_named
-    }
-
     /// Writes the records and returns to the queue.
     pub(super) fn write(
         self: Box<SegmentWriter>,

@@ -8,12 +8,12 @@ use chancery_events::event::Event;
 use chancery_events::subject::Subject;
 use proptest::prelude::*;
 
-use super::super::catalog::{file_name, list, lock};
+use super::super::catalog::{file_name, list};
 use super::super::postings::{PostingKey, SegmentPostings, left_over, path, write};
 use super::super::postings_cache::PostingsCache;
 use super::super::{OpenEvidence, SegmentJournal, verify};
 use super::*;
-use crate::journal::Journal;
+use crate::journal::{Journal, lock};
 use crate::witness::WitnessCheck;
 
 fn subject(name: u8) -> Subject {

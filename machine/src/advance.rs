@@ -221,12 +221,12 @@ impl DueWork<'_> {
     fn facts(&self, fleet: &FleetState, ctx: &DecisionContext) -> Vec<Fact> {
         match self {
             DueWork::Lost(id) => incarnation::lost(fleet, *id, ctx),
-            DueWork::LostVolume(name) => volume::lost(fleet, name, ctx),
-            DueWork::UnusedVolume(name) => volume::destroy(fleet, name, ctx),
+            DueWork::LostVolume(name) => volume::lost(fleet, name),
+            DueWork::UnusedVolume(name) => volume::destroy(fleet, name),
             DueWork::Served(id) => volume::serve(fleet, *id, ctx),
             DueWork::Alarm(DeadlineKey::Operation(id)) => operation::expire(fleet, *id, ctx),
             DueWork::Alarm(DeadlineKey::Incarnation(id)) => incarnation::overdue(fleet, *id, ctx),
-            DueWork::Alarm(DeadlineKey::Deployment(key)) => deployment::overdue(fleet, key, ctx),
+            DueWork::Alarm(DeadlineKey::Deployment(key)) => deployment::overdue(fleet, key),
             DueWork::Alarm(DeadlineKey::Progress(name)) => deployment::no_progress(fleet, name, ctx),
             DueWork::Alarm(DeadlineKey::Request(id)) => request::expire(fleet, *id, ctx),
         }
@@ -266,7 +266,7 @@ fn fire_timers(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionCont
 /// when nodes have changed. A reservation that the policy forbids gets another placement.
 fn replace(fleet: &FleetState, agenda: &mut AdvanceState, ctx: &DecisionContext) -> Option<DueStep> {
     let outdated = &fleet.index().outdated;
-    let shape = fleet.index().places.topology_token();
+    let shape = &fleet.index().places.topology_token;
     agenda.checked.retain(|name, _| outdated.contains(name));
     for name in outdated {
         let (Some(plan), Some(index)) = (fleet.plans().get(name), fleet.index().plan_index(name)) else {

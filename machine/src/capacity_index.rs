@@ -143,7 +143,7 @@ struct NodeSlot {
 pub(crate) struct SiteNumber(u32);
 
 /// Everything known of a node here.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 struct NodeEntry {
     number: SiteNumber,
     spot: Option<NodeSlot>,
@@ -155,13 +155,16 @@ struct NodeEntry {
 /// Nodes by the properties that placement needs.
 #[derive(Clone, Default)]
 pub struct CapacityIndex {
-    classes: BTreeMap<Arc<NodeClass>, ClassDomains>,
+    /// Classes of allocated nodes.
+    pub(crate) classes: BTreeMap<Arc<NodeClass>, ClassDomains>,
     /// Shelves of classes; spare shelves are empty, and reused.
     indexes: Vec<FreeCapacityIndex>,
     spare: Vec<usize>,
     sites: NodeEntries,
-    topology_token: Arc<()>,
-    freed: Arc<()>,
+    /// Token replaced when the classes or their domains change, or a cluster or capability does.
+    pub(crate) topology_token: Arc<()>,
+    /// Token replaced when a node may have more free capacity.
+    pub(crate) freed: Arc<()>,
 }
 
 #[derive(Clone, Default)]
@@ -174,14 +177,6 @@ struct NodeEntries {
 }
 
 impl NodeEntries {
-    fn get(&self, node: &NodeName) -> Option<&NodeEntry> {
-        self.by_name.get(node)
-    }
-
-    fn get_mut(&mut self, node: &NodeName) -> Option<&mut NodeEntry> {
-        self.by_name.get_mut(node)
-    }
-
     /// Returns the entry of the node, created if missing.
     fn of(&mut self, node: &NodeName) -> &mut NodeEntry {
         // Most nodes exist: no name is cloned for them.
@@ -190,7 +185,7 @@ impl NodeEntries {
                 self.names.push(node.clone());
                 SiteNumber(u32::try_from(self.names.len() - 1).unwrap_or(u32::MAX))
             });
-            self.by_name.insert(node.clone(), NodeEntry::new(number));
+            self.by_name.insert(node.clone(), NodeEntry { number, ..NodeEntry::default() });
         }
         self.by_name.get_mut(node).expect("it was inserted above")
     }
@@ -204,16 +199,6 @@ impl NodeEntries {
 }
 
 impl NodeEntry {
-    fn new(number: SiteNumber) -> NodeEntry {
-        NodeEntry {
-            number,
-            spot: None,
-            held: NodeReservations::default(),
-            storage: BTreeMap::new(),
-            is_expunged: false,
-        }
-    }
-
     /// Whether nothing is known of the node: removing the entry loses nothing.
     fn is_empty(&self) -> bool {
         let NodeEntry { number: _, spot, held, storage, is_expunged } = self;
@@ -222,24 +207,9 @@ impl NodeEntry {
 }
 
 impl CapacityIndex {
-    /// Classes of allocated nodes.
-    pub fn classes(&self) -> &BTreeMap<Arc<NodeClass>, ClassDomains> {
-        &self.classes
-    }
-
-    /// Token replaced when the classes or their domains change, or a cluster or capability does.
-    pub fn topology_token(&self) -> &Arc<()> {
-        &self.topology_token
-    }
-
     /// Records that clusters or capabilities may have changed.
     pub(crate) fn reshape(&mut self) {
         self.topology_token = Arc::new(());
-    }
-
-    /// Token replaced when a node may have more free capacity.
-    pub(crate) fn freed(&self) -> &Arc<()> {
-        &self.freed
     }
 
     pub(crate) fn shelf(&self, number: usize) -> &FreeCapacityIndex {
@@ -248,7 +218,7 @@ impl CapacityIndex {
 
     /// Number of the node, if it was ever known.
     pub(crate) fn number(&self, node: &NodeName) -> Option<SiteNumber> {
-        let known = self.sites.get(node).map(|site| site.number);
+        let known = self.sites.by_name.get(node).map(|site| site.number);
         known.or_else(|| self.sites.gone.get(node).copied())
     }
 
@@ -259,13 +229,13 @@ impl CapacityIndex {
 
     /// Cluster and update domain of a node that accepts placements.
     pub(crate) fn whereabouts(&self, node: &NodeName) -> Option<(&ClusterName, &DomainName)> {
-        let spot = self.sites.get(node)?.spot.as_ref()?;
+        let spot = self.sites.by_name.get(node)?.spot.as_ref()?;
         Some((&spot.class.cluster, &spot.domain))
     }
 
     /// Reservations on the node.
     pub fn held(&self, node: &NodeName) -> &NodeReservations {
-        self.sites.get(node).map_or(&NOTHING, |site| &site.held)
+        self.sites.by_name.get(node).map_or(&NOTHING, |site| &site.held)
     }
 
     /// Unreserved resources of the node for placements.
@@ -282,7 +252,7 @@ impl CapacityIndex {
         if volumes.is_empty() {
             return None;
         }
-        let site = self.sites.get(node);
+        let site = self.sites.by_name.get(node);
         let free = |class| {
             let site = site?;
             Some(site.storage.get(class)?.saturating_sub(site.held.storage(class)))
@@ -314,19 +284,19 @@ impl CapacityIndex {
 
     /// Records whether the incarnation's reservation is still unstarted.
     pub(crate) fn reserve(&mut self, node: &NodeName, incarnation: IncarnationId, is_reserved: bool) {
-        if let Some(site) = self.sites.get_mut(node) {
+        if let Some(site) = self.sites.by_name.get_mut(node) {
             mark(&mut site.held.reserved, incarnation, is_reserved);
         }
     }
 
     pub(crate) fn is_expunged(&self, node: &NodeName) -> bool {
-        self.sites.get(node).is_some_and(|site| site.is_expunged)
+        self.sites.by_name.get(node).is_some_and(|site| site.is_expunged)
     }
 
     pub(crate) fn node(&mut self, name: &NodeName, new: Option<&Node>) {
         self.freed = Arc::new(());
         let site = self.sites.of(name);
-        let mut site = std::mem::replace(site, NodeEntry::new(site.number));
+        let mut site = std::mem::replace(site, NodeEntry { number: site.number, ..NodeEntry::default() });
         if let Some(spot) = site.spot.take() {
             self.indexes[spot.free_capacity].take(name, spot.free(&site.held));
             self.leave(&spot);
@@ -361,10 +331,8 @@ impl CapacityIndex {
         capacity: Resources,
         number: SiteNumber,
     ) -> NodeSlot {
-        let class = match self.classes.get_key_value(&class) {
-            Some((class, _)) => Arc::clone(class),
-            None => Arc::new(class),
-        };
+        let known = self.classes.get_key_value(&class).map(|(known, _)| Arc::clone(known));
+        let class = known.unwrap_or_else(|| Arc::new(class));
         let domains = self.classes.entry(Arc::clone(&class)).or_default();
         let at = if let Some(at) = domains.get(domain) {
             *at

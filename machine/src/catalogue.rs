@@ -55,16 +55,13 @@ pub(crate) fn cluster_set_activity(fleet: &FleetState, ask: &ClusterSetActivity)
 
 pub(crate) fn cluster_delete(fleet: &FleetState, ask: &ClusterDelete) -> DecidedFacts {
     let now = fleet.find::<Cluster>(&ask.name)?;
-    let nodes =
-        fleet.nodes().sorted().into_iter().filter(|node| node.cluster.as_ref() == Some(&ask.name)).count();
+    let nodes = fleet.nodes().unordered().filter(|node| node.cluster.as_ref() == Some(&ask.name)).count();
     if nodes > 0 {
-        return Err(Refusal::new(
-            RefusalCode::InUse,
-            format!("cluster {} has {}", ask.name, counted(nodes, "node")),
-        ));
+        let detail = format!("cluster {} has {}", ask.name, counted(nodes, "node"));
+        return Err(Refusal::new(RefusalCode::InUse, detail));
     }
     // The inventory lists volumes first, and without nodes has nothing else.
-    let first = fleet.index().inventory(&ask.name).next();
+    let first = fleet.index().inventory_after(&ask.name, None).next();
     if let Some(ObjectId::Volume(first)) = first
         && let Some(first) = fleet.index().volumes.name(first)
     {

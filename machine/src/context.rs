@@ -7,6 +7,7 @@ use chancery_events::fact::Fact;
 use chancery_events::id::{EntityId, IdKind, Lineage, Position};
 use chancery_events::level::FleetLevel;
 use chancery_events::name::Actor;
+use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::time::Time;
 
 use crate::fleet::DeploymentKey;
@@ -44,37 +45,31 @@ impl LevelLimits {
     pub const ALONE: LevelLimits = LevelLimits { highest: FleetLevel::HIGHEST, has_standbys: false };
 }
 
-/// Retry of failed commands: after `initial`, then `factor` times as long each time, up to `max`, `attempts`
-/// in all. Jitter of up to a tenth is added, which differs between incarnations.
-#[derive(Clone, Copy, Debug)]
-pub struct CommandBackoff {
-    /// Delay before the second attempt.
-    pub initial: Duration,
-    /// Growth of the delay with each attempt.
-    pub factor: u32,
-    /// Maximum delay, before jitter.
-    pub max: Duration,
-    /// Maximum number of attempts, including the first.
-    pub attempts: u32,
+impl DecisionContext {
+    /// Returns the actor of the request, or the refusal for `what`, which needs one.
+    pub(crate) fn require_actor(&self, what: &str) -> Result<Actor, Refusal> {
+        self.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, format!("{what} needs an actor")))
+    }
 }
 
-/// Backoff of commands.
-pub const BACKOFF: CommandBackoff =
-    CommandBackoff { initial: Duration::from_secs(1), factor: 2, max: Duration::from_mins(1), attempts: 5 };
+/// Delay before the second attempt of a command. Each later delay is twice as long.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+/// Maximum delay before an attempt of a command, before jitter.
+pub(crate) const LONGEST_DELAY: Duration = Duration::from_mins(1);
+/// Maximum number of attempts of a command, including the first.
+pub(crate) const ATTEMPTS: u32 = 5;
 
-impl CommandBackoff {
-    /// Returns the delay after the failed `attempt` (from 1), `None` if it was the last. `salt` draws the
-    /// jitter.
-    pub fn wait(self, attempt: u32, salt: u64) -> Option<Duration> {
-        if attempt >= self.attempts {
-            return None;
-        }
-        let factor = self.factor.saturating_pow(attempt.saturating_sub(1));
-        let wait = self.initial.saturating_mul(factor).min(self.max);
-        // Knuth's multiplicative hash: spreads neighbours, and is the same on every build.
-        let mixed = (salt ^ u64::from(attempt)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
-        Some(wait + wait / 10 * u32::try_from(mixed).unwrap_or(0) / 1024)
+/// Returns the delay after the failed `attempt` (from 1) of a command, `None` if it was the last. `salt` draws
+/// the jitter of up to a tenth, which differs between incarnations.
+pub(crate) fn retry_delay(attempt: u32, salt: u64) -> Option<Duration> {
+    if attempt >= ATTEMPTS {
+        return None;
     }
+    let factor = 2_u32.saturating_pow(attempt.saturating_sub(1));
+    let wait = FIRST_DELAY.saturating_mul(factor).min(LONGEST_DELAY);
+    // Knuth's multiplicative hash: spreads neighbours, and is the same on every build.
+    let mixed = (salt ^ u64::from(attempt)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+    Some(wait + wait / 10 * u32::try_from(mixed).unwrap_or(0) / 1024)
 }
 
 /// Draft of facts, with the positions that ids derive from.
@@ -134,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_command_is_retried_with_growing_backoff_and_then_abandoned() {
-        let waits: Vec<_> = (1..=5).map(|attempt| BACKOFF.wait(attempt, 7)).collect();
+        let waits: Vec<_> = (1..=5).map(|attempt| retry_delay(attempt, 7)).collect();
         for (attempt, least) in [1, 2, 4, 8].into_iter().enumerate() {
             let wait = waits[attempt].expect("tried again");
             let least = Duration::from_secs(least);

@@ -89,7 +89,7 @@ pub fn decide(fleet: &FleetState, request: &IntentRequest, ctx: &DecisionContext
 }
 
 /// Decides an intent without regard to the approval that it may need as a whole.
-fn by_type(fleet: &FleetState, intent: &Intent, ctx: &DecisionContext) -> DecidedFacts {
+pub(crate) fn by_type(fleet: &FleetState, intent: &Intent, ctx: &DecisionContext) -> DecidedFacts {
     match intent {
         Intent::ClusterApply(ask) => catalogue::cluster_apply(fleet, ask),
         Intent::ClusterSetActivity(ask) => catalogue::cluster_set_activity(fleet, ask),
@@ -129,9 +129,7 @@ fn by_type(fleet: &FleetState, intent: &Intent, ctx: &DecisionContext) -> Decide
         Intent::VolumeDelete(ask) => volume::delete(fleet, ask, ctx),
         Intent::OperationApprove(ask) => operation::approve(fleet, ask, ctx),
         Intent::OperationReject(ask) => operation::reject(fleet, ask, ctx),
-        Intent::RequestApprove(ask) => {
-            request::approve(fleet, ask, ctx, |intent, ctx| by_type(fleet, intent, ctx))
-        }
+        Intent::RequestApprove(ask) => request::approve(fleet, ask, ctx),
         Intent::RequestReject(ask) => request::reject(fleet, ask, ctx),
         Intent::FleetRaise(ask) => level::raise(fleet, ask, ctx),
         // The decider's reader checks the position of the inbox.
@@ -190,19 +188,17 @@ pub fn observe(fleet: &FleetState, observation: &Observation, ctx: &DecisionCont
         Observation::SessionEnded(end) => session::ended(fleet, end),
         Observation::IncarnationReported(reported) => {
             let cluster = fleet.incarnations().get(&reported.report.incarnation).map(|of| &of.cluster);
-            if hosts(reported.session, cluster) {
-                incarnation::report(fleet, &reported.report, ctx)
-            } else {
-                Vec::new()
+            if !hosts(reported.session, cluster) {
+                return Vec::new();
             }
+            incarnation::report(fleet, &reported.report, ctx)
         }
         Observation::VolumeReported(reported) => {
             let cluster = fleet.volumes().get(&reported.name).map(|of| &of.cluster);
-            if hosts(reported.session, cluster) {
-                volume::report(fleet, &reported.name, &reported.report, ctx)
-            } else {
-                Vec::new()
+            if !hosts(reported.session, cluster) {
+                return Vec::new();
             }
+            volume::report(fleet, &reported.name, &reported.report, ctx)
         }
         Observation::OrphanReported(reported) => session::object(fleet, reported),
     }
@@ -296,9 +292,7 @@ pub fn evolve(fleet: &mut FleetState, fact: &Fact, at: FactPosition) -> FoldResu
         Fact::VolumeDestroyed(fact) => return volume::destroyed(fleet, fact),
         Fact::SessionOpened(fact) => return session::opened(fleet, fact, at),
         Fact::SessionClosed(fact) => return session::closed(fleet, fact, at),
-        Fact::OrphanResolved(fact) => {
-            return fleet.bump::<Cluster>(&fact.cluster, at, |_| {});
-        }
+        Fact::OrphanResolved(fact) => return fleet.bump::<Cluster>(&fact.cluster, at, |_| {}),
     }
     Ok(())
 }

@@ -48,7 +48,7 @@ use crate::refuse::{BodyErrors, DecidedFacts, invalid_transition};
 use crate::state::{Deployment, DeploymentState, Plan};
 
 pub(crate) use fold::{created, cut_over, ended, halted, paused, progress, resumed, stalled, started};
-pub(crate) use rollback::rollback;
+pub(crate) use rollback::{newest, rollback};
 pub(crate) use step::{cause, disturb, fail, no_progress, overdue, step, take_over, takes_over};
 pub use waits::{DeploymentWait, waits_for};
 
@@ -57,13 +57,13 @@ const FILLED_BYTES: usize = 1 << 20;
 
 pub(crate) fn create(fleet: &FleetState, ask: &DeploymentCreate, ctx: &DecisionContext) -> DecidedFacts {
     let owner = fleet.find::<Plan>(&ask.plan)?;
+    let superseded = || DeploymentEnd::Superseded { successor: ask.name.clone() };
+    let mut draft = FactDraft::new(ctx);
     if let Some(now) = fleet.deployment(&ask.plan, &ask.name) {
         if *now.spec == ask.spec {
             // A pending deployment can be asked to supersede the current one.
-            let waits = now.state == DeploymentState::Pending && ask.overlap == OverlapPolicy::Supersede;
-            let mut draft = FactDraft::new(ctx);
-            if waits {
-                supersede_current(fleet, owner, &ask.name, &mut draft);
+            if now.state == DeploymentState::Pending && ask.overlap == OverlapPolicy::Supersede {
+                end_current(fleet, owner, superseded(), &mut draft);
             }
             return Ok(draft.done());
         }
@@ -74,43 +74,36 @@ pub(crate) fn create(fleet: &FleetState, ask: &DeploymentCreate, ctx: &DecisionC
     if owner.activity == ClusterActivity::Inactive {
         return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", ask.plan)));
     }
-    check(owner.next_version(), &ask.spec, ctx.replicas)?;
+    check(owner.version_of(owner.generation), &ask.spec, ctx.replicas)?;
     if owner.deletion_requested_by.is_some() {
         return Err(Refusal::new(RefusalCode::InUse, format!("plan {} is being deleted", ask.plan)));
     }
-    let (plan, name) = (ask.plan.clone(), ask.name.clone());
-    let mut draft = FactDraft::new(ctx);
-    supersede_next(owner, &name, &mut draft);
+    end_next(owner, superseded(), &mut draft);
     if ask.overlap == OverlapPolicy::Supersede {
-        supersede_current(fleet, owner, &name, &mut draft);
+        end_current(fleet, owner, superseded(), &mut draft);
     }
-    let requested_by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a deployment needs an actor"))?;
-    let generation = owner.generation;
     draft.push(DeploymentCreated {
-        plan,
-        name,
-        generation,
+        plan: ask.plan.clone(),
+        name: ask.name.clone(),
+        generation: owner.generation,
         spec: ask.spec.clone(),
-        requested_by,
+        requested_by: ctx.require_actor("a deployment")?,
         rollback: None,
     });
     Ok(draft.done())
 }
 
 /// Ends the plan's pending deployment.
-fn supersede_next(plan: &Plan, by: &DeploymentName, draft: &mut FactDraft) {
-    if let Some(next) = plan.next.clone() {
-        let end = DeploymentEnd::Superseded { successor: by.clone() };
-        draft.push(DeploymentEnded { plan: plan.name.clone(), name: next, end });
+pub(crate) fn end_next(plan: &Plan, end: DeploymentEnd, draft: &mut FactDraft) {
+    if let Some(name) = plan.next.clone() {
+        draft.push(DeploymentEnded { plan: plan.name.clone(), name, end });
     }
 }
 
 /// Halts the plan's current deployment, unless it was halted before and its running operations are aborted.
-fn supersede_current(fleet: &FleetState, plan: &Plan, by: &DeploymentName, draft: &mut FactDraft) {
+pub(crate) fn end_current(fleet: &FleetState, plan: &Plan, end: DeploymentEnd, draft: &mut FactDraft) {
     if let Some(current) = current(fleet, plan).filter(|current| may_abort(current)) {
-        let why = DeploymentEnd::Superseded { successor: by.clone() };
-        draft.push(DeploymentHalted { plan: plan.name.clone(), name: current.name.clone(), end: why });
+        draft.push(DeploymentHalted { plan: plan.name.clone(), name: current.name.clone(), end });
     }
 }
 
@@ -143,6 +136,7 @@ fn check(plan: PlanVersion<'_>, spec: &DeploymentSpec, most: u32) -> Result<(), 
 fn check_texts(faults: &mut BodyErrors, plan: PlanVersion<'_>, spec: &DeploymentSpec) {
     for payload in plan.payloads() {
         let coordinates = spec.coordinates.get(&payload.name);
+        let at = format!("/spec/coordinates/{}", payload.name);
         let mut bytes = 0;
         for (text, place) in plan::texts(payload, "") {
             let filled = template::fill(text, |name| {
@@ -153,13 +147,9 @@ fn check_texts(faults: &mut BodyErrors, plan: PlanVersion<'_>, spec: &Deployment
             });
             match filled {
                 Ok(filled) => bytes += filled.len(),
-                Err(error) => {
-                    let at = format!("/spec/coordinates/{}", payload.name);
-                    faults.add(at, format!("{error} in {}", &place[1..]));
-                }
+                Err(error) => faults.add(at.as_str(), format!("{error} in {}", &place[1..])),
             }
             if bytes > FILLED_BYTES {
-                let at = format!("/spec/coordinates/{}", payload.name);
                 faults.add(at, format!("the filled texts must have at most {FILLED_BYTES} bytes"));
                 break;
             }
@@ -209,12 +199,12 @@ pub(crate) fn current<'a>(fleet: &'a FleetState, plan: &Plan) -> Option<&'a Depl
 }
 
 /// Whether the deployment is in progress or paused.
-fn is_begun(deployment: &Deployment) -> bool {
+pub(crate) fn is_begun(deployment: &Deployment) -> bool {
     matches!(deployment.state, DeploymentState::InProgress | DeploymentState::Paused)
 }
 
 /// Whether running operations of the deployment can still be aborted: a failing one lets them finish.
-pub(crate) fn may_abort(deployment: &Deployment) -> bool {
+fn may_abort(deployment: &Deployment) -> bool {
     is_begun(deployment) || matches!(deployment.state, DeploymentState::Halted(DeploymentEnd::Failed { .. }))
 }
 
@@ -231,20 +221,17 @@ pub const fn state_word(state: &DeploymentState) -> DeploymentStatus {
 pub(crate) fn cancel(fleet: &FleetState, ask: &DeploymentCancel) -> DecidedFacts {
     let now = fleet.find::<Deployment>(&(ask.plan.clone(), ask.name.clone()))?;
     let (plan, name) = (ask.plan.clone(), ask.name.clone());
+    let end = DeploymentEnd::Cancelled;
     match &now.state {
-        DeploymentState::Pending => {
-            Ok(vec![DeploymentEnded { plan, name, end: DeploymentEnd::Cancelled }.into()])
-        }
+        DeploymentState::Pending => Ok(vec![DeploymentEnded { plan, name, end }.into()]),
         DeploymentState::InProgress
         | DeploymentState::Paused
         | DeploymentState::Halted(DeploymentEnd::Failed { .. }) => {
-            Ok(vec![DeploymentHalted { plan, name, end: DeploymentEnd::Cancelled }.into()])
+            Ok(vec![DeploymentHalted { plan, name, end }.into()])
         }
         DeploymentState::Halted(DeploymentEnd::Cancelled)
         | DeploymentState::Ended(DeploymentEnd::Cancelled) => Ok(vec![]),
-        DeploymentState::Halted(end) | DeploymentState::Ended(end) => {
-            Err(invalid_transition(&format!("deployment {name}"), end_word(end).word(), "cancelled"))
-        }
+        DeploymentState::Halted(_) | DeploymentState::Ended(_) => Err(impossible(now, "cancelled")),
     }
 }
 
@@ -255,9 +242,9 @@ pub(crate) fn pause(fleet: &FleetState, ask: &DeploymentPause) -> DecidedFacts {
         DeploymentState::InProgress => {
             Ok(vec![DeploymentPaused { plan: ask.plan.clone(), name: ask.name.clone() }.into()])
         }
-        DeploymentState::Pending | DeploymentState::Halted(_) | DeploymentState::Ended(_) => Err(
-            invalid_transition(&format!("deployment {}", ask.name), state_word(&now.state).word(), "paused"),
-        ),
+        DeploymentState::Pending | DeploymentState::Halted(_) | DeploymentState::Ended(_) => {
+            Err(impossible(now, "paused"))
+        }
     }
 }
 
@@ -269,13 +256,14 @@ pub(crate) fn resume(fleet: &FleetState, ask: &DeploymentResume) -> DecidedFacts
             Ok(vec![DeploymentResumed { plan: ask.plan.clone(), name: ask.name.clone() }.into()])
         }
         DeploymentState::Pending | DeploymentState::Halted(_) | DeploymentState::Ended(_) => {
-            Err(invalid_transition(
-                &format!("deployment {}", ask.name),
-                state_word(&now.state).word(),
-                "in_progress",
-            ))
+            Err(impossible(now, "in_progress"))
         }
     }
+}
+
+/// Refusal for a deployment that cannot get the state from its current one.
+fn impossible(now: &Deployment, to: &str) -> Refusal {
+    invalid_transition(&format!("deployment {}", now.name), state_word(&now.state).word(), to)
 }
 
 /// Returns the canary deployment, if it is in progress or paused.
@@ -290,10 +278,7 @@ fn canary<'a>(
         let detail = format!("deployment {name} has no canary: its strategy is not canary");
         return Err(Refusal::new(RefusalCode::InvalidTransition, detail));
     }
-    if !is_begun(now) {
-        return Err(invalid_transition(&format!("deployment {name}"), state_word(&now.state).word(), to));
-    }
-    Ok(now)
+    if is_begun(now) { Ok(now) } else { Err(impossible(now, to)) }
 }
 
 pub(crate) fn promote(fleet: &FleetState, ask: &DeploymentPromote) -> DecidedFacts {

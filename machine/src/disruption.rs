@@ -33,10 +33,11 @@ use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::{FleetState, FoldResult, StateContradiction};
 use crate::incarnation;
 use crate::meta::{FactPosition, FactStamp};
+use crate::node::check_not_expunged;
 use crate::operation::{self, OperationRequest};
 use crate::refuse::{BodyErrors, DecidedFacts, invalid_transition};
 use crate::state::{
-    Disruption, Incarnation, IncarnationState, Node, Operation, OperationState, Plan, Replica,
+    Disruption, Incarnation, IncarnationState, Node, OpenOperation, Operation, OperationState, Plan, Replica,
 };
 use crate::volume;
 
@@ -56,9 +57,7 @@ fn find<'a>(fleet: &'a FleetState, on: &NodeName, name: &DisruptionName) -> Resu
 
 pub(crate) fn schedule(fleet: &FleetState, ask: &DisruptionSchedule) -> DecidedFacts {
     let node = fleet.find::<Node>(&ask.node)?;
-    if node.state == NodeState::Expunged {
-        return Err(Refusal::new(RefusalCode::InvalidTransition, format!("node {} is expunged", ask.node)));
-    }
+    check_not_expunged(node)?;
     let mut faults = BodyErrors::default();
     let reason = &ask.spec.reason;
     let plain = reason.len() <= 512 && !reason.chars().any(char::is_control);
@@ -67,25 +66,25 @@ pub(crate) fn schedule(fleet: &FleetState, ask: &DisruptionSchedule) -> DecidedF
     faults.check(plain, "/spec/reason", "must be at most 512 bytes, without control characters");
     faults.done()?;
     match node.disruptions.get(&ask.name) {
-        Some(now) if now.spec == ask.spec => return Ok(vec![]),
+        Some(now) if now.spec == ask.spec => Ok(vec![]),
         Some(_) => {
             let detail = format!("node {} has another disruption {}", ask.node, ask.name);
-            return Err(Refusal::new(RefusalCode::AlreadyExists, detail).at("/name", "is taken"));
+            Err(Refusal::new(RefusalCode::AlreadyExists, detail).at("/name", "is taken"))
         }
         None if node.disruptions.len() >= MOST => {
             let detail = format!("node {} has {MOST} disruptions: delete a completed one", ask.node);
-            return Err(Refusal::new(RefusalCode::TooLarge, detail));
+            Err(Refusal::new(RefusalCode::TooLarge, detail))
         }
-        None => {}
+        None => {
+            let (on, name) = (ask.node.clone(), ask.name.clone());
+            Ok(vec![DisruptionScheduled { node: on, name, spec: ask.spec.clone() }.into()])
+        }
     }
-    let (on, name) = (ask.node.clone(), ask.name.clone());
-    Ok(vec![DisruptionScheduled { node: on, name, spec: ask.spec.clone() }.into()])
 }
 
 pub(crate) fn approve(fleet: &FleetState, ask: &DisruptionApprove, ctx: &DecisionContext) -> DecidedFacts {
     let now = find(fleet, &ask.node, &ask.name)?;
-    let approved_by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "an approval needs an actor"))?;
+    let approved_by = ctx.require_actor("an approval")?;
     let (on, name) = (ask.node.clone(), ask.name.clone());
     match now.state {
         DisruptionState::Scheduled => Ok(vec![DisruptionApproved { node: on, name, approved_by }.into()]),
@@ -146,8 +145,7 @@ pub(crate) fn delete(fleet: &FleetState, ask: &DisruptionDelete) -> DecidedFacts
 /// Empties a node, and deletes it then.
 pub(crate) fn remove_node(fleet: &FleetState, ask: &NodeDelete, ctx: &DecisionContext) -> DecidedFacts {
     let on = fleet.find::<Node>(&ask.name)?;
-    let approved_by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a deletion needs an actor"))?;
+    let approved_by = ctx.require_actor("a deletion")?;
     let going = |disruption: &Disruption| {
         disruption.state == DisruptionState::Approved
             && disruption.spec.action == DisruptionAction::DrainAndDelete
@@ -192,12 +190,19 @@ pub(crate) fn step(
         let mut draft = FactDraft::new(ctx);
         if fleet.index().places.held(name).incarnations.is_empty() {
             // A node with volumes is never deleted: a client deletes them first.
-            let goes = node.disruptions.get(disruption).map(|of| of.spec.action)
-                == Some(DisruptionAction::DrainAndDelete);
+            let action = node.disruptions.get(disruption).map(|of| of.spec.action);
+            let goes = action == Some(DisruptionAction::DrainAndDelete);
             if goes && volume::on_node(fleet, name).is_some() {
                 continue;
             }
-            completed(node, disruption, &mut draft);
+            draft.push(DisruptionCompleted { node: name.clone(), name: disruption.clone() });
+            if matches!(node.state, NodeState::Allocated | NodeState::Allocating) {
+                let state = NodeState::Evicted;
+                draft.push(NodeStateChanged { name: name.clone(), state, cluster: None });
+            }
+            if goes {
+                draft.push(NodeDeleted { name: name.clone() });
+            }
         } else if turn.is_none_or(|turn| turn == domain) {
             turn = Some(domain);
             move_one(fleet, node, disruption, ctx, &mut draft);
@@ -220,17 +225,6 @@ pub(crate) fn next_start(fleet: &FleetState, now: Time) -> Option<Time> {
     let start = index.evicting.iter().map(|(from, ..)| *from).find(|from| *from > now);
     let setback = index.setbacks.iter().map(|(until, _)| *until).find(|until| *until > now);
     start.into_iter().chain(setback.filter(|_| !index.evicting.is_empty())).min()
-}
-
-fn completed(node: &Node, name: &DisruptionName, draft: &mut FactDraft) {
-    let then = node.disruptions.get(name).map(|disruption| disruption.spec.action);
-    draft.push(DisruptionCompleted { node: node.name.clone(), name: name.clone() });
-    if matches!(node.state, NodeState::Allocated | NodeState::Allocating) {
-        draft.push(NodeStateChanged { name: node.name.clone(), state: NodeState::Evicted, cluster: None });
-    }
-    if then == Some(DisruptionAction::DrainAndDelete) {
-        draft.push(NodeDeleted { name: node.name.clone() });
-    }
 }
 
 fn move_one(
@@ -281,24 +275,18 @@ pub(crate) fn movable<'a>(
     let replica = fleet.replicas().get(&incarnation.replica)?;
     let active = replica.active.as_ref().is_some_and(|active| active.incarnation == incarnation.id);
     let runs = matches!(incarnation.state, IncarnationState::Running | IncarnationState::Updating(_));
-    let movable = active && runs && replica.is_free_to_move(fleet) && {
+    // A move replaces operations that have not started and need the incarnation.
+    let gives_way = |open: OpenOperation| {
+        let operation = fleet.operations().get(&open.id);
+        let moves =
+            operation.is_some_and(|operation| operation.is_drain() || operation.required_node.is_some());
+        !open.started && open.kind.needs_incarnation() && !moves
+    };
+    let movable = active && runs && replica.open().all(gives_way) && {
         let version = fleet.deployment(&plan.name, &replica.deployment)?;
         volume::stored(fleet, plan.version_of(version.generation), &replica.name).is_ok()
     };
     movable.then_some(replica)
-}
-
-impl Replica {
-    /// Whether a move can replace every open operation of the replica.
-    fn is_free_to_move(&self, fleet: &FleetState) -> bool {
-        let gives_way = |open: crate::state::OpenOperation| {
-            let operation = fleet.operations().get(&open.id);
-            let moves =
-                operation.is_some_and(|operation| operation.is_drain() || operation.required_node.is_some());
-            !open.started && open.kind.needs_incarnation() && !moves
-        };
-        self.open().all(gives_way)
-    }
 }
 
 fn change(

@@ -16,10 +16,11 @@ pub use chancery_events::lineage::LineageHistory;
 use chancery_events::name::{ClusterName, DeploymentName, DomainName, NodeName, PlanName, ReplicaName};
 use chancery_events::refusal::Refusal;
 use chancery_events::subject::Subject;
+use chancery_events::time::Time;
 
 use crate::index::FleetIndex;
 use crate::index_keys::IndexChange;
-use crate::keys::{IdempotencyKeys, KeysSavepoint};
+use crate::keys::IdempotencyKeys;
 use crate::level::LevelState;
 use crate::meta::{EntityMeta, FactPosition};
 use crate::refuse::not_found;
@@ -51,7 +52,7 @@ pub(crate) struct FleetGlobals {
     lineages: LineageHistory,
     decider: Option<Arc<str>>,
     levels: Arc<LevelState>,
-    keys: KeysSavepoint,
+    keys_floor: Time,
     /// Field of the index, the only one that does not follow from the tables. A value that stayed ahead of
     /// the head would hide capacity that grows up to there.
     capacity_grew_at: Position,
@@ -84,7 +85,6 @@ pub(crate) trait FleetEntity: IndexedEntity {
     fn key(&self) -> Self::Key;
     fn subject(key: &Self::Key) -> Subject;
     fn table(fleet: &FleetState) -> &EntityTable<Self::Key, Self>;
-    fn table_mut(fleet: &mut FleetState) -> &mut EntityTable<Self::Key, Self>;
     /// Returns the table, with the undo log and the index, which must follow each change of the table.
     fn parts(
         fleet: &mut FleetState,
@@ -150,9 +150,6 @@ macro_rules! tables {
             fn table(fleet: &FleetState) -> &EntityTable<Self::Key, state::$entity> {
                 &fleet.$table
             }
-            fn table_mut(fleet: &mut FleetState) -> &mut EntityTable<Self::Key, state::$entity> {
-                &mut fleet.$table
-            }
             fn parts(
                 fleet: &mut FleetState,
             ) -> (&mut EntityTable<Self::Key, state::$entity>, &mut Option<Vec<UndoEntry>>, &mut FleetIndex) {
@@ -200,8 +197,10 @@ macro_rules! tables {
                 }
             }
 
+            /// Rebuilds the indexes.
             fn index_everything(&mut self) {
-                $(self.index_all::<state::$entity>();)*
+                self.index = FleetIndex::default();
+                $(index_all(&mut self.index, self.$table.sorted(), self.head);)*
             }
 
             /// Restores an entity; returns the fields that belong to no entity.
@@ -280,13 +279,12 @@ impl FleetState {
             lineages: self.lineages.clone(),
             decider: self.decider.clone(),
             levels: Arc::clone(&self.levels),
-            keys: self.keys.begin(),
+            keys_floor: self.keys.begin(),
             capacity_grew_at: self.index.capacity_grew_at,
         };
-        let mut notes = self.notes.take().unwrap_or_default();
+        let notes = self.notes.get_or_insert_default();
         notes.clear();
         notes.push(UndoEntry::Globals(Box::new(globals)));
-        self.notes = Some(notes);
         self.scope += 1;
     }
 
@@ -306,16 +304,9 @@ impl FleetState {
     pub fn roll_back_broken(&mut self) {
         self.undo(IndexMode::Broken);
         let grown = self.index.capacity_grew_at;
-        self.index = FleetIndex::default();
         self.index_everything();
         self.index.capacity_grew_at = grown;
         self.settle();
-    }
-
-    fn index_all<E: FleetEntity>(&mut self) {
-        let mut index = std::mem::take(&mut self.index);
-        index_all(&mut index, E::table(self).sorted(), self.head);
-        self.index = index;
     }
 
     fn undo(&mut self, indexes: IndexMode) {
@@ -323,14 +314,14 @@ impl FleetState {
         for before in notes.into_iter().rev() {
             let Some(globals) = self.undo_entity(before, indexes) else { continue };
             // The first of the notes: after it, nothing is restored that could change these fields.
-            let FleetGlobals { head, term, lineages, decider, levels, keys, capacity_grew_at: grown } =
+            let FleetGlobals { head, term, lineages, decider, levels, keys_floor, capacity_grew_at: grown } =
                 *globals;
             self.head = head;
             self.term = term;
             self.lineages = lineages;
             self.decider = decider;
             self.levels = levels;
-            self.keys.roll_back(keys);
+            self.keys.roll_back(keys_floor);
             self.index.capacity_grew_at = grown;
         }
     }
@@ -350,7 +341,7 @@ impl FleetState {
     /// Changes the table only; returns the previous slot.
     fn place<E: FleetEntity>(&mut self, key: E::Key, entity: Option<&Arc<E>>) -> Option<TableSlot<E>> {
         let slot = entity.map(|entity| TableSlot { entity: Arc::clone(entity), noted: self.scope });
-        E::table_mut(self).set(key, slot)
+        E::parts(self).0.set(key, slot)
     }
 
     /// Returns every entity changed since the last [`FleetState::savepoint`], in its state then, in order. Of an
@@ -372,6 +363,12 @@ impl FleetState {
     /// Deployment of a plan.
     pub fn deployment(&self, plan: &PlanName, name: &DeploymentName) -> Option<&Deployment> {
         self.deployments().get(&(plan.clone(), name.clone()))
+    }
+
+    /// Replicas of the plan with a reservation on the node. A replica with two reservations is visited twice.
+    pub(crate) fn replicas_on(&self, node: &NodeName, plan: &PlanName) -> impl Iterator<Item = &Replica> {
+        let runs = self.index.places.held(node).of_plan(plan, None);
+        runs.filter_map(|id| self.incarnations.get(&id)).filter_map(|run| self.replicas.get(&run.replica))
     }
 
     /// Returns the entity, or the contradiction that it does not exist.
@@ -439,9 +436,7 @@ impl FleetState {
 
     /// Removes an existing entity.
     pub(crate) fn remove<E: FleetEntity>(&mut self, key: &E::Key) -> FoldResult {
-        if E::table(self).get(key).is_none() {
-            return Err(absent::<E>(key));
-        }
+        self.require::<E>(key)?;
         self.set::<E>(key, None);
         Ok(())
     }

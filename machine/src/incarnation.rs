@@ -35,7 +35,7 @@ use chancery_events::fact::{
     IncarnationRunning, IncarnationStartRequested, IncarnationStarted, IncarnationStopRequested,
     OperationEnd,
 };
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{IncarnationId, SessionId};
 use chancery_events::name::PlanName;
 use chancery_events::observation::{
     IncarnationExit, IncarnationReport, ObservedState, ProcessInfo, ProcessStatus, RetryClass,
@@ -43,7 +43,7 @@ use chancery_events::observation::{
 use chancery_events::spec::{OperationKind, PlanVersion, UnreadyAction};
 use chancery_events::time::Time;
 
-use crate::context::{BACKOFF, DecisionContext, FactDraft};
+use crate::context::{DecisionContext, FactDraft, LONGEST_DELAY, retry_delay};
 use crate::fleet::FleetState;
 use crate::state::{Incarnation, IncarnationState, Operation, OperationState};
 use crate::{operation, volume};
@@ -67,8 +67,7 @@ pub(crate) fn stop_deadline(fleet: &FleetState, incarnation: &Incarnation, now: 
 /// Version of the incarnation, current or intended.
 pub(crate) fn version_of<'a>(fleet: &'a FleetState, incarnation: &Incarnation) -> Option<PlanVersion<'a>> {
     let plan = fleet.plans().get(&incarnation.plan)?;
-    let key = (plan.name.clone(), incarnation.deployment.clone());
-    Some(plan.version_of(fleet.deployments().get(&key)?.generation))
+    Some(plan.version_of(fleet.deployment(&plan.name, &incarnation.deployment)?.generation))
 }
 
 /// Returns the deadline of a start that is requested now.
@@ -237,13 +236,12 @@ fn unready_deadline(
 /// Whether the session that set the incarnation's unready deadline is open: only then could its executor have
 /// reported that the incarnation is ready again.
 fn is_watched(fleet: &FleetState, incarnation: &Incarnation) -> bool {
-    let session = fleet.clusters().get(&incarnation.cluster).and_then(|cluster| cluster.session);
-    incarnation.unready_session.is_some() && incarnation.unready_session == session
+    incarnation.unready_session.is_some() && incarnation.unready_session == session_of(fleet, incarnation)
 }
 
-/// Whether the cluster of the incarnation has an open session.
-fn has_session(fleet: &FleetState, incarnation: &Incarnation) -> bool {
-    fleet.clusters().get(&incarnation.cluster).is_some_and(|cluster| cluster.session.is_some())
+/// Open session of the incarnation's cluster.
+fn session_of(fleet: &FleetState, incarnation: &Incarnation) -> Option<SessionId> {
+    fleet.clusters().get(&incarnation.cluster)?.session
 }
 
 /// Ends an incarnation that was ready and no longer responds. Before readiness, the start deadline applies.
@@ -313,22 +311,16 @@ fn failed(
     if command.not_before > ctx.now {
         return; // this failure has been counted, and the next attempt was not sent yet
     }
-    let salt = incarnation.id.position().get();
+    let wait = retry_delay(command.attempt, incarnation.id.position().get());
+    let reverts =
+        matches!(&incarnation.state, IncarnationState::Updating(to) if *to == incarnation.deployment);
     let wait = match (retry, command.effect) {
         // A revert is retried until it succeeds.
-        (_, CommandEffect::Ensure)
-            if *incarnation.target_deployment() == incarnation.deployment && is_changed(incarnation) =>
-        {
-            BACKOFF.wait(command.attempt, salt).or(Some(BACKOFF.max))
-        }
+        (_, CommandEffect::Ensure) if reverts => wait.or(Some(LONGEST_DELAY)),
         (RetryClass::Permanent, CommandEffect::Ensure | CommandEffect::Reboot) => None,
-        (RetryClass::Retryable, CommandEffect::Ensure | CommandEffect::Reboot) => {
-            BACKOFF.wait(command.attempt, salt)
-        }
+        (RetryClass::Retryable, CommandEffect::Ensure | CommandEffect::Reboot) => wait,
         // A stop is retried until it succeeds.
-        (_, CommandEffect::Stop | CommandEffect::Kill) => {
-            BACKOFF.wait(command.attempt, salt).or(Some(BACKOFF.max))
-        }
+        (_, CommandEffect::Stop | CommandEffect::Kill) => wait.or(Some(LONGEST_DELAY)),
     };
     draft.push(IncarnationCommandFailed {
         incarnation: incarnation.id,
@@ -348,7 +340,8 @@ fn failed(
     }
 }
 
-/// Aborts the requested start or change of an incarnation.
+/// Aborts the requested start or change of an incarnation: the operation ends now. An incarnation that was to
+/// start is stopped until its end is proved.
 pub(crate) fn give_up(
     fleet: &FleetState,
     incarnation: &Incarnation,
@@ -364,7 +357,12 @@ pub(crate) fn give_up(
         | IncarnationState::Starting
         | IncarnationState::Running
         | IncarnationState::Stopping(_)
-        | IncarnationState::Ended(_) => unwind(fleet, incarnation, how, then, ctx, draft),
+        | IncarnationState::Ended(_) => {
+            draft.push(operation::stop(fleet, incarnation, then, ctx));
+            if let Some(operation) = brings_up(fleet, incarnation) {
+                operation::end(fleet, operation, how, draft);
+            }
+        }
     }
 }
 
@@ -377,25 +375,6 @@ fn revert(fleet: &FleetState, incarnation: &Incarnation, how: OperationEnd, draf
         deadline: None,
         mounts: Vec::new(),
     });
-    if let Some(operation) = brings_up(fleet, incarnation) {
-        operation::end(fleet, operation, how, draft);
-    }
-}
-
-fn is_changed(incarnation: &Incarnation) -> bool {
-    matches!(incarnation.state, IncarnationState::Updating(_))
-}
-
-/// Aborts a start: the operation ends now, and the incarnation is stopped until its end is proved.
-fn unwind(
-    fleet: &FleetState,
-    incarnation: &Incarnation,
-    how: OperationEnd,
-    then: IncarnationEnd,
-    ctx: &DecisionContext,
-    draft: &mut FactDraft,
-) {
-    draft.push(operation::stop(fleet, incarnation, then, ctx));
     if let Some(operation) = brings_up(fleet, incarnation) {
         operation::end(fleet, operation, how, draft);
     }
@@ -425,7 +404,9 @@ pub(crate) fn overdue(fleet: &FleetState, id: IncarnationId, ctx: &DecisionConte
                 operation::end(fleet, operation, OperationEnd::Failed { reason }, &mut draft);
             }
         }
-        IncarnationState::Running if incarnation.is_asked_to_reboot() && !has_session(fleet, incarnation) => {
+        IncarnationState::Running
+            if incarnation.is_asked_to_reboot() && session_of(fleet, incarnation).is_none() =>
+        {
             // No executor can have received the command, or report its outcome.
             let deadline = start_deadline(fleet, &incarnation.plan, ctx.now);
             draft.push(was_seen(incarnation, &incarnation.processes, deadline));

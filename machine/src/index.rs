@@ -234,11 +234,6 @@ impl FleetIndex {
         self.plans.get(plan)
     }
 
-    /// Desired inventory of the cluster.
-    pub fn inventory(&self, cluster: &ClusterName) -> impl Iterator<Item = ObjectId> {
-        self.inventory_after(cluster, None)
-    }
-
     /// Desired inventory after an object: volumes, then incarnations, in the order of their issue.
     pub fn inventory_after(
         &self,
@@ -421,23 +416,14 @@ impl FleetIndex {
             }
             _ => {
                 for (marks, change) in live.into_iter().zip([PlaceChange::GiveBack, PlaceChange::Take]) {
-                    let Some(IncarnationIndexKey {
-                        resources: amounts,
-                        reserved_storage: volumes,
-                        reserved,
-                        ..
-                    }) = marks
-                    else {
-                        continue;
-                    };
-                    let (amounts, reserved) = (*amounts, *reserved);
+                    let Some(marks) = marks else { continue };
                     let holding = ReservationChange {
                         incarnation,
                         plan,
                         node,
-                        resources: amounts,
-                        reserved_storage: volumes,
-                        reserved,
+                        resources: marks.resources,
+                        reserved_storage: &marks.reserved_storage,
+                        reserved: marks.reserved,
                     };
                     let site = self.places.hold(&holding, change);
                     let index = plan_index!(self.plans, plan);

@@ -207,6 +207,7 @@ impl From<&Replica> for ReplicaIndexKey {
     fn from(replica: &Replica) -> ReplicaIndexKey {
         let active = replica.active.as_ref();
         let healthy = active.is_some_and(|active| active.healthy);
+        let idle = replica.needs_start();
         let place = |run: &IncarnationRef| (run.node.clone(), run.domain.clone());
         // Two incarnations of the replica on one node count as one replica there.
         let elsewhere = |other: &&IncarnationRef| active.is_none_or(|active| active.node != other.node);
@@ -223,7 +224,7 @@ impl From<&Replica> for ReplicaIndexKey {
             deployment: replica.deployment.clone(),
             going: replica.is_deleting(),
             undecided: replica.is_deleting() && replica.desired != WillWord::Deleted,
-            idle: replica.needs_start(),
+            idle,
             still: !replica.recovers && (replica.is_not_running() || replica.is_without_place()),
             free: replica.is_updatable(),
             ailing: active.is_some() && !healthy && replica.operation.is_none(),
@@ -233,10 +234,7 @@ impl From<&Replica> for ReplicaIndexKey {
             remains,
             healthy,
             downed: replica.down_after_drain,
-            next_restart: replica
-                .next_restart
-                .filter(|_| replica.needs_start())
-                .map(|again| again.not_before),
+            next_restart: replica.next_restart.filter(|_| idle).map(|again| again.not_before),
         }
     }
 }

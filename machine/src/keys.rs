@@ -32,6 +32,7 @@ use indexmap::IndexMap;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::index::mark;
 use crate::snapshot::SnapshotMeter;
 
 /// Maximum time by which an intent may be dated ahead of the wall clock.
@@ -233,12 +234,6 @@ enum KeyBefore {
     Window,
 }
 
-/// Savepoint for [`IdempotencyKeys::roll_back`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KeysSavepoint {
-    floor: Time,
-}
-
 impl IdempotencyKeys {
     /// Returns the verdict on a key, if known.
     pub fn get(&self, key: Digest) -> Option<&StoredVerdict> {
@@ -381,13 +376,6 @@ impl IdempotencyKeys {
 
     /// Adds a window to the sorted sets, or removes it.
     fn sort(&mut self, producer: ProducerBits, put: bool) {
-        fn mark<T: Ord>(set: &mut BTreeSet<T>, item: T, put: bool) {
-            if put {
-                set.insert(item);
-            } else {
-                set.remove(&item);
-            }
-        }
         let actor = actor_of(producer);
         let Some(window) = self.windows.get(&producer) else { return };
         let Some((first, _)) = window.keys.front() else {
@@ -410,9 +398,10 @@ impl IdempotencyKeys {
         }
     }
 
-    pub(crate) fn begin(&mut self) -> KeysSavepoint {
+    /// Starts to record changes. Returns the common floor, for [`IdempotencyKeys::roll_back`].
+    pub(crate) fn begin(&mut self) -> Time {
         self.undo = Some(Vec::new());
-        KeysSavepoint { floor: self.floor }
+        self.floor
     }
 
     /// Adds every part of the serialized keys to a meter.
@@ -427,7 +416,7 @@ impl IdempotencyKeys {
         self.undo = None;
     }
 
-    pub(crate) fn roll_back(&mut self, before: KeysSavepoint) {
+    pub(crate) fn roll_back(&mut self, floor_before: Time) {
         for undo in self.undo.take().unwrap_or_default().into_iter().rev() {
             match undo {
                 KeyUndo::Added(key, from, before) => {
@@ -457,7 +446,7 @@ impl IdempotencyKeys {
                 KeyUndo::Actor(actor, floor) => self.put_actor(actor, floor),
             }
         }
-        self.floor = before.floor;
+        self.floor = floor_before;
     }
 }
 

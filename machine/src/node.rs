@@ -40,12 +40,7 @@ pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> DecidedFacts {
     let now = fleet.nodes().get(&ask.name);
     let mut facts = Vec::new();
     if let Some(now) = now {
-        if now.state == NodeState::Expunged {
-            return Err(Refusal::new(
-                RefusalCode::InvalidTransition,
-                format!("node {} is expunged", ask.name),
-            ));
-        }
+        check_not_expunged(now)?;
         check_held(fleet, now, &ask.spec)?;
     }
     if now.is_none_or(|now| *now.spec != ask.spec) {
@@ -69,6 +64,15 @@ pub(crate) fn apply(fleet: &FleetState, ask: &NodeApply) -> DecidedFacts {
         }
     }
     Ok(facts)
+}
+
+/// Refuses a change of an expunged node.
+pub(crate) fn check_not_expunged(node: &Node) -> Result<(), Refusal> {
+    if node.state == NodeState::Expunged {
+        let detail = format!("node {} is expunged", node.name);
+        return Err(Refusal::new(RefusalCode::InvalidTransition, detail));
+    }
+    Ok(())
 }
 
 /// Returns both steps for one commit: a crash leaves the node unallocated or allocated, never between.
@@ -188,8 +192,7 @@ pub(crate) fn set_state(fleet: &FleetState, ask: &NodeSetState, ctx: &DecisionCo
     };
     let mut facts = Vec::new();
     if let Some(reason) = ask.break_glass.clone() {
-        let by = ctx.actor.clone();
-        let by = by.ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a break-glass needs an actor"))?;
+        let by = ctx.require_actor("a break-glass")?;
         let (node, policies) = (ask.name.clone(), request::bypassed(fleet, &ask.name));
         facts.push(ApprovalBypassed { node, requested_by: by, reason, policies }.into());
     }
@@ -198,21 +201,12 @@ pub(crate) fn set_state(fleet: &FleetState, ask: &NodeSetState, ctx: &DecisionCo
 }
 
 fn check_empty(fleet: &FleetState, node: &Node) -> Result<(), Refusal> {
-    let held = fleet.index().places.held(&node.name);
-    match held.incarnations.first() {
-        None => Ok(()),
-        Some(first) => {
-            let count = held.incarnations.len();
-            let replica = fleet
-                .incarnations()
-                .get(&first.1)
-                .map_or(String::new(), |i| format!(", such as {}", i.replica));
-            Err(Refusal::new(
-                RefusalCode::InUse,
-                format!("node {} has {}{replica}", node.name, counted(count, "incarnation")),
-            ))
-        }
-    }
+    let held = &fleet.index().places.held(&node.name).incarnations;
+    let Some((_, first)) = held.first() else { return Ok(()) };
+    let first = fleet.incarnations().get(first);
+    let replica = first.map_or(String::new(), |first| format!(", such as {}", first.replica));
+    let detail = format!("node {} has {}{replica}", node.name, counted(held.len(), "incarnation"));
+    Err(Refusal::new(RefusalCode::InUse, detail))
 }
 
 /// Whether volumes of the cluster are on the node, which then returns without being sanitized.
@@ -222,13 +216,9 @@ fn has_volumes_of(fleet: &FleetState, node: &Node, cluster: Option<&ClusterName>
 }
 
 fn check_without_volumes(fleet: &FleetState, node: &Node) -> Result<(), Refusal> {
-    match volume::on_node(fleet, &node.name) {
-        None => Ok(()),
-        Some((first, count)) => {
-            let detail = format!("node {} has {count} volumes, such as {first}", node.name);
-            Err(Refusal::new(RefusalCode::InUse, detail))
-        }
-    }
+    let Some((first, count)) = volume::on_node(fleet, &node.name) else { return Ok(()) };
+    let detail = format!("node {} has {count} volumes, such as {first}", node.name);
+    Err(Refusal::new(RefusalCode::InUse, detail))
 }
 
 pub(crate) fn delete(fleet: &FleetState, ask: &NodeDelete, ctx: &DecisionContext) -> DecidedFacts {
@@ -249,9 +239,8 @@ pub(crate) fn applied(fleet: &mut FleetState, fact: &NodeApplied, at: FactPositi
     if fleet.nodes().get(&fact.name).is_some() {
         return fleet.bump::<Node>(&fact.name, at, |node| node.spec = spec);
     }
-    let name = fact.name.clone();
     fleet.put(Node {
-        name,
+        name: fact.name.clone(),
         spec,
         state: NodeState::Unallocated,
         cluster: None,

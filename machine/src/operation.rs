@@ -49,7 +49,7 @@ mod place;
 
 use std::collections::BTreeSet;
 
-use chancery_events::fact::{ApprovalActor, ApprovalProposal, OperationEnd, Requester};
+use chancery_events::fact::{ApprovalActor, OperationEnd, Requester};
 use chancery_events::intent::{OperationApprove, OperationReject};
 use chancery_events::lifecycle::OperationStatus;
 use chancery_events::name::Actor;
@@ -58,11 +58,11 @@ use chancery_events::spec::{ApprovalMode, OperationKind, PlanVersion};
 
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::FleetState;
-use crate::policy;
 use crate::refuse::{BodyErrors, DecidedFacts};
 use crate::state::{Deployment, Operation, OperationState, Plan};
+use crate::{deployment, policy};
 
-pub(crate) use begin::{begin, stop, take_turn};
+pub(crate) use begin::{StartTrigger, begin, begin_existing, stop};
 pub(crate) use end::{abort, cancel_after_shutdown, end, expire};
 pub use explain::{ChosenNode, OperationWait};
 pub(crate) use fold::{VersionUpdate, approved, close, created, ended, started};
@@ -97,15 +97,8 @@ fn version_of<'a>(
 
 /// Whether the operation's deployment no longer starts operations.
 pub(crate) fn is_given_up(fleet: &FleetState, operation: &Operation) -> bool {
-    let key = operation.deployment.clone().map(|name| (operation.plan.clone(), name));
-    let deployment = key.and_then(|key| fleet.deployments().get(&key));
-    operation.requested_by.is_none()
-        && deployment.is_some_and(|of| {
-            !matches!(
-                of.state,
-                crate::state::DeploymentState::InProgress | crate::state::DeploymentState::Paused
-            )
-        })
+    let deployment = operation.deployment.as_ref().and_then(|name| fleet.deployment(&operation.plan, name));
+    operation.requested_by.is_none() && deployment.is_some_and(|of| !deployment::is_begun(of))
 }
 
 /// Actor who requested the operation, if any. Operations of a disruption never wait for approval.
@@ -114,8 +107,8 @@ fn asked_by(fleet: &FleetState, operation: &Operation) -> Option<Actor> {
         Some(Requester::Actor(actor)) => Some(actor.clone()),
         Some(Requester::Disruption { .. } | Requester::Rule(_)) => None,
         None => {
-            let name = operation.deployment.clone()?;
-            Some(fleet.deployments().get(&(operation.plan.clone(), name))?.requested_by.clone())
+            let name = operation.deployment.as_ref()?;
+            Some(fleet.deployment(&operation.plan, name)?.requested_by.clone())
         }
     }
 }
@@ -130,9 +123,7 @@ pub(crate) fn approve(fleet: &FleetState, ask: &OperationApprove, ctx: &Decision
     }
     faults.done()?;
     let mut draft = FactDraft::new(ctx);
-    let by = ApprovalActor::Actor(
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "an approval needs an actor"))?,
-    );
+    let by = ApprovalActor::Actor(ctx.require_actor("an approval")?);
     for (i, shown) in ask.operations.iter().enumerate() {
         let id = shown.operation;
         let pointer = format!("/operations/{i}");
@@ -177,7 +168,8 @@ pub(crate) fn approve(fleet: &FleetState, ask: &OperationApprove, ctx: &Decision
                 Refusal::new(RefusalCode::Denied, detail).at(pointer, "needs the approval of another person")
             );
         }
-        begin::approve(fleet, operation, proposal.hash, by.clone(), ctx, &mut draft);
+        let how = StartTrigger::Approval { approved_by: by.clone(), hash: proposal.hash };
+        begin_existing(fleet, operation, how, ctx, &mut draft);
     }
     Ok(draft.done())
 }
@@ -193,8 +185,7 @@ pub(crate) fn reject(fleet: &FleetState, ask: &OperationReject, ctx: &DecisionCo
         faults.check(seen.insert(id), format!("/operations/{i}"), "is named twice");
     }
     faults.done()?;
-    let by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a rejection needs an actor"))?;
+    let by = ctx.require_actor("a rejection")?;
     let mut draft = FactDraft::new(ctx);
     for (i, id) in ask.operations.iter().enumerate() {
         let place = format!("/operations/{i}");
@@ -231,16 +222,4 @@ pub const fn end_word(end: &OperationEnd) -> OperationStatus {
         OperationEnd::Cancelled { .. } => OperationStatus::Cancelled,
         OperationEnd::Superseded { .. } => OperationStatus::Superseded,
     }
-}
-
-/// Approves a pending operation on behalf of a rule.
-pub(crate) fn approve_by(
-    fleet: &FleetState,
-    operation: &Operation,
-    by: ApprovalActor,
-    ctx: &DecisionContext,
-    draft: &mut FactDraft,
-) {
-    let OperationState::PendingApproval(ApprovalProposal { hash, .. }) = operation.state else { return };
-    begin::approve(fleet, operation, hash, by, ctx, draft);
 }

@@ -15,8 +15,7 @@ mod specs;
 use std::collections::{BTreeMap, BTreeSet};
 
 use chancery_events::fact::{
-    DeploymentEnd, DeploymentEnded, DeploymentHalted, Fact, PlanActivityChanged, PlanApplied, PlanDeleted,
-    PlanDeletionStarted, PlanUnschedulable,
+    DeploymentEnd, PlanActivityChanged, PlanApplied, PlanDeleted, PlanDeletionStarted, PlanUnschedulable,
 };
 use chancery_events::intent::{CascadePolicy, PlanApply, PlanDelete, PlanSetActivity};
 use chancery_events::name::PortName;
@@ -29,7 +28,7 @@ use chancery_events::spec::{
 use chancery_events::template;
 use chancery_events::text::counted;
 
-use crate::context::DecisionContext;
+use crate::context::{DecisionContext, FactDraft};
 use crate::deployment;
 use crate::fleet::{FleetState, FoldResult};
 use crate::meta::{EntityMeta, FactPosition};
@@ -113,16 +112,17 @@ fn check(spec: &PlanSpec) -> Result<(), Refusal> {
         faults.check(groups.insert(&affinity.group), at, "has an affinity already");
     }
     faults.check(spec.max_unavailable > 0, "/spec/max_unavailable", "must be at least one");
-    let right = (1..=LONGEST).contains(&spec.restart_delay);
-    faults.check(right, "/spec/restart_delay", "must be from 1 ms to a year");
-    let timeouts =
-        [("approval", spec.timeouts.approval), ("start", spec.timeouts.start), ("stop", spec.timeouts.stop)];
-    for (name, millis) in timeouts {
+    let durations = [
+        ("restart_delay", spec.restart_delay),
+        ("timeouts/approval", spec.timeouts.approval),
+        ("timeouts/start", spec.timeouts.start),
+        ("timeouts/stop", spec.timeouts.stop),
+        ("unready/after", spec.unready.after),
+    ];
+    for (name, millis) in durations {
         let right = (1..=LONGEST).contains(&millis);
-        faults.check(right, format!("/spec/timeouts/{name}"), "must be from 1 ms to a year");
+        faults.check(right, format!("/spec/{name}"), "must be from 1 ms to a year");
     }
-    let right = (1..=LONGEST).contains(&spec.unready.after);
-    faults.check(right, "/spec/unready/after", "must be from 1 ms to a year");
     faults.done()
 }
 
@@ -379,7 +379,15 @@ pub(crate) fn delete(fleet: &FleetState, ask: &PlanDelete, ctx: &DecisionContext
     let deployment = now.current.as_ref().or(now.next.as_ref());
     match (ask.cascade, replicas, deployment) {
         (_, 0, None) => Ok(vec![PlanDeleted { name: ask.name.clone() }.into()]),
-        (CascadePolicy::Yes, ..) => remove(fleet, now, ctx),
+        // Its deployments end, its replicas are deleted one by one, then the plan.
+        (CascadePolicy::Yes, ..) => {
+            let (name, requested_by) = (ask.name.clone(), ctx.require_actor("a deletion")?);
+            let mut draft = FactDraft::new(ctx);
+            draft.push(PlanDeletionStarted { name, requested_by });
+            deployment::end_next(now, DeploymentEnd::Cancelled, &mut draft);
+            deployment::end_current(fleet, now, DeploymentEnd::Cancelled, &mut draft);
+            Ok(draft.done())
+        }
         (CascadePolicy::No, 0, Some(deployment)) => {
             let detail =
                 format!("deployment {deployment} of plan {} has not ended: cancel it first", ask.name);
@@ -391,23 +399,6 @@ pub(crate) fn delete(fleet: &FleetState, ask: &PlanDelete, ctx: &DecisionContext
             Err(Refusal::new(RefusalCode::InUse, detail))
         }
     }
-}
-
-/// Deletes a plan: its deployments end, its replicas are deleted one by one, then the plan.
-fn remove(fleet: &FleetState, plan: &Plan, ctx: &DecisionContext) -> DecidedFacts {
-    let requested_by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a deletion needs an actor"))?;
-    let name = &plan.name;
-    let mut facts: Vec<Fact> = vec![PlanDeletionStarted { name: name.clone(), requested_by }.into()];
-    if let Some(next) = plan.next.clone() {
-        let end = DeploymentEnd::Cancelled;
-        facts.push(DeploymentEnded { plan: name.clone(), name: next, end }.into());
-    }
-    if let Some(current) = deployment::current(fleet, plan).filter(|current| deployment::may_abort(current)) {
-        let (plan, why) = (name.clone(), DeploymentEnd::Cancelled);
-        facts.push(DeploymentHalted { plan, name: current.name.clone(), end: why }.into());
-    }
-    Ok(facts)
 }
 
 pub(crate) fn deletion_started(

@@ -25,7 +25,7 @@ use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::{FleetState, FoldResult};
 pub(crate) use crate::index::is_about_work;
 use crate::meta::{EntityMeta, FactPosition};
-use crate::operation;
+use crate::operation::{self, StartTrigger};
 use crate::refuse::{BodyErrors, DecidedFacts};
 use crate::state::{Operation, OperationState, Policy};
 
@@ -205,7 +205,9 @@ pub(crate) fn step(
                 return None;
             }
             let mut draft = FactDraft::new(ctx);
-            operation::approve_by(fleet, operation, ApprovalActor::of_policy(name), ctx, &mut draft);
+            let how =
+                StartTrigger::Approval { approved_by: ApprovalActor::of_policy(name), hash: proposal.hash };
+            operation::begin_existing(fleet, operation, how, ctx, &mut draft);
             let facts = draft.done();
             (!facts.is_empty()).then_some(DueStep { subject, cause, facts })
         })

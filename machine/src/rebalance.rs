@@ -94,21 +94,13 @@ pub(crate) fn improvement<'a>(
             let in_domain = || of.in_domain_by_name(domain).filter_map(|name| fleet.replicas().get(name));
             let of_deployment = |replica: &&Replica| replica.deployment == *name;
             let crowded = index.spread.crowded_nodes(domain);
-            let on_crowded = crowded.flat_map(|(_, node)| {
-                let runs = fleet.index().places.held(node).of_plan(&plan.name, None);
-                runs.filter_map(|id| fleet.incarnations().get(&id))
-                    .filter_map(|run| fleet.replicas().get(&run.replica))
-            });
+            let on_crowded = crowded.flat_map(|(_, node)| fleet.replicas_on(node, &plan.name));
             let candidates = on_crowded.filter(of_deployment).chain(in_domain());
-            let mut candidates = candidates.filter(|replica| is_movable(fleet, plan, replica));
-            let found = if each {
-                candidates.find(|replica| is_improved(fleet, search, plan, &index.spread, replica))
-            } else {
-                candidates.next().filter(|replica| {
-                    known.insert(name);
-                    is_improved(fleet, search, plan, &index.spread, replica)
-                })
-            };
+            let candidates = candidates.filter(|replica| is_movable(fleet, plan, replica));
+            let found = candidates.take(if each { usize::MAX } else { 1 }).find(|replica| {
+                known.insert(name);
+                is_improved(fleet, search, plan, &index.spread, replica)
+            });
             if found.is_some() {
                 return found;
             }
@@ -151,8 +143,7 @@ fn is_improved(
 
 pub(crate) fn ask(fleet: &FleetState, ask: &PlanRebalance, ctx: &DecisionContext) -> DecidedFacts {
     let plan = fleet.find::<Plan>(&ask.name)?;
-    let requested_by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a rebalance needs an actor"))?;
+    let requested_by = ctx.require_actor("a rebalance")?;
     if plan.rebalance.is_some() {
         return Ok(vec![]);
     }
@@ -279,8 +270,8 @@ impl RebalanceIdle {
             at: plan.meta.changed.position,
             open: own.map_or(0, |own| own.open),
             thinned: own.map(|own| Arc::clone(&own.spread.thinned)),
-            freed: Arc::clone(index.places.freed()),
-            topology_token: Arc::clone(index.places.topology_token()),
+            freed: Arc::clone(&index.places.freed),
+            topology_token: Arc::clone(&index.places.topology_token),
         }
     }
 

@@ -17,8 +17,8 @@
 //! only when a start would be accepted.
 
 use chancery_events::fact::{
-    ConsoleOpened, DeploymentEnd, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaCreated,
-    ReplicaDeleted, ReplicaDeploymentChanged, Requester, RestartBackoff,
+    ConsoleOpened, Fact, IncarnationEnd, OperationEnd, OperationEnded, ReplicaCreated, ReplicaDeleted,
+    ReplicaDeploymentChanged, Requester, RestartBackoff,
 };
 use chancery_events::id::OperationId;
 use chancery_events::intent::{
@@ -26,7 +26,7 @@ use chancery_events::intent::{
     ReplicaStop,
 };
 use chancery_events::lifecycle::{PhaseStatus, WillWord};
-use chancery_events::name::{DeploymentName, NodeName, ReplicaName};
+use chancery_events::name::{NodeName, ReplicaName};
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{ClusterActivity, ClusterRuntime, OperationKind, RestartPolicy};
 use smallvec::SmallVec;
@@ -111,11 +111,6 @@ fn opened(
     draft.done()
 }
 
-/// Requester that an operation records.
-fn asker(ctx: &DecisionContext) -> Option<Requester> {
-    ctx.actor.clone().map(Requester::Actor)
-}
-
 /// Checks that a requested node exists.
 fn check_node(fleet: &FleetState, node: Option<&NodeName>) -> Result<(), Refusal> {
     let found = node.map_or(Ok(()), |name| fleet.find::<Node>(name).map(|_| ()));
@@ -134,46 +129,38 @@ pub(crate) fn start(fleet: &FleetState, ask: &ReplicaStart, ctx: &DecisionContex
     let is_coming = replica.open().any(|open| !down.contains(&open.kind));
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let mut draft = FactDraft::new(ctx);
-    match stop {
-        Some(stop) if matches!(stop.state, OperationState::Running) => {
+    if let Some(stop) = stop {
+        if matches!(stop.state, OperationState::Running) {
             return Err(invalid_transition(&what, "stopping", "running"));
         }
-        Some(stop) => {
-            let reason =
-                format!("{} requested a start", ctx.actor.as_ref().map_or("someone", |a| a.as_str()));
-            // Only the stop ends: the replica stays, whatever the state of its create.
-            let (operation, replica) = (stop.id, stop.replica.clone());
-            draft.push(OperationEnded { operation, replica, end: OperationEnd::Cancelled { reason } });
-        }
-        None => {}
+        let reason = format!("{} requested a start", ctx.actor.as_ref().map_or("someone", |a| a.as_str()));
+        // Only the stop ends: the replica stays, whatever the state of its create.
+        let (operation, replica) = (stop.id, stop.replica.clone());
+        draft.push(OperationEnded { operation, replica, end: OperationEnd::Cancelled { reason } });
     }
     match active.map(|incarnation| &incarnation.state) {
         Some(IncarnationState::Stopping(_)) if replica.secondary.is_none() => {
             return Err(invalid_transition(&what, "stopping", "running"));
         }
-        Some(_) => return Ok(draft.done()),
-        None if is_coming => return Ok(draft.done()),
-        None => {}
+        None if !is_coming => {}
+        Some(_) | None => return Ok(draft.done()),
     }
     let plan = fleet.plans().get(&replica.plan);
     if plan.is_none_or(|plan| plan.activity == ClusterActivity::Inactive) {
         return Err(Refusal::new(RefusalCode::Inactive, format!("plan {} is inactive", replica.plan)));
     }
-    let want = OperationRequest {
-        node: ask.node.as_ref(),
-        ..OperationRequest::by(OperationKind::Start, asker(ctx))
-    };
+    let want = OperationRequest::asked(OperationKind::Start, ask.node.as_ref(), ctx);
     operation::push_opened(&ask.name, &want, None, &mut draft);
     Ok(draft.done())
 }
 
-/// Checks that a relocate or restart can be created. Returns `None` if an equal one is open.
-fn may_replace(
-    fleet: &FleetState,
+/// Returns the incarnation that a relocate or restart would replace, `None` if an equal operation is open.
+fn replaceable<'a>(
+    fleet: &'a FleetState,
     replica: &Replica,
     kind: OperationKind,
     node: Option<&NodeName>,
-) -> Result<Option<()>, Refusal> {
+) -> Result<Option<&'a Incarnation>, Refusal> {
     let what = format!("replica {}", replica.name);
     let to = if kind == OperationKind::Relocate { "relocated" } else { "restarted" };
     if replica.is_deleting() {
@@ -185,40 +172,35 @@ fn may_replace(
             return Ok(None);
         }
         if open.started || !open.kind.needs_incarnation() {
-            let done = if open.started { "is being carried out" } else { "waits" };
-            let detail = format!("{what} cannot be {to} now: a {} of it {done}", open.kind);
-            return Err(Refusal::new(RefusalCode::InUse, detail));
+            return Err(busy(&what, to, open));
         }
     }
-    Ok(Some(()))
+    let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
+    let runs =
+        |run: &Incarnation| matches!(run.state, IncarnationState::Running | IncarnationState::Updating(_));
+    if active.is_some_and(runs) {
+        return Ok(active);
+    }
+    Err(invalid_transition(&what, phase(replica, active).word(), to))
 }
 
-/// Whether the active incarnation can be replaced by another one.
-fn runs(active: Option<&Incarnation>) -> bool {
-    active.is_some_and(|active| {
-        matches!(active.state, IncarnationState::Running | IncarnationState::Updating(_))
-    })
+/// Refusal for a replica of which another operation is open.
+fn busy(what: &str, to: &str, open: OpenOperation) -> Refusal {
+    let done = if open.started { "is being carried out" } else { "waits" };
+    Refusal::new(RefusalCode::InUse, format!("{what} cannot be {to} now: a {} of it {done}", open.kind))
 }
 
 pub(crate) fn relocate(fleet: &FleetState, ask: &ReplicaRelocate, ctx: &DecisionContext) -> DecidedFacts {
     let replica = fleet.find::<Replica>(&ask.name)?;
     check_node(fleet, ask.node.as_ref())?;
-    if may_replace(fleet, replica, OperationKind::Relocate, ask.node.as_ref())?.is_none() {
+    let Some(active) = replaceable(fleet, replica, OperationKind::Relocate, ask.node.as_ref())? else {
         return Ok(vec![]);
-    }
-    let what = format!("replica {}", ask.name);
-    let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
-    if !runs(active) {
-        return Err(invalid_transition(&what, phase(replica, active).word(), "relocated"));
-    }
-    if let Some(node) = ask.node.as_ref().filter(|node| active.is_some_and(|active| active.node == **node)) {
-        let detail = format!("{what} is already on node {node}");
+    };
+    if let Some(node) = ask.node.as_ref().filter(|node| active.node == **node) {
+        let detail = format!("replica {} is already on node {node}", ask.name);
         return Err(Refusal::new(RefusalCode::Invalid, detail).at("/node", "is its current node"));
     }
-    let want = OperationRequest {
-        node: ask.node.as_ref(),
-        ..OperationRequest::by(OperationKind::Relocate, asker(ctx))
-    };
+    let want = OperationRequest::asked(OperationKind::Relocate, ask.node.as_ref(), ctx);
     Ok(opened(fleet, replica, &want, ctx))
 }
 
@@ -227,15 +209,10 @@ pub(crate) fn restart(fleet: &FleetState, ask: &ReplicaRestart, ctx: &DecisionCo
     if replica.active.is_none() && replica.operation.is_none() {
         return start(fleet, &ReplicaStart { name: ask.name.clone(), node: None }, ctx);
     }
-    if may_replace(fleet, replica, OperationKind::Restart, None)?.is_none() {
+    if replaceable(fleet, replica, OperationKind::Restart, None)?.is_none() {
         return Ok(vec![]);
     }
-    let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
-    if !runs(active) {
-        let now = phase(replica, active).word();
-        return Err(invalid_transition(&format!("replica {}", ask.name), now, "restarted"));
-    }
-    Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Restart, asker(ctx)), ctx))
+    Ok(opened(fleet, replica, &OperationRequest::asked(OperationKind::Restart, None, ctx), ctx))
 }
 
 /// Resets the guest of a running replica, within its incarnation.
@@ -245,13 +222,10 @@ pub(crate) fn reboot(fleet: &FleetState, ask: &ReplicaReboot, ctx: &DecisionCont
     if replica.is_deleting() {
         return Err(invalid_transition(&what, "being deleted", "rebooted"));
     }
-    if let Some(open) = replica.open().next() {
-        if open.kind == OperationKind::Reboot {
-            return Ok(vec![]);
-        }
-        let done = if open.started { "is being carried out" } else { "waits" };
-        let detail = format!("{what} cannot be rebooted now: a {} of it {done}", open.kind);
-        return Err(Refusal::new(RefusalCode::InUse, detail));
+    match replica.open().next() {
+        Some(open) if open.kind == OperationKind::Reboot => return Ok(vec![]),
+        Some(open) => return Err(busy(&what, "rebooted", open)),
+        None => {}
     }
     let active = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let now = phase(replica, active);
@@ -263,7 +237,7 @@ pub(crate) fn reboot(fleet: &FleetState, ask: &ReplicaReboot, ctx: &DecisionCont
         let detail = format!("{what} is no virtual machine: it can be restarted, and not rebooted");
         return Err(Refusal::new(RefusalCode::InvalidTransition, detail));
     }
-    Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Reboot, asker(ctx)), ctx))
+    Ok(opened(fleet, replica, &OperationRequest::asked(OperationKind::Reboot, None, ctx), ctx))
 }
 
 /// Opens the console of the newest incarnation that runs, also before it is ready and while it is stopped.
@@ -312,11 +286,8 @@ pub(crate) fn create(fleet: &FleetState, ask: &ReplicaCreate, ctx: &DecisionCont
         );
         return Err(Refusal::new(RefusalCode::InUse, detail));
     }
-    let completed = |name: &DeploymentName| {
-        let found = fleet.deployment(&plan.name, name);
-        found.filter(|deployment| deployment.state == DeploymentState::Ended(DeploymentEnd::Completed))
-    };
-    let deployment = plan.deployments.iter().rev().find_map(completed).ok_or_else(|| {
+    let completed = deployment::newest(fleet, plan).find(|deployment| deployment.is_completed());
+    let deployment = completed.ok_or_else(|| {
         let detail = format!("plan {} has no completed deployment: deploy one first", ask.plan);
         Refusal::new(RefusalCode::InvalidTransition, detail)
     })?;
@@ -331,10 +302,7 @@ pub(crate) fn create(fleet: &FleetState, ask: &ReplicaCreate, ctx: &DecisionCont
     let name = ReplicaName::issue(version.service(), draft.position());
     let (plan, deployment) = (plan.name.clone(), deployment.name.clone());
     draft.push(ReplicaCreated { name: name.clone(), plan, deployment });
-    let want = OperationRequest {
-        node: ask.node.as_ref(),
-        ..OperationRequest::by(OperationKind::Create, asker(ctx))
-    };
+    let want = OperationRequest::asked(OperationKind::Create, ask.node.as_ref(), ctx);
     operation::push_opened(&name, &want, None, &mut draft);
     Ok(draft.done())
 }
@@ -383,7 +351,7 @@ pub(crate) fn stop(fleet: &FleetState, ask: &ReplicaStop, ctx: &DecisionContext)
     if stopped || open(fleet, replica, OperationKind::Stop).is_some() {
         return Ok(vec![]);
     }
-    Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Stop, asker(ctx)), ctx))
+    Ok(opened(fleet, replica, &OperationRequest::asked(OperationKind::Stop, None, ctx), ctx))
 }
 
 pub(crate) fn delete(fleet: &FleetState, ask: &ReplicaDelete, ctx: &DecisionContext) -> DecidedFacts {
@@ -391,7 +359,7 @@ pub(crate) fn delete(fleet: &FleetState, ask: &ReplicaDelete, ctx: &DecisionCont
     if replica.is_deleting() {
         return Ok(vec![]);
     }
-    Ok(opened(fleet, replica, &OperationRequest::by(OperationKind::Delete, asker(ctx)), ctx))
+    Ok(opened(fleet, replica, &OperationRequest::asked(OperationKind::Delete, None, ctx), ctx))
 }
 
 pub(crate) fn created(fleet: &mut FleetState, fact: &ReplicaCreated, at: FactPosition) {

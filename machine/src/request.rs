@@ -45,6 +45,7 @@ use chancery_events::spec::{
 };
 
 use crate::context::{DecisionContext, FactDraft};
+use crate::decide::by_type;
 use crate::fleet::{FleetState, FoldResult};
 use crate::meta::{EntityMeta, FactPosition};
 use crate::policy;
@@ -100,16 +101,13 @@ struct AssessedChange {
 type PlanMembers = BTreeMap<PlanName, BTreeSet<ReplicaName>>;
 
 impl AssessedChange {
-    fn new(
-        change: RequestedChange,
-        needs: RequiredApproval,
-        kind: PolicyKind,
-        members: &PlanMembers,
-    ) -> AssessedChange {
-        AssessedChange::with_volumes(change, needs, kind, members, &BTreeSet::new())
+    /// Change that ends and moves nothing, and concerns these policies.
+    fn without_effects(change: RequestedChange, policies: BTreeSet<PolicyName>) -> AssessedChange {
+        let needs = RequiredApproval::of(ApprovalMode::Automatic, policies);
+        AssessedChange::new(change, needs, PolicyKind::Delete, &PlanMembers::new(), &BTreeSet::new())
     }
 
-    fn with_volumes(
+    fn new(
         change: RequestedChange,
         needs: RequiredApproval,
         kind: PolicyKind,
@@ -140,14 +138,9 @@ fn assess(fleet: &FleetState, intent: &Intent) -> Option<AssessedChange> {
             let node = fleet.nodes().get(&ask.name)?;
             let change = RequestedChange::NodeDelete { name: ask.name.clone() };
             let (moves, manual, policies) = moves(fleet, node);
-            (!moves.is_empty()).then(|| {
-                AssessedChange::new(
-                    change,
-                    RequiredApproval::of(manual, policies),
-                    PolicyKind::Relocate,
-                    &moves,
-                )
-            })
+            let needs = RequiredApproval::of(manual, policies);
+            let assessed = AssessedChange::new(change, needs, PolicyKind::Relocate, &moves, &BTreeSet::new());
+            (!moves.is_empty()).then_some(assessed)
         }
         Intent::DisruptionApprove(ask) => {
             let node = fleet.nodes().get(&ask.node)?;
@@ -160,34 +153,29 @@ fn assess(fleet: &FleetState, intent: &Intent) -> Option<AssessedChange> {
             let (moves, _, policies) = moves(fleet, node);
             // The approval of a disruption is already a person's approval of its moves.
             let needs = RequiredApproval::of(ApprovalMode::Automatic, policies);
-            empties.then(|| AssessedChange::new(change, needs, PolicyKind::Relocate, &moves))
+            let assessed = AssessedChange::new(change, needs, PolicyKind::Relocate, &moves, &BTreeSet::new());
+            empties.then_some(assessed)
         }
         Intent::NodeSetState(ask) if ask.state == NodeState::Expunged => expunge(fleet, &ask.name),
         Intent::VolumeDelete(ask) => volume_delete(fleet, &ask.name),
         Intent::PlanApply(ask) => {
             let from = fleet.plans().get(&ask.name)?.specs.newest();
-            let needs = RequiredApproval::of(
-                ApprovalMode::Automatic,
-                weakened_by_plan(fleet, &ask.name, from, &ask.spec),
-            );
+            let weakened = weakened_by_plan(fleet, &ask.name, from, &ask.spec);
             let (from, to) = (Box::new((**from).clone()), Box::new(ask.spec.clone()));
             let change = RequestedChange::PlanApply { name: ask.name.clone(), from, to };
-            Some(AssessedChange::new(change, needs, PolicyKind::Delete, &PlanMembers::new()))
+            Some(AssessedChange::without_effects(change, weakened))
         }
         Intent::PolicyApply(ask) => {
             let now = fleet.policies().get(&ask.name);
             let weakened = policy::weakened(fleet, &ask.name, Some(&ask.spec));
-            let needs = RequiredApproval::of(ApprovalMode::Automatic, weakened);
             let from = now.map(|policy| (*policy.spec).clone());
             let change = RequestedChange::PolicyApply { name: ask.name.clone(), from, to: ask.spec.clone() };
-            Some(AssessedChange::new(change, needs, PolicyKind::Delete, &PlanMembers::new()))
+            Some(AssessedChange::without_effects(change, weakened))
         }
         Intent::PolicyDelete(ask) => {
             let from = (*fleet.policies().get(&ask.name)?.spec).clone();
-            let needs =
-                RequiredApproval::of(ApprovalMode::Automatic, policy::weakened(fleet, &ask.name, None));
             let change = RequestedChange::PolicyDelete { name: ask.name.clone(), from };
-            Some(AssessedChange::new(change, needs, PolicyKind::Delete, &PlanMembers::new()))
+            Some(AssessedChange::without_effects(change, policy::weakened(fleet, &ask.name, None)))
         }
         // Other intents end nothing, or only by operations. A test checks every intent that may wait.
         _ => None,
@@ -219,10 +207,10 @@ fn plan_delete(fleet: &FleetState, name: &PlanName) -> Option<AssessedChange> {
     }
     let change = RequestedChange::PlanDelete { name: name.clone() };
     let members = PlanMembers::from([(name.clone(), replicas)]);
-    let mut assessed =
-        AssessedChange::new(change, RequiredApproval::of(manual, policies), PolicyKind::Delete, &members);
-    assessed.wait = WAIT.min(plan.immediate().timeouts().approval());
-    Some(assessed)
+    let needs = RequiredApproval::of(manual, policies);
+    let wait = WAIT.min(plan.immediate().timeouts().approval());
+    let assessed = AssessedChange::new(change, needs, PolicyKind::Delete, &members, &BTreeSet::new());
+    Some(AssessedChange { wait, ..assessed })
 }
 
 /// Four-eyes policies that match the predicate.
@@ -274,7 +262,7 @@ fn expunge(fleet: &FleetState, name: &NodeName) -> Option<AssessedChange> {
     let count = u32::try_from(volumes.len()).unwrap_or(u32::MAX);
     let change = RequestedChange::NodeExpunge { name: name.clone(), volumes: count };
     let needs = RequiredApproval::of(ApprovalMode::Automatic, four_eyes(fleet, about));
-    Some(AssessedChange::with_volumes(change, needs, PolicyKind::Expunge, &members, &volumes))
+    Some(AssessedChange::new(change, needs, PolicyKind::Expunge, &members, &volumes))
 }
 
 fn volume_delete(fleet: &FleetState, name: &VolumeName) -> Option<AssessedChange> {
@@ -290,8 +278,7 @@ fn volume_delete(fleet: &FleetState, name: &VolumeName) -> Option<AssessedChange
         policy::is_about_work(spec, PolicyKind::Delete, plan, domain)
     };
     let change = RequestedChange::VolumeDelete { name: name.clone(), id: volume.id };
-    let needs = RequiredApproval::of(ApprovalMode::Automatic, four_eyes(fleet, |spec| manual && about(spec)));
-    Some(AssessedChange::new(change, needs, PolicyKind::Delete, &PlanMembers::new()))
+    Some(AssessedChange::without_effects(change, four_eyes(fleet, |spec| manual && about(spec))))
 }
 
 /// Four-eyes policies that the plan would bypass by approving kinds automatically.
@@ -334,8 +321,7 @@ pub(crate) fn bypassed(fleet: &FleetState, node: &NodeName) -> Vec<PolicyName> {
 }
 
 fn open(fleet: &FleetState, held: AssessedChange, ctx: &DecisionContext) -> DecidedFacts {
-    let by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a request needs an actor"))?;
+    let by = ctx.require_actor("a request")?;
     let waiting = waiting(fleet, &held.change);
     if waiting.is_some_and(|waiting| waiting.hash == held.hash && waiting.is_pending_at(ctx)) {
         return Ok(Vec::new());
@@ -415,16 +401,10 @@ fn pending<'a>(
     Err(Refusal::new(RefusalCode::NotPending, format!("request {id} is {state}, not pending")))
 }
 
-/// Approves a request. `carry_out` decides its intent as if it needed no approval.
-pub(crate) fn approve(
-    fleet: &FleetState,
-    ask: &RequestApprove,
-    ctx: &DecisionContext,
-    carry_out: impl FnOnce(&Intent, &DecisionContext) -> DecidedFacts,
-) -> DecidedFacts {
+/// Approves a request: its intent is decided as if it needed no approval.
+pub(crate) fn approve(fleet: &FleetState, ask: &RequestApprove, ctx: &DecisionContext) -> DecidedFacts {
     let request = pending(fleet, ask.request, ctx)?;
-    let by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "an approval needs an actor"))?;
+    let by = ctx.require_actor("an approval")?;
     let (id, intent) = (request.id, request.intent());
     let now = assess(fleet, &intent).filter(|now| now.hash == request.hash);
     if now.is_none() || ask.hash != request.hash {
@@ -441,7 +421,7 @@ pub(crate) fn approve(
     // The intent is carried out for its requester.
     let context =
         DecisionContext { actor: Some(request.requested_by.clone()), next: ctx.next.plus(1), ..ctx.clone() };
-    let carried_out = carry_out(&intent, &context)?;
+    let carried_out = by_type(fleet, &intent, &context)?;
     let mut draft = FactDraft::new(ctx);
     draft.push(RequestApproved { request: id, approved_by: by.clone(), hash: ask.hash });
     for mut fact in carried_out {
@@ -459,8 +439,7 @@ pub(crate) fn reject(fleet: &FleetState, ask: &RequestReject, ctx: &DecisionCont
     faults.check(plain, "/reason", "must be at most 512 bytes, without control characters");
     faults.done()?;
     let request = pending(fleet, ask.request, ctx)?;
-    let by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a rejection needs an actor"))?;
+    let by = ctx.require_actor("a rejection")?;
     let end = RequestEnd::Rejected { rejected_by: by, reason: ask.reason.clone() };
     Ok(vec![RequestEnded { request: request.id, end }.into()])
 }

@@ -154,6 +154,14 @@ pub(crate) enum AffinityFilter {
     RequiredOnly,
 }
 
+impl AffinityFilter {
+    /// Affinities of the plan that count.
+    fn of(self, immediate: ImmediateFields<'_>) -> impl Iterator<Item = &AffinityRule> {
+        let all = immediate.affinity().iter();
+        all.filter(move |affinity| self == AffinityFilter::All || affinity.policy == AffinityPolicy::Fail)
+    }
+}
+
 /// Cache of placement searches from one placement to the next: acceptable domains of plans, and their
 /// replicas in each. The cache saves time and never changes a result.
 #[derive(Clone, Debug, Default)]
@@ -195,16 +203,9 @@ impl PlacementCache {
             return found;
         }
         let place = self.best(fleet, need, limits, AffinityFilter::RequiredOnly)?;
-        Some(NodePlacement {
-            affinity_violated: violated_affinities(
-                fleet,
-                need.immediate,
-                &place.node,
-                limits,
-                AffinityFilter::All,
-            ),
-            ..place
-        })
+        let affinity_violated =
+            violated_affinities(fleet, need.immediate, &place.node, limits, AffinityFilter::All);
+        Some(NodePlacement { affinity_violated, ..place })
     }
 
     fn best(
@@ -304,7 +305,7 @@ impl PlanCandidates {
         let places = &fleet.index().places;
         let mut domains: BTreeMap<&DomainName, Vec<usize>> = BTreeMap::new();
         let suits = |key: &NodeClass| class_unfit(fleet, need, key).is_none();
-        let classes = places.classes().iter().filter(|(key, _)| suits(key));
+        let classes = places.classes.iter().filter(|(key, _)| suits(key));
         for (domain, free) in classes.flat_map(|(_, class)| class) {
             domains.entry(domain).or_default().push(*free);
         }
@@ -318,7 +319,7 @@ impl PlanCandidates {
             immediate: Arc::clone(need.immediate.shared()),
             version: Arc::clone(need.version.shared()),
             coordinates: need.coordinates.clone(),
-            topology_token: Arc::clone(places.topology_token()),
+            topology_token: Arc::clone(&places.topology_token),
             spread_token: loads.spread().map(|spread| Arc::clone(&spread.spread_token)).unwrap_or_default(),
             needs: need.version.resources(),
             domains,
@@ -332,7 +333,7 @@ impl PlanCandidates {
         Arc::ptr_eq(&self.immediate, need.immediate.shared())
             && Arc::ptr_eq(&self.version, need.version.shared())
             && self.coordinates == *need.coordinates
-            && Arc::ptr_eq(&self.topology_token, fleet.index().places.topology_token())
+            && Arc::ptr_eq(&self.topology_token, &fleet.index().places.topology_token)
             && loads.spread().is_some_and(|spread| Arc::ptr_eq(&self.spread_token, &spread.spread_token))
             && loads.set.is_none()
     }
@@ -490,7 +491,7 @@ impl DomainMinimum {
 
     fn holds(&self, pick: &CapacityQuery<'_>) -> bool {
         let spread = pick.loads.spread();
-        Arc::ptr_eq(&self.freed, pick.fleet.index().places.freed())
+        Arc::ptr_eq(&self.freed, &pick.fleet.index().places.freed)
             && spread.is_some_and(|spread| Arc::ptr_eq(&self.thinned, &spread.thinned))
     }
 
@@ -498,7 +499,7 @@ impl DomainMinimum {
         let Some(spread) = pick.loads.spread().filter(|_| count > 0 && pick.is_plain()) else { return };
         if !self.holds(pick) {
             self.counts.clear();
-            self.freed = Arc::clone(pick.fleet.index().places.freed());
+            self.freed = Arc::clone(&pick.fleet.index().places.freed);
             self.thinned = Arc::clone(&spread.thinned);
         }
         self.counts.insert(rank, count);
@@ -538,10 +539,8 @@ fn others(
     limits: &PlacementConstraints<'_>,
 ) -> u32 {
     let own: u32 = limits.runs(node).map(|_| 1).sum();
-    fleet
-        .index()
-        .group(&affinity.group)
-        .map_or(0, |group| group.get(node).map_or(0, |count| count.saturating_sub(own)))
+    let count = fleet.index().group(&affinity.group).and_then(|group| group.get(node));
+    count.map_or(0, |count| count.saturating_sub(own))
 }
 
 /// Affinities that the node would violate, as text.
@@ -552,9 +551,7 @@ pub(crate) fn violated_affinities(
     limits: &PlacementConstraints<'_>,
     strict: AffinityFilter,
 ) -> Option<String> {
-    let counts =
-        |affinity: &&AffinityRule| strict == AffinityFilter::All || affinity.policy == AffinityPolicy::Fail;
-    let broken = immediate.affinity().iter().filter(counts).filter_map(|affinity| {
+    let broken = strict.of(immediate).filter_map(|affinity| {
         let here = others(fleet, affinity, node, limits) > 0;
         match affinity.kind {
             AffinityKind::AntiAffinity if here => Some(format!("one of group {} is there", affinity.group)),
@@ -583,11 +580,8 @@ fn few<'a>(
     if let Some(only) = limits.only {
         return Some(BTreeSet::from([only]));
     }
-    let counts =
-        |affinity: &&AffinityRule| strict == AffinityFilter::All || affinity.policy == AffinityPolicy::Fail;
-    let together = |affinity: &&AffinityRule| affinity.kind == AffinityKind::Affinity;
-    let mut binding = immediate.affinity().iter().filter(counts).filter(together);
-    let binding = binding.find(|affinity| is_somewhere(fleet, affinity, limits))?;
+    let mut together = strict.of(immediate).filter(|affinity| affinity.kind == AffinityKind::Affinity);
+    let binding = together.find(|affinity| is_somewhere(fleet, affinity, limits))?;
     fleet.index().group(&binding.group).map(|group| group.keys().collect())
 }
 
@@ -641,24 +635,27 @@ pub fn explain(
         if reasons.len() >= REASONS && !reasons.contains_key(&reason) {
             continue;
         }
-        let entry = reasons.entry(reason.clone()).or_insert_with(|| UnschedulableReason {
-            reason,
-            count: 0,
-            nodes: Vec::new(),
-        });
+        let entry = reasons.entry(reason.clone()).or_insert_with(|| without_nodes(reason));
         entry.count += 1;
         if entry.nodes.len() < NAMED {
             entry.nodes.push(node.name.clone());
         }
     }
     if reasons.is_empty() && fleet.nodes().is_empty() {
-        return vec![UnschedulableReason {
-            reason: "there are no nodes".into(),
-            count: 0,
-            nodes: Vec::new(),
-        }];
+        return vec![without_nodes("there are no nodes".into())];
     }
     reasons.into_values().collect()
+}
+
+/// Returns a reason that names no nodes.
+pub(crate) fn without_nodes(reason: String) -> UnschedulableReason {
+    UnschedulableReason { reason, count: 0, nodes: Vec::new() }
+}
+
+/// Counts the plan's replicas on the node.
+pub(crate) fn on_node(fleet: &FleetState, plan: &PlanName, node: &NodeName) -> NodeCount {
+    let index = fleet.index();
+    index.plan_index(plan).map(|of| of.spread.on_node(&index.places, node)).unwrap_or_default()
 }
 
 /// First reason against the node, if any.
@@ -684,9 +681,7 @@ pub(crate) fn unschedulable_reason(
     if let Some(reason) = class_unfit(fleet, need, &class_of(cluster, node)) {
         return Some(reason);
     }
-    let places = &fleet.index().places;
-    let known = fleet.index().plan_index(need.plan).map(|index| index.spread.on_node(places, &node.name));
-    if is_shared(need.immediate, known.unwrap_or_default(), &node.name, limits) {
+    if is_shared(need.immediate, on_node(fleet, need.plan, &node.name), &node.name, limits) {
         return Some("the node already has a replica of the plan".into());
     }
     if let Some(reason) = violated_affinities(fleet, need.immediate, &node.name, limits, strict) {
@@ -695,6 +690,7 @@ pub(crate) fn unschedulable_reason(
     if let Some(cluster) = is_elsewhere(node, limits.stored) {
         return Some(format!("its volumes are in cluster {cluster}"));
     }
+    let places = &fleet.index().places;
     let storage = storage(need.version, limits.stored, &node.name);
     if let Some(class) = places.lacks_storage(&node.name, &storage) {
         return Some(format!("too little storage of class {class}"));
@@ -776,18 +772,10 @@ fn mismatch(
         MatchComparator::NotIn => !matcher.names.iter().any(held),
         MatchComparator::Eq => matcher.names.iter().all(held),
         MatchComparator::Gte | MatchComparator::Lte => {
-            let bounds: Option<Vec<u32>> = matcher
-                .names
-                .iter()
-                .map(|name| known(name).map(|capability| capability.spec.score))
-                .collect();
-            match bounds {
-                None => false,
-                Some(bounds) if matcher.comparator == MatchComparator::Gte => {
-                    scores.any(|score| bounds.iter().all(|bound| score >= *bound))
-                }
-                Some(bounds) => scores.any(|score| bounds.iter().all(|bound| score <= *bound)),
-            }
+            let fits = if matcher.comparator == MatchComparator::Gte { u32::ge } else { u32::le };
+            let score = |name| known(name).map(|capability| capability.spec.score);
+            let bounds: Option<Vec<u32>> = matcher.names.iter().map(score).collect();
+            bounds.is_some_and(|bounds| scores.any(|score| bounds.iter().all(|bound| fits(&score, bound))))
         }
     };
     if holds {

@@ -103,7 +103,7 @@ fn left_elsewhere(
     executor_store: ExecutorStoreId,
 ) -> Option<SessionRefused> {
     let old = cluster.store.as_ref().filter(|old| old.id != executor_store)?;
-    let mut wanted = fleet.index().inventory(&cluster.name);
+    let mut wanted = fleet.index().inventory_after(&cluster.name, None);
     let (what, node) = wanted.find_map(|id| match id {
         ObjectId::Incarnation(id) => {
             let left = fleet.incarnations().get(&id).filter(|incarnation| old.may_hold(incarnation))?;
@@ -174,14 +174,12 @@ pub(crate) fn opened(fleet: &mut FleetState, fact: &SessionOpened, at: FactPosit
         let executor = fact.executor.clone();
         cluster.store = Some(ClusterStore { id: fact.store, executor, until: None });
     })?;
-    let (cluster, executor) = (fact.cluster.clone(), fact.executor.clone());
-    let (runtime, executor_store) = (fact.runtime, fact.store);
     fleet.put(Session {
         id,
-        cluster,
-        executor,
-        runtime,
-        store: executor_store,
+        cluster: fact.cluster.clone(),
+        executor: fact.executor.clone(),
+        runtime: fact.runtime,
+        store: fact.store,
         end: None,
         meta: EntityMeta::new(at),
     });
@@ -197,13 +195,9 @@ pub(crate) fn closed(fleet: &mut FleetState, fact: &SessionClosed, at: FactPosit
         }
     })?;
     // Sessions are few: one for each absence of an executor beyond its lease.
-    let over: Vec<_> = fleet
-        .sessions()
-        .sorted()
-        .into_iter()
-        .filter(|session| session.cluster == fact.cluster && session.end.is_some())
-        .map(|session| session.id)
-        .collect();
+    let is_over = |session: &&Session| session.cluster == fact.cluster && session.end.is_some();
+    let over = fleet.sessions().sorted().into_iter().filter(is_over);
+    let over: Vec<_> = over.map(|session| session.id).collect();
     for id in &over[..over.len().saturating_sub(KEPT)] {
         fleet.remove::<Session>(id)?;
     }

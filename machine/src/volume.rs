@@ -31,7 +31,7 @@ use chancery_events::observation::{IncarnationExit, ObjectReport, ObservedState,
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{ClusterRuntime, PlanVersion, VolumeClaim};
 
-use crate::context::{BACKOFF, DecisionContext, FactDraft};
+use crate::context::{DecisionContext, FactDraft, LONGEST_DELAY, retry_delay};
 use crate::fleet::FleetState;
 use crate::refuse::{DecidedFacts, invalid_transition};
 use crate::scheduler::ExistingVolume;
@@ -201,17 +201,15 @@ pub(crate) fn snapshot(fleet: &FleetState, ask: &VolumeSnapshot) -> DecidedFacts
         let detail = format!("node {} has too little storage of class {class} for a snapshot", source.node);
         return Err(Refusal::new(RefusalCode::InUse, detail));
     }
-    Ok(vec![
-        VolumeSnapshotStarted {
-            name: ask.snapshot.clone(),
-            source: source.name.clone(),
-            source_id: source.id,
-            node: source.node.clone(),
-            class: source.class.clone(),
-            capacity: source.capacity,
-        }
-        .into(),
-    ])
+    let started = VolumeSnapshotStarted {
+        name: ask.snapshot.clone(),
+        source: source.name.clone(),
+        source_id: source.id,
+        node: source.node.clone(),
+        class: source.class.clone(),
+        capacity: source.capacity,
+    };
+    Ok(vec![started.into()])
 }
 
 const fn state_word(state: &VolumeState) -> &'static str {
@@ -277,12 +275,14 @@ fn failed(
     draft: &mut FactDraft,
 ) {
     let Some(command) = volume.command.filter(|command| command.not_before <= ctx.now) else { return };
-    let wait = BACKOFF.wait(command.attempt, volume.id.position().get());
+    let wait = retry_delay(command.attempt, volume.id.position().get());
     let wait = match (retry, command.effect) {
         (RetryClass::Permanent, CommandEffect::Ensure) => None,
         (RetryClass::Retryable, CommandEffect::Ensure) => wait,
         // A destroy is retried until it succeeds.
-        (_, CommandEffect::Stop | CommandEffect::Kill | CommandEffect::Reboot) => wait.or(Some(BACKOFF.max)),
+        (_, CommandEffect::Stop | CommandEffect::Kill | CommandEffect::Reboot) => {
+            wait.or(Some(LONGEST_DELAY))
+        }
     };
     draft.push(VolumeCommandFailed {
         name: volume.name.clone(),
@@ -312,27 +312,21 @@ fn brings_up<'a>(fleet: &'a FleetState, incarnation: &Incarnation) -> Option<&'a
 }
 
 /// Records the loss of a volume whose node the operator expunged.
-pub(crate) fn lost(fleet: &FleetState, name: &VolumeName, ctx: &DecisionContext) -> Vec<Fact> {
-    let mut draft = FactDraft::new(ctx);
-    if let Some(volume) = fleet.volumes().get(name) {
-        let reason = format!("node {} was expunged", volume.node);
-        draft.push(VolumeLost { name: name.clone(), reason });
-    }
-    draft.done()
+pub(crate) fn lost(fleet: &FleetState, name: &VolumeName) -> Vec<Fact> {
+    let Some(volume) = fleet.volumes().get(name) else { return Vec::new() };
+    let reason = format!("node {} was expunged", volume.node);
+    vec![VolumeLost { name: name.clone(), reason }.into()]
 }
 
 /// Destroys an unused volume that will be deleted. On an expunged node, no command is needed.
-pub(crate) fn destroy(fleet: &FleetState, name: &VolumeName, ctx: &DecisionContext) -> Vec<Fact> {
-    let mut draft = FactDraft::new(ctx);
-    if let Some(volume) = fleet.volumes().get(name) {
-        let name = name.clone();
-        if fleet.index().places.is_expunged(&volume.node) {
-            draft.push(VolumeDestroyed { name });
-        } else {
-            draft.push(VolumeDestroyRequested { name });
-        }
+pub(crate) fn destroy(fleet: &FleetState, name: &VolumeName) -> Vec<Fact> {
+    let Some(volume) = fleet.volumes().get(name) else { return Vec::new() };
+    let name = name.clone();
+    if fleet.index().places.is_expunged(&volume.node) {
+        vec![VolumeDestroyed { name }.into()]
+    } else {
+        vec![VolumeDestroyRequested { name }.into()]
     }
-    draft.done()
 }
 
 /// Serves an incarnation that waits only for its volumes. Creates missing ones, starts it when all are free,
@@ -353,11 +347,7 @@ pub(crate) fn serve(fleet: &FleetState, id: IncarnationId, ctx: &DecisionContext
             deadline: incarnation::start_deadline(fleet, &incarnation.plan, ctx.now),
             mounts: incarnation.ties.mounts.clone(),
         }),
-        Ok(missing) => {
-            for created in missing {
-                draft.push(created);
-            }
-        }
+        Ok(missing) => missing.into_iter().for_each(|created| draft.push(created)),
     }
     draft.done()
 }

@@ -151,8 +151,7 @@ fn forget(fleet: &mut FleetState, owner: &PlanName) -> FoldResult {
     let good: Vec<_> = plan.deployments.iter().rev().filter(completed).take(COMPLETED).cloned().collect();
     let over: Vec<_> = plan.deployments.iter().filter(over).cloned().collect();
     let old = &over[..over.len().saturating_sub(KEPT)];
-    let gone: Vec<_> = old.iter().filter(|name| !good.contains(name)).collect();
-    let gone: Vec<_> = gone.into_iter().cloned().collect();
+    let gone: Vec<_> = old.iter().filter(|name| !good.contains(name)).cloned().collect();
     for name in &gone {
         fleet.remove::<Deployment>(&(owner.clone(), name.clone()))?;
     }

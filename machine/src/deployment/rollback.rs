@@ -16,13 +16,13 @@
 //! that scaling persists. The actor of an automatic rollback is the requester of the failed deployment, and
 //! thereby of `auto_rollback`.
 
-use chancery_events::fact::{DeploymentCreated, RollbackReference, RollbackRule};
+use chancery_events::fact::{DeploymentCreated, DeploymentEnd, RollbackReference, RollbackRule};
 use chancery_events::intent::PlanRollback;
 use chancery_events::name::DeploymentName;
 use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_events::spec::{ClusterActivity, DeploymentSpec, DeploymentStrategy};
 
-use super::{can_run, check, current, state_word, supersede_current, supersede_next};
+use super::{can_run, check, current, end_current, end_next, state_word};
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::FleetState;
 use crate::refuse::DecidedFacts;
@@ -69,11 +69,11 @@ pub(crate) fn rollback(fleet: &FleetState, ask: &PlanRollback, ctx: &DecisionCon
         let detail = format!("deployment {} cannot be deployed again: {}", to.name, faults.join("; "));
         Refusal::new(refusal.code, detail)
     })?;
-    let requested_by =
-        ctx.actor.clone().ok_or_else(|| Refusal::new(RefusalCode::Invalid, "a rollback needs an actor"))?;
+    let requested_by = ctx.require_actor("a rollback")?;
     let mut draft = FactDraft::new(ctx);
-    supersede_next(owner, &ask.name, &mut draft);
-    supersede_current(fleet, owner, &ask.name, &mut draft);
+    let superseded = || DeploymentEnd::Superseded { successor: ask.name.clone() };
+    end_next(owner, superseded(), &mut draft);
+    end_current(fleet, owner, superseded(), &mut draft);
     draft.push(DeploymentCreated {
         plan: ask.plan.clone(),
         name: ask.name.clone(),
@@ -137,7 +137,7 @@ fn free_name(fleet: &FleetState, plan: &Plan, draft: &FactDraft) -> Option<Deplo
 }
 
 /// Deployments of the plan, newest first.
-fn newest<'a>(fleet: &'a FleetState, plan: &'a Plan) -> impl Iterator<Item = &'a Deployment> {
+pub(crate) fn newest<'a>(fleet: &'a FleetState, plan: &'a Plan) -> impl Iterator<Item = &'a Deployment> {
     let names = plan.deployments.iter().rev();
     names.filter_map(|name| fleet.deployment(&plan.name, name))
 }

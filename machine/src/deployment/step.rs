@@ -17,7 +17,7 @@ use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::{DeploymentKey, FleetState};
 use crate::index::{DeletionCandidates, DeploymentWork, PlanIndex};
 use crate::index_keys::DeploymentStage;
-use crate::operation::{self, OperationRequest};
+use crate::operation::{self, OperationRequest, StartTrigger};
 use crate::state::{Deployment, DeploymentState, Incarnation, Operation, Plan, Replica};
 
 /// Returns the next step of the plan's deployments. Empty if no step is due.
@@ -74,7 +74,12 @@ fn carry_out(
         DeploymentWork::Forget => draft.push(PlanDeleted { name: plan.name.clone() }),
         DeploymentWork::Remove => {
             let by = Requester::Rule(format!("plan/{}/removal", plan.name));
-            let replica = victim(fleet, plan).or_else(|| undecided(fleet, plan));
+            // Replica whose delete waits for approval.
+            let undecided = || {
+                let (_, name) = fleet.index().plan_index(&plan.name)?.undecided.first()?;
+                fleet.replicas().get(name)
+            };
+            let replica = victim(fleet, plan).or_else(undecided);
             delete(fleet, replica, &OperationRequest::by(OperationKind::Delete, Some(by)), ctx, draft);
         }
         DeploymentWork::Cancel(_)
@@ -176,7 +181,7 @@ fn of_current(
         }
         DeploymentWork::Begin(id) => {
             if let Some(operation) = fleet.operations().get(&id) {
-                operation::take_turn(fleet, operation, ctx, draft);
+                operation::begin_existing(fleet, operation, StartTrigger::Dequeue, ctx, draft);
             }
         }
         // Work that concerns the plan, not a deployment.
@@ -264,12 +269,6 @@ fn victim<'a>(fleet: &'a FleetState, plan: &Plan) -> Option<&'a Replica> {
     })
 }
 
-/// Replica whose delete waits for approval.
-fn undecided<'a>(fleet: &'a FleetState, plan: &Plan) -> Option<&'a Replica> {
-    let index = fleet.index().plan_index(&plan.name)?;
-    index.undecided.first().and_then(|(_, name)| fleet.replicas().get(name))
-}
-
 fn on_crowded_node<'a>(
     fleet: &'a FleetState,
     plan: &Plan,
@@ -277,10 +276,8 @@ fn on_crowded_node<'a>(
 ) -> Option<&'a Replica> {
     let spread = &fleet.index().plan_index(&plan.name)?.spread;
     spread.crowded_nodes(victims.domain.as_ref()?).find_map(|(_, node)| {
-        let held = fleet.index().places.held(node).of_plan(&plan.name, None);
-        let runs = held.filter_map(|id| fleet.incarnations().get(&id));
-        let replicas = runs.filter_map(|run| fleet.replicas().get(&run.replica));
-        let victims = replicas
+        let victims = fleet
+            .replicas_on(node, &plan.name)
             .filter(|replica| replica.remaining().is_some_and(|run| run.node == *node))
             .filter(|replica| victims.contains(replica));
         victims.min_by_key(|replica| (Reverse(replica.meta.created.position), &replica.name))
@@ -288,11 +285,8 @@ fn on_crowded_node<'a>(
 }
 
 fn on_disturbed_node<'a>(fleet: &'a FleetState, plan: &Plan) -> Option<&'a Replica> {
-    let places = &fleet.index().places;
-    let held = fleet.index().disturbed.iter().flat_map(|node| places.held(node).of_plan(&plan.name, None));
-    let replicas = held
-        .filter_map(|id| fleet.incarnations().get(&id))
-        .filter_map(|incarnation| fleet.replicas().get(&incarnation.replica));
+    let disturbed = fleet.index().disturbed.iter();
+    let replicas = disturbed.flat_map(|node| fleet.replicas_on(node, &plan.name));
     replicas.filter(|replica| !replica.is_deleting()).min_by_key(|replica| &replica.name)
 }
 
@@ -352,8 +346,7 @@ pub(crate) fn disturb(
 }
 
 /// Handles the deadline of a deployment's new set. A set that is ready at the very deadline is in time.
-pub(crate) fn overdue(fleet: &FleetState, key: &DeploymentKey, ctx: &DecisionContext) -> Vec<Fact> {
-    let mut draft = FactDraft::new(ctx);
+pub(crate) fn overdue(fleet: &FleetState, key: &DeploymentKey) -> Vec<Fact> {
     let Some(deployment) = fleet.deployments().get(key) else { return Vec::new() };
     let work = fleet.index().plan_index(&key.0).and_then(PlanIndex::work);
     let ready = matches!(work, Some((_, DeploymentWork::CutOver)));
@@ -362,11 +355,10 @@ pub(crate) fn overdue(fleet: &FleetState, key: &DeploymentKey, ctx: &DecisionCon
         DeploymentStrategy::BlueGreen { on_timeout: TimeoutAction::CutOver, .. }
     );
     if ready || commits {
-        draft.push(DeploymentCutOver { plan: key.0.clone(), name: key.1.clone() });
+        vec![DeploymentCutOver { plan: key.0.clone(), name: key.1.clone() }.into()]
     } else {
-        draft.push(failed(key.clone(), "the new set was not ready in time".into()));
+        vec![failed(key.clone(), "the new set was not ready in time".into()).into()]
     }
-    draft.done()
 }
 
 /// Reports the plan's deployment as stalled when its progress deadline has passed. The deployment fails if it
@@ -387,7 +379,7 @@ pub(crate) fn no_progress(fleet: &FleetState, name: &PlanName, ctx: &DecisionCon
         waits_for: describe(DeploymentWait::to_string),
     });
     if current.spec.auto_rollback {
-        let span = TimeSpan(current.spec.progress_deadline);
+        let span = span_text(current.spec.progress_deadline);
         // The cause stays when the deployment has ended: it has no remedy.
         let waited_for = describe(DeploymentWait::cause);
         draft.push(failed(key, format!("no progress for {span}: waits for {waited_for}")));
@@ -395,15 +387,11 @@ pub(crate) fn no_progress(fleet: &FleetState, name: &PlanName, ctx: &DecisionCon
     draft.done()
 }
 
-/// Duration in milliseconds, displayed in its largest whole unit.
-struct TimeSpan(u64);
-
-impl std::fmt::Display for TimeSpan {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            millis if millis.is_multiple_of(60_000) => write!(f, "{} min", millis / 60_000),
-            millis if millis.is_multiple_of(1000) => write!(f, "{} s", millis / 1000),
-            millis => write!(f, "{millis} ms"),
-        }
+/// Formats a duration in milliseconds in its largest whole unit.
+fn span_text(millis: u64) -> String {
+    match millis {
+        _ if millis.is_multiple_of(60_000) => format!("{} min", millis / 60_000),
+        _ if millis.is_multiple_of(1000) => format!("{} s", millis / 1000),
+        _ => format!("{millis} ms"),
     }
 }

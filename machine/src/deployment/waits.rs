@@ -138,13 +138,9 @@ fn carried_out(
         && deployment.active_set == SetWord::Old
     {
         let since = deployment.last_success.unwrap_or(deployment.meta.changed).time;
+        let what = "the promotion of its canary".to_owned();
         let change = format!("promote or roll back deployment {}/{}", plan.name, deployment.name);
-        return Some(DeploymentWait {
-            what: "the promotion of its canary".into(),
-            since,
-            until: None,
-            change,
-        });
+        return Some(DeploymentWait { what, since, until: None, change });
     }
     let mut old =
         old().flat_map(DeploymentIndex::members).take(LOOKS).filter_map(|name| fleet.replicas().get(name));

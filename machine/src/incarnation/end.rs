@@ -25,16 +25,12 @@ pub(super) fn by_proof(
     ctx: &DecisionContext,
     draft: &mut FactDraft,
 ) {
-    let why = match &end {
-        IncarnationEnd::Destroyed => "it ended before it was ready".to_owned(),
-        IncarnationEnd::PoweredOff => "its guest powered itself off before it was ready".to_owned(),
+    let (why, failure) = match &end {
+        IncarnationEnd::Destroyed => ("it ended before it was ready".to_owned(), None),
+        IncarnationEnd::PoweredOff => ("its guest powered itself off before it was ready".to_owned(), None),
         IncarnationEnd::Failed { reason } | IncarnationEnd::Unwound { reason } => {
-            format!("it ended before it was ready: {reason}")
+            (format!("it ended before it was ready: {reason}"), Some(reason.clone()))
         }
-    };
-    let failure = match &end {
-        IncarnationEnd::Failed { reason } | IncarnationEnd::Unwound { reason } => Some(reason.clone()),
-        IncarnationEnd::Destroyed | IncarnationEnd::PoweredOff => None,
     };
     let Some(replica) = fleet.replicas().get(&incarnation.replica) else { return };
     let other = other(fleet, replica, incarnation.id);

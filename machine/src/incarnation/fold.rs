@@ -5,7 +5,7 @@ use chancery_events::fact::{
     IncarnationReserved, IncarnationRunning, IncarnationStartRequested, IncarnationStarted,
     IncarnationStopRequested, OperationEnd,
 };
-use chancery_events::id::{IncarnationId, SessionId};
+use chancery_events::id::IncarnationId;
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{DeploymentName, ReplicaName};
 use chancery_events::observation::ProcessStatus;
@@ -13,7 +13,7 @@ use chancery_events::spec::OperationKind;
 use chancery_events::subject::Subject;
 use chancery_events::time::Time;
 
-use super::start_deadline;
+use super::{session_of, start_deadline};
 use crate::fleet::{FleetState, FoldResult, StateContradiction, absent};
 use crate::meta::{EntityMeta, FactPosition};
 use crate::operation::{self, VersionUpdate};
@@ -215,17 +215,15 @@ pub(crate) fn command_failed(
         if incarnation.is_asked_to_reboot() && fact.not_before.is_none() {
             incarnation.deadline = None;
         }
-        incarnation.command = match (incarnation.command, fact.not_before) {
-            (Some(command), Some(not_before)) => {
-                Some(PendingCommand { effect: command.effect, attempt: fact.attempt + 1, not_before })
-            }
-            (_, None) | (None, _) => None,
-        }
+        let retried =
+            |(command, not_before)| PendingCommand { attempt: fact.attempt + 1, not_before, ..command };
+        incarnation.command = incarnation.command.zip(fact.not_before).map(retried);
     })
 }
 
 pub(crate) fn started(fleet: &mut FleetState, fact: &IncarnationStarted, at: FactPosition) -> FoldResult {
-    let (id, session) = (fact.incarnation, session_of(fleet, fact.incarnation));
+    let id = fact.incarnation;
+    let session = session_of(fleet, fleet.require::<Incarnation>(&id)?);
     fleet.bump::<Incarnation>(&id, at, |incarnation| {
         incarnation.state = match std::mem::replace(&mut incarnation.state, IncarnationState::Starting) {
             IncarnationState::Creating => IncarnationState::Starting,
@@ -294,7 +292,7 @@ pub(crate) fn processes_changed(
     fact: &IncarnationProcessesChanged,
     at: FactPosition,
 ) -> FoldResult {
-    let session = session_of(fleet, fact.incarnation);
+    let session = session_of(fleet, fleet.require::<Incarnation>(&fact.incarnation)?);
     fleet.bump::<Incarnation>(&fact.incarnation, at, |incarnation| {
         incarnation.processes.clone_from(&fact.processes);
         incarnation.ready = fact.processes.iter().all(|process| process.status == ProcessStatus::Ready);
@@ -304,11 +302,6 @@ pub(crate) fn processes_changed(
         }
     })?;
     set_health(fleet, fact.incarnation, at)
-}
-
-/// Open session of the incarnation's cluster.
-fn session_of(fleet: &FleetState, id: IncarnationId) -> Option<SessionId> {
-    fleet.clusters().get(&fleet.incarnations().get(&id)?.cluster)?.session
 }
 
 /// Updates the replica's record of its incarnation: whether it is healthy, and whether it is ending.

@@ -36,41 +36,24 @@ pub(crate) enum StartTrigger {
     Dequeue,
 }
 
-fn of<'a>(fleet: &'a FleetState, operation: &'a Operation) -> Option<StartingOperation<'a>> {
-    Some(StartingOperation {
+/// Approves a pending operation, or starts an approved one.
+pub(crate) fn begin_existing(
+    fleet: &FleetState,
+    operation: &Operation,
+    how: StartTrigger,
+    ctx: &DecisionContext,
+    draft: &mut FactDraft,
+) {
+    let Some(replica) = fleet.replicas().get(&operation.replica) else { return };
+    let operation = StartingOperation {
         id: operation.id,
         kind: operation.kind,
-        replica: fleet.replicas().get(&operation.replica)?,
+        replica,
         deployment: operation.deployment.as_ref(),
         incarnation: operation.incarnation,
         starts_after: holds_place(fleet, operation).and_then(|held| held.ties.starts_after),
-    })
-}
-
-/// Approves a pending operation.
-pub(super) fn approve(
-    fleet: &FleetState,
-    operation: &Operation,
-    hash: Digest,
-    by: ApprovalActor,
-    ctx: &DecisionContext,
-    draft: &mut FactDraft,
-) {
-    if let Some(operation) = of(fleet, operation) {
-        begin(fleet, &operation, StartTrigger::Approval { approved_by: by, hash }, ctx, draft);
-    }
-}
-
-/// Starts an approved operation.
-pub(crate) fn take_turn(
-    fleet: &FleetState,
-    operation: &Operation,
-    ctx: &DecisionContext,
-    draft: &mut FactDraft,
-) {
-    if let Some(operation) = of(fleet, operation) {
-        begin(fleet, &operation, StartTrigger::Dequeue, ctx, draft);
-    }
+    };
+    begin(fleet, &operation, how, ctx, draft);
 }
 
 /// Target and deadline of the first command.
@@ -88,28 +71,35 @@ pub(crate) fn begin(
     draft: &mut FactDraft,
 ) {
     let (id, replica) = (operation.id, operation.replica.name.clone());
+    let approved = |replica, approved_by, hash, start, FirstCommand { incarnation, deadline }| {
+        OperationApproved { operation: id, replica, approved_by, hash, incarnation, deadline, start }
+    };
     if let StartTrigger::Approval { approved_by: by, hash } = &how
         && deployment::takes_turns(fleet, &operation.replica.plan, operation.deployment, operation.kind)
     {
-        let (by, hash, begins) = (by.clone(), *hash, ApprovalStart::Queued);
-        let later = OperationApproved {
-            operation: id,
-            replica,
-            approved_by: by,
-            hash,
-            incarnation: None,
-            deadline: None,
-            start: begins,
-        };
-        return draft.push(later);
+        let nothing = FirstCommand { incarnation: None, deadline: None };
+        return draft.push(approved(replica, by.clone(), *hash, ApprovalStart::Queued, nothing));
     }
     let down = matches!(operation.kind, OperationKind::Stop | OperationKind::Delete);
     if down {
-        supersede_running(fleet, operation, draft);
+        let running = operation.replica.operation.filter(|open| open.id != id && open.started);
+        if let Some(running) = running.and_then(|open| fleet.operations().get(&open.id)) {
+            end(fleet, running, OperationEnd::Superseded { successor: id }, draft);
+        }
     }
-    let live = live(fleet, operation.replica);
-    let FirstCommand { incarnation, deadline } = first(fleet, operation, &live, ctx);
-    draft.push_begun(id, replica.clone(), how, incarnation, deadline);
+    // Incarnations that were commanded.
+    let runs = operation.replica.runs().filter_map(|run| fleet.incarnations().get(&run.incarnation));
+    let live: Vec<_> = runs.filter(|run| run.state != IncarnationState::Reserved).collect();
+    let first = first(fleet, operation, &live, ctx);
+    let FirstCommand { incarnation, deadline } = first;
+    match how {
+        StartTrigger::Approval { approved_by: by, hash } => {
+            draft.push(approved(replica.clone(), by, hash, ApprovalStart::Immediate, first));
+        }
+        StartTrigger::Dequeue => {
+            draft.push(OperationStarted { operation: id, replica: replica.clone(), incarnation, deadline });
+        }
+    }
     if !down {
         return;
     }
@@ -125,49 +115,6 @@ pub(crate) fn begin(
             draft.push(ReplicaDeleted { volumes: volume::owned(fleet, &replica), name: replica });
         }
     }
-}
-
-impl FactDraft {
-    fn push_begun(
-        &mut self,
-        operation: OperationId,
-        replica: chancery_events::name::ReplicaName,
-        how: StartTrigger,
-        incarnation: Option<IncarnationId>,
-        deadline: Option<Time>,
-    ) {
-        match how {
-            StartTrigger::Approval { approved_by: by, hash } => {
-                let begins = ApprovalStart::Immediate;
-                self.push(OperationApproved {
-                    operation,
-                    replica,
-                    approved_by: by,
-                    hash,
-                    incarnation,
-                    deadline,
-                    start: begins,
-                });
-            }
-            StartTrigger::Dequeue => {
-                self.push(OperationStarted { operation, replica, incarnation, deadline });
-            }
-        }
-    }
-}
-
-/// Supersedes the running operation of the replica, for a stop or delete.
-fn supersede_running(fleet: &FleetState, operation: &StartingOperation<'_>, draft: &mut FactDraft) {
-    let running = operation.replica.operation.filter(|open| open.id != operation.id && open.started);
-    if let Some(running) = running.and_then(|open| fleet.operations().get(&open.id)) {
-        end(fleet, running, OperationEnd::Superseded { successor: operation.id }, draft);
-    }
-}
-
-/// Incarnations of a replica that were commanded.
-fn live<'a>(fleet: &'a FleetState, replica: &Replica) -> Vec<&'a Incarnation> {
-    let runs = replica.runs().filter_map(|run| fleet.incarnations().get(&run.incarnation));
-    runs.filter(|incarnation| incarnation.state != IncarnationState::Reserved).collect()
 }
 
 fn first(

@@ -32,8 +32,7 @@ pub(crate) fn created(fleet: &mut FleetState, fact: &OperationCreated, at: FactP
     // An operation without placement concerns the active incarnation.
     let active = replica.active.as_ref().filter(|_| fact.proposal.is_some()).cloned();
     let in_place = matches!(fact.kind, OperationKind::Update | OperationKind::Reboot);
-    let key = (plan.clone(), version.clone());
-    let of = fleet.plans().get(&plan).zip(fleet.deployments().get(&key));
+    let of = fleet.plans().get(&plan).zip(fleet.deployment(&plan, &version));
     // Existing volumes, or volumes that others may create, restrict the placement.
     let needs = of.map(|(plan, of)| plan.version_of(of.generation)).filter(|needs| needs.has_volumes());
     let owns = || fleet.index().volumes.owned(&fact.replica).next().is_some();
@@ -73,10 +72,6 @@ pub(crate) fn created(fleet: &mut FleetState, fact: &OperationCreated, at: FactP
                 .map(|again| RestartBackoff { not_before: at.time, consecutive: again.consecutive });
         }
     })?;
-    let state = match &fact.proposal {
-        Some(proposal) => OperationState::PendingApproval(*proposal),
-        None => OperationState::Preparing,
-    };
     fleet.put(Operation {
         id,
         replica: fact.replica.clone(),
@@ -88,7 +83,7 @@ pub(crate) fn created(fleet: &mut FleetState, fact: &OperationCreated, at: FactP
         required_node: fact.node.clone(),
         purpose: fact.purpose,
         volume_bound: stores,
-        state,
+        state: fact.proposal.map_or(OperationState::Preparing, OperationState::PendingApproval),
         hash: fact.proposal.map(|proposal| proposal.hash),
         approved: None,
         incarnation: active.as_ref().filter(|_| in_place).map(|active| active.incarnation),
@@ -123,10 +118,7 @@ pub(crate) fn approved(fleet: &mut FleetState, fact: &OperationApproved, at: Fac
             note_begun(replica, fact.operation, keeps_promise);
         }
     })?;
-    match fact.incarnation {
-        Some(id) => incarnation::asked(fleet, id, by, fact.deadline, at),
-        None => Ok(()),
-    }
+    fact.incarnation.map_or(Ok(()), |id| incarnation::asked(fleet, id, by, fact.deadline, at))
 }
 
 /// Records a decision about an operation as progress of the deployment that waited for it.
@@ -134,10 +126,8 @@ fn decided(fleet: &mut FleetState, operation: OperationId, at: FactPosition) -> 
     let operation = fleet.require::<Operation>(&operation)?;
     let plan = operation.plan.clone();
     let current = || fleet.plans().get(&plan).and_then(|plan| plan.current.clone());
-    match operation.deployment.clone().or_else(current) {
-        Some(name) => deployment::progress(fleet, &plan, &name, at),
-        None => Ok(()),
-    }
+    let name = operation.deployment.clone().or_else(current);
+    name.map_or(Ok(()), |name| deployment::progress(fleet, &plan, &name, at))
 }
 
 /// Returns the backoff after another failed move of the plan by a disruption.
@@ -191,10 +181,7 @@ pub(crate) fn started(fleet: &mut FleetState, fact: &OperationStarted, at: FactP
         wills(replica, by.kind);
         note_begun(replica, fact.operation, keeps_promise);
     })?;
-    match fact.incarnation {
-        Some(id) => incarnation::asked(fleet, id, by, fact.deadline, at),
-        None => Ok(()),
-    }
+    fact.incarnation.map_or(Ok(()), |id| incarnation::asked(fleet, id, by, fact.deadline, at))
 }
 
 pub(crate) fn ended(fleet: &mut FleetState, fact: &OperationEnded, at: FactPosition) -> FoldResult {

@@ -34,14 +34,16 @@ pub(crate) struct OperationRequest<'a> {
 impl<'a> OperationRequest<'a> {
     /// Returns the request of a deployment.
     pub(crate) fn of(kind: OperationKind, deployment: &'a DeploymentName) -> OperationRequest<'a> {
-        OperationRequest {
-            kind,
-            deployment: Some(deployment),
-            requested_by: None,
-            version: None,
-            node: None,
-            purpose: None,
-        }
+        OperationRequest { deployment: Some(deployment), ..OperationRequest::by(kind, None) }
+    }
+
+    /// Returns the request of the context's actor.
+    pub(crate) fn asked(
+        kind: OperationKind,
+        node: Option<&'a NodeName>,
+        ctx: &DecisionContext,
+    ) -> OperationRequest<'a> {
+        OperationRequest { node, ..OperationRequest::by(kind, ctx.actor.clone().map(Requester::Actor)) }
     }
 
     /// Returns the request of another requester.

@@ -13,7 +13,6 @@ use super::end::holds_place;
 use super::{begin, end, rule, version_of};
 use crate::context::{DecisionContext, FactDraft};
 use crate::fleet::FleetState;
-use crate::index::NodeCount;
 use crate::scheduler::{
     self, AffinityFilter, ExistingVolume, NodePlacement, PlacementCache, PlacementConstraints,
     PlacementRequest,
@@ -46,14 +45,15 @@ pub(crate) fn prepare(
         return None;
     }
     let stored = volume::stored(fleet, version, &replica.name);
-    let why = if speaks { ReasonUse::Reported } else { ReasonUse::Unread };
-    let found = stored
-        .map_err(|reason| vec![UnschedulableReason { reason, count: 0, nodes: Vec::new() }])
-        .and_then(|stored| {
-            let sought = SearchCriteria { why, ..SearchCriteria::by(operation) };
-            find(fleet, search, plan, &sought, (replica, old), (deployment, version), &stored)
-                .map(|found| (found, stored))
-        });
+    let found = stored.map_err(|reason| vec![scheduler::without_nodes(reason)]).and_then(|stored| {
+        let sought = SearchCriteria {
+            kind: operation.kind,
+            required_node: operation.required_node.as_ref(),
+            reports: speaks,
+        };
+        find(fleet, search, plan, &sought, (replica, old), (deployment, version), &stored)
+            .map(|found| (found, stored))
+    });
     if operation.purpose == Some(ProbePurpose::Rebalance) {
         let spread = fleet.index().plan_index(&plan.name).map(|index| &index.spread);
         let to = found.as_ref().ok().map(|(found, _)| &found.place);
@@ -79,11 +79,9 @@ pub(crate) fn prepare(
 
 /// Whether the operation, if it finds no placement, is replaced by the current deployment's version.
 pub(crate) fn is_replaceable(fleet: &FleetState, plan: &Plan, operation: OperationId) -> bool {
-    let operation = fleet.operations().get(&operation);
-    let replica = operation.and_then(|operation| fleet.replicas().get(&operation.replica));
-    operation
-        .zip(replica)
-        .is_some_and(|(operation, replica)| deployment::takes_over(fleet, plan, operation, replica))
+    let Some(operation) = fleet.operations().get(&operation) else { return false };
+    let replica = fleet.replicas().get(&operation.replica);
+    replica.is_some_and(|replica| deployment::takes_over(fleet, plan, operation, replica))
 }
 
 /// Placement that a move of the replica would find now.
@@ -97,16 +95,9 @@ pub(crate) fn place_of_move(
     let version = plan.version_of(deployment.generation);
     let old = replica.active.as_ref().and_then(|active| fleet.incarnations().get(&active.incarnation));
     let stored = volume::stored(fleet, version, &replica.name).ok()?;
-    let sought =
-        SearchCriteria { kind: OperationKind::Relocate, required_node: None, why: ReasonUse::Unread };
+    let sought = SearchCriteria { kind: OperationKind::Relocate, required_node: None, reports: false };
     let found = find(fleet, search, plan, &sought, (replica, old), (deployment, version), &stored);
     found.ok().map(|found| found.place)
-}
-
-/// Counts the plan's replicas on the node.
-fn on_node(fleet: &FleetState, plan: &Plan, node: &Node) -> NodeCount {
-    let index = fleet.index();
-    index.plan_index(&plan.name).map(|of| of.spread.on_node(&index.places, &node.name)).unwrap_or_default()
 }
 
 /// Criteria of a placement search.
@@ -114,25 +105,8 @@ struct SearchCriteria<'a> {
     kind: OperationKind,
     /// Required node, if any.
     required_node: Option<&'a NodeName>,
-    why: ReasonUse,
-}
-
-/// Use of the reasons for a failed search: collecting them visits every node.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ReasonUse {
-    Reported,
-    /// The caller does not use the reasons for a failed search, so none are collected.
-    Unread,
-}
-
-impl<'a> SearchCriteria<'a> {
-    fn by(operation: &'a Operation) -> SearchCriteria<'a> {
-        SearchCriteria {
-            kind: operation.kind,
-            required_node: operation.required_node.as_ref(),
-            why: ReasonUse::Reported,
-        }
-    }
+    /// Whether the caller reports the reasons for a failed search: collecting them visits every node.
+    reports: bool,
 }
 
 /// Placement, and the incarnation that must end before its use.
@@ -155,14 +129,14 @@ fn find(
     if let Some(old) = old.filter(|_| stop_first)
         && let Some(reason) = volume::used_by_another(fleet, version, &replica.name, old)
     {
-        return Err(vec![UnschedulableReason { reason, count: 0, nodes: Vec::new() }]);
+        return Err(vec![scheduler::without_nodes(reason)]);
     }
     let starts_after = old.filter(|_| stop_first).map(|old| old.id);
     let need = request(plan, deployment, version);
     if let Some(old) = old.filter(|_| stop_first)
         && sought.required_node.is_none()
         && sought.kind != OperationKind::Relocate
-        && let Some(place) = stays(fleet, &need, plan, old, stored)
+        && let Some(place) = stays(fleet, &need, old, stored)
     {
         return Ok(FoundPlacement { place, starts_after });
     }
@@ -181,7 +155,7 @@ fn find(
         .and_then(|near| search.place(fleet, &need, &PlacementConstraints { only: Some(near), ..limits }));
     match near.or_else(|| search.place(fleet, &need, &limits)) {
         Some(place) => Ok(FoundPlacement { place, starts_after }),
-        None if sought.why == ReasonUse::Unread => Err(Vec::new()),
+        None if !sought.reports => Err(Vec::new()),
         None => Err(scheduler::explain(fleet, &need, &limits)),
     }
 }
@@ -274,7 +248,7 @@ impl<'a> OutdatedReservation<'a> {
         let immediate = self.plan.immediate();
         let (deployment, version) = version_of(fleet, self.plan, operation)?;
         scheduler::unfit_class(fleet, &request(self.plan, deployment, version), self.node).or_else(|| {
-            let known = on_node(fleet, self.plan, self.node);
+            let known = scheduler::on_node(fleet, &self.plan.name, &self.node.name);
             let shared = scheduler::is_shared(immediate, known, &self.node.name, &self.limits());
             shared.then(|| "the node already has a replica of the plan".into())
         })
@@ -314,7 +288,6 @@ pub(super) fn forbidden(fleet: &FleetState, operation: &Operation) -> Option<Str
 fn stays(
     fleet: &FleetState,
     need: &PlacementRequest<'_>,
-    plan: &Plan,
     old: &Incarnation,
     stored: &[ExistingVolume],
 ) -> Option<NodePlacement> {
@@ -324,7 +297,8 @@ fn stays(
     }
     let (immediate, version) = (need.immediate, need.version);
     let limits = PlacementConstraints { own: Some(old), ..PlacementConstraints::default() };
-    let alone = !scheduler::is_shared(immediate, on_node(fleet, plan, node), &node.name, &limits);
+    let known = scheduler::on_node(fleet, need.plan, &node.name);
+    let alone = !scheduler::is_shared(immediate, known, &node.name, &limits);
     let more = version.resources().less(old.resources);
     let places = &fleet.index().places;
     let storage = scheduler::storage(version, stored, &node.name);

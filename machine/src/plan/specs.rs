@@ -50,9 +50,4 @@ impl Plan {
     pub fn version_of(&self, generation: u32) -> PlanVersion<'_> {
         PlanVersion::of(self.specs.earlier.get(&generation).unwrap_or(&self.specs.newest))
     }
-
-    /// Version of the next deployment.
-    pub fn next_version(&self) -> PlanVersion<'_> {
-        PlanVersion::of(&self.specs.newest)
-    }
 }

@@ -102,11 +102,8 @@ impl Node {
 impl ClusterStore {
     /// Whether the store may record the incarnation: a command for it may have been received.
     pub fn may_hold(&self, incarnation: &Incarnation) -> bool {
-        match (incarnation.first_command, self.until) {
-            (None, _) => false,
-            (Some(_), None) => true,
-            (Some(commanded), Some(until)) => commanded <= until,
-        }
+        let until = self.until;
+        incarnation.first_command.is_some_and(|commanded| until.is_none_or(|until| commanded <= until))
     }
 }
 
@@ -154,10 +151,8 @@ impl Incarnation {
 
     /// Resources reserved for the incarnation, without those counted on its predecessor.
     pub fn holds(&self) -> Resources {
-        match self.ties.shared_resources {
-            Some(shares) => self.resources.checked_sub(shares).unwrap_or(Resources::ZERO),
-            None => self.resources,
-        }
+        let shares = self.ties.shared_resources.unwrap_or(Resources::ZERO);
+        self.resources.checked_sub(shares).unwrap_or(Resources::ZERO)
     }
 
     /// Deployment whose version was last requested.

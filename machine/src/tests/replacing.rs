@@ -351,7 +351,7 @@ fn what_cannot_be_changed_in_place_is_commanded_to_be_what_it_was() {
         }
         assert_eq!((world.deployment("d2").as_str(), incarnation(&world, run).revision), ("failed", 3));
         assert_eq!(incarnation(&world, run).target_deployment().as_str(), "d1");
-        for attempt in 1..=2 * crate::context::BACKOFF.attempts {
+        for attempt in 1..=2 * crate::context::ATTEMPTS {
             world.report(run, failed(RetryClass::Permanent));
             let (run, wanted) = (incarnation(&world, run), "the same command, as often as it takes");
             let next = run.command.map(|command| command.attempt);

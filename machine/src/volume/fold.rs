@@ -86,11 +86,9 @@ pub(crate) fn ready(fleet: &mut FleetState, fact: &VolumeReady, at: FactPosition
 
 pub(crate) fn failed(fleet: &mut FleetState, fact: &VolumeCommandFailed, at: FactPosition) -> FoldResult {
     fleet.bump::<Volume>(&fact.name, at, |volume| {
-        volume.command = volume.command.zip(fact.not_before).map(|(command, not_before)| PendingCommand {
-            effect: command.effect,
-            attempt: fact.attempt + 1,
-            not_before,
-        });
+        let retried =
+            |(command, not_before)| PendingCommand { attempt: fact.attempt + 1, not_before, ..command };
+        volume.command = volume.command.zip(fact.not_before).map(retried);
         volume.error = Some(fact.error.clone());
     })
 }

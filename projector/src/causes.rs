@@ -53,9 +53,10 @@ pub struct EventPage {
 #[derive(Clone)]
 pub struct CauseReader {
     source: Arc<dyn JournalReader>,
-    max_bytes: usize,
+    /// Maximum bytes of a page.
+    pub(crate) max_bytes: usize,
     /// Last position that is read.
-    until: Position,
+    pub(crate) until: Position,
     /// Whether the events are needed no more.
     is_cancelled: Arc<AtomicBool>,
 }
@@ -97,16 +98,6 @@ impl CauseReader {
             }
             Ok(record?)
         }))
-    }
-
-    /// Returns the maximum bytes of a page.
-    pub(crate) fn bytes(&self) -> usize {
-        self.max_bytes
-    }
-
-    /// Returns the last position that is read.
-    pub(crate) fn until(&self) -> Position {
-        self.until
     }
 
     /// Returns an event; `None` if the journal has none at the position.

@@ -15,7 +15,7 @@
 //! earlier entities. So a store that is larger than memory is not read to be written. For other kinds it is
 //! read back. An unchanged row is not written.
 
-use std::hash::Hash;
+use std::mem::take;
 
 use chancery_events::id::{IncarnationId, OperationId};
 use chancery_events::name::{ClusterName, NodeName, PlanName, ReplicaName, VolumeName};
@@ -23,7 +23,6 @@ use chancery_events::subject::Subject;
 use chancery_machine::fleet::{DeploymentKey, FleetState};
 use chancery_machine::state::Replica;
 use rustc_hash::FxHashSet;
-use sled::IVec;
 
 use crate::build_row;
 use crate::counts::{CountStep, RowCounts};
@@ -31,15 +30,7 @@ use crate::fold::{PastState, StateView, TouchedEntities};
 use crate::index::IndexEntries;
 use crate::kind::{KeyedRow as _, ReadModelRow, RowKey, with_row};
 use crate::rows::{ClusterRow, DeploymentRow, IncarnationRow, NodeRow, PlanRow, ReplicaRow, VolumeRow};
-use crate::store::{InvalidRow, decode, encode};
-
-/// Rows as they are before the change.
-pub(crate) trait RowLookup {
-    /// Error of a read.
-    type Error: From<InvalidRow>;
-    /// Returns the bytes under a key.
-    fn row(&self, key: &[u8]) -> Result<Option<IVec>, Self::Error>;
-}
+use crate::store::{RowStore, StoreError, decode, encode};
 
 /// Keys to write, or to remove. No key occurs twice.
 #[derive(Default, Debug)]
@@ -82,13 +73,13 @@ impl TouchedKeys {
     }
 }
 
-/// Returns the changes that follow from touched entities, and updates the counts.
-pub(crate) fn changes<S: RowLookup>(
+/// Returns the changes that follow from touched entities, and updates the counts. `rows` are those before the change.
+pub(crate) fn changes(
     fleet: &FleetState,
     counts: &mut RowCounts,
     touched: &TouchedEntities,
-    rows: &S,
-) -> Result<RowWrites, S::Error> {
+    rows: &RowStore,
+) -> Result<RowWrites, StoreError> {
     let past = PastState { fleet, touched };
     let mut visit = RowWriteBuilder {
         fleet,
@@ -106,21 +97,17 @@ pub(crate) fn changes<S: RowLookup>(
     Ok(visit.changes)
 }
 
-struct RowWriteBuilder<'a, S> {
+struct RowWriteBuilder<'a> {
     fleet: &'a FleetState,
     past: PastState<'a>,
     counts: &'a mut RowCounts,
-    rows: &'a S,
+    rows: &'a RowStore,
     sets: TouchedKeys,
     changes: RowWrites,
 }
 
 /// Row before and after.
 type RowChange<R> = (Option<R>, Option<R>);
-
-fn drain<T: Eq + Hash>(set: &mut FxHashSet<T>) -> FxHashSet<T> {
-    std::mem::take(set)
-}
 
 /// Returns the old value, to be subtracted from the counts, and the new value, to be added.
 fn turned<'a, T>(old: Option<&'a T>, new: Option<&'a T>) -> impl Iterator<Item = (&'a T, CountStep)> {
@@ -132,13 +119,13 @@ fn holds(row: Option<&IncarnationRow>) -> bool {
     row.is_some_and(|row| !row.state.is_over())
 }
 
-impl<S: RowLookup> RowWriteBuilder<'_, S> {
+impl RowWriteBuilder<'_> {
     /// Writes a row if it differs from the old one, which is read back. Returns `None` if nothing changed.
     fn turn<R: ReadModelRow>(
         &mut self,
         key: &RowKey,
         new: Option<R>,
-    ) -> Result<Option<RowChange<R>>, S::Error> {
+    ) -> Result<Option<RowChange<R>>, StoreError> {
         let key = key.stored();
         let old = self.rows.row(&key)?;
         let bytes = new.as_ref().map(encode);
@@ -199,7 +186,7 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
     }
 
     fn incarnations(&mut self) {
-        for id in drain(&mut self.sets.incarnations) {
+        for id in take(&mut self.sets.incarnations) {
             let (old, new) = (build_row::incarnation(&self.past, id), build_row::incarnation(self.fleet, id));
             self.waits(new.as_ref().or(old.as_ref()).map(|row| &row.plan));
             if !self.follow(&RowKey::Incarnation(id), old.as_ref(), new.as_ref()) {
@@ -227,7 +214,7 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
     }
 
     fn operations(&mut self) {
-        for id in drain(&mut self.sets.operations) {
+        for id in take(&mut self.sets.operations) {
             let (old, new) = (build_row::operation(&self.past, id), build_row::operation(self.fleet, id));
             self.waits(new.as_ref().or(old.as_ref()).map(|row| &row.plan));
             if !self.follow(&RowKey::Operation(id), old.as_ref(), new.as_ref()) {
@@ -245,7 +232,7 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
     }
 
     fn replicas(&mut self) {
-        for name in drain(&mut self.sets.replicas) {
+        for name in take(&mut self.sets.replicas) {
             let (old, new) = (build_row::replica(&self.past, &name), build_row::replica(self.fleet, &name));
             self.waits(new.as_ref().or(old.as_ref()).map(|row| &row.plan));
             let domain = |of: Option<&Replica>| of.and_then(Replica::remaining).map(|run| run.domain.clone());
@@ -269,13 +256,13 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
         }
     }
 
-    fn catalogue(&mut self) -> Result<(), S::Error> {
-        for name in drain(&mut self.sets.volumes) {
+    fn catalogue(&mut self) -> Result<(), StoreError> {
+        for name in take(&mut self.sets.volumes) {
             let new = VolumeRow::of(self.fleet, self.counts, &name);
             let Some((old, new)) = self.turn(&RowKey::Volume(name), new)? else { continue };
             self.sets.nodes.extend(old.into_iter().chain(new).map(|row| row.node));
         }
-        for name in drain(&mut self.sets.nodes) {
+        for name in take(&mut self.sets.nodes) {
             let new = NodeRow::of(self.fleet, self.counts, &name);
             let Some((old, new)) = self.turn(&RowKey::Node(name), new)? else { continue };
             for (row, way) in turned(old.as_ref(), new.as_ref()) {
@@ -289,11 +276,11 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
                 self.sets.clusters.extend(from.into_iter().chain(to));
             }
         }
-        for name in drain(&mut self.sets.clusters) {
+        for name in take(&mut self.sets.clusters) {
             let new = ClusterRow::of(self.fleet, self.counts, &name);
             self.turn(&RowKey::Cluster(name), new)?;
         }
-        for key in drain(&mut self.sets.others) {
+        for key in take(&mut self.sets.others) {
             with_row!(key.kind(), R => {
                 let new = R::of_key(self.fleet, self.counts, &key);
                 self.turn::<R>(&key, new)?;
@@ -302,17 +289,17 @@ impl<S: RowLookup> RowWriteBuilder<'_, S> {
         Ok(())
     }
 
-    fn plans(&mut self) -> Result<(), S::Error> {
+    fn plans(&mut self) -> Result<(), StoreError> {
         let named: Vec<_> = self.sets.deployments.iter().map(|(plan, _)| plan.clone()).collect();
         self.sets.plans.extend(named);
-        for name in drain(&mut self.sets.plans) {
+        for name in take(&mut self.sets.plans) {
             let plan = self.fleet.plans().get(&name);
             let open = plan.into_iter().flat_map(|plan| plan.current.iter().chain(&plan.next));
             self.sets.deployments.extend(open.map(|open| (name.clone(), open.clone())));
             let new = PlanRow::of(self.fleet, self.counts, &name);
             self.turn(&RowKey::Plan(name), new)?;
         }
-        for key in drain(&mut self.sets.deployments) {
+        for key in take(&mut self.sets.deployments) {
             let new = DeploymentRow::of(self.fleet, self.counts, &key);
             self.turn(&RowKey::Deployment(key.0, key.1), new)?;
         }

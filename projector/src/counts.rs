@@ -3,6 +3,8 @@
 //! Counts are updated as rows change, so that no event requires a scan of a plan's replicas. They are counted
 //! from the state once, at the start.
 
+use std::hash::Hash;
+
 use chancery_events::lifecycle::WillWord;
 use chancery_events::name::{ClusterName, PlanName};
 use chancery_events::spec::{NodeState, OperationKind};
@@ -11,6 +13,7 @@ use chancery_machine::operation::state_word;
 use rustc_hash::FxHashMap;
 
 use crate::build_row::replica_count;
+use crate::figures::PlanFigures;
 use crate::rows::{OperationStatus, PhaseStatus};
 
 /// States of operations that have not ended.
@@ -39,36 +42,22 @@ pub(crate) struct CountedReplica {
 /// Counts of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct PlanCounts {
-    desired: u64,
-    ready: u64,
-    phases: [u64; PhaseStatus::ALL.len()],
+    pub(crate) figures: PlanFigures,
     open: [[u64; OPEN.len()]; OperationKind::ALL.len()],
 }
 
 static NONE: PlanCounts = PlanCounts {
-    desired: 0,
-    ready: 0,
-    phases: [0; PhaseStatus::ALL.len()],
+    figures: PlanFigures { desired: 0, ready: 0, phases: [0; PhaseStatus::ALL.len()] },
     open: [[0; OPEN.len()]; OperationKind::ALL.len()],
 };
 
 impl PlanCounts {
     pub(crate) fn in_phase(&self, phase: PhaseStatus) -> u64 {
-        self.phases[phase as usize]
-    }
-
-    /// Returns the number of replicas that must run.
-    pub(crate) fn desired(&self) -> u64 {
-        self.desired
-    }
-
-    /// Returns the number of replicas that run and whose processes are all ready.
-    pub(crate) fn ready(&self) -> u64 {
-        self.ready
+        self.figures.phases[phase as usize]
     }
 
     pub(crate) fn replicas(&self) -> u64 {
-        self.phases.iter().sum()
+        self.figures.phases.iter().sum()
     }
 
     /// Returns the operations of the kind in the state; zero for ended states.
@@ -155,13 +144,13 @@ impl RowCounts {
     }
 
     pub(crate) fn replica(&mut self, plan: &PlanName, replica: CountedReplica, way: CountStep) {
-        self.with_plan(plan, |counts| {
-            step(&mut counts.phases[replica.phase as usize], way);
+        change(&mut self.plans, plan, |PlanCounts { figures, .. }| {
+            step(&mut figures.phases[replica.phase as usize], way);
             if replica.desired == WillWord::Running {
-                step(&mut counts.desired, way);
+                step(&mut figures.desired, way);
             }
             if replica.ready {
-                step(&mut counts.ready, way);
+                step(&mut figures.ready, way);
             }
         });
     }
@@ -179,34 +168,29 @@ impl RowCounts {
         way: CountStep,
     ) {
         if let Some(place) = place(state) {
-            self.with_plan(plan, |counts| step(&mut counts.open[kind as usize][place], way));
+            change(&mut self.plans, plan, |counts| step(&mut counts.open[kind as usize][place], way));
         }
     }
 
     pub(crate) fn node(&mut self, cluster: &ClusterName, way: CountStep) {
-        if let Some(count) = self.clusters.get_mut(cluster) {
-            step(count, way);
-            if *count == 0 {
-                self.clusters.remove(cluster);
-            }
-        } else {
-            let mut count = 0;
-            step(&mut count, way);
-            self.clusters.insert(cluster.clone(), count);
-        }
+        change(&mut self.clusters, cluster, |count| step(count, way));
     }
+}
 
-    /// Removes counts of zero, so that kept counts equal counted ones.
-    fn with_plan(&mut self, plan: &PlanName, how: impl FnOnce(&mut PlanCounts)) {
-        if let Some(counts) = self.plans.get_mut(plan) {
-            how(counts);
-            if *counts == NONE {
-                self.plans.remove(plan);
-            }
-        } else {
-            let mut counts = NONE;
-            how(&mut counts);
-            self.plans.insert(plan.clone(), counts);
+/// Changes the counts of a name. Removes counts of zero, so that kept counts equal counted ones.
+fn change<N: Clone + Eq + Hash, T: Default + PartialEq>(
+    all: &mut FxHashMap<N, T>,
+    name: &N,
+    how: impl FnOnce(&mut T),
+) {
+    if let Some(counts) = all.get_mut(name) {
+        how(counts);
+        if *counts == T::default() {
+            all.remove(name);
         }
+    } else {
+        let mut counts = T::default();
+        how(&mut counts);
+        all.insert(name.clone(), counts);
     }
 }

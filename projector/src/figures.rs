@@ -10,14 +10,14 @@ use chancery_events::spec::{NodeState, OperationKind};
 use chancery_events::time::Time;
 use chancery_machine::fleet::FleetState;
 
-use crate::counts::{OPEN, PlanCounts, RowCounts};
+use crate::counts::{OPEN, RowCounts};
 use crate::rows::OperationStatus;
 
 /// Maximum number of plans, and of clusters, with figures of their own: the first by name. The others are added up.
 pub const OWN: usize = 100;
 
 /// Figures of the replicas of a plan, or of several plans.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PlanFigures {
     /// Replicas that must run.
     pub desired: u64,
@@ -27,12 +27,12 @@ pub struct PlanFigures {
     pub phases: [u64; PhaseStatus::ALL.len()],
 }
 
-impl AddAssign<&PlanCounts> for PlanFigures {
-    fn add_assign(&mut self, counts: &PlanCounts) {
-        self.desired += counts.desired();
-        self.ready += counts.ready();
-        for (sum, phase) in self.phases.iter_mut().zip(PhaseStatus::ALL) {
-            *sum += counts.in_phase(*phase);
+impl AddAssign<&PlanFigures> for PlanFigures {
+    fn add_assign(&mut self, other: &PlanFigures) {
+        self.desired += other.desired;
+        self.ready += other.ready;
+        for (sum, phase) in self.phases.iter_mut().zip(other.phases) {
+            *sum += phase;
         }
     }
 }
@@ -70,18 +70,14 @@ impl FleetFigures {
         let mut others = PlanFigures::default();
         let mut operations = [[0; OPEN.len()]; OperationKind::ALL.len()];
         for plan in counts.plans() {
-            others += plan;
+            others += &plan.figures;
             for (sums, kind) in operations.iter_mut().zip(OperationKind::ALL) {
                 for (sum, state) in sums.iter_mut().zip(OPEN) {
                     *sum += plan.open(*kind, state);
                 }
             }
         }
-        let own = first(fleet.plans().unordered_keys(), |name| {
-            let mut figures = PlanFigures::default();
-            figures += counts.plan(name);
-            figures
-        });
+        let own = first(fleet.plans().unordered_keys(), |name| counts.plan(name).figures);
         for (_, figures) in &own {
             others.desired -= figures.desired;
             others.ready -= figures.ready;

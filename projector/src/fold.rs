@@ -156,11 +156,6 @@ impl JournalFold {
         self.next(record, || facts(record, &mut |_| ()), Some(touched))
     }
 
-    /// Folds a record that another thread has decoded.
-    pub(crate) fn take_decoded(&mut self, decoded: DecodedRecord) -> Result<FoldOutcome, FoldError> {
-        self.next(&decoded.record, || decoded.facts, None)
-    }
-
     fn next(
         &mut self,
         record: &Record,
@@ -265,9 +260,8 @@ pub(crate) fn fold_ahead<E: From<ReadError> + From<FoldError>>(
             let _ = decoded.send(batch);
         });
         ahead.into_iter().flatten().try_for_each(|decoded| {
-            let decoded = decoded?;
-            let record = Arc::clone(&decoded.record);
-            fold.take_decoded(decoded)?;
+            let DecodedRecord { record, facts } = decoded?;
+            fold.next(&record, || facts, None)?;
             fold.state().map_or(Ok(()), |state| each(&record, state))
         })
     })

@@ -206,17 +206,17 @@ impl HistoryReader {
         let root = self.root(&event, position, record, known)?;
         // Most later entries of the page result from this event.
         known.insert(position, root.clone());
-        let CauseRoot { initiator: who, root_cause: because } = root;
-        let because = Some(because).filter(|because| because.position != position);
+        let CauseRoot { initiator, root_cause } = root;
+        let root_cause = Some(root_cause).filter(|root| root.position != position);
         let (time, lineage) = (record.header().time, record.header().lineage);
         Ok(Some(HistoryEntry {
             position,
             time,
             kind,
             type_name,
-            initiator: who,
+            initiator,
             cause,
-            root_cause: because,
+            root_cause,
             data,
             lineage,
         }))
@@ -285,9 +285,5 @@ fn needles(subject: &Subject) -> Vec<Vec<u8>> {
 }
 
 fn is_about(event: &Event, subject: &Subject, record: &Record, position: Position) -> bool {
-    if event.subjects().contains(subject) {
-        return true;
-    }
-    let Event::Fact { fact, .. } = event else { return false };
-    fact.issues(record.header().lineage, position).as_ref() == Some(subject)
+    event.all_subjects(record.header().lineage, position).any(|about| about == *subject)
 }

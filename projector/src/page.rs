@@ -109,7 +109,7 @@ const OTHERS: usize = 300;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct JsonItems {
     text: Vec<u8>,
-    count: usize,
+    pub(crate) count: usize,
 }
 
 impl JsonItems {
@@ -129,10 +129,6 @@ impl JsonItems {
             self.text.truncate(before);
         }
         is_taken
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.count
     }
 
     /// Returns the text, as in `{"items":[{"name":"web"}]`, with memory for [`OTHERS`] further bytes. Answers reserve memory for

@@ -1,8 +1,8 @@
-//! Progress of the rows, for threads and tasks that wait.
+//! Progress of the rows, for tasks that wait.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use chancery_events::id::Position;
 use chancery_events::time::Time;
@@ -63,11 +63,9 @@ pub struct PositionWatch(Arc<WatchShared>);
 
 #[derive(Debug)]
 struct WatchShared {
-    now: Mutex<AppliedPosition>,
-    /// Position of `now`, for readers that need not wait.
-    position: AtomicU64,
-    moved: Condvar,
     tasks: watch::Sender<AppliedPosition>,
+    /// Position of the last change of `tasks`, for readers that need not wait.
+    position: AtomicU64,
     /// Whether a reader started to wait after the projector's last pause.
     wanted: Mutex<bool>,
     hurry: Condvar,
@@ -81,12 +79,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl PositionWatch {
     /// Creates a watch of rows at a position.
     pub fn new(applied: AppliedPosition) -> PositionWatch {
-        let (tasks, _) = watch::channel(applied.clone());
         PositionWatch(Arc::new(WatchShared {
             position: AtomicU64::new(applied.position.get()),
-            now: Mutex::new(applied),
-            moved: Condvar::new(),
-            tasks,
+            tasks: watch::Sender::new(applied),
             wanted: Mutex::new(false),
             hurry: Condvar::new(),
         }))
@@ -94,7 +89,7 @@ impl PositionWatch {
 
     /// Returns the progress of the rows.
     pub fn now(&self) -> AppliedPosition {
-        lock(&self.0.now).clone()
+        self.0.tasks.borrow().clone()
     }
 
     /// Returns the position up to which every event is in the rows. One load: most readers need not wait.
@@ -122,28 +117,9 @@ impl PositionWatch {
         }
     }
 
-    /// Subscribes a task, which sees the last change at least.
-    pub fn subscribe(&self) -> watch::Receiver<AppliedPosition> {
-        self.0.tasks.subscribe()
-    }
-
-    /// Waits on this thread until the position is in the rows.
-    pub fn wait(&self, wanted: Position, timeout: Duration) -> Result<AppliedPosition, PositionWaitError> {
-        let until = Instant::now() + timeout;
-        let mut now = lock(&self.0.now);
-        while !now.reaches(wanted)? {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(PositionWaitError::Timeout { wanted, reached: now.position });
-            }
-            (now, _) = self.0.moved.wait_timeout(now, left).unwrap_or_else(PoisonError::into_inner);
-        }
-        Ok(now.clone())
-    }
-
     /// Waits in a task until the position is in the rows. Callers must add a timeout.
     pub async fn reached(&self, wanted: Position) -> Result<AppliedPosition, PositionWaitError> {
-        let mut tasks = self.subscribe();
+        let mut tasks = self.0.tasks.subscribe();
         loop {
             let now = tasks.borrow_and_update().clone();
             if now.reaches(wanted)? {
@@ -158,10 +134,10 @@ impl PositionWatch {
     }
 
     pub(crate) fn publish(&self, applied: AppliedPosition) {
-        *lock(&self.0.now) = applied.clone();
-        self.0.position.store(applied.position.get(), Ordering::Release);
-        self.0.moved.notify_all();
-        self.0.tasks.send_replace(applied);
+        self.0.tasks.send_modify(|now| {
+            self.0.position.store(applied.position.get(), Ordering::Release);
+            *now = applied;
+        });
     }
 
     /// Publishes that the projector has stopped; the first reason stays.

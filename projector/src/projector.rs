@@ -70,7 +70,6 @@ pub struct Projector {
     snapshot: Position,
     /// Rows and index entries written or removed.
     written: u64,
-    tuning: StoreTuning,
     watch: PositionWatch,
     epoch: Arc<BatchCounter>,
     has_failed: bool,
@@ -96,7 +95,6 @@ impl Projector {
         source: Arc<dyn JournalReader>,
         snapshots: Option<&SnapshotStore>,
     ) -> Result<Projector, ProjectError> {
-        let tuning = rows.tuning();
         let state = snapshots.map(|from| snapshot::newest(from, fleet, &*source)).transpose()?.flatten();
         let (store, rows) = usable(rows, &*source, state.as_ref())?;
         let snapshot = state.as_ref().map_or(Position::ZERO, |state| state.at.position);
@@ -119,7 +117,6 @@ impl Projector {
             is_filled,
             snapshot,
             written: 0,
-            tuning,
             epoch: Arc::new(BatchCounter::at(applied.position)),
             watch: PositionWatch::new(applied),
             has_failed: false,
@@ -218,7 +215,7 @@ impl Projector {
         &mut self,
         records: impl IntoIterator<Item = Result<Arc<Record>, ReadError>>,
     ) -> Result<Position, ProjectError> {
-        let batch = self.tuning.batch;
+        let batch = self.store.tuning.batch;
         let Projector { fold, counts, store, rows, written, watch, epoch, .. } = self;
         thread::scope(|scope| {
             let mut writer = BatchWriter { scope, store, epoch, watch, rows, written, writing: None };
@@ -381,14 +378,13 @@ fn usable(
     source: &dyn JournalReader,
     state: Option<&FoldedState>,
 ) -> Result<(RowStore, Option<ChainCursor>), ProjectError> {
-    let tuning = found.tuning();
     let store = RowStore::settle(found)?;
     let Some(rows) = store.cursor()? else { return Ok((store, None)) };
     if !has_record_of(source, &rows)? {
-        return Ok((store.renew("the journal does not contain their last record", tuning)?, None));
+        return Ok((store.renew("the journal does not contain their last record")?, None));
     }
     if state.is_some_and(|state| state.at.position > rows.position) {
-        return Ok((store.renew("they are older than the newest snapshot", tuning)?, None));
+        return Ok((store.renew("they are older than the newest snapshot")?, None));
     }
     Ok((store, Some(rows)))
 }

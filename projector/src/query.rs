@@ -11,11 +11,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use chancery_events::fact::UnschedulableReason;
 use chancery_events::id::Position;
-use chancery_events::name::PlanName;
+use chancery_events::name::{ClusterName, PlanName};
 use chancery_events::record::RecordHash;
 use sled::IVec;
 
@@ -26,10 +25,10 @@ use crate::kind::{ReadModelRow, RowKey, RowKind, with_row};
 use crate::page::{
     JsonItems, JsonPage, JsonRow, LIMIT_DEFAULT, LIMIT_MAX, ListQuery, PageToken, QueryError, RowPage,
 };
-use crate::position_watch::{AppliedPosition, PositionWaitError, PositionWatch};
-use crate::reachability::ReachabilityLookup;
-use crate::rows::{PlanRow, ReplicaRow};
-use crate::store::{StoreError, decode};
+use crate::position_watch::{AppliedPosition, PositionWatch};
+use crate::reachability::{ReachabilitySource, reachability};
+use crate::rows::{ClusterRow, IncarnationRow, PlanRow, Reachability, ReplicaRow};
+use crate::store::{StoreError, decode, failed};
 
 /// Maximum number of reads of a page, if batches are applied meanwhile.
 const ATTEMPTS: u32 = 4;
@@ -77,7 +76,7 @@ impl BatchCounter {
 }
 
 /// Keys and values of rows and index entries, in order, as the store has them.
-pub(crate) trait RowTree {
+pub(crate) trait RowTree: Sized {
     /// Returns the value of a key.
     fn value(&self, key: &[u8]) -> Result<Option<IVec>, StoreError>;
 
@@ -104,10 +103,7 @@ pub(crate) trait RowTree {
     }
 
     /// Returns the row of a key, with the position at which it was read.
-    fn row<R: ReadModelRow>(&self, key: &RowKey) -> Result<(Option<R>, Position), QueryError>
-    where
-        Self: Sized,
-    {
+    fn row<R: ReadModelRow>(&self, key: &RowKey) -> Result<(Option<R>, Position), QueryError> {
         self.steady(|position| {
             let row = self.bytes::<R>(&key.stored())?;
             Ok((row.map(|row| CompletedRows::new(self).add(row)).transpose()?, position))
@@ -120,10 +116,7 @@ pub(crate) trait RowTree {
     }
 
     /// Returns the row of a key of any kind, as JSON, with the position at which it was read.
-    fn json_row(&self, key: &RowKey) -> Result<(Option<JsonRow>, Position), QueryError>
-    where
-        Self: Sized,
-    {
+    fn json_row(&self, key: &RowKey) -> Result<(Option<JsonRow>, Position), QueryError> {
         fn json<R: ReadModelRow>(row: &R) -> JsonRow {
             let body = serde_json::to_string(row).expect("rows can be encoded as JSON");
             JsonRow { body, version: row.version(), position: row.position() }
@@ -135,29 +128,13 @@ pub(crate) trait RowTree {
     }
 
     /// Returns a page of a list, as JSON.
-    fn json_page<R: ReadModelRow>(&self, query: &ListQuery) -> Result<JsonPage, QueryError>
-    where
-        Self: Sized,
-    {
+    fn json_page<R: ReadModelRow>(&self, query: &ListQuery) -> Result<JsonPage, QueryError> {
         let max = query.max_bytes.unwrap_or(usize::MAX);
         let add = |items: &mut JsonItems, row: R| {
             if items.add(&row, max) { PageOutcome::Taken } else { PageOutcome::Full }
         };
         let (items, next, position) = self.page(query, add)?;
-        Ok(JsonPage { count: items.count(), start: items.end(), next, position })
-    }
-
-    /// Returns a page of a list.
-    fn row_page<R: ReadModelRow>(&self, query: &ListQuery) -> Result<RowPage<R>, QueryError>
-    where
-        Self: Sized,
-    {
-        let add = |items: &mut Vec<R>, row: R| {
-            items.push(row);
-            PageOutcome::Taken
-        };
-        let (items, next, position) = self.page(query, add)?;
-        Ok(RowPage { items, next, position })
+        Ok(JsonPage { count: items.count, start: items.end(), next, position })
     }
 
     /// Returns a page of a list, built by `add` row by row.
@@ -165,10 +142,7 @@ pub(crate) trait RowTree {
         &self,
         query: &ListQuery,
         add: impl Fn(&mut T, R) -> PageOutcome,
-    ) -> Result<(T, Option<PageToken>, Position), QueryError>
-    where
-        Self: Sized,
-    {
+    ) -> Result<(T, Option<PageToken>, Position), QueryError> {
         let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
         if limit == 0 || limit > LIMIT_MAX {
             return Err(QueryError::Limit { kind: R::KIND, limit });
@@ -308,15 +282,6 @@ impl RowReader {
         &self.watch
     }
 
-    /// Waits on this thread until the position is in the rows.
-    pub fn wait(
-        &self,
-        min_position: Position,
-        timeout: Duration,
-    ) -> Result<AppliedPosition, PositionWaitError> {
-        self.watch.wait(min_position, timeout)
-    }
-
     /// Returns the row of a key.
     pub fn get<R: ReadModelRow>(&self, key: &R::Key) -> Result<Option<R>, QueryError> {
         Ok(self.row(&R::row_key(key))?.0)
@@ -339,13 +304,18 @@ impl RowReader {
 
     /// Returns a page of a list.
     pub fn list<R: ReadModelRow>(&self, query: &ListQuery) -> Result<RowPage<R>, QueryError> {
-        self.row_page(query)
+        let add = |items: &mut Vec<R>, row: R| {
+            items.push(row);
+            PageOutcome::Taken
+        };
+        let (items, next, position) = self.page(query, add)?;
+        Ok(RowPage { items, next, position })
     }
 }
 
 impl RowTree for RowReader {
     fn value(&self, key: &[u8]) -> Result<Option<IVec>, StoreError> {
-        self.tree.get(key).map_err(read_failed)
+        self.tree.get(key).map_err(failed("read"))
     }
 
     fn range(
@@ -353,7 +323,7 @@ impl RowTree for RowReader {
         _kind: RowKind,
         from: Vec<u8>,
     ) -> Box<dyn Iterator<Item = Result<(IVec, IVec), StoreError>> + '_> {
-        Box::new(self.tree.range(from..).map(|entry| entry.map_err(read_failed)))
+        Box::new(self.tree.range(from..).map(|entry| entry.map_err(failed("read"))))
     }
 
     /// Repeats a read if a batch was applied meanwhile.
@@ -387,25 +357,24 @@ fn row_key<R: ReadModelRow>(entry: &[u8], prefix: usize) -> Vec<u8> {
     key
 }
 
-fn read_failed(source: sled::Error) -> StoreError {
-    StoreError::Sled { operation: "read", source }
-}
-
-/// Rows as readers see them: stored rows, with the fields that readers add.
+/// Rows as readers see them: stored rows, with the fields that readers add. Each row that has their values is read once.
 pub(crate) struct CompletedRows<'a, T> {
-    reasons: ReasonLookup<'a, T>,
-    reach: ReachabilityLookup<'a, T>,
+    tree: &'a T,
+    /// Reasons for missing placements, from the rows of plans.
+    reasons: BTreeMap<PlanName, String>,
+    /// Reachability of clusters.
+    reachable: BTreeMap<ClusterName, Reachability>,
 }
 
 impl<'a, T: RowTree> CompletedRows<'a, T> {
     pub(crate) fn new(tree: &'a T) -> CompletedRows<'a, T> {
-        CompletedRows { reasons: ReasonLookup::new(tree), reach: ReachabilityLookup::new(tree) }
+        CompletedRows { tree, reasons: BTreeMap::new(), reachable: BTreeMap::new() }
     }
 
     /// Adds the fields to a stored row.
     fn add<R: ReadModelRow>(&mut self, mut row: R) -> Result<R, StoreError> {
-        self.reasons.add(&mut row)?;
-        self.reach.add(&mut row)?;
+        self.add_reasons(&mut row)?;
+        self.add_reachability(&mut row)?;
         Ok(row)
     }
 
@@ -413,28 +382,41 @@ impl<'a, T: RowTree> CompletedRows<'a, T> {
     pub(crate) fn show<R: ReadModelRow>(&mut self, key: &[u8], value: &[u8]) -> Result<R, StoreError> {
         self.add(decode(key, value)?)
     }
-}
 
-/// Reasons for missing placements, from the rows of plans; each row is read once.
-struct ReasonLookup<'a, T> {
-    reader: &'a T,
-    known: BTreeMap<PlanName, String>,
-}
-
-impl<'a, T: RowTree> ReasonLookup<'a, T> {
-    fn new(reader: &'a T) -> ReasonLookup<'a, T> {
-        ReasonLookup { reader, known: BTreeMap::new() }
-    }
-
-    fn add<R: ReadModelRow>(&mut self, row: &mut R) -> Result<(), StoreError> {
+    fn add_reasons<R: ReadModelRow>(&mut self, row: &mut R) -> Result<(), StoreError> {
         let Some((plan, message)) = row.waits_with() else { return Ok(()) };
-        if let Some(known) = self.known.get(plan) {
+        if let Some(known) = self.reasons.get(plan) {
             message.clone_from(known);
             return Ok(());
         }
-        let text = waits_because(&self.reader.unschedulable(plan)?);
+        let text = waits_because(&self.tree.unschedulable(plan)?);
         message.clone_from(&text);
-        self.known.insert(plan.clone(), text);
+        self.reasons.insert(plan.clone(), text);
         Ok(())
+    }
+
+    fn add_reachability<R: ReadModelRow>(&mut self, row: &mut R) -> Result<(), StoreError> {
+        let Some((through, reached)) = row.reached_through() else { return Ok(()) };
+        let cluster = match through {
+            ReachabilitySource::Cluster(cluster) => cluster,
+            ReachabilitySource::Incarnation(id) => {
+                let row = self.tree.bytes::<IncarnationRow>(&RowKey::Incarnation(id).stored())?;
+                // Deleted since: the next batch deletes the row that names it.
+                let Some(row) = row else { return Ok(()) };
+                row.cluster
+            }
+        };
+        reached.set(self.reachability(&cluster)?, &cluster);
+        Ok(())
+    }
+
+    fn reachability(&mut self, cluster: &ClusterName) -> Result<Reachability, StoreError> {
+        if let Some(known) = self.reachable.get(cluster) {
+            return Ok(*known);
+        }
+        let row = self.tree.bytes::<ClusterRow>(&RowKey::Cluster(cluster.clone()).stored())?;
+        let found = reachability(row.is_some_and(|row| row.session.is_some()));
+        self.reachable.insert(cluster.clone(), found);
+        Ok(found)
     }
 }

@@ -145,13 +145,6 @@ pub enum SnapshotResult {
     OtherHistory,
 }
 
-impl SnapshotResult {
-    /// Whether the snapshot contradicts the journal, or is damaged.
-    pub const fn is_wrong(&self) -> bool {
-        matches!(self, SnapshotResult::Differs | SnapshotResult::Damaged(_))
-    }
-}
-
 /// Snapshot that was compared, or skipped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ComparedSnapshot {
@@ -176,60 +169,50 @@ impl SnapshotComparison<'_> {
     fn after(&mut self, state: &FoldedState) -> Result<(), ReplayError> {
         while let Some((position, path)) = self.waiting.pop_if(|(position, _)| *position <= state.at.position)
         {
-            let compared = compare(self.fleet, position, &path, state);
-            match compared {
-                Ok(result) => self.compared.push(ComparedSnapshot { position, path, result }),
-                Err(CompareError::Removed) => {}
-                Err(CompareError::Hash(source)) => return Err(ReplayError::Hash { position, source }),
+            let result = compare(self.fleet, position, &path, state);
+            if let Some(result) = result.map_err(|source| ReplayError::Hash { position, source })? {
+                self.compared.push(ComparedSnapshot { position, path, result });
             }
         }
         Ok(())
     }
 }
 
-/// Reason why a snapshot has no result.
-enum CompareError {
-    /// Another process has removed it.
-    Removed,
-    /// State of the replay that cannot be hashed.
-    Hash(io::Error),
-}
-
+/// Compares a snapshot with the state; `None` if another process has removed it. Fails only if the state cannot be hashed.
 fn compare(
     fleet: &str,
     position: Position,
     path: &Path,
     state: &FoldedState,
-) -> Result<SnapshotResult, CompareError> {
+) -> io::Result<Option<SnapshotResult>> {
     let unread = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => Err(CompareError::Removed),
-        io::ErrorKind::Unsupported => Ok(SnapshotResult::OtherBuild),
-        _ => Ok(SnapshotResult::Damaged(error.to_string())),
+        io::ErrorKind::NotFound => None,
+        io::ErrorKind::Unsupported => Some(SnapshotResult::OtherBuild),
+        _ => Some(SnapshotResult::Damaged(error.to_string())),
     };
     // Opening another kind of file, as a named pipe, may block.
     if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
-        return Ok(SnapshotResult::Damaged("it is not a file".to_owned()));
+        return Ok(Some(SnapshotResult::Damaged("it is not a file".to_owned())));
     }
     let meta = match snapshots::first_line(path) {
         Ok(meta) => meta,
-        Err(error) => return unread(error),
+        Err(error) => return Ok(unread(error)),
     };
     if meta.position != position {
-        return Ok(SnapshotResult::Damaged("its name does not match its position".to_owned()));
+        return Ok(Some(SnapshotResult::Damaged("its name does not match its position".to_owned())));
     }
     if meta.fingerprint != fingerprint() {
-        return Ok(SnapshotResult::OtherBuild);
+        return Ok(Some(SnapshotResult::OtherBuild));
     }
     if *meta.fleet != *fleet || meta.cursor() != state.at {
-        return Ok(SnapshotResult::OtherHistory);
+        return Ok(Some(SnapshotResult::OtherHistory));
     }
     // Its bytes are those that its metadata names, or it is damaged.
     if let Err(error) = snapshots::read_file(path) {
-        return unread(error);
+        return Ok(unread(error));
     }
-    let hash = state.hash().map_err(CompareError::Hash)?;
-    let is_same = meta.state_hash == hash && meta.watermark == state.watermark;
-    Ok(if is_same { SnapshotResult::Agrees } else { SnapshotResult::Differs })
+    let is_same = meta.state_hash == state.hash()? && meta.watermark == state.watermark;
+    Ok(Some(if is_same { SnapshotResult::Agrees } else { SnapshotResult::Differs }))
 }
 
 /// Result of a replay.

@@ -30,7 +30,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sled::IVec;
 
-use crate::changes::{RowLookup, RowWrites};
+use crate::changes::RowWrites;
 use crate::kind::{ReadModelRow, RowKind, with_row};
 use crate::layout::RowLayouts;
 
@@ -145,10 +145,7 @@ impl StoreError {
 
 /// Checks for free disk space: sled waits permanently when it finds none for its first pages.
 fn check_space(path: &Path) -> Result<(), StoreError> {
-    let failed = |error: rustix::io::Errno| StoreError::Sled {
-        operation: "open",
-        source: io::Error::from(error).into(),
-    };
+    let failed = |error: rustix::io::Errno| failed("open")(io::Error::from(error).into());
     let there = path.ancestors().find(|there| there.exists()).unwrap_or(path);
     let disk = rustix::fs::statvfs(there).map_err(failed)?;
     if disk.f_bavail.saturating_mul(disk.f_frsize) < ROOM {
@@ -188,10 +185,6 @@ impl FoundRows {
         (shape == store.shape).then_some(cursor)
     }
 
-    pub(crate) const fn tuning(&self) -> StoreTuning {
-        self.tuning
-    }
-
     /// Returns the rows as they were found, of whatever build.
     pub(crate) fn into_store(self) -> Result<RowStore, StoreError> {
         self.opened
@@ -204,6 +197,7 @@ pub(crate) struct RowStore {
     db: sled::Db,
     tree: sled::Tree,
     path: PathBuf,
+    pub(crate) tuning: StoreTuning,
     shape: RecordHash,
 }
 
@@ -223,8 +217,8 @@ impl RowStore {
         match store.stored_cursor() {
             Ok(Some((shape, _))) if shape == store.shape => Ok(store),
             Ok(None) if store.tree.is_empty() => Ok(store),
-            Ok(None) => store.renew("they are incomplete", tuning),
-            Ok(Some(_)) | Err(_) => store.renew("another build wrote them", tuning),
+            Ok(None) => store.renew("they are incomplete"),
+            Ok(Some(_)) | Err(_) => store.renew("another build wrote them"),
         }
     }
 
@@ -242,32 +236,29 @@ impl RowStore {
     fn try_open(path: &Path, tuning: StoreTuning) -> Result<RowStore, StoreError> {
         check_space(path)?;
         // sled asks for no modes: its files are as private as the directory.
-        private::create_dir_all(path)
-            .map_err(|source| StoreError::Sled { operation: "open", source: source.into() })?;
+        private::create_dir_all(path).map_err(|source| failed("open")(source.into()))?;
         let config = sled::Config::new()
             .path(path)
             .cache_capacity(tuning.cache)
             .flush_every_ms(None)
             .mode(sled::Mode::HighThroughput);
         // sled panics on some kinds of damage.
-        let db = catch_unwind(AssertUnwindSafe(|| config.open())).map_err(|_| StoreError::Sled {
-            operation: "open",
-            source: sled::Error::ReportableBug("sled panicked".into()),
-        })?;
+        let db = catch_unwind(AssertUnwindSafe(|| config.open()))
+            .map_err(|_| failed("open")(sled::Error::ReportableBug("sled panicked".into())))?;
         let db = db.map_err(|source| match &source {
             sled::Error::Io(error) if error.to_string().contains("could not acquire lock") => {
                 StoreError::InUse(path.to_owned())
             }
-            _ => StoreError::Sled { operation: "open", source },
+            _ => failed("open")(source),
         })?;
         let tree = sled::Tree::clone(&db);
-        Ok(RowStore { db, tree, path: path.to_owned(), shape: shape() })
+        Ok(RowStore { db, tree, path: path.to_owned(), tuning, shape: shape() })
     }
 
     /// Removes all content, and opens an empty store in its place. No reader must have the store open yet.
-    pub(crate) fn renew(self, reason: &str, tuning: StoreTuning) -> Result<RowStore, StoreError> {
+    pub(crate) fn renew(self, reason: &str) -> Result<RowStore, StoreError> {
         tracing::warn!(path = %self.path.display(), reason, "rows removed, building them again");
-        let path = self.path.clone();
+        let (path, tuning) = (self.path.clone(), self.tuning);
         drop(self);
         remove(&path)?;
         RowStore::try_open(&path, tuning)
@@ -327,6 +318,11 @@ impl RowStore {
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
+    /// Returns the bytes under a key.
+    pub(crate) fn row(&self, key: &[u8]) -> Result<Option<IVec>, StoreError> {
+        self.tree.get(key).map_err(failed("read"))
+    }
+
     /// Returns the tree, for readers.
     pub(crate) fn tree(&self) -> &sled::Tree {
         &self.tree
@@ -336,7 +332,7 @@ impl RowStore {
     pub(crate) fn flush(&self) -> Result<(), StoreError> {
         self.written()?;
         let synced = fs::File::open(self.path.join(FILE)).and_then(|file| file.sync_all());
-        synced.map_err(|source| StoreError::Sled { operation: "flush", source: source.into() })
+        synced.map_err(|source| failed("flush")(source.into()))
     }
 }
 
@@ -351,14 +347,6 @@ impl UnwrittenBatch<'_> {
     /// Waits until sled has written the batch.
     pub(crate) fn wait(self) -> Result<(), StoreError> {
         self.store.written()
-    }
-}
-
-impl RowLookup for RowStore {
-    type Error = StoreError;
-
-    fn row(&self, key: &[u8]) -> Result<Option<IVec>, StoreError> {
-        self.tree.get(key).map_err(failed("read"))
     }
 }
 

@@ -23,7 +23,6 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::build_row::{RowVisitor, every};
-use crate::changes::RowLookup as _;
 use crate::counts::RowCounts;
 use crate::fold::FoldedState;
 use crate::kind::{ReadModelRow, RowKey, RowKind, each_key};

@@ -90,22 +90,3 @@ pub fn shown(fleet: &FleetState) -> BTreeMap<(RowKind, String), serde_json::Valu
     let Ok(()) = every(fleet, &RowCounts::of(fleet), &mut shown);
     shown.1
 }
-
-/// Returns all rows and index entries as they are stored, for comparisons with a rebuild.
-#[cfg(test)]
-pub(crate) fn snapshot_of(fleet: &FleetState) -> std::collections::BTreeMap<Vec<u8>, Vec<u8>> {
-    struct StoredRows(std::collections::BTreeMap<Vec<u8>, Vec<u8>>);
-    impl RowVisitor for StoredRows {
-        type Error = std::convert::Infallible;
-        fn row<R: ReadModelRow>(&mut self, row: &R) -> Result<(), Self::Error> {
-            self.0.insert(row.key().stored(), crate::store::encode(row));
-            let mut entries = crate::index::IndexEntries::default();
-            row.index(&mut entries);
-            self.0.extend(entries.0.into_iter().map(|entry| (entry, Vec::new())));
-            Ok(())
-        }
-    }
-    let mut all = StoredRows(std::collections::BTreeMap::new());
-    let Ok(()) = every(fleet, &RowCounts::of(fleet), &mut all);
-    all.0
-}

@@ -198,14 +198,12 @@ fn replica_message(
     if let Some(moves) = moves(state, replica) {
         return moves;
     }
+    if let (PhaseStatus::Failed, Some(again)) = (phase, replica.next_restart) {
+        let why = replica.last_end.as_deref().map_or_else(String::new, end_message);
+        let at = format!("restarts at {}", again.not_before);
+        return if why.is_empty() { at } else { format!("{why}; {at}") };
+    }
     match (phase, active) {
-        (PhaseStatus::Failed, _) if replica.next_restart.is_some() => {
-            let why = replica.last_end.as_deref().map_or_else(String::new, end_message);
-            let at = replica
-                .next_restart
-                .map_or(String::new(), |again| format!("restarts at {}", again.not_before));
-            if why.is_empty() { at } else { format!("{why}; {at}") }
-        }
         (PhaseStatus::Failed | PhaseStatus::Stopped, _) => {
             replica.last_end.as_deref().map_or_else(String::new, |end| match end {
                 IncarnationEnd::Destroyed if replica.desired == WillWord::Running => {

@@ -7,8 +7,9 @@
 use serde::de::value::Error;
 use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, Error as _, IntoDeserializer as _,
-    MapAccess, SeqAccess, VariantAccess, Visitor,
+    MapAccess, SeqAccess, Unexpected, VariantAccess, Visitor,
 };
+use serde::forward_to_deserialize_any;
 
 use super::{ID, RowLayout};
 
@@ -102,12 +103,17 @@ impl RowLayout {
         }
     }
 
-    /// Returns the parts of a form that has parts. An unknown form becomes `new`.
-    fn parts(&mut self, new: impl FnOnce() -> RowLayout) -> Result<&mut [(String, RowLayout)], Error> {
+    /// Returns the form. An unknown one becomes `new`.
+    fn or(&mut self, new: impl FnOnce() -> RowLayout) -> &mut RowLayout {
         if *self == RowLayout::Unknown {
             *self = new();
         }
-        match self {
+        self
+    }
+
+    /// Returns the parts of a form that has parts. An unknown form becomes `new`.
+    fn parts(&mut self, new: impl FnOnce() -> RowLayout) -> Result<&mut [(String, RowLayout)], Error> {
+        match self.or(new) {
             RowLayout::Fields(parts) | RowLayout::Variants(parts) => Ok(parts),
             _ => Err(Error::custom("a type has two forms")),
         }
@@ -141,14 +147,6 @@ macro_rules! numbers {
     )*};
 }
 
-macro_rules! unsupported {
-    ($($method:ident)*) => {$(
-        fn $method<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Error> {
-            Err(Error::custom(concat!("rows have no value for ", stringify!($method))))
-        }
-    )*};
-}
-
 impl<'de> Deserializer<'de> for ValueTracer<'_> {
     type Error = Error;
 
@@ -163,10 +161,12 @@ impl<'de> Deserializer<'de> for ValueTracer<'_> {
         deserialize_i64 visit_i64 Time;
     }
 
-    unsupported! {
-        deserialize_any deserialize_i8 deserialize_i128 deserialize_u128
-        deserialize_f32 deserialize_f64 deserialize_char deserialize_byte_buf deserialize_unit
-        deserialize_identifier deserialize_ignored_any
+    forward_to_deserialize_any! {
+        i8 i128 u128 f32 f64 char byte_buf unit unit_struct tuple tuple_struct identifier ignored_any
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        Err(Error::invalid_type(Unexpected::Other("value that rows do not have"), &visitor))
     }
 
     fn deserialize_str<V: Visitor<'de>>(mut self, visitor: V) -> Result<V::Value, Error> {
@@ -183,28 +183,23 @@ impl<'de> Deserializer<'de> for ValueTracer<'_> {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        if *self.layout == RowLayout::Unknown {
-            *self.layout = RowLayout::Optional(Box::new(RowLayout::Unknown));
-        }
-        let RowLayout::Optional(value) = self.layout else {
+        let RowLayout::Optional(value) = self.layout.or(|| RowLayout::Optional(Box::new(RowLayout::Unknown)))
+        else {
             return Err(Error::custom("a type has two forms"));
         };
         visitor.visit_some(ValueTracer { layout: value, values: self.values })
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        if *self.layout == RowLayout::Unknown {
-            *self.layout = RowLayout::List(Box::new(RowLayout::Unknown));
-        }
-        let RowLayout::List(value) = self.layout else { return Err(Error::custom("a type has two forms")) };
-        visitor.visit_seq(OneItem(Some(ValueTracer { layout: value, values: self.values })))
+        let RowLayout::List(value) = self.layout.or(|| RowLayout::List(Box::new(RowLayout::Unknown))) else {
+            return Err(Error::custom("a type has two forms"));
+        };
+        visitor.visit_seq(ItemTracer { layouts: std::iter::once(&mut **value), values: self.values })
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        if *self.layout == RowLayout::Unknown {
-            *self.layout = RowLayout::Map(Box::new(RowLayout::Unknown), Box::new(RowLayout::Unknown));
-        }
-        let RowLayout::Map(key, value) = self.layout else {
+        let new = || RowLayout::Map(Box::new(RowLayout::Unknown), Box::new(RowLayout::Unknown));
+        let RowLayout::Map(key, value) = self.layout.or(new) else {
             return Err(Error::custom("a type has two forms"));
         };
         visitor.visit_map(OneEntry { key: Some(key), value, values: self.values })
@@ -217,7 +212,8 @@ impl<'de> Deserializer<'de> for ValueTracer<'_> {
         visitor: V,
     ) -> Result<V::Value, Error> {
         let parts = self.layout.parts(|| RowLayout::Fields(unknown(fields)))?;
-        visitor.visit_seq(FieldTracer { parts: parts.iter_mut(), values: self.values })
+        let layouts = parts.iter_mut().map(|(_, layout)| layout);
+        visitor.visit_seq(ItemTracer { layouts, values: self.values })
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
@@ -236,40 +232,13 @@ impl<'de> Deserializer<'de> for ValueTracer<'_> {
     ) -> Result<V::Value, Error> {
         let parts = self.layout.parts(|| RowLayout::Variants(unknown(variants)))?;
         let number = parts.iter().position(|(_, part)| !part.is_known()).unwrap_or_default();
-        visitor.visit_enum(VariantTracer { number, layout: &mut parts[number].1, values: self.values })
-    }
-
-    fn deserialize_unit_struct<V: Visitor<'de>>(self, _: &'static str, _: V) -> Result<V::Value, Error> {
-        Err(Error::custom("rows have no struct without fields"))
-    }
-
-    fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, _: V) -> Result<V::Value, Error> {
-        Err(Error::custom("rows have no tuples"))
-    }
-
-    fn deserialize_tuple_struct<V: Visitor<'de>>(
-        self,
-        _: &'static str,
-        _: usize,
-        _: V,
-    ) -> Result<V::Value, Error> {
-        Err(Error::custom("rows have no tuples"))
+        let content = ValueTracer { layout: &mut parts[number].1, values: self.values };
+        visitor.visit_enum(VariantTracer { number, content })
     }
 
     /// As of the codec of the store.
     fn is_human_readable(&self) -> bool {
         false
-    }
-}
-
-/// List with one item.
-struct OneItem<'a>(Option<ValueTracer<'a>>);
-
-impl<'de> SeqAccess<'de> for OneItem<'_> {
-    type Error = Error;
-
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Error> {
-        self.0.take().map(|item| seed.deserialize(item)).transpose()
     }
 }
 
@@ -293,39 +262,38 @@ impl<'de> MapAccess<'de> for OneEntry<'_> {
     }
 }
 
-/// Fields of a struct, in their order.
-struct FieldTracer<'a> {
-    parts: std::slice::IterMut<'a, (String, RowLayout)>,
+/// One item of a list, or the fields of a struct in their order.
+struct ItemTracer<'a, I> {
+    layouts: I,
     values: &'a mut InventedValues,
 }
 
-impl<'de> SeqAccess<'de> for FieldTracer<'_> {
+impl<'de, 'a, I: Iterator<Item = &'a mut RowLayout>> SeqAccess<'de> for ItemTracer<'_, I> {
     type Error = Error;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Error> {
-        let part = self.parts.next();
-        part.map(|(_, layout)| seed.deserialize(ValueTracer { layout, values: self.values })).transpose()
+        let layout = self.layouts.next();
+        layout.map(|layout| seed.deserialize(ValueTracer { layout, values: self.values })).transpose()
     }
 }
 
 /// One variant of an enum.
 struct VariantTracer<'a> {
     number: usize,
-    layout: &'a mut RowLayout,
-    values: &'a mut InventedValues,
+    content: ValueTracer<'a>,
 }
 
 impl<'de, 'a> EnumAccess<'de> for VariantTracer<'a> {
     type Error = Error;
-    type Variant = VariantTracer<'a>;
+    type Variant = ValueTracer<'a>;
 
-    fn variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<(T::Value, VariantTracer<'a>), Error> {
+    fn variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<(T::Value, ValueTracer<'a>), Error> {
         let number = seed.deserialize((self.number as u64).into_deserializer())?;
-        Ok((number, self))
+        Ok((number, self.content))
     }
 }
 
-impl<'de> VariantAccess<'de> for VariantTracer<'_> {
+impl<'de> VariantAccess<'de> for ValueTracer<'_> {
     type Error = Error;
 
     fn unit_variant(self) -> Result<(), Error> {
@@ -334,7 +302,7 @@ impl<'de> VariantAccess<'de> for VariantTracer<'_> {
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, Error> {
-        seed.deserialize(ValueTracer { layout: self.layout, values: self.values })
+        seed.deserialize(self)
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, _: usize, _: V) -> Result<V::Value, Error> {
@@ -346,6 +314,6 @@ impl<'de> VariantAccess<'de> for VariantTracer<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        ValueTracer { layout: self.layout, values: self.values }.deserialize_struct("", fields, visitor)
+        self.deserialize_struct("", fields, visitor)
     }
 }

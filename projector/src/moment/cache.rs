@@ -60,11 +60,8 @@ pub struct MomentCache {
     freeing: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// State from which a fold starts, with its memory.
-struct FoldStart<'a> {
-    state: Option<FoldedState>,
-    memory: FoldMemory<'a>,
-}
+/// State from which a fold starts, with its memory. Without a state, it starts at the start of the journal.
+type FoldStart<'a> = (Option<FoldedState>, FoldMemory<'a>);
 
 impl MomentCache {
     /// Creates a cache without moments. `rows` is the watch of the projector that folds before this cache does.
@@ -136,7 +133,7 @@ impl MomentCache {
         let mut pace = FoldPace::new(is_cancelled, &self.rows, &*self.journal);
         pace.await_projector(&self.catch_up)?;
         let resize = |reserved: &mut ReservedMemory, bytes| self.resize(reserved, bytes, at.position);
-        let FoldStart { state, mut memory } = self.start(at, &resize)?;
+        let (state, mut memory) = self.start(at, &resize)?;
         let mut fold = JournalFold::discarding(state);
         let from = fold.position();
         let mut snapshots = FoldSnapshots::new(self.snapshots.as_ref(), &self.fleet, self.limits, from);
@@ -147,13 +144,9 @@ impl MomentCache {
             Err(_) => false,
         };
         let state = fold.into_state().filter(|_| is_worth_keeping);
-        let moment = match state {
-            Some(state) => {
-                let reserved = memory.end(&state)?;
-                Some(self.keep(FleetMoment::new(state, reserved)))
-            }
-            None => None,
-        };
+        let moment = state
+            .map(|state| memory.end(&state).map(|reserved| self.keep(FleetMoment::new(state, reserved))));
+        let moment = moment.transpose()?;
         folded.map_err(|error| self.with_first(error))?;
         let moment = moment.filter(|moment| moment.at() == *at);
         moment.ok_or_else(|| {
@@ -237,10 +230,9 @@ impl MomentCache {
         }
         if let Some(moment) = self.nearest(at) {
             let (state, memory) = self.start_from_moment(moment, resize)?;
-            return Ok(FoldStart { state: Some(state), memory });
+            return Ok((Some(state), memory));
         }
-        let memory = FoldMemory::reserve(ReservedMemory::none(&self.used), 0, resize)?;
-        Ok(FoldStart { state: None, memory })
+        Ok((None, FoldMemory::reserve(ReservedMemory::none(&self.used), 0, resize)?))
     }
 
     /// Returns the state of the newest usable snapshot after `cached` and up to the record, if there is one.
@@ -269,7 +261,7 @@ impl MomentCache {
             None
         });
         match (state, reserved) {
-            (Some(state), Some(memory)) => Ok(Some(FoldStart { state: Some(state), memory: memory? })),
+            (Some(state), Some(memory)) => Ok(Some((Some(state), memory?))),
             (None, Some(Err(error))) => Err(error),
             _ => Ok(None),
         }
@@ -283,12 +275,13 @@ impl MomentCache {
     ) -> Result<(FoldedState, FoldMemory<'a>), MomentError> {
         let encoded = moment.encoded();
         let mut copied = ReservedMemory::none(&self.used);
-        if copied.resize(memory_of(encoded + margin(encoded)), self.limits.memory) {
-            let memory = FoldMemory::reserve(copied, encoded, resize)?;
-            return Ok((moment.state.clone(), memory));
-        }
-        self.lock().retain(|kept| !Arc::ptr_eq(kept, &moment));
-        match Arc::try_unwrap(moment) {
+        let moment = if copied.resize(memory_of(encoded + margin(encoded)), self.limits.memory) {
+            Err(moment)
+        } else {
+            self.lock().retain(|kept| !Arc::ptr_eq(kept, &moment));
+            Arc::try_unwrap(moment)
+        };
+        match moment {
             Ok(FleetMoment { state, reserved, .. }) => {
                 let memory = FoldMemory::reserve(reserved, encoded, resize)?;
                 Ok((state, memory))

@@ -130,10 +130,10 @@ pub fn diff(
         if let PageEnd::Full(last) = ended {
             let last = last.or(after).unwrap_or_default();
             let next = Some(PageToken { digest, way: kind as u8, last });
-            return Ok(DiffPage { count: page.items.count(), start: page.items.end(), next });
+            return Ok(DiffPage { count: page.items.count, start: page.items.end(), next });
         }
     }
-    Ok(DiffPage { count: page.items.count(), start: page.items.end(), next: None })
+    Ok(DiffPage { count: page.items.count, start: page.items.end(), next: None })
 }
 
 impl DiffBuilder {
@@ -161,7 +161,7 @@ impl DiffBuilder {
                 (Some(key), None) | (None, Some(key)) => key,
                 (Some(one), Some(other)) => one.min(other),
             };
-            if self.items.count() == self.limit || self.looks == LOOKS {
+            if self.items.count == self.limit || self.looks == LOOKS {
                 return Ok(PageEnd::Full(last));
             }
             self.looks += 1;

@@ -263,7 +263,9 @@ pub(super) fn fold_to(
             Err(MomentError::Unreadable { position: to, reason, first: None })
         }
         Err(FoldStop::Read(error)) => Err(find::unreadable(error, to)),
-        Err(FoldStop::Fold(error)) => Err(MomentError::from_fold(&error, to, None)),
+        Err(FoldStop::Fold(error)) => {
+            Err(MomentError::Unreadable { position: to, reason: super::with_sources(&error), first: None })
+        }
         Err(FoldStop::Moment(error)) => Err(error),
     }
 }

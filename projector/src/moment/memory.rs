@@ -25,16 +25,12 @@ pub(super) const fn encoded_of(memory: u64) -> u64 {
 #[derive(Debug)]
 pub(super) struct ReservedMemory {
     used: Arc<AtomicU64>,
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl ReservedMemory {
     pub(super) fn none(used: &Arc<AtomicU64>) -> ReservedMemory {
         ReservedMemory { used: Arc::clone(used), bytes: 0 }
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// Changes the number of reserved bytes, if at most `limit` bytes are reserved then. Returns whether it did.

@@ -33,7 +33,7 @@ pub use find::find;
 pub use fold::MomentPriority;
 
 use crate::counts::{CountSource, RowCounts};
-use crate::fold::{FoldError, FoldedState};
+use crate::fold::FoldedState;
 use crate::kind::{RowKey, RowKind, with_row};
 use crate::page::{JsonPage, JsonRow, ListQuery, QueryError};
 use crate::query::RowTree as _;
@@ -134,12 +134,6 @@ pub enum MomentError {
     Read(#[from] ReadError),
 }
 
-impl MomentError {
-    fn from_fold(error: &FoldError, position: Position, first: Option<MomentEnd>) -> MomentError {
-        MomentError::Unreadable { position, reason: with_sources(error), first }
-    }
-}
-
 fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -191,7 +185,7 @@ impl FleetMoment {
 
     /// Returns the length of the encoded state from which its memory was estimated, in bytes.
     fn encoded(&self) -> u64 {
-        memory::encoded_of(self.reserved.bytes())
+        memory::encoded_of(self.reserved.bytes)
     }
 
     /// Returns a row as the store has it.

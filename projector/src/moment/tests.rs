@@ -356,7 +356,7 @@ fn memory_is_bounded_and_is_released_with_the_moments() {
     let records = &driver.records;
     let last = at(records.last().expect("a record"));
     let whole = cache(&driver, None, MomentLimits::default());
-    let one = fold(&whole, &last).reserved.bytes();
+    let one = fold(&whole, &last).reserved.bytes;
     assert_eq!(whole.used(), one);
     let growing = memory::memory_of(4 << 20);
     // One fold fits, with its growth; the moments that it leaves must be evicted for the next one.

@@ -186,7 +186,7 @@ fn an_event_of_a_newer_build_stops_the_fold_before_its_record_and_is_reported() 
         assert_eq!((projector.position(), stored(&projector)), (good, before));
         assert_right(&projector, "stopped");
         assert!(matches!(projector.catch_up(), Err(ProjectError::Stopped)));
-        let error = reader.wait(good.plus(1), std::time::Duration::from_mins(1)).expect_err("stopped");
+        let error = reader.applied().reaches(good.plus(1)).expect_err("stopped");
         assert!(error.to_string().contains("moon.landed.v1"), "{error}");
     }
 }

@@ -16,12 +16,14 @@ use chancery_journal::snapshots::SnapshotStore;
 use chancery_machine::fleet::FleetState;
 use chancery_machine::state::{Incarnation, Replica};
 
-use crate::build_row::snapshot_of;
+use crate::build_row::{RowVisitor, every};
 use crate::counts::RowCounts;
 use crate::figures::FleetFigures;
+use crate::index::IndexEntries;
+use crate::kind::ReadModelRow;
 use crate::projector::Projector;
 use crate::rows::WillWord;
-use crate::store::StoreTuning;
+use crate::store::{StoreTuning, encode};
 use driver::{FLEET, TestDriver};
 use serde_json::Value;
 
@@ -68,6 +70,24 @@ fn assert_figures(figures: &FleetFigures, fleet: &FleetState, what: &str) {
     let volumes = fleet.volumes().unordered().filter(|volume| volume.command.is_some()).count();
     let commands = fleet.incarnations().unordered().filter(is_pending).count() + volumes;
     assert_eq!(figures.commands, commands as u64, "{what}: commands");
+}
+
+/// Returns all rows and index entries as they are stored, for comparisons with a rebuild.
+fn snapshot_of(fleet: &FleetState) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    struct StoredRows(BTreeMap<Vec<u8>, Vec<u8>>);
+    impl RowVisitor for StoredRows {
+        type Error = std::convert::Infallible;
+        fn row<R: ReadModelRow>(&mut self, row: &R) -> Result<(), Self::Error> {
+            self.0.insert(row.key().stored(), encode(row));
+            let mut entries = IndexEntries::default();
+            row.index(&mut entries);
+            self.0.extend(entries.0.into_iter().map(|entry| (entry, Vec::new())));
+            Ok(())
+        }
+    }
+    let mut all = StoredRows(BTreeMap::new());
+    let Ok(()) = every(fleet, &RowCounts::of(fleet), &mut all);
+    all.0
 }
 
 /// Asserts that stored rows, entries and counts are those of the state.

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::task::Poll;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -344,14 +343,9 @@ fn a_reader_that_waits_for_a_position_is_notified_of_it_and_of_the_end() {
     let mut projector = open(dir.path(), &driver, None);
     let reader = projector.reader();
     let head = driver.records.last().expect("a record").last();
-    let soon = Duration::from_millis(5);
-    assert!(matches!(reader.wait(head, soon), Err(PositionWaitError::Timeout { .. })));
-    std::thread::scope(|scope| {
-        let waits = scope.spawn(|| reader.wait(head, Duration::from_hours(1)));
-        std::thread::sleep(10 * soon); // so that it has started to wait, most likely
-        projector.catch_up().expect("caught up");
-        assert_eq!(waits.join().expect("waited").expect("reached").position, head);
-    });
+    assert_eq!(reader.applied().reaches(head), Ok(false));
+    projector.catch_up().expect("caught up");
+    assert_eq!((reader.applied().reaches(head), reader.applied().position), (Ok(true), head));
     driver.apply_node(1, 7);
     driver.seal();
     let next = driver.records.last().expect("a record").last();
@@ -360,13 +354,12 @@ fn a_reader_that_waits_for_a_position_is_notified_of_it_and_of_the_end() {
     assert!(task.as_mut().poll(&mut context).is_pending());
     projector.catch_up().expect("caught up");
     assert!(matches!(task.as_mut().poll(&mut context), Poll::Ready(Ok(applied)) if applied.position == next));
-    let head = next;
+    let mut task = std::pin::pin!(reader.watch().reached(next.plus(1)));
+    assert!(task.as_mut().poll(&mut context).is_pending());
     drop(projector);
-    assert!(reader.wait(head, soon).is_ok(), "a reached position stays reached");
-    assert!(matches!(
-        reader.wait(head.plus(1), Duration::from_mins(1)),
-        Err(PositionWaitError::Stopped { .. })
-    ));
+    assert_eq!(reader.applied().reaches(next), Ok(true), "a reached position stays reached");
+    let stopped = task.as_mut().poll(&mut context);
+    assert!(matches!(stopped, Poll::Ready(Err(PositionWaitError::Stopped { .. }))), "{stopped:?}");
 }
 
 #[test]

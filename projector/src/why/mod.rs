@@ -117,7 +117,7 @@ impl ReasonReader {
         field: Option<RowField<'_>>,
     ) -> Result<Vec<ValueReason>, HistoryError> {
         let Some(position) = self.setter(kind, subject, field)? else { return Ok(Vec::new()) };
-        let left = self.0.bytes();
+        let left = self.0.max_bytes;
         let mut reasons = CollectedReasons { events: &self.0, all: Vec::new(), seen: BTreeSet::new(), left };
         reasons.add(ReasonRole::Value, position)?;
         // The end of its predecessor may have made an incarnation the active one.
@@ -437,7 +437,7 @@ impl CollectedReasons<'_> {
             let record = record?;
             for (position, event) in facts(&record) {
                 let event = event?;
-                if position > self.events.until() {
+                if position > self.events.until {
                     return Ok(approvals);
                 }
                 match event {
@@ -472,10 +472,8 @@ impl CollectedReasons<'_> {
             Fact::RequestApproved(fact) if fact.request == approve.request => Some(position),
             _ => None,
         };
-        match self.first(&Subject::Request(approve.request), approval)? {
-            Some(position) => self.add(ReasonRole::RequestApproval, position),
-            None => Ok(()),
-        }
+        let approved = self.first(&Subject::Request(approve.request), approval)?;
+        approved.map_or(Ok(()), |position| self.add(ReasonRole::RequestApproval, position))
     }
 
     /// Returns the first result of `find` for a fact about the subject.
@@ -502,12 +500,11 @@ impl CollectedReasons<'_> {
 /// Returns the operation that succeeded in the record in which it deleted its replica, if one did.
 fn deleting(record: &Record, replica: &ReplicaName) -> Result<Option<OperationId>, HistoryError> {
     for (_, fact) in facts(record) {
-        match fact? {
-            Fact::OperationEnded(fact) if fact.replica == *replica && fact.end == OperationEnd::Succeeded => {
-                return Ok(Some(fact.operation));
-            }
-            // Other facts end no operation of the replica.
-            _ => {}
+        if let Fact::OperationEnded(fact) = fact?
+            && fact.replica == *replica
+            && fact.end == OperationEnd::Succeeded
+        {
+            return Ok(Some(fact.operation));
         }
     }
     Ok(None)

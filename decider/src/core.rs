@@ -138,13 +138,8 @@ pub struct DeciderSettings {
 /// Bytes of an inventory part on servers: a message that delays no channel for long.
 pub const PART: usize = 256 << 10;
 
-/// Output held back until a position is durable. The decider's head is filled in at its release.
-#[derive(Debug)]
-pub(super) enum HeldEffect {
-    Answer(RequestTicket, Verdict),
-    Send(ChannelNumber, Box<DeciderMessage>),
-    Close(ChannelNumber),
-}
+/// Effect held back until a position is durable. The decider's head is filled in at its release.
+pub(super) type HeldEffect = DeciderEffect;
 
 /// Outcome of a request.
 pub(super) enum RequestOutcome {
@@ -157,11 +152,11 @@ pub(super) enum RequestOutcome {
     Unrecorded(Result<AcceptedIntent, Refusal>),
 }
 
-impl HeldEffect {
+impl DeciderEffect {
     /// Returns the approximate bytes that grow with what a client requested.
     fn bytes(&self) -> usize {
         // A verdict is shared with the idempotency keys, and has a bound.
-        let HeldEffect::Send(_, message) = self else { return 0 };
+        let DeciderEffect::Send(_, message) = self else { return 0 };
         match &**message {
             DeciderMessage::Welcome { commands, .. } | DeciderMessage::Inventory { commands, .. } => {
                 commands.iter().map(json_bytes).sum()
@@ -243,25 +238,9 @@ impl DeciderCore {
         core
     }
 
-    /// Returns a core that continues the term after `end`, on a state folded up to there, and decides with
-    /// each deadline as it is due. It has no inbox and no executors.
-    pub(super) fn resume(
-        settings: DeciderSettings,
-        fleet: FleetState,
-        end: &ChainCursor,
-        now: Time,
-    ) -> DeciderCore {
-        DeciderCore::continued(
-            settings,
-            fleet,
-            Some(end),
-            (end.term, end.time.max(now)),
-            Box::new(|_| Ok(None)),
-        )
-    }
-
-    /// Returns a core at the head of a journal, without inbox or grace.
-    fn continued(
+    /// Returns a core that continues after `end`, on a state folded up to there, and decides with each deadline
+    /// as it is due. It has no inbox.
+    pub(super) fn continued(
         settings: DeciderSettings,
         fleet: FleetState,
         end: Option<&ChainCursor>,
@@ -319,11 +298,6 @@ impl DeciderCore {
             CoreInput::Drain => self.last_message(now),
         }
         std::mem::take(&mut self.outputs)
-    }
-
-    /// Returns the state as decided, by value.
-    pub(super) fn into_fleet(self) -> FleetState {
-        self.fleet
     }
 
     /// Returns the state as decided, durable or not.
@@ -446,7 +420,11 @@ impl DeciderCore {
         }));
         let failure = match folded {
             Ok(Ok(())) => {
-                self.follow(events);
+                for event in events {
+                    if let Event::Fact { fact, .. } = event {
+                        self.follow_fact(fact);
+                    }
+                }
                 for (cluster, incarnation) in over {
                     self.purge(&cluster, incarnation);
                 }
@@ -472,15 +450,6 @@ impl DeciderCore {
             return Ok(());
         }
         Err(CommitError::Failed(format!("cannot record event of level {level}: the fleet has level {fleet}")))
-    }
-
-    /// Handles what facts mean for executors.
-    fn follow(&mut self, events: &[Event]) {
-        for event in events {
-            if let Event::Fact { fact, .. } = event {
-                self.follow_fact(fact);
-            }
-        }
     }
 
     /// Decides an intent.
@@ -619,7 +588,12 @@ impl DeciderCore {
             let step = catch_unwind(AssertUnwindSafe(|| advance(&self.fleet, &mut self.agenda, &context)));
             match step {
                 Ok(None) => return false,
-                Ok(Some(step)) => self.take_step(step),
+                Ok(Some(DueStep { subject, cause, facts })) => {
+                    let events: Vec<_> = facts.into_iter().map(|fact| Event::Fact { cause, fact }).collect();
+                    if let Err(failure) = self.commit_events(&events) {
+                        self.quarantine(subject, cause, failure.to_string());
+                    }
+                }
                 Err(panic) => {
                     let Some((subject, cause)) = self.agenda.in_progress() else {
                         tracing::error!(failure = panic_message(&*panic), "cannot find due work");
@@ -630,14 +604,6 @@ impl DeciderCore {
             }
         }
         true
-    }
-
-    fn take_step(&mut self, step: DueStep) {
-        let DueStep { subject, cause, facts } = step;
-        let events: Vec<_> = facts.into_iter().map(|fact| Event::Fact { cause, fact }).collect();
-        if let Err(failure) = self.commit_events(&events) {
-            self.quarantine(subject, cause, failure.to_string());
-        }
     }
 
     /// Quarantines an entity, by a fact, so that the next entity is processed.
@@ -704,18 +670,13 @@ impl DeciderCore {
         }
     }
 
-    fn release(&mut self, held: HeldEffect) {
-        let effect = match held {
-            HeldEffect::Answer(ticket, verdict) => DeciderEffect::Answer(ticket, verdict),
-            HeldEffect::Send(connection, mut message) => {
-                if let Some(envelope) = message.envelope_mut() {
-                    envelope.head = self.durable;
-                }
-                DeciderEffect::Send(connection, message)
-            }
-            HeldEffect::Close(connection) => DeciderEffect::Close(connection),
-        };
-        self.outputs.push(CoreOutput::Effect(effect));
+    fn release(&mut self, mut held: HeldEffect) {
+        if let HeldEffect::Send(_, message) = &mut held
+            && let Some(envelope) = message.envelope_mut()
+        {
+            envelope.head = self.durable;
+        }
+        self.outputs.push(CoreOutput::Effect(held));
     }
 
     /// Returns when work is due next if no input arrives before; `None` if no work will be due.

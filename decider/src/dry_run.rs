@@ -51,27 +51,20 @@ impl Default for DryRunBounds {
 }
 
 /// Bound at which a dry run stopped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReachedBound {
     /// Number of steps of due work.
+    #[error("the maximum number of steps is reached")]
     Steps,
     /// Number of events.
+    #[error("the maximum number of events is reached")]
     Events,
     /// Bytes of events.
+    #[error("the maximum size of all events is reached")]
     Bytes,
     /// Time that the caller grants.
+    #[error("the maximum time is reached")]
     Time,
-}
-
-impl std::fmt::Display for ReachedBound {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            ReachedBound::Steps => "the maximum number of steps is reached",
-            ReachedBound::Events => "the maximum number of events is reached",
-            ReachedBound::Bytes => "the maximum size of all events is reached",
-            ReachedBound::Time => "the maximum time is reached",
-        })
-    }
 }
 
 /// State and circumstances of a dry run.
@@ -165,7 +158,7 @@ pub fn dry_run(
     let operations = created.map(|id| (id, OperationWait::of(run.core.fleet(), id))).collect();
     let DryRun { core, placements, .. } = run;
     let bound = bound.or(reached);
-    (core.into_fleet(), DryRunResult { due, intents: decided, follows, operations, placements, bound })
+    (core.fleet, DryRunResult { due, intents: decided, follows, operations, placements, bound })
 }
 
 /// Returns the facts of a record of a dry run, with their positions.
@@ -192,13 +185,14 @@ impl<'a> DryRun<'a> {
             levels: LevelLimits::ALONE,
             inbox: None,
         };
-        let mut core = DeciderCore::resume(settings, state, &at, now);
+        let (now, none) = (now.max(at.time), Box::new(|_| Ok(None)));
+        let mut core = DeciderCore::continued(settings, state, Some(&at), (at.term, now), none);
         core.set_wall(wall);
         // A record for each step: between two, bounds are checked, and the state is that of the step.
         core.steps = 1;
         core.is_dry = true;
         let used = DryRunBounds { steps: 0, events: 0, bytes: 0, explained: 0 };
-        DryRun { core, now: now.max(at.time), bounds, used, may_continue, placements: BTreeMap::new() }
+        DryRun { core, now, bounds, used, may_continue, placements: BTreeMap::new() }
     }
 
     /// Returns the bound that is reached, if any.

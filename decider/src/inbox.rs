@@ -29,7 +29,7 @@ use std::time::Duration;
 use chancery_events::event::Event;
 use chancery_events::fact::{Fact, InboxAdvanced, InboxMessageRefused};
 use chancery_events::inbox_message::{InboxBinding, InboxMessage};
-use chancery_events::intent::{InboxSkip, Intent, IntentRequest};
+use chancery_events::intent::{InboxSkip, Intent};
 use chancery_events::name::Actor;
 use chancery_events::record::InboxWatermark;
 use chancery_events::refusal::{Refusal, RefusalCode};
@@ -296,9 +296,18 @@ impl DeciderCore {
             let allowed = binding.check(&request.intent);
             Ok((request, allowed))
         }));
-        match read.unwrap_or_else(|panic| Err(internal(&panic_message(&*panic)))) {
-            Ok((request, allowed)) => self.message_asks(message, &request, allowed),
-            Err(refusal) => self.refuse_message(message, refusal),
+        let answered = read.unwrap_or_else(|panic| Err(internal(&panic_message(&*panic)))).and_then(
+            // The journal is the only answer to a message, so a verdict that changes nothing is recorded too.
+            |(request, allowed)| match self.settle(&request, allowed, UnchangedVerdict::Recorded) {
+                // A repeat was answered before, in this commit or an earlier one. Every other accepted message is recorded.
+                RequestOutcome::Before(_) | RequestOutcome::Now(_) | RequestOutcome::Unrecorded(Ok(_)) => {
+                    Ok(())
+                }
+                RequestOutcome::Unrecorded(Err(refusal)) => Err(refusal),
+            },
+        );
+        if let Err(refusal) = answered {
+            self.refuse_message(message, refusal);
         }
         self.inbox_passed(message.offset.saturating_add(1), now);
     }
@@ -348,20 +357,6 @@ impl DeciderCore {
         self.inbox_passed(skip.offset.saturating_add(1), time);
         if let Some(reading) = &self.inbox {
             reading.inbox.continues.store(reading.inbox.next, Ordering::Release);
-        }
-    }
-
-    fn message_asks(
-        &mut self,
-        message: &InboxMessage,
-        request: &IntentRequest,
-        allowed: Result<(), Refusal>,
-    ) {
-        // The journal is the only answer to a message, so a verdict that changes nothing is recorded too.
-        match self.settle(request, allowed, UnchangedVerdict::Recorded) {
-            // A repeat was answered before, in this commit or an earlier one. Every other accepted message is recorded.
-            RequestOutcome::Before(_) | RequestOutcome::Now(_) | RequestOutcome::Unrecorded(Ok(_)) => {}
-            RequestOutcome::Unrecorded(Err(refusal)) => self.refuse_message(message, refusal),
         }
     }
 

@@ -121,10 +121,6 @@ struct DeciderLoop {
     traces: Option<DecisionTraces>,
 }
 
-fn reading(began: Instant) -> ClockSample {
-    ClockSample { wall: wall_clock::now(), steady: began.elapsed() }
-}
-
 /// Returns the judged clock plus the time since then. A clock set since then is read as a jump, and executors
 /// get their whole grace from now on.
 fn first_reading(judged: JudgedClock) -> ClockSample {
@@ -169,7 +165,7 @@ impl DeciderLoop {
     }
 
     fn now(&self) -> ClockSample {
-        reading(self.began)
+        ClockSample { wall: wall_clock::now(), steady: self.began.elapsed() }
     }
 
     async fn run(&mut self) -> DeciderEnd {

@@ -73,20 +73,17 @@ impl SessionTable {
 
     fn open(&mut self, id: SessionId, executor: ExecutorName, cluster: ClusterName, last_message: Time) {
         self.by_cluster.insert(cluster.clone(), id);
-        let (seen, part) = (Position::ZERO, Position::ZERO);
-        self.live.insert(
-            id,
-            LiveSession {
-                executor,
-                cluster,
-                epoch: None,
-                attached: None,
-                sequence: 0,
-                seen,
-                last_message,
-                part,
-            },
-        );
+        let live = LiveSession {
+            executor,
+            cluster,
+            epoch: None,
+            attached: None,
+            sequence: 0,
+            seen: Position::ZERO,
+            last_message,
+            part: Position::ZERO,
+        };
+        self.live.insert(id, live);
     }
 
     /// Reason why an executor epoch must not resume the session, if any. Of two live epochs of one executor
@@ -126,16 +123,9 @@ impl DeciderCore {
     pub(super) fn receive(&mut self, connection: ChannelNumber, message: ExecutorMessage, now: Time) {
         self.set_time(now);
         match message {
-            ExecutorMessage::Hello {
-                executor,
-                cluster,
-                runtime,
-                store: executor_store,
-                epoch: executor_epoch,
-                seen,
-            } => {
-                let hello = SessionRequested { cluster, executor, runtime, store: executor_store };
-                self.hello(connection, hello, executor_epoch, seen, now);
+            ExecutorMessage::Hello { executor, cluster, runtime, store, epoch, seen } => {
+                let hello = SessionRequested { cluster, executor, runtime, store };
+                self.hello(connection, hello, epoch, seen, now);
             }
             ExecutorMessage::FullReport { connection: token, reports, part: _ } => {
                 let Some(id) = self.speaker(connection, token, now) else { return };
@@ -212,22 +202,20 @@ impl DeciderCore {
         now: Time,
     ) {
         // The connection closed meanwhile: no executor would use the session.
-        if !self.sessions.drawn.contains_key(&connection) {
-            return;
-        }
+        let Some(token) = self.sessions.drawn.get(&connection).copied() else { return };
         if let Some((reason, again)) = self.unfit(seen) {
             return self.refuse_connection(connection, reason, again);
         }
-        let refused = |error: &SessionRefused| match error {
-            SessionRefused::NoCluster(_)
-            | SessionRefused::Held { .. }
-            | SessionRefused::Namesake { .. }
-            | SessionRefused::LeftElsewhere { .. } => HelloRetry::Later,
-            SessionRefused::OtherRuntime { .. } => HelloRetry::Never,
-        };
         let id = match resumes(&self.fleet, &hello) {
             Err(error) => {
-                return self.refuse_connection(connection, error.to_string(), refused(&error));
+                let again = match error {
+                    SessionRefused::NoCluster(_)
+                    | SessionRefused::Held { .. }
+                    | SessionRefused::Namesake { .. }
+                    | SessionRefused::LeftElsewhere { .. } => HelloRetry::Later,
+                    SessionRefused::OtherRuntime { .. } => HelloRetry::Never,
+                };
+                return self.refuse_connection(connection, error.to_string(), again);
             }
             Ok(Some(id)) => {
                 if let Some((reason, again)) = self.sessions.outlived(id, epoch) {
@@ -246,10 +234,30 @@ impl DeciderCore {
                 id
             }
         };
-        self.attach(connection, id, hello, seen.map_or(Position::ZERO, |(_, head)| head.position), now);
-        if let Some(live) = self.sessions.live.get_mut(&id) {
-            live.epoch = Some(epoch);
+        if !self.sessions.live.contains_key(&id) {
+            self.sessions.open(id, hello.executor, hello.cluster.clone(), now);
         }
+        let old = self.sessions.live.get(&id).and_then(|live| live.attached);
+        if let Some((old, _)) = old.filter(|(old, _)| *old != connection) {
+            self.close_session(id, "the executor has connected again");
+            self.sessions.by_connection.remove(&old);
+            self.hold(HeldEffect::Close(old));
+        }
+        let Some(live) = self.sessions.live.get_mut(&id) else { return };
+        (live.attached, live.sequence, live.last_message) = (Some((connection, token)), 0, now);
+        live.seen = seen.map_or(Position::ZERO, |(_, head)| head.position);
+        (live.epoch, live.part) = (Some(epoch), self.fleet.head());
+        self.sessions.by_connection.insert(connection, id);
+        let (commands, next_after) = self.inventory(&hello.cluster, None);
+        let (lineage, fleet, lease) = (self.lineage, self.settings.fleet.clone(), self.settings.lease);
+        self.send(id, |envelope| DeciderMessage::Welcome {
+            envelope,
+            lineage,
+            fleet,
+            lease,
+            commands,
+            next_after,
+        });
     }
 
     /// Reason why an executor that has seen this head must not work for this decider, if any.
@@ -289,42 +297,6 @@ impl DeciderCore {
                 Some((format!("cannot read record at position {position}"), HelloRetry::Later))
             }
         }
-    }
-
-    fn attach(
-        &mut self,
-        connection: ChannelNumber,
-        id: SessionId,
-        hello: SessionRequested,
-        seen: Position,
-        now: Time,
-    ) {
-        let Some(connection_token) = self.sessions.drawn.get(&connection).copied() else { return };
-        if !self.sessions.live.contains_key(&id) {
-            self.sessions.open(id, hello.executor, hello.cluster.clone(), now);
-        }
-        let old = self.sessions.live.get(&id).and_then(|live| live.attached);
-        if let Some((old, _)) = old.filter(|(old, _)| *old != connection) {
-            self.close_session(id, "the executor has connected again");
-            self.sessions.by_connection.remove(&old);
-            self.hold(HeldEffect::Close(old));
-        }
-        let head = self.fleet.head();
-        let Some(live) = self.sessions.live.get_mut(&id) else { return };
-        (live.attached, live.sequence, live.seen, live.last_message) =
-            (Some((connection, connection_token)), 0, seen, now);
-        live.part = head;
-        self.sessions.by_connection.insert(connection, id);
-        let (commands, rest) = self.inventory(&hello.cluster, None);
-        let (lineage, fleet, lease) = (self.lineage, self.settings.fleet.clone(), self.settings.lease);
-        self.send(id, |envelope| DeciderMessage::Welcome {
-            envelope,
-            lineage,
-            fleet,
-            lease,
-            commands,
-            next_after: rest,
-        });
     }
 
     /// Returns a part of the executor's commands: a message has a bound, a cluster has none. The executor

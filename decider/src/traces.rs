@@ -76,12 +76,20 @@ impl DecisionTraces {
         span
     }
 
-    /// Returns the span of a decision on an intent of a request in `context`, until it is dropped.
+    /// Returns the span of a decision on an intent of a request in `context`, until it is dropped. The trace is kept until the
+    /// intent is durable; a repeat that arrives before that changes nothing.
     pub(super) fn decide(&mut self, request: &IntentRequest, context: &str) -> TraceSpan {
-        let now = SystemTime::now();
-        let mut span = self.span("decide", SpanRole::Internal, now, context);
+        let (at, key) = (SystemTime::now(), request.key());
+        let mut span = self.span("decide", SpanRole::Internal, at, context);
         span.text("chancery.intent.type", request.intent.type_name());
-        self.decides(request.key(), context.into(), now);
+        // Intents whose verdicts are not recorded stay here.
+        let is_stale = |of: &DecidedIntent| at.duration_since(of.at).is_ok_and(|age| age > STALE);
+        if self.decided.len() >= DECIDED {
+            self.decided.retain(|_, of| !is_stale(of));
+        }
+        if self.decided.len() < DECIDED && self.decided.get(&key).is_none_or(is_stale) {
+            self.decided.insert(key, DecidedIntent { context: context.into(), at });
+        }
         span
     }
 
@@ -99,23 +107,7 @@ impl DecisionTraces {
         let Some((request, context)) = request.zip(span.context()) else {
             return [span, TraceSpan::default()];
         };
-        let now = SystemTime::now();
-        self.decides(request.key(), context.as_str().into(), now);
-        let mut decide = self.span("decide", SpanRole::Internal, now, &context);
-        decide.text("chancery.intent.type", request.intent.type_name());
-        [span, decide]
-    }
-
-    /// Keeps the trace of an intent until it is durable. A repeat that arrives before that changes nothing.
-    fn decides(&mut self, key: Digest, context: SharedContext, at: SystemTime) {
-        // Intents whose verdicts are not recorded stay here.
-        let is_stale = |of: &DecidedIntent| at.duration_since(of.at).is_ok_and(|age| age > STALE);
-        if self.decided.len() >= DECIDED {
-            self.decided.retain(|_, of| !is_stale(of));
-        }
-        if self.decided.len() < DECIDED && self.decided.get(&key).is_none_or(is_stale) {
-            self.decided.insert(key, DecidedIntent { context, at });
-        }
+        [span, self.decide(&request, &context)]
     }
 
     fn note(&mut self, position: Position, context: SharedContext) {

@@ -5,7 +5,6 @@
 //! own identity, by device and inode. Device numbers may change with a boot, and are compared within one boot
 //! only.
 
-use std::fmt;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -49,25 +48,17 @@ pub enum CopyPolicy {
 }
 
 /// Error for a directory that is a copy; the copy was left as it is.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot use directory {}: it is a copy, and what it records as running belongs to the original\n\
+     hint: use the original; if it is permanently lost, --adopt-copy continues from the copy; what the copy records \
+     as running in this boot is unknown then, and neither ended nor started again, until the machine is booted \
+     again or the node is expunged",
+    path.display()
+)]
 pub struct IsCopy {
     path: PathBuf,
 }
-
-impl fmt::Display for IsCopy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "cannot use directory {}: it is a copy, and what it records as running belongs to the original\n\
-             hint: use the original; if it is permanently lost, --adopt-copy continues from the copy; what the copy records \
-             as running in this boot is unknown then, and neither ended nor started again, until the machine is booted \
-             again or the node is expunged",
-            self.path.display()
-        )
-    }
-}
-
-impl std::error::Error for IsCopy {}
 
 pub(crate) fn check(
     path: &Path,

@@ -8,15 +8,17 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use chancery_events::id::{EpochNonce, ExecutorStoreId};
 use chancery_events::protocol::ExecutorEpoch;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
 
-use crate::directory::{self, CopyPolicy, DirectoryId, IsCopy};
-use crate::session::HighestHead;
+use crate::directory::{self, CopyPolicy, DirectoryId};
+use crate::run::EpochStore;
+use crate::session::{ExecutorStop, HighestHead};
 use crate::state_file::{self, FileAccess, LockAttempt, StateFile};
 
 /// File of the highest head seen.
@@ -40,51 +42,38 @@ struct ExecutorStoreFile {
     directory: DirectoryId,
 }
 
-/// Reason why an executor store cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ExecutorStoreError {
-    /// Store that another executor has locked.
-    #[error("cannot open executor store: locked by another executor")]
-    Taken,
-    /// Store that is a copy.
-    #[error(transparent)]
-    Copied(#[from] IsCopy),
-    /// Disk failure.
-    #[error("cannot access executor store")]
-    Storage(#[from] io::Error),
-}
-
 impl LockedDirectory {
     /// Locks the directory, created if missing, starts an executor epoch in it, and returns the remembered
     /// head.
     pub(crate) fn open(
         root: &Path,
         copies: CopyPolicy,
-    ) -> Result<(LockedDirectory, Option<HighestHead>), ExecutorStoreError> {
+    ) -> Result<(LockedDirectory, Option<HighestHead>), ExecutorStop> {
         let head = root.join(HEAD);
-        state_file::make_directory(root).map_err(ExecutorStoreError::Storage)?;
-        match state_file::lock(&root.join("lock")).map_err(ExecutorStoreError::Storage)? {
-            LockAttempt::HeldElsewhere => Err(ExecutorStoreError::Taken),
-            LockAttempt::Acquired(lock) => {
-                let seen = state_file::read(&head, FileAccess::Owner).map_err(ExecutorStoreError::Storage)?;
-                let (id, executor_epoch) = start_epoch(root, copies, seen.as_ref())?;
-                let head = Mutex::new(StateFile::at(head));
-                Ok((LockedDirectory { head, id, epoch: executor_epoch, _lock: lock }, seen))
-            }
-        }
+        state_file::make_directory(root)?;
+        let LockAttempt::Acquired(lock) = state_file::lock(&root.join("lock"))? else {
+            return Err(ExecutorStop::StoreTaken);
+        };
+        let seen = state_file::read(&head, FileAccess::Owner)?;
+        let (id, epoch) = start_epoch(root, copies, seen.as_ref())?;
+        let head = Mutex::new(StateFile::at(head));
+        Ok((LockedDirectory { head, id, epoch, _lock: lock }, seen))
     }
+}
 
-    pub(crate) fn id(&self) -> ExecutorStoreId {
+impl EpochStore for LockedDirectory {
+    fn id(&self) -> ExecutorStoreId {
         self.id
     }
 
-    pub(crate) fn epoch(&self) -> ExecutorEpoch {
+    fn epoch(&self) -> ExecutorEpoch {
         self.epoch
     }
 
-    /// Stores a head; it is on disk when this returns.
-    pub(crate) fn write_head(&self, seen: &HighestHead) -> io::Result<()> {
-        self.head.lock().unwrap_or_else(PoisonError::into_inner).write(seen)
+    async fn remember(self: Arc<Self>, seen: HighestHead) -> Result<(), ExecutorStop> {
+        // The task keeps the lock until the head is written, even if the loop is dropped.
+        let write = move || self.head.lock().unwrap_or_else(PoisonError::into_inner).write(&seen);
+        Ok(spawn_blocking(write).await.expect("storing a head does not panic")?)
     }
 }
 
@@ -99,7 +88,7 @@ fn start_epoch(
     root: &Path,
     copies: CopyPolicy,
     seen: Option<&HighestHead>,
-) -> Result<(ExecutorStoreId, ExecutorEpoch), ExecutorStoreError> {
+) -> Result<(ExecutorStoreId, ExecutorEpoch), ExecutorStop> {
     let (path, directory) = (root.join("store.json"), DirectoryId::of(root)?);
     let mut kept = match state_file::read::<ExecutorStoreFile>(&path, FileAccess::Owner)? {
         Some(kept) => {
@@ -143,10 +132,10 @@ mod tests {
     fn try_open(
         root: &Path,
         copies: CopyPolicy,
-    ) -> Result<(LockedDirectory, Option<HighestHead>), ExecutorStoreError> {
+    ) -> Result<(LockedDirectory, Option<HighestHead>), ExecutorStop> {
         loop {
             match LockedDirectory::open(root, copies) {
-                Err(ExecutorStoreError::Taken) => std::thread::yield_now(),
+                Err(ExecutorStop::StoreTaken) => std::thread::yield_now(),
                 opened => return opened,
             }
         }
@@ -175,7 +164,7 @@ mod tests {
         let copied = std::process::Command::new("cp").arg("-a").args([&original, &copy]).status();
         assert!(copied.expect("cp").success());
         for _ in 0..2 {
-            assert!(matches!(try_open(&copy, CopyPolicy::Refuse), Err(ExecutorStoreError::Copied(_))));
+            assert!(matches!(try_open(&copy, CopyPolicy::Refuse), Err(ExecutorStop::Copied(_))));
         }
         let (adopted, _) = try_open(&copy, CopyPolicy::Adopt).expect("adopted");
         assert_eq!((adopted.id(), adopted.epoch().number), (first.0, 2));
@@ -191,14 +180,14 @@ mod tests {
         for copy in ["store.json", "store.copy"] {
             std::fs::write(dir.path().join(copy), "{\"id\":\"no").expect("written");
         }
-        assert!(matches!(try_open(dir.path(), CopyPolicy::Refuse), Err(ExecutorStoreError::Storage(_))));
+        assert!(matches!(try_open(dir.path(), CopyPolicy::Refuse), Err(ExecutorStop::Storage(_))));
     }
 
     #[test]
     fn a_store_whose_file_has_other_keys_or_is_missing_is_refused_by_the_name_of_the_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let refused = || match try_open(dir.path(), CopyPolicy::Refuse) {
-            Err(ExecutorStoreError::Storage(error)) => error.to_string(),
+            Err(ExecutorStop::Storage(error)) => error.to_string(),
             other => panic!("{other:?}"),
         };
         let path = dir.path().join("store.json");

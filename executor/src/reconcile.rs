@@ -204,25 +204,11 @@ impl ObjectState {
         else {
             return;
         };
-        for process in processes {
-            match process.status {
-                ProcessStatus::Ready
-                | ProcessStatus::Starting
-                | ProcessStatus::Waiting { .. }
-                | ProcessStatus::Unreachable
-                | ProcessStatus::Rebooting
-                | ProcessStatus::Unready { .. }
-                | ProcessStatus::Unresponsive { .. } => process.status = ProcessStatus::Unknown,
-                ProcessStatus::OomKilled
-                | ProcessStatus::Exited { .. }
-                | ProcessStatus::Signaled { .. }
-                | ProcessStatus::Unknown => {}
-            }
-        }
+        lose_sight(processes);
     }
 
     /// Whether parts of the object may exist.
-    fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         match self {
             ObjectState::Starting { .. }
             | ObjectState::Up { .. }
@@ -234,6 +220,18 @@ impl ObjectState {
             | ObjectState::Gone => false,
         }
     }
+}
+
+/// Marks the status of all processes that have not ended as unknown.
+pub(crate) fn lose_sight(processes: &mut [ProcessInfo]) {
+    for process in processes.iter_mut().filter(|process| !is_ended(&process.status)) {
+        process.status = ProcessStatus::Unknown;
+    }
+}
+
+/// Whether a process with this status has ended.
+pub(crate) fn is_ended(status: &ProcessStatus) -> bool {
+    matches!(status, ProcessStatus::OomKilled | ProcessStatus::Exited { .. } | ProcessStatus::Signaled { .. })
 }
 
 /// Whether an incarnation has been ready.
@@ -370,25 +368,8 @@ pub fn accepted(
     there: Option<ObjectSpec>,
     brought: Option<&ObjectSpec>,
 ) -> Option<ObjectSpec> {
-    match step {
-        ReconcileStep::Start | ReconcileStep::Change => brought.cloned(),
-        ReconcileStep::Adopt
-        | ReconcileStep::Reboot
-        | ReconcileStep::Stop(_)
-        | ReconcileStep::WriteTombstone
-        | ReconcileStep::ReportAgain
-        | ReconcileStep::Refuse(..)
-            if there.is_some() && !runs_as(there.as_ref(), brought) =>
-        {
-            there
-        }
-        ReconcileStep::Adopt
-        | ReconcileStep::Reboot
-        | ReconcileStep::Stop(_)
-        | ReconcileStep::WriteTombstone
-        | ReconcileStep::ReportAgain
-        | ReconcileStep::Refuse(..) => brought.cloned(),
-    }
+    let is_started = matches!(step, ReconcileStep::Start | ReconcileStep::Change);
+    if !is_started && there.is_some() && !runs_as(there.as_ref(), brought) { there } else { brought.cloned() }
 }
 
 /// Report with a message of its own, or in lists only.
@@ -406,32 +387,26 @@ pub fn report(object: ObjectId, present: &KnownObject) -> StatusUpdate {
     let report = |revision, observed| ObjectReport { object, revision, observed };
     // The state reflects a lower revision than that of the target.
     let below = |observed| StatusUpdate::ListOnly(report(revision.saturating_sub(1), observed));
+    let change = |observed| StatusUpdate::Change(report(revision, observed));
     match &present.state {
         ObjectState::Accepted => below(ObservedState::NotReady { processes: Vec::new() }),
         ObjectState::Starting { processes } | ObjectState::Changing { processes } => {
             below(ObservedState::NotReady { processes: processes.clone() })
         }
-        ObjectState::Up { processes, before: been } => match aim {
-            TargetGoal::Up => StatusUpdate::Change(report(revision, observed_state(processes, *been))),
-            // An object that is still ending reflects no revision of the target that ends it.
-            TargetGoal::Down | TargetGoal::Removed => below(observed_state(processes, *been)),
-        },
-        ObjectState::Unchanged { processes, before: been, message, retry: retry_class } => match aim {
-            TargetGoal::Up => StatusUpdate::Change(report(
-                revision,
-                ObservedState::Failed { message: message.clone(), retry: *retry_class },
-            )),
-            TargetGoal::Down | TargetGoal::Removed => below(observed_state(processes, *been)),
-        },
-        ObjectState::Ended { exit, processes } => StatusUpdate::Change(report(
-            revision,
-            ObservedState::Ended { exit: exit.clone(), processes: processes.clone() },
-        )),
-        ObjectState::Failed { message, retry: hope } => StatusUpdate::Change(report(
-            revision,
-            ObservedState::Failed { message: message.clone(), retry: *hope },
-        )),
-        ObjectState::Gone => StatusUpdate::Change(report(revision, ObservedState::Gone)),
+        // An object that is still ending reflects no revision of the target that ends it.
+        ObjectState::Up { processes, before } | ObjectState::Unchanged { processes, before, .. }
+            if aim != TargetGoal::Up =>
+        {
+            below(observed_state(processes, *before))
+        }
+        ObjectState::Up { processes, before } => change(observed_state(processes, *before)),
+        ObjectState::Ended { exit, processes } => {
+            change(ObservedState::Ended { exit: exit.clone(), processes: processes.clone() })
+        }
+        ObjectState::Unchanged { message, retry, .. } | ObjectState::Failed { message, retry } => {
+            change(ObservedState::Failed { message: message.clone(), retry: *retry })
+        }
+        ObjectState::Gone => change(ObservedState::Gone),
     }
 }
 

@@ -157,10 +157,11 @@ impl DeciderEndpoint {
         let (incoming, from_decider) = mpsc::channel(WAITING);
         let remote = self.clone();
         tokio::spawn(async move {
+            let path = format!("channels/{id}/messages");
             let consoles = consoles.map(|hub| consoles::serve(&remote, &id, hub));
             let ended = tokio::select! {
-                ended = forward_messages(body, incoming) => ended,
-                ended = remote.send_messages(&id, outgoing) => ended,
+                ended = forward(body, LONGEST, incoming, Ok, "channel") => ended,
+                ended = remote.send_lines(&path, outgoing, Ok) => ended,
                 never = or_never(consoles) => match never {},
             };
             if let Err(error) = ended {
@@ -172,8 +173,7 @@ impl DeciderEndpoint {
 
     async fn row(&self, path: &str) -> io::Result<Option<Value>> {
         let mut sender = self.dial().await?;
-        let path = format!("{}/{path}", self.fleet);
-        let response = self.send(&mut sender, Method::GET, &path, Bytes::new()).await?;
+        let response = self.send(&mut sender, Method::GET, path, Bytes::new()).await?;
         match response.status() {
             StatusCode::OK => {
                 let body = Limited::new(response.into_body(), LONGEST).collect().await;
@@ -186,16 +186,18 @@ impl DeciderEndpoint {
     }
 
     async fn open(&self) -> io::Result<(String, Incoming)> {
-        let mut sender = self.dial().await?;
-        let response =
-            self.send(&mut sender, Method::POST, &format!("{}/channels", self.fleet), Bytes::new()).await?;
-        if response.status() != StatusCode::CREATED {
-            return Err(refused(response).await);
-        }
+        let response = self.post("channels", StatusCode::CREATED).await?;
         let id = response.headers().get("chancery-channel").and_then(|id| id.to_str().ok());
         let id = id.filter(|id| !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'));
         let id = id.ok_or_else(|| io::Error::other("invalid response: must name the opened channel"))?;
         Ok((id.to_owned(), response.into_body()))
+    }
+
+    /// Posts a request without a body on a connection of its own. An answer with another status is an error.
+    async fn post(&self, path: &str, wanted: StatusCode) -> io::Result<Response<Incoming>> {
+        let mut sender = self.dial().await?;
+        let response = self.send(&mut sender, Method::POST, path, Bytes::new()).await?;
+        if response.status() == wanted { Ok(response) } else { Err(refused(response).await) }
     }
 
     async fn dial(&self) -> io::Result<SendRequest<Full<Bytes>>> {
@@ -210,6 +212,7 @@ impl DeciderEndpoint {
         Ok(sender)
     }
 
+    /// Sends a request for a path of the fleet.
     async fn send(
         &self,
         sender: &mut SendRequest<Full<Bytes>>,
@@ -220,7 +223,7 @@ impl DeciderEndpoint {
         sender.ready().await.map_err(io::Error::other)?;
         let request = Request::builder()
             .method(method)
-            .uri(path)
+            .uri(format!("{}/{path}", self.fleet))
             .header(header::HOST, &self.authority)
             .header(header::CONTENT_TYPE, "application/x-ndjson")
             .body(Full::new(body))
@@ -228,21 +231,26 @@ impl DeciderEndpoint {
         sender.send_request(request).await.map_err(io::Error::other)
     }
 
-    /// Sends the executor's messages until the executor hangs up.
-    async fn send_messages(&self, id: &str, mut from: mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
+    /// Sends messages in requests, one message per line, until their sender ends.
+    async fn send_lines<T>(
+        &self,
+        path: &str,
+        mut from: mpsc::Receiver<T>,
+        encode: impl Fn(T) -> io::Result<Vec<u8>>,
+    ) -> io::Result<()> {
         let mut connection = None;
         let mut after = 0_u64;
         while let Some(first) = from.recv().await {
-            let (mut body, mut count) = (first, 1);
+            let (mut body, mut count) = (encode(first)?, 1);
             body.push(b'\n');
             while body.len() < BATCH
                 && let Ok(message) = from.try_recv()
             {
-                body.extend_from_slice(&message);
+                body.extend(encode(message)?);
                 body.push(b'\n');
                 count += 1;
             }
-            let path = format!("{}/channels/{id}/messages?after={after}", self.fleet);
+            let path = format!("{path}?after={after}");
             self.deliver(&mut connection, &path, &body.into()).await?;
             after += count;
         }
@@ -287,18 +295,27 @@ impl DeciderEndpoint {
     }
 }
 
-/// Forwards the decider's messages until the executor or the server closes the channel.
-async fn forward_messages(mut body: Incoming, to: mpsc::Sender<Vec<u8>>) -> io::Result<()> {
-    let mut lines = LineSplitter::new(LONGEST);
+/// Forwards the lines of a response, of at most `longest` bytes each, until their receiver or the server ends. The error of an
+/// end by the server has the name of what it closed.
+async fn forward<T>(
+    mut body: Incoming,
+    longest: usize,
+    to: mpsc::Sender<T>,
+    decode: impl Fn(Vec<u8>) -> io::Result<T>,
+    name: &str,
+) -> io::Result<()> {
+    let mut lines = LineSplitter::new(longest);
     loop {
         let frame = tokio::select! {
             frame = body.frame() => frame,
             () = to.closed() => return Ok(()),
         };
-        let Some(frame) = frame else { return Err(io::Error::other("the server closed the channel")) };
+        let Some(frame) = frame else {
+            return Err(io::Error::other(format!("the server closed the {name}")));
+        };
         let Ok(data) = frame.map_err(io::Error::other)?.into_data() else { continue };
         for line in lines.take(&data)? {
-            if to.send(line).await.is_err() {
+            if to.send(decode(line)?).await.is_err() {
                 return Ok(());
             }
         }

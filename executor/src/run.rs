@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::command_spans::CommandSpans;
 use crate::directory::CopyPolicy;
-use crate::locked_directory::{ExecutorStoreError, LockedDirectory};
+use crate::locked_directory::LockedDirectory;
 use crate::or_never;
 use crate::orchestrator::{InventoryError, Orchestrator, WorkProgress};
 use crate::session::{
@@ -76,29 +77,8 @@ pub async fn open_directory(
     copies: CopyPolicy,
 ) -> Result<(Arc<LockedDirectory>, Option<HighestHead>), ExecutorStop> {
     let opened = spawn_blocking(move || LockedDirectory::open(&root, copies)).await;
-    let opened = opened.expect("opening an executor store does not panic");
-    let (store, seen) = opened.map_err(|error| match error {
-        ExecutorStoreError::Taken => ExecutorStop::StoreTaken,
-        ExecutorStoreError::Copied(copy) => ExecutorStop::Copied(copy),
-        ExecutorStoreError::Storage(source) => ExecutorStop::Storage(source),
-    })?;
+    let (store, seen) = opened.expect("opening an executor store does not panic")?;
     Ok((Arc::new(store), seen))
-}
-
-impl EpochStore for LockedDirectory {
-    fn id(&self) -> ExecutorStoreId {
-        self.id()
-    }
-
-    fn epoch(&self) -> ExecutorEpoch {
-        self.epoch()
-    }
-
-    async fn remember(self: Arc<Self>, seen: HighestHead) -> Result<(), ExecutorStop> {
-        // The task keeps the lock until the head is written, even if the loop is dropped.
-        let kept = spawn_blocking(move || self.write_head(&seen)).await;
-        kept.expect("storing a head does not panic").map_err(ExecutorStop::Storage)
-    }
 }
 
 /// Channel to the decider: JSON texts of [`ExecutorMessage`] and
@@ -136,15 +116,10 @@ where
         opened = open => opened,
         () = &mut shutdown => return Ok(()),
     };
-    let orchestrator = Arc::new(opened.map_err(ExecutorStop::Storage)?);
-    let (id, executor_epoch) = (store.id(), store.epoch());
-    let core = SessionCore::new(
-        SessionIdentity { executor, cluster, runtime, store: id, epoch: executor_epoch },
-        seen,
-        at_once,
-    );
+    let orchestrator = Arc::new(opened?);
+    let identity = SessionIdentity { executor, cluster, runtime, store: store.id(), epoch: store.epoch() };
     let mut running = ExecutorLoop {
-        core,
+        core: SessionCore::new(identity, seen, at_once),
         orchestrator,
         connect,
         connecting: None,
@@ -165,7 +140,7 @@ where
             stop = &mut taken_over => return Err(stop),
             input = running.next() => input,
         };
-        if running.act(input).await? == LoopFlow::Leave {
+        if running.act(input).await?.is_break() {
             running.send_goodbye().await;
             return Ok(());
         }
@@ -202,12 +177,6 @@ enum LoopEvent {
     Lost,
 }
 
-#[derive(PartialEq)]
-enum LoopFlow {
-    GoOn,
-    Leave,
-}
-
 impl<O, S, C, F> ExecutorLoop<O, S, C, F>
 where
     O: Orchestrator,
@@ -225,17 +194,15 @@ where
                     self.hang_up();
                     return SessionInput::Disconnected;
                 }
-                LoopEvent::Linked(connected) => {
-                    self.connecting = None;
-                    self.channel = connected
-                        .inspect_err(|error| tracing::warn!(%error, "cannot reach decider, retrying"))
-                        .inspect_err(|_| self.status.lost())
-                        .ok();
-                    return if self.channel.is_some() {
-                        SessionInput::Connected
-                    } else {
-                        SessionInput::Disconnected
-                    };
+                LoopEvent::Linked(Ok(channel)) => {
+                    (self.connecting, self.channel) = (None, Some(channel));
+                    return SessionInput::Connected;
+                }
+                LoopEvent::Linked(Err(error)) => {
+                    tracing::warn!(%error, "cannot reach decider, retrying");
+                    self.status.lost();
+                    (self.connecting, self.channel) = (None, None);
+                    return SessionInput::Disconnected;
                 }
                 LoopEvent::Listed(listed) => {
                     self.listing = None;
@@ -257,12 +224,8 @@ where
     async fn woken(&mut self) -> LoopEvent {
         let due = self.core.due().map(|due| due.saturating_sub(now()));
         let takes_changes = self.core.takes_changes() && self.outbox.len() < OUTBOX;
-        let (to, from) = match &mut self.channel {
-            Some(executor_channel) => {
-                (Some(&executor_channel.to_decider), Some(&mut executor_channel.from_decider))
-            }
-            None => (None, None),
-        };
+        let (to, from) =
+            self.channel.as_mut().map(|channel| (&channel.to_decider, &mut channel.from_decider)).unzip();
         tokio::select! {
             biased;
             // Time comes first, so that a flood of messages cannot starve the heartbeat.
@@ -305,7 +268,8 @@ where
         self.spans.clear();
     }
 
-    async fn act(&mut self, input: SessionInput) -> Result<LoopFlow, ExecutorStop> {
+    /// Takes an input. Breaks once the executor leaves.
+    async fn act(&mut self, input: SessionInput) -> Result<ControlFlow<()>, ExecutorStop> {
         if let SessionInput::Message(DeciderMessage::Command { command, .. }) = &input {
             self.spans.received(command);
         }
@@ -335,12 +299,12 @@ where
                 }
                 SessionAction::Begin(work) => self.begin(work),
                 SessionAction::Stop(stop) => return Err(stop),
-                SessionAction::Leave => return Ok(LoopFlow::Leave),
+                SessionAction::Leave => return Ok(ControlFlow::Break(())),
             }
         }
         self.status.session(self.core.is_attached(), self.core.lease_end());
         self.status.work_running(self.works.len());
-        Ok(LoopFlow::GoOn)
+        Ok(ControlFlow::Continue(()))
     }
 
     fn begin(&mut self, work: ObjectWork) {

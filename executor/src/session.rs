@@ -102,7 +102,7 @@ impl SessionCore {
             persisted: seen,
             phase: SessionPhase::Waiting { until: Duration::ZERO },
             failures: 0,
-            lease: SessionLease::none(),
+            lease: SessionLease::default(),
             queue: WorkQueue::new(at_once),
         }
     }
@@ -139,22 +139,12 @@ impl SessionCore {
 
     /// Handles one input at `now` and returns the actions that follow.
     pub fn handle(&mut self, now: Duration, input: SessionInput) -> Vec<SessionAction> {
-        let mut out = Vec::new();
+        let (mut out, mut done) = (Vec::new(), Ok(()));
         match input {
             SessionInput::Connected => self.connected(now, &mut out),
             SessionInput::Disconnected => self.wait(now),
-            SessionInput::Message(message) => {
-                if let Err(stop) = self.receive(now, message, &mut out) {
-                    out.push(SessionAction::Stop(stop));
-                    return out;
-                }
-            }
-            SessionInput::Listed(reports) => {
-                if let Err(stop) = self.listed(reports, &mut out) {
-                    out.push(SessionAction::Stop(stop));
-                    return out;
-                }
-            }
+            SessionInput::Message(message) => done = self.receive(now, message, &mut out),
+            SessionInput::Listed(reports) => done = self.listed(reports, &mut out),
             SessionInput::NotListed(error) => self.not_known(now, &error),
             SessionInput::Changed(reports) => self.changed(reports, &mut out),
             SessionInput::WatchLost(error) => self.not_known(now, &error),
@@ -169,22 +159,18 @@ impl SessionCore {
                 return out;
             }
         }
-        self.begin_work(now, &mut out);
+        match done {
+            Ok(()) => self.begin_work(now, &mut out),
+            Err(stop) => out.push(SessionAction::Stop(stop)),
+        }
         out
     }
 
     fn connected(&mut self, now: Duration, out: &mut Vec<SessionAction>) {
-        let SessionIdentity { executor, cluster, runtime, store: executor_store, epoch: executor_epoch } =
-            self.identity.clone();
+        let SessionIdentity { executor, cluster, runtime, store, epoch } = self.identity.clone();
         let seen = self.seen.map(|seen| (seen.lineage, seen.head));
-        out.push(SessionAction::Send(ExecutorMessage::Hello {
-            executor,
-            cluster,
-            runtime,
-            store: executor_store,
-            epoch: executor_epoch,
-            seen,
-        }));
+        let hello = ExecutorMessage::Hello { executor, cluster, runtime, store, epoch, seen };
+        out.push(SessionAction::Send(hello));
         self.phase = SessionPhase::Greeting { since: now };
     }
 
@@ -221,11 +207,9 @@ impl SessionCore {
                     c.inventory = InventoryPart::Asked;
                     out.push(SessionAction::List);
                 }
-                if let Some(beat) = self.lease.heartbeat(now) {
-                    out.push(SessionAction::Send(ExecutorMessage::Heartbeat {
-                        connection: c.token,
-                        sequence: beat,
-                    }));
+                if let Some(sequence) = self.lease.heartbeat(now) {
+                    let heartbeat = ExecutorMessage::Heartbeat { connection: c.token, sequence };
+                    out.push(SessionAction::Send(heartbeat));
                 }
             }
             // The loop woke too early.
@@ -321,13 +305,12 @@ impl SessionCore {
         self.seen = Some(HighestHead { lineage, head: envelope.head });
         self.failures = 0;
         self.lease = SessionLease::since(since, lease);
-        let (connection_token, inventory) = (envelope.connection, InventoryPart::Asked);
         self.phase = SessionPhase::Listing(SessionConnection {
-            token: connection_token,
+            token: envelope.connection,
             lineage,
             sent: 0,
             accepted: 0,
-            inventory,
+            inventory: InventoryPart::Asked,
             failures: 0,
         });
         // An earlier connection requested the waiting work; the inventory repeats what still counts.
@@ -353,10 +336,8 @@ impl SessionCore {
             }
         }
         if let Some(after) = next_after {
-            out.push(SessionAction::Send(ExecutorMessage::InventoryRequest {
-                connection: envelope.connection,
-                after,
-            }));
+            let request = ExecutorMessage::InventoryRequest { connection: envelope.connection, after };
+            out.push(SessionAction::Send(request));
         }
         Ok(())
     }
@@ -436,11 +417,8 @@ impl SessionCore {
                 part.push(report);
             }
             let last = if reports.peek().is_none() { ReportPart::Last } else { ReportPart::Partial };
-            out.push(SessionAction::Send(ExecutorMessage::FullReport {
-                connection: token,
-                reports: part,
-                part: last,
-            }));
+            let report = ExecutorMessage::FullReport { connection: token, reports: part, part: last };
+            out.push(SessionAction::Send(report));
             if last == ReportPart::Last {
                 break;
             }
@@ -468,11 +446,8 @@ impl SessionCore {
         c.failures = 0;
         for report in reports {
             c.sent += 1;
-            out.push(SessionAction::Send(ExecutorMessage::Report {
-                connection: c.token,
-                sequence: c.sent,
-                report,
-            }));
+            let report = ExecutorMessage::Report { connection: c.token, sequence: c.sent, report };
+            out.push(SessionAction::Send(report));
         }
     }
 

@@ -158,19 +158,13 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path, by: FileAccess) -> io::Resu
         std::thread::sleep(PAUSE);
         found = look(&copies)?;
     }
+    let invalid = |reason: &dyn std::fmt::Display| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("cannot read {}: {reason}", path.display()))
+    };
     let value = match newest(&found) {
-        Some(newest) => serde_json::from_slice(&newest.bytes[newest.json..]).map_err(|error| {
-            let shown = path.display();
-            io::Error::new(io::ErrorKind::InvalidData, format!("cannot read {shown}: {error}"))
-        })?,
+        Some(newest) => serde_json::from_slice(&newest.bytes[newest.json..]).map_err(|e| invalid(&e))?,
         None if matches!(found, [CopyState::Missing, CopyState::Missing]) => return Ok(None),
-        None => {
-            let shown = path.display();
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("cannot read {shown}: no valid copy"),
-            ));
-        }
+        None => return Err(invalid(&"no valid copy")),
     };
     match by {
         FileAccess::Owner => settle(&copies, &found)?,

@@ -38,12 +38,9 @@ impl StatusCache {
     }
 
     /// Reports that a command cannot be carried out; the object stays as it is.
-    pub(crate) fn refuse(&self, object: ObjectId, revision: u32, message: String, retry_class: RetryClass) {
-        self.show(ObjectReport {
-            object,
-            revision,
-            observed: ObservedState::Failed { message, retry: retry_class },
-        });
+    pub(crate) fn refuse(&self, object: ObjectId, revision: u32, message: String, retry: RetryClass) {
+        let observed = ObservedState::Failed { message, retry };
+        self.show(ObjectReport { object, revision, observed });
     }
 
     /// Refuses a command that no runtime can carry out. Whether it was refused.

@@ -199,7 +199,7 @@ impl KubernetesOrchestrator {
         namespace: &Namespace,
         store: &KubernetesStore,
     ) -> KubernetesOrchestrator {
-        let owner = store.owner().clone();
+        let owner = store.owner.clone();
         let world = Arc::new(KubernetesWorld {
             records: RecordStore::new(client.clone(), namespace.as_str(), owner.clone()),
             client,
@@ -210,7 +210,7 @@ impl KubernetesOrchestrator {
             is_lost: AtomicBool::new(true),
             lost: Notify::new(),
             seed: AtomicU64::new(1),
-            end: store.end().clone(),
+            end: store.end.clone(),
         });
         let orchestrator = KubernetesOrchestrator { world, runtime: Handle::current() };
         let mut backoff = RequestBackoff::new(0);
@@ -451,6 +451,10 @@ impl KubernetesWorld {
         let kept = accepted(&next, there, spec);
         let command = AcceptedCommand { object, order, spec: kept };
         let again = view.record.clone().map(|record| ObjectRecord { command: command.clone(), ..record });
+        let refuse = |message: String, retry| {
+            self.board.refuse(object, order.revision, message, retry);
+            Ok(Some(WorkProgress::Begun))
+        };
         match next {
             ReconcileStep::Start => {
                 let start = StartProgress::Creating;
@@ -470,9 +474,7 @@ impl KubernetesWorld {
                 if let ObjectId::Volume(volume) = object
                     && let Some(user) = self.user_of(volume) =>
             {
-                let message = format!("cannot destroy volume: {user} uses it");
-                self.board.refuse(object, order.revision, message, RetryClass::Retryable);
-                return Ok(Some(WorkProgress::Begun));
+                return refuse(format!("cannot destroy volume: {user} uses it"), RetryClass::Retryable);
             }
             ReconcileStep::Stop(_) if view.record.is_some() => {
                 // Recorded with the end that it causes: until then, the same command comes again.
@@ -490,15 +492,8 @@ impl KubernetesWorld {
                 self.write(ObjectRecord { tombstone: Some(order.revision), end: None, ..record }).await?;
             }
             ReconcileStep::ReportAgain => {}
-            ReconcileStep::Reboot => {
-                let message = NO_VIRTUAL_MACHINE.to_owned();
-                self.board.refuse(object, order.revision, message, RetryClass::Permanent);
-                return Ok(Some(WorkProgress::Begun));
-            }
-            ReconcileStep::Refuse(message, retry) => {
-                self.board.refuse(object, order.revision, message.to_owned(), retry);
-                return Ok(Some(WorkProgress::Begun));
-            }
+            ReconcileStep::Reboot => return refuse(NO_VIRTUAL_MACHINE.to_owned(), RetryClass::Permanent),
+            ReconcileStep::Refuse(message, retry) => return refuse(message.to_owned(), retry),
         }
         Ok(None)
     }

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 /// Amounts of resources by name, as in `cpu`.
 pub(super) type ResourceAmounts = BTreeMap<String, Quantity>;
@@ -38,6 +39,8 @@ macro_rules! resource {
                 &mut self.metadata
             }
         }
+
+        impl ApiObject for $object {}
     )*};
 }
 
@@ -50,14 +53,20 @@ resource! {
 
 impl kube::api::Log for PodObject {}
 
+/// Object that answers of the API contain.
+pub(super) trait ApiObject:
+    kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static
+{
+}
+
+impl ApiObject for core::ConfigMap {}
+
 /// Pod of any owner.
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 pub(super) struct PodObject {
-    #[serde(default)]
     pub(super) metadata: ObjectMeta,
-    #[serde(default)]
     pub(super) spec: Option<PodObjectSpec>,
-    #[serde(default)]
     pub(super) status: Option<PodObjectStatus>,
 }
 
@@ -126,10 +135,9 @@ pub(super) struct ContainerObjectStatus {
 
 /// Persistent volume claim.
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 pub(super) struct ClaimObject {
-    #[serde(default)]
     pub(super) metadata: ObjectMeta,
-    #[serde(default)]
     pub(super) status: Option<ClaimObjectStatus>,
 }
 
@@ -142,12 +150,10 @@ pub(super) struct ClaimObjectStatus {
 
 /// Node of a Kubernetes cluster.
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 pub(super) struct NodeObject {
-    #[serde(default)]
     pub(super) metadata: ObjectMeta,
-    #[serde(default)]
     pub(super) spec: Option<NodeObjectSpec>,
-    #[serde(default)]
     pub(super) status: Option<NodeObjectStatus>,
 }
 
@@ -169,11 +175,9 @@ pub(super) struct NodeObjectStatus {
 
 /// Storage class.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 pub(super) struct ClassObject {
-    #[serde(default)]
     pub(super) metadata: ObjectMeta,
-    #[serde(default)]
     pub(super) volume_binding_mode: Option<String>,
 }
 

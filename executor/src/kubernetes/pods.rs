@@ -15,8 +15,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use chancery_events::id::IncarnationId;
-use chancery_events::name::PayloadName;
+use chancery_events::id::{IncarnationId, VolumeId};
+use chancery_events::name::{KeyName, PayloadName, PortName};
 use chancery_events::observation::{
     IncarnationExit, PortAddress, ProbeError, ProcessInfo, ProcessStatus, RuntimeObject,
     WAITING_MESSAGE_BYTES, WAITING_REASON_BYTES,
@@ -40,6 +40,7 @@ use kube::api::ObjectMeta;
 use super::labels::{ObjectOwner, pod_labels, pod_name, volume_name};
 use super::objects::PodObject;
 use crate::placeholders::{PlaceholderValues, fill, identity};
+use crate::reconcile::{ReadyHistory, is_ended};
 
 /// Reason why a spec cannot become pods. No other attempt can succeed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -78,10 +79,9 @@ pub(super) fn pod(
         init_containers.extend(context.init_containers()?);
         containers.push(context.container()?);
         for mount in &payload.mounts {
-            let name = volume_name(mount.volume);
-            let claim = PersistentVolumeClaimVolumeSource { claim_name: name.clone(), read_only: None };
-            let volume =
-                Volume { name: short(&name), persistent_volume_claim: Some(claim), ..Volume::default() };
+            let (name, claim_name) = (short(mount.volume), volume_name(mount.volume));
+            let claim = Some(PersistentVolumeClaimVolumeSource { claim_name, read_only: None });
+            let volume = Volume { name: name.clone(), persistent_volume_claim: claim, ..Volume::default() };
             volumes.insert(name, volume);
         }
     }
@@ -149,8 +149,8 @@ pub(super) fn seconds(grace: std::time::Duration) -> i64 {
 }
 
 /// Returns the name of a volume within a pod, at most 63 bytes.
-fn short(name: &str) -> String {
-    name.strip_prefix("chancery-volume-").map_or_else(|| name.to_owned(), |id| format!("volume-{id}"))
+fn short(volume: VolumeId) -> String {
+    format!("volume-{volume}")
 }
 
 /// Payload of one pod, with the values of its placeholders.
@@ -159,7 +159,7 @@ struct PayloadContext<'a> {
     spec: &'a IncarnationSpec,
     payload: &'a IncarnationPayload,
     index: u16,
-    ports: BTreeMap<chancery_events::name::PortName, u16>,
+    ports: BTreeMap<PortName, u16>,
     mounts: BTreeMap<String, PathBuf>,
 }
 
@@ -176,11 +176,7 @@ impl<'a> PayloadContext<'a> {
             payload,
             index,
             ports: payload.ports.iter().map(|port| (port.name.clone(), port.port)).collect(),
-            mounts: payload
-                .mounts
-                .iter()
-                .map(|mount| (mount.path.clone(), PathBuf::from(&mount.path)))
-                .collect(),
+            mounts: payload.mounts.iter().map(|mount| (mount.path.clone(), (&mount.path).into())).collect(),
         }
     }
 
@@ -196,15 +192,7 @@ impl<'a> PayloadContext<'a> {
         fill(text, &values).map_err(|error| InvalidPodSpec::Text(self.payload.name.clone(), error))
     }
 
-    fn fill_all(&self, texts: &[String]) -> Result<Option<Vec<String>>, InvalidPodSpec> {
-        let filled = texts.iter().map(|text| self.fill(text)).collect::<Result<Vec<_>, _>>()?;
-        Ok((!filled.is_empty()).then_some(filled))
-    }
-
-    fn environment(
-        &self,
-        given: &BTreeMap<chancery_events::name::KeyName, String>,
-    ) -> Result<Option<Vec<EnvVar>>, InvalidPodSpec> {
+    fn environment(&self, given: &BTreeMap<KeyName, String>) -> Result<Option<Vec<EnvVar>>, InvalidPodSpec> {
         let mut all = BTreeMap::new();
         for (key, value) in given {
             // A dollar of a filled text is a dollar: Kubernetes would expand `$(NAME)`.
@@ -220,7 +208,7 @@ impl<'a> PayloadContext<'a> {
 
     fn volume_mounts(&self) -> Option<Vec<VolumeMount>> {
         let mount = |mount: &chancery_events::protocol::VolumeMount| VolumeMount {
-            name: short(&volume_name(mount.volume)),
+            name: short(mount.volume),
             mount_path: mount.path.clone(),
             ..VolumeMount::default()
         };
@@ -245,8 +233,9 @@ impl<'a> PayloadContext<'a> {
 
     /// Returns filled texts without references that Kubernetes would expand.
     fn escaped(&self, texts: &[String]) -> Result<Option<Vec<String>>, InvalidPodSpec> {
-        let filled = self.fill_all(texts)?;
-        Ok(filled.map(|texts| texts.into_iter().map(|text| text.replace('$', "$$")).collect()))
+        let filled = texts.iter().map(|text| self.fill(text).map(|text| text.replace('$', "$$")));
+        let filled = filled.collect::<Result<Vec<_>, _>>()?;
+        Ok((!filled.is_empty()).then_some(filled))
     }
 
     fn container(&self) -> Result<Container, InvalidPodSpec> {
@@ -297,22 +286,17 @@ impl<'a> PayloadContext<'a> {
         let count = |threshold: u32| Some(i32::try_from(threshold).unwrap_or(i32::MAX));
         let whole = |span| Some(i32::try_from(seconds(span)).unwrap_or(i32::MAX));
         let delay = probe.timing().initial_delay();
-        let mut built = Probe {
+        let path = probe.path().map(str::to_owned);
+        Probe {
             initial_delay_seconds: if delay.is_zero() { None } else { whole(delay) },
             period_seconds: whole(probe.timing().period()),
             timeout_seconds: whole(probe.timing().timeout()),
             failure_threshold: count(failure_threshold),
             success_threshold: count(success_threshold),
+            tcp_socket: path.is_none().then(|| TCPSocketAction { port: port.clone(), host: None }),
+            http_get: path.map(|path| HTTPGetAction { path: Some(path), port, ..HTTPGetAction::default() }),
             ..Probe::default()
-        };
-        match probe.path() {
-            Some(path) => {
-                built.http_get =
-                    Some(HTTPGetAction { path: Some(path.to_owned()), port, ..HTTPGetAction::default() });
-            }
-            None => built.tcp_socket = Some(TCPSocketAction { port, host: None }),
         }
-        built
     }
 }
 
@@ -387,13 +371,9 @@ impl ObservedPod {
             (reason, of.message.clone().unwrap_or_default())
         });
         let init = status.init_container_statuses.unwrap_or_default();
-        let init = init.into_iter().find_map(|of| {
-            let (status, _) = container_status(of.state.as_ref(), of.ready);
-            if let ProcessStatus::Waiting { reason, message } = status {
-                Some((reason, message))
-            } else {
-                None
-            }
+        let init = init.into_iter().find_map(|of| match container_status(of.state.as_ref(), of.ready) {
+            (ProcessStatus::Waiting { reason, message }, _) => Some((reason, message)),
+            _ => None,
         });
         let waiting = unscheduled.or(init);
         let ready = condition("Ready");
@@ -439,21 +419,6 @@ impl ObservedPod {
             seen_at,
         })
     }
-
-    /// Returns a container that has ended, with its status.
-    pub(super) fn ended_container(&self) -> Option<(String, ProcessStatus)> {
-        let ended = self.containers.iter().find(|(_, of)| is_ended(&of.status));
-        ended.map(|(name, of)| (name.clone(), of.status.clone()))
-    }
-
-    /// Returns the reason why the pod failed as a whole, if it did.
-    pub(super) fn failure(&self) -> Option<&str> {
-        self.failed.as_deref()
-    }
-}
-
-pub(super) fn is_ended(status: &ProcessStatus) -> bool {
-    matches!(status, ProcessStatus::OomKilled | ProcessStatus::Exited { .. } | ProcessStatus::Signaled { .. })
 }
 
 fn time(of: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Time) -> Time {
@@ -481,14 +446,14 @@ fn container_status(state: Option<&ContainerState>, ready: bool) -> (ProcessStat
         return (status, running.started_at.as_ref().map(time));
     }
     let waiting = state.waiting.as_ref();
-    match waiting.and_then(|of| of.reason.clone()) {
+    let status = match waiting.and_then(|of| of.reason.as_deref()) {
         // Normal steps of a start.
-        None => (ProcessStatus::Starting, None),
-        Some(reason) if matches!(reason.as_str(), "ContainerCreating" | "PodInitializing") => {
-            (ProcessStatus::Starting, None)
+        None | Some("ContainerCreating" | "PodInitializing") => ProcessStatus::Starting,
+        Some(reason) => {
+            waits(reason.to_owned(), waiting.and_then(|of| of.message.clone()).unwrap_or_default())
         }
-        Some(reason) => (waits(reason, waiting.and_then(|of| of.message.clone()).unwrap_or_default()), None),
-    }
+    };
+    (status, None)
 }
 
 fn waits(mut reason: String, mut message: String) -> ProcessStatus {
@@ -501,22 +466,19 @@ fn waits(mut reason: String, mut message: String) -> ProcessStatus {
 pub(super) fn processes(
     spec: &IncarnationSpec,
     pods: &BTreeMap<u16, &ObservedPod>,
-    before: crate::reconcile::ReadyHistory,
+    before: ReadyHistory,
 ) -> Vec<ProcessInfo> {
-    let mut all = Vec::new();
-    for payload in &spec.payloads {
-        for index in 0..payload.processes {
-            all.push(process(payload, index, pods.get(&index).copied(), before));
-        }
-    }
-    all
+    let all = spec.payloads.iter().flat_map(|payload| {
+        (0..payload.processes).map(move |index| process(payload, index, pods.get(&index).copied(), before))
+    });
+    all.collect()
 }
 
 fn process(
     payload: &IncarnationPayload,
     index: u16,
     pod: Option<&ObservedPod>,
-    before: crate::reconcile::ReadyHistory,
+    before: ReadyHistory,
 ) -> ProcessInfo {
     let mut info = ProcessInfo {
         payload: payload.name.clone(),
@@ -539,7 +501,7 @@ fn process(
         info.addresses = payload.ports.iter().map(address).collect();
     }
     let container = pod.containers.get(payload.name.as_str());
-    let was_ready = before == crate::reconcile::ReadyHistory::Ready;
+    let was_ready = before == ReadyHistory::Ready;
     (info.status, info.since) = match (container, &pod.waiting) {
         (Some(of), _) if is_ended(&of.status) => (of.status.clone(), of.since),
         _ if !pod.is_reachable => (ProcessStatus::Unreachable, pod.since),
@@ -582,10 +544,11 @@ pub(super) fn exit(processes: &[ProcessInfo], pods: &BTreeMap<u16, &ObservedPod>
         Some(format!("{} {how}", process.name()))
     });
     let failed = failed.or_else(|| {
-        pods.values().find_map(|pod| Some(format!("pod {} failed: {}", pod.name, pod.failure()?)))
+        pods.values().find_map(|pod| Some(format!("pod {} failed: {}", pod.name, pod.failed.as_ref()?)))
     });
+    let mut containers = pods.values().flat_map(|pod| pod.containers.values());
     match failed {
         Some(reason) => Some(IncarnationExit::Failed { reason }),
-        None => pods.values().any(|pod| pod.ended_container().is_some()).then_some(IncarnationExit::Clean),
+        None => containers.any(|of| is_ended(&of.status)).then_some(IncarnationExit::Clean),
     }
 }

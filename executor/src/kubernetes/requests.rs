@@ -7,15 +7,14 @@ use chancery_events::size::cut;
 use k8s_openapi::NamespaceResourceScope;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::core::Request;
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, ResourceExt};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use super::KubernetesWorld;
 use super::api::{ApiFailure, answer, chain, identified};
 use super::claims::{self, ClaimBinding, ObservedClaim};
 use super::labels::{self, MANAGER, object_of};
-use super::objects::{ClaimObject, ClassObject, PodObject};
+use super::objects::{ApiObject, ClaimObject, ClassObject, PodObject};
 use super::pods::{self, ObservedPod};
 use super::state::{ObjectDeletion, ObjectView};
 use super::store::{ObjectRecord, RecordedFailure};
@@ -27,32 +26,23 @@ impl KubernetesWorld {
         answer(request).await
     }
 
-    fn api<K>(&self, namespace: &str) -> Api<K>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
-    {
+    fn api<K: ApiObject<Scope = NamespaceResourceScope>>(&self, namespace: &str) -> Api<K> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
     /// Returns the object with this name, if it exists.
-    async fn find<K>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, ApiFailure>
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
-    {
+    async fn find<K: ApiObject>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, ApiFailure> {
         self.request(api.get_opt(name)).await?.map(identified).transpose()
     }
 
     /// Creates an object of an incarnation or a volume. An object of that name is taken over only if it is of the same
     /// incarnation or volume, as after a request whose answer was lost.
-    async fn create<K>(
+    async fn create<K: ApiObject>(
         &self,
         api: &Api<K>,
         object: ObjectId,
         new: &(impl ResourceExt + Serialize),
-    ) -> Result<K, ApiFailure>
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
-    {
+    ) -> Result<K, ApiFailure> {
         let by = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
         let invalid = |error: &dyn std::error::Error| ApiFailure::Refused(0, chain(error));
         let body = serde_json::to_vec(new).map_err(|error| invalid(&error))?;
@@ -136,11 +126,7 @@ impl KubernetesWorld {
 
     pub(super) async fn create_pod(&self, view: &ObjectView, index: u16) -> Result<(), ApiFailure> {
         let (object, Some(record)) = (view.object, &view.record) else { return Ok(()) };
-        let (ObjectId::Incarnation(id), Some(spec)) =
-            (object, record.command.spec.as_ref().and_then(ObjectSpec::incarnation))
-        else {
-            return Ok(());
-        };
+        let (ObjectId::Incarnation(id), Some(spec)) = (object, view.spec()) else { return Ok(()) };
         let ObjectTarget { revision, grace, .. } = record.command.order;
         if let Some(missing) = self.missing_volume(spec) {
             let message = format!("volume {missing} does not exist, or is not ready");
@@ -275,10 +261,11 @@ impl KubernetesWorld {
     }
 
     /// Requests a deletion by uid. Whether an object with this uid may still exist.
-    async fn delete_from<K>(&self, api: &Api<K>, deletion: &ObjectDeletion) -> Result<bool, ApiFailure>
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
-    {
+    async fn delete_from<K: ApiObject>(
+        &self,
+        api: &Api<K>,
+        deletion: &ObjectDeletion,
+    ) -> Result<bool, ApiFailure> {
         let ObjectDeletion { name, uid, grace, .. } = deletion;
         let only = Preconditions { uid: Some(uid.clone()), resource_version: None };
         let mut params = DeleteParams::default().preconditions(only);
@@ -313,13 +300,9 @@ impl KubernetesWorld {
             match self.records.write(&record, version.clone()).await {
                 Ok(written) => break written,
                 Err(ApiFailure::NotFound(_)) if version.is_some() => version = None,
-                Err(ApiFailure::Conflict(message)) => match self.records.read(object).await? {
-                    Some((.., epoch)) if epoch > self.owner.epoch => {
-                        return Err(ApiFailure::Superseded(format!("epoch {epoch} has written: {message}")));
-                    }
-                    Some((_, found, _)) => version = Some(found),
-                    None => version = None,
-                },
+                Err(ApiFailure::Conflict(message)) => {
+                    version = self.records.version_after(object, &message).await?;
+                }
                 Err(failure) => return Err(failure),
             }
         };

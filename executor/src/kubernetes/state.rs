@@ -26,9 +26,9 @@ use chancery_events::protocol::{IncarnationSpec, ObjectSpec};
 
 use super::claims::ObservedClaim;
 use super::labels::pod_name;
-use super::pods::{ObservedPod, exit, is_ended, pod_count, processes};
+use super::pods::{ObservedPod, exit, pod_count, processes};
 use super::store::{ObjectRecord, RecordedEnd, StartProgress};
-use crate::reconcile::{KnownObject, ObjectState, ObjectTarget, ReadyHistory, TargetGoal};
+use crate::reconcile::{KnownObject, ObjectState, ObjectTarget, ReadyHistory, TargetGoal, lose_sight};
 
 /// Time until the progress of an incarnation's start is recorded: one write has its creation and its readiness, and the
 /// starts of a large deployment do not compete with these writes.
@@ -116,26 +116,19 @@ impl ObjectView {
         !self.pods.is_empty() || self.claim.is_some()
     }
 
-    fn spec(&self) -> Option<&IncarnationSpec> {
+    /// Returns the recorded spec of an incarnation.
+    pub(super) fn spec(&self) -> Option<&IncarnationSpec> {
         self.record.as_ref()?.command.spec.as_ref().and_then(ObjectSpec::incarnation)
     }
 
     fn history(&self) -> ReadyHistory {
-        match self.record.as_ref().map(|record| record.start) {
-            _ if self.was_ready => ReadyHistory::Ready,
-            Some(StartProgress::Ready) => ReadyHistory::Ready,
-            Some(StartProgress::Accepted | StartProgress::Creating | StartProgress::Created) | None => {
-                ReadyHistory::NeverReady
-            }
-        }
+        let is_recorded = self.record.as_ref().is_some_and(|record| record.start == StartProgress::Ready);
+        if self.was_ready || is_recorded { ReadyHistory::Ready } else { ReadyHistory::NeverReady }
     }
 
     /// Returns each pod by its number: the existing one, or the last state of one that is not seen any more.
     fn by_number(&self) -> BTreeMap<u16, &ObservedPod> {
-        let mut all: BTreeMap<u16, &ObservedPod> =
-            self.gone.iter().map(|(index, pod)| (*index, pod)).collect();
-        all.extend(self.pods.values().map(|pod| (pod.index, pod)));
-        all
+        self.gone.values().chain(self.pods.values()).map(|pod| (pod.index, pod)).collect()
     }
 
     /// Returns the statuses of all processes.
@@ -253,7 +246,7 @@ impl ObjectView {
         if self.is_volume() && order.aim == TargetGoal::Up && has_ended && self.claim.is_some() {
             return ObjectStep::Rest;
         }
-        if is_over || record.failure.is_some() || record.end.is_some() || order.aim != TargetGoal::Up {
+        if has_ended || order.aim != TargetGoal::Up {
             return self.down(record, &order, is_over);
         }
         match self.unrequested_exit(record) {
@@ -366,11 +359,7 @@ impl ObjectView {
             }
             (TargetGoal::Down, None) => {
                 let mut processes = self.processes();
-                for process in &mut processes {
-                    if !is_ended(&process.status) {
-                        process.status = ProcessStatus::Unknown;
-                    }
-                }
+                lose_sight(&mut processes);
                 let end = RecordedEnd { exit: IncarnationExit::Clean, processes, is_proved: true };
                 ObjectView::write(record, order, Some(end))
             }
@@ -442,14 +431,11 @@ impl ObjectView {
 
     /// Takes over a list that started after change `before`. Pods that were seen since are newer than the list.
     pub(super) fn take_list(&mut self, listed: ObjectView, before: u64) {
-        let missing: Vec<ObservedPod> = self
-            .pods
-            .values()
-            .filter(|pod| pod.seen_at <= before && !listed.pods.contains_key(&pod.uid))
-            .filter(|pod| !self.hidden.contains(&pod.uid))
-            .cloned()
-            .collect();
-        for pod in missing {
+        let is_missing = |uid: &String, pod: &mut ObservedPod| {
+            pod.seen_at <= before && !listed.pods.contains_key(uid) && !self.hidden.contains(uid)
+        };
+        let missing: Vec<_> = self.pods.extract_if(.., is_missing).collect();
+        for (_, pod) in missing {
             self.lose_pod(pod);
         }
         for (uid, pod) in listed.pods {
@@ -479,7 +465,7 @@ impl ObjectView {
         if self.claim.as_ref().is_some_and(|claim| claim.uid == uid) {
             self.claim = None;
         }
-        if let Some(mut pod) = self.pods.get(uid).cloned() {
+        if let Some(mut pod) = self.pods.remove(uid) {
             // As the API itself states: nothing else proves more.
             pod.deleting = pod.deleting.or(Some(0));
             self.lose_pod(pod);

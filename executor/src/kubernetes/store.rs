@@ -42,11 +42,11 @@ const TRIES: u32 = 20;
 #[derive(Debug)]
 pub struct KubernetesStore {
     maps: Api<ConfigMap>,
-    owner: ObjectOwner,
+    pub(super) owner: ObjectOwner,
     id: ExecutorStoreId,
     epoch: ExecutorEpoch,
     stored: Mutex<StoredHead>,
-    end: EpochEnd,
+    pub(super) end: EpochEnd,
 }
 
 #[derive(Debug)]
@@ -69,12 +69,9 @@ impl KubernetesStore {
         let maps: Api<ConfigMap> = Api::namespaced(client, namespace);
         let name = owner.store_name();
         for _ in 0..TRIES {
-            let found = match answer(maps.get_opt(&name)).await {
-                Ok(found) => found,
-                Err(failure) => {
-                    return Err(stop(&format!("cannot read config map {namespace}/{name}"), &failure));
-                }
-            };
+            let found = answer(maps.get_opt(&name))
+                .await
+                .map_err(|failure| stop(&format!("cannot read config map {namespace}/{name}"), &failure))?;
             let (mut data, version) = match found {
                 Some(map) if !owner.owns(map.metadata.labels.as_ref()) => {
                     let text = format!(
@@ -124,14 +121,6 @@ impl KubernetesStore {
             ));
         }
         Err(ExecutorStop::StoreTaken)
-    }
-
-    pub(super) fn owner(&self) -> &ObjectOwner {
-        &self.owner
-    }
-
-    pub(super) fn end(&self) -> &EpochEnd {
-        &self.end
     }
 }
 
@@ -349,7 +338,7 @@ impl ObjectRecord {
 /// Records of objects.
 #[derive(Clone, Debug)]
 pub(super) struct RecordStore {
-    maps: Api<ConfigMap>,
+    pub(super) maps: Api<ConfigMap>,
     owner: ObjectOwner,
 }
 
@@ -382,11 +371,6 @@ impl RecordStore {
         Ok(ListedItems { items: items.into_iter().filter_map(|(_, record)| record).collect(), version })
     }
 
-    /// Returns the config maps of the namespace.
-    pub(super) fn maps(&self) -> Api<ConfigMap> {
-        self.maps.clone()
-    }
-
     /// Creates or replaces a record, and returns its new resource version.
     pub(super) async fn write(
         &self,
@@ -400,16 +384,19 @@ impl RecordStore {
         write(&self.maps, &record_name(object), self.owner.labels_of(object), data, version).await
     }
 
-    /// Reads a record, with its resource version and the epoch that wrote it.
-    pub(super) async fn read(
+    /// Returns the resource version of a record after a conflict; `None` if it does not exist. [`ApiFailure::Superseded`]
+    /// if a later epoch has written it.
+    pub(super) async fn version_after(
         &self,
         object: ObjectId,
-    ) -> Result<Option<(Option<ObjectRecord>, String, u64)>, ApiFailure> {
+        conflict: &str,
+    ) -> Result<Option<String>, ApiFailure> {
         let Some(map) = answer(self.maps.get_opt(&record_name(object))).await? else { return Ok(None) };
-        let epoch = epoch_of(&map);
-        let version = map.metadata.resource_version.clone().unwrap_or_default();
-        let record = parse(&map).filter(|(found, ..)| *found == object).map(|(_, record, _)| record);
-        Ok(Some((record, version, epoch.unwrap_or_default())))
+        let epoch = epoch_of(&map).unwrap_or_default();
+        if epoch > self.owner.epoch {
+            return Err(ApiFailure::Superseded(format!("epoch {epoch} has written: {conflict}")));
+        }
+        Ok(Some(map.metadata.resource_version.unwrap_or_default()))
     }
 
     /// Removes the record with this resource version; a missing one is no error. A record that another party has changed
@@ -424,12 +411,9 @@ impl RecordStore {
             let params = kube::api::DeleteParams::default().preconditions(only);
             match answer(self.maps.delete(&record_name(object), &params)).await {
                 Ok(_) | Err(ApiFailure::NotFound(_)) => return Ok(()),
-                Err(ApiFailure::Conflict(message)) => match self.read(object).await? {
-                    Some((.., epoch)) if epoch > self.owner.epoch => {
-                        return Err(ApiFailure::Superseded(format!("epoch {epoch} has written: {message}")));
-                    }
-                    Some((_, found, _)) => version = Some(found),
+                Err(ApiFailure::Conflict(message)) => match self.version_after(object, &message).await? {
                     None => return Ok(()),
+                    found => version = found,
                 },
                 Err(failure) => return Err(failure),
             }

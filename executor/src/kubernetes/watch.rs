@@ -11,12 +11,13 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use serde::de::DeserializeOwned;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::api::{ApiFailure, answer, chain};
 use super::claims::ObservedClaim;
 use super::labels::{EPOCH, INCARNATION, VOLUME, object_of};
-use super::objects::{ClaimObject, PodObject};
+use super::objects::{ApiObject, ClaimObject, PodObject};
 use super::pods::ObservedPod;
 use super::state::{ObjectStep, ObjectView};
 use super::store::epoch_of;
@@ -58,6 +59,16 @@ where
         };
         params = params.continue_token(&token);
     }
+}
+
+/// Returns the object of an event, its API object, and whether that exists.
+fn changed<K: ApiObject>(event: WatchEvent<K>) -> Option<(ObjectId, K, bool)> {
+    let (of, exists) = match event {
+        WatchEvent::Added(of) | WatchEvent::Modified(of) => (of, true),
+        WatchEvent::Deleted(of) => (of, false),
+        WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return None,
+    };
+    Some((object_of(of.meta().labels.as_ref())?, of, exists))
 }
 
 impl KubernetesWorld {
@@ -109,40 +120,34 @@ impl KubernetesWorld {
             (state.list, due.map(|(object, _)| *object).collect::<Vec<_>>())
         };
         self.is_lost.store(false, Ordering::Relaxed);
-        let watch_pods =
-            tokio::spawn(self.clone().watch(self.pods(), INCARNATION, pods.version, move |world, event| {
-                world.pod_changed(number, event);
-            }));
-        let watch_claims =
-            tokio::spawn(self.clone().watch(self.claims(), VOLUME, claims.version, move |world, event| {
-                world.claim_changed(number, event);
-            }));
-        let watch_records = tokio::spawn(self.clone().watch(
-            self.records.maps(),
-            EPOCH,
-            records.version,
-            move |world, event| {
-                world.record_changed(number, event);
-            },
-        ));
-        let watches = [watch_pods, watch_claims, watch_records].map(|watch| watch.abort_handle());
-        self.lock().watches.extend(watches);
+        let world = || self.clone();
+        let watches = [
+            tokio::spawn(world().watch(self.pods(), INCARNATION, pods.version, number, Self::pod_changed)),
+            tokio::spawn(world().watch(self.claims(), VOLUME, claims.version, number, Self::claim_changed)),
+            tokio::spawn(world().watch(
+                self.records.maps.clone(),
+                EPOCH,
+                records.version,
+                number,
+                Self::record_changed,
+            )),
+        ];
+        self.lock().watches.extend(watches.iter().map(JoinHandle::abort_handle));
         for object in due {
             self.settle(object);
         }
         Ok(())
     }
 
-    /// Watches from a resource version on, until events may have been missed.
-    async fn watch<K>(
+    /// Watches from the resource version of a list on, until events may have been missed.
+    async fn watch<K: ApiObject>(
         self: Arc<Self>,
         api: Api<K>,
         key: &'static str,
         mut version: String,
-        changed: impl Fn(&Arc<Self>, WatchEvent<K>) + Send,
-    ) where
-        K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource<DynamicType = ()> + Send + 'static,
-    {
+        list: u64,
+        changed: fn(&Arc<Self>, u64, WatchEvent<K>),
+    ) {
         let params = WatchParams::default().labels(&self.owner.selector(key)).timeout(WATCH);
         loop {
             let stream = match answer(api.watch(&params, &version)).await {
@@ -175,7 +180,7 @@ impl KubernetesWorld {
                         {
                             version.clone_from(at);
                         }
-                        changed(&self, event);
+                        changed(&self, list, event);
                     }
                     Err(error) => {
                         tracing::info!(error = chain(&error), key, "watch of Kubernetes lost");
@@ -190,12 +195,7 @@ impl KubernetesWorld {
     }
 
     fn pod_changed(self: &Arc<Self>, list: u64, event: WatchEvent<PodObject>) {
-        let (pod, exists) = match event {
-            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, true),
-            WatchEvent::Deleted(pod) => (pod, false),
-            WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return,
-        };
-        let Some(object) = object_of(pod.metadata.labels.as_ref()) else { return };
+        let Some((object, pod, exists)) = changed(event) else { return };
         self.see(list, object, |view, at| {
             if let Some(seen) = ObservedPod::of(&pod, at) {
                 view.see_pod(seen, exists);
@@ -204,12 +204,7 @@ impl KubernetesWorld {
     }
 
     fn claim_changed(self: &Arc<Self>, list: u64, event: WatchEvent<ClaimObject>) {
-        let (claim, exists) = match event {
-            WatchEvent::Added(claim) | WatchEvent::Modified(claim) => (claim, true),
-            WatchEvent::Deleted(claim) => (claim, false),
-            WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return,
-        };
-        let Some(object) = object_of(claim.metadata.labels.as_ref()) else { return };
+        let Some((object, claim, exists)) = changed(event) else { return };
         self.see(list, object, |view, at| {
             if let Some(seen) = ObservedClaim::of(&claim, at) {
                 view.see_claim(seen, exists);

@@ -18,8 +18,8 @@ use std::time::SystemTime;
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
 use serde::{Deserialize, Serialize};
 
-use super::entries;
 use super::times::{self, TimesWriter};
+use super::{entries, named};
 use crate::state_file;
 
 /// Maximum bytes of a read: the capacity of a pipe.
@@ -97,37 +97,38 @@ impl AsRawFd for OutputCapture {
 
 /// Pipe of the output whose files start with `base`.
 fn pipe_of(base: &Path) -> PathBuf {
-    with_suffix(base, "pipe")
+    base.with_added_extension("pipe")
 }
 
-fn with_suffix(base: &Path, suffix: impl std::fmt::Display) -> PathBuf {
-    let mut name = base.as_os_str().to_owned();
-    name.push(format!(".{suffix}"));
-    name.into()
+/// Makes a named pipe, unless it exists, as of an earlier boot of the machine.
+pub(super) fn make_pipe(path: &Path) -> io::Result<()> {
+    match mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Opens a named pipe. Follows no symbolic link, and fails if the path is anything else.
+pub(super) fn open_pipe(options: &mut OpenOptions, flags: OFlags, path: &Path) -> io::Result<File> {
+    let flags = (flags | OFlags::NOFOLLOW).bits().cast_signed();
+    let pipe = options.custom_flags(flags).open(path)?;
+    if !pipe.metadata()?.file_type().is_fifo() {
+        return Err(io::Error::new(ErrorKind::InvalidData, format!("{} is not a pipe", path.display())));
+    }
+    Ok(pipe)
 }
 
 /// Makes an output's pipe; returns the ends of the supervisor and of the process.
 pub(super) fn open(base: &Path, limits: OutputLimits) -> io::Result<(OutputCapture, File)> {
     let path = pipe_of(base);
-    match mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR) {
-        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-        Err(error) => return Err(error.into()),
-    }
+    make_pipe(&path)?;
     let capture = take_over(base, limits)?;
-    let flags = OFlags::NOFOLLOW.bits().cast_signed();
-    Ok((capture, OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?))
+    Ok((capture, open_pipe(OpenOptions::new().read(true).write(true), OFlags::empty(), &path)?))
 }
 
 /// Opens only the reading end, for a process that exists.
 pub(super) fn take_over(base: &Path, limits: OutputLimits) -> io::Result<OutputCapture> {
-    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
-    let pipe = OpenOptions::new().read(true).custom_flags(flags).open(pipe_of(base))?;
-    if !pipe.metadata()?.file_type().is_fifo() {
-        return Err(io::Error::new(
-            ErrorKind::NotFound,
-            format!("{} is not a pipe", pipe_of(base).display()),
-        ));
-    }
+    let pipe = open_pipe(OpenOptions::new().read(true), OFlags::NONBLOCK, &pipe_of(base))?;
     Ok(OutputCapture { pipe, files: RotatedFiles::open(base.to_owned(), limits)?, awaited: None })
 }
 
@@ -178,10 +179,7 @@ impl OutputCapture {
             None => Ok(()),
             Some((count, error)) => {
                 let base = self.files.base.display();
-                Err(io::Error::new(
-                    error.kind(),
-                    format!("cannot write last {count} bytes of {base}: {error}"),
-                ))
+                Err(named(format_args!("cannot write last {count} bytes of {base}"))(error))
             }
         }
     }
@@ -284,7 +282,7 @@ impl RotatedFiles {
 
 /// Returns the path of an output's file.
 pub(super) fn part(base: &Path, number: u64) -> PathBuf {
-    with_suffix(base, number)
+    base.with_added_extension(number.to_string())
 }
 
 /// Numbers of an output's files.

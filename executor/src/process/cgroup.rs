@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use super::identity::{ProcStat, ProcessHandle};
 use super::integrity::FileId;
+use super::proof::RemainingProcesses;
 use crate::state_file::if_found;
 
 pub(super) mod detect;
@@ -115,15 +116,6 @@ impl CgroupParent {
     }
 }
 
-/// Whether a control group contains a process.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum GroupPopulation {
-    Yes,
-    No,
-    /// Undetermined; contains the reason.
-    Unknown(String),
-}
-
 /// Control group of one incarnation, as recorded with its processes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct IncarnationCgroup {
@@ -135,18 +127,18 @@ pub(super) struct IncarnationCgroup {
 
 impl IncarnationCgroup {
     /// Returns whether the control group contains a process.
-    pub(super) fn populated(&self) -> GroupPopulation {
+    pub(super) fn populated(&self) -> RemainingProcesses {
         if !self.is_same_view() {
             let mount = self.mount.display();
-            return GroupPopulation::Unknown(format!(
+            return RemainingProcesses::Unknown(format!(
                 "control group not visible: {mount} is another file system than at creation"
             ));
         }
         match std::fs::read_to_string(self.path.join("cgroup.events")) {
-            Ok(events) if count_of(&events, "populated") == Some(0) => GroupPopulation::No,
-            Ok(_) => GroupPopulation::Yes,
-            Err(error) if error.kind() == ErrorKind::NotFound => GroupPopulation::No,
-            Err(error) => GroupPopulation::Unknown(format!(
+            Ok(events) if count_of(&events, "populated") == Some(0) => RemainingProcesses::Nothing,
+            Ok(_) => RemainingProcesses::Something,
+            Err(error) if error.kind() == ErrorKind::NotFound => RemainingProcesses::Nothing,
+            Err(error) => RemainingProcesses::Unknown(format!(
                 "cannot read control group {}: {error}",
                 self.path.display()
             )),
@@ -300,12 +292,6 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     if_found(std::fs::remove_dir(path)).map(drop)
 }
 
-/// Removes the directory of an executor's groups, unless any group is left.
-pub(super) fn remove_parent(path: &Path) {
-    // Fails while any group is left.
-    let _ = std::fs::remove_dir(path);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -342,18 +328,19 @@ mod tests {
         let parent =
             CgroupParent { path: mount.path().join("x"), mount: Some(mount.path().into()), memory: false };
         let mut group = parent.recorded(parent.path.join("y")).unwrap().unwrap();
-        assert_eq!(group.populated(), GroupPopulation::No, "it was removed");
+        assert_eq!(group.populated(), RemainingProcesses::Nothing, "it was removed");
         std::fs::create_dir_all(&group.path).unwrap();
-        for (events, populated) in
-            [("populated 1\nfrozen 0\n", GroupPopulation::Yes), ("populated 0\n", GroupPopulation::No)]
-        {
+        for (events, populated) in [
+            ("populated 1\nfrozen 0\n", RemainingProcesses::Something),
+            ("populated 0\n", RemainingProcesses::Nothing),
+        ] {
             std::fs::write(group.path.join("cgroup.events"), events).unwrap();
             assert_eq!(group.populated(), populated, "{events}");
         }
         let elsewhere = tempfile::tempdir().unwrap();
         group.mount = elsewhere.path().into();
         assert!(
-            matches!(group.populated(), GroupPopulation::Unknown(_)),
+            matches!(group.populated(), RemainingProcesses::Unknown(_)),
             "another file system is mounted there"
         );
     }

@@ -6,14 +6,15 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use chancery_events::console::AttachRefusal;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::PayloadName;
-use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
+use rustix::fs::OFlags;
 
+use super::capture::open_pipe;
 use super::entries;
 use super::output::ProcessLogs;
 use crate::console::{AttachError, ConsoleFiles, ConsoleSource};
@@ -22,15 +23,6 @@ use crate::console::{AttachError, ConsoleFiles, ConsoleSource};
 pub(super) const INPUT: &str = "console.in";
 /// Capacity of the pipe in bytes: input that the guest has not read.
 const CAPACITY: usize = 16 << 10;
-
-/// Makes the pipe in the directory of a process.
-pub(super) fn make_input(directory: &Path) -> io::Result<()> {
-    match mkfifoat(CWD, directory.join(INPUT), Mode::RUSR | Mode::WUSR) {
-        // Of an earlier boot of the machine.
-        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
 
 /// Opens both ends of the pipe, as the standard input of QEMU.
 pub(super) fn open_input(path: &Path) -> io::Result<File> {
@@ -43,15 +35,6 @@ pub(super) fn open_input(path: &Path) -> io::Result<File> {
 /// Opens the writing end of the pipe. Fails with `ENXIO` if QEMU has ended.
 pub(crate) fn open_writer(path: &Path) -> io::Result<File> {
     open_pipe(OpenOptions::new().write(true), OFlags::NONBLOCK, path)
-}
-
-fn open_pipe(options: &mut OpenOptions, flags: OFlags, path: &Path) -> io::Result<File> {
-    let flags = (flags | OFlags::NOFOLLOW).bits().cast_signed();
-    let pipe = options.custom_flags(flags).open(path)?;
-    if !pipe.metadata()?.file_type().is_fifo() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} is not a pipe", path.display())));
-    }
-    Ok(pipe)
 }
 
 impl ConsoleSource for ProcessLogs {

@@ -23,7 +23,7 @@ mod link;
 mod qmp;
 mod watch;
 
-pub(super) use backup::{BackupResult, back_up, cancel_backup};
+pub(super) use backup::{back_up, cancel_backup};
 pub use command_line::{GuestAccelerator, QemuSettings};
 pub(super) use command_line::{GuestProcess, command_line};
 pub(super) use heartbeat::AcceleratorCheck;
@@ -93,8 +93,8 @@ impl GuestEnd {
 }
 
 impl GuestRecord {
-    /// Creates the record of a guest that is about to start.
-    pub(super) fn begin(name: String) -> GuestRecord {
+    /// Creates the record of a guest that is about to start, and the text that is awaited on its first serial port.
+    pub(super) fn begin(name: String, line: Option<&str>) -> GuestRecord {
         GuestRecord {
             name,
             status: GuestStatus::Starting,
@@ -102,13 +102,8 @@ impl GuestRecord {
             reset_revision: 0,
             end: None,
             is_end_requested: false,
-            line: None,
+            line: line.map(|text| AwaitedLine { text: text.to_owned(), is_seen: false }),
         }
-    }
-
-    /// Awaits a text on the first serial port.
-    pub(super) fn await_line(&mut self, text: Option<&str>) {
-        self.line = text.map(|text| AwaitedLine { text: text.to_owned(), is_seen: false });
     }
 
     /// Whether an awaited text was not seen yet.
@@ -121,16 +116,6 @@ impl GuestRecord {
         if let Some(line) = &mut self.line {
             line.is_seen = is_seen;
         }
-    }
-
-    /// Whether QEMU does not answer.
-    pub(super) fn is_unreachable(&self) -> bool {
-        self.status == GuestStatus::Unreachable
-    }
-
-    /// Whether the guest was not reported as running yet.
-    pub(super) fn is_starting(&self) -> bool {
-        self.status == GuestStatus::Starting
     }
 
     /// Notes an event of QEMU.

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use super::integrity::FileId;
+use super::{lock, named};
 use crate::state_file::if_found;
 
 /// Content of `/proc/PID/stat`.
@@ -92,9 +93,7 @@ fn pids() -> io::Result<Vec<u32>> {
 fn read(pid: u32, file: &str) -> io::Result<Option<Vec<u8>>> {
     match if_found(std::fs::read(format!("/proc/{pid}/{file}"))) {
         Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => Ok(None),
-        read => read.map_err(|error| {
-            io::Error::new(error.kind(), format!("cannot read /proc/{pid}/{file}: {error}"))
-        }),
+        read => read.map_err(named(format_args!("cannot read /proc/{pid}/{file}"))),
     }
 }
 
@@ -189,12 +188,6 @@ pub(super) fn place_in_time(path: PathBuf) -> Option<FileId> {
         tracing::warn!("directory in environment of a process skipped: its disk does not answer");
     });
     found.ok()?.ok()?
-}
-
-/// Locks the mutex, also after a panic of another holder: the value is consistent after each statement under
-/// the lock.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Pid with its start time, in clock ticks since the boot.
@@ -297,7 +290,7 @@ pub(super) fn has_locked(pid: u32, file: FileId) -> bool {
         let info = descriptor.file_name().map(|number| format!("/proc/{pid}/fdinfo/{}", number.display()));
         let info = info.and_then(|info| std::fs::read_to_string(info).ok()).unwrap_or_default();
         let is_its_inode = |line: &str| {
-            line.contains("FLOCK") && line.split([' ', ':']).any(|word| word.parse() == Ok(file.inode()))
+            line.contains("FLOCK") && line.split([' ', ':']).any(|word| word.parse() == Ok(file.inode))
         };
         info.lines().any(is_its_inode) && matches!(FileId::of(descriptor), Ok(Some(found)) if found == file)
     })
@@ -361,12 +354,6 @@ impl ProcessHandle {
 impl AsRawFd for ProcessHandle {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
-    }
-}
-
-impl AsFd for ProcessHandle {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }
 

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use super::SupervisorProgram;
 use super::capture::OutputLimits;
 use super::cgroup::{self, CgroupParent, IncarnationCgroup, LimitHits};
-use super::guest::{GuestRecord, QemuSettings};
+use super::guest::{GuestRecord, GuestStatus, QemuSettings};
 use super::identity::{self, BootId, ProcessIdentity};
 use super::integrity::FileId;
 use crate::executor_store::{CommandRecord, ObjectDirectory, StoreRecord, TombstoneFile};
@@ -115,7 +115,10 @@ pub(super) fn remove_groups(wanted: Option<&SpecFile>, record: Option<&Processes
         Some(io::Error::new(error.kind(), format!("cannot remove control group {}: {error}", path.display())))
     };
     let failures = all.iter().filter_map(remove).collect();
-    all.iter().filter_map(|path| path.parent()).for_each(cgroup::remove_parent);
+    for parent in all.iter().filter_map(|path| path.parent()) {
+        // The directory of the executor's groups; fails while any group is left.
+        let _ = std::fs::remove_dir(parent);
+    }
     failures
 }
 
@@ -183,6 +186,13 @@ pub(super) struct ProcessEnd {
     pub(super) hits: LimitHits,
 }
 
+impl ProcessEnd {
+    /// Returns an end that nothing observed.
+    pub(super) fn unseen(cause: ProcessEndCause) -> ProcessEnd {
+        ProcessEnd { status: ProcessStatus::Unknown, cause, hits: LimitHits::default() }
+    }
+}
+
 /// Cause of a process's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -234,7 +244,7 @@ impl ProcessesFile {
     ) -> IncarnationExit {
         let mut exit = IncarnationExit::Clean;
         for process in &self.processes {
-            if let Some(guest) = process.guest.as_ref()
+            if let Some(guest) = &process.guest
                 && let Some(end) = guest.end
             {
                 match end.reason() {
@@ -254,8 +264,8 @@ impl ProcessesFile {
             {
                 let how = match status {
                     // As after a signal to QEMU.
-                    ProcessStatus::Exited { code } if process.guest.is_some() => {
-                        let never_ran = process.guest.as_ref().is_some_and(GuestRecord::is_starting);
+                    ProcessStatus::Exited { code } if let Some(guest) = &process.guest => {
+                        let never_ran = guest.status == GuestStatus::Starting;
                         let words = never_ran.then(|| last_words(process)).flatten();
                         let words = words.map_or_else(String::new, |words| format!(": {words}"));
                         format!("was ended with its virtual machine, status {code}{words}")
@@ -280,27 +290,31 @@ impl ProcessesFile {
         exit
     }
 
-    /// Number of resets of all guests.
-    pub(super) fn resets(&self) -> u32 {
-        let guests = self.processes.iter().filter_map(|process| process.guest.as_ref());
-        guests.fold(0, |all, guest| all.saturating_add(guest.resets))
+    fn guests(&self) -> impl Iterator<Item = &GuestRecord> {
+        self.processes.iter().filter_map(|process| process.guest.as_ref())
     }
 
-    /// Whether every guest was reset for a target of this or a higher revision. `None` without guests. A guest that
+    /// Whether a process is QEMU with a guest.
+    pub(super) fn has_guests(&self) -> bool {
+        self.guests().next().is_some()
+    }
+
+    /// Number of resets of all guests.
+    pub(super) fn resets(&self) -> u32 {
+        self.guests().fold(0, |all, guest| all.saturating_add(guest.resets))
+    }
+
+    /// Whether every guest, if any, was reset for a target of this or a higher revision. A guest that
     /// has ended first was not reset: while its QEMU ends, the incarnation must not be reported as rebooted.
-    pub(super) fn is_reset_for(&self, revision: u32) -> Option<bool> {
-        let mut guests = self.processes.iter().filter_map(|process| process.guest.as_ref()).peekable();
-        guests.peek()?;
-        Some(guests.all(|guest| guest.reset_revision >= revision))
+    pub(super) fn is_reset_for(&self, revision: u32) -> bool {
+        self.guests().all(|guest| guest.reset_revision >= revision)
     }
 
     /// Notes that processes without a recorded end have ended, unobserved and, for all that is known,
     /// unrequested.
     pub(super) fn end_unseen(&mut self) {
         for process in &mut self.processes {
-            let (status, cause, hits) =
-                (ProcessStatus::Unknown, ProcessEndCause::Itself, LimitHits::default());
-            process.end.get_or_insert(ProcessEnd { status, cause, hits });
+            process.end.get_or_insert(ProcessEnd::unseen(ProcessEndCause::Itself));
         }
     }
 
@@ -319,7 +333,7 @@ impl ProcessesFile {
 
     /// Whether a guest has ended.
     pub(super) fn has_ended_guest(&self) -> bool {
-        self.processes.iter().any(|process| process.guest.as_ref().is_some_and(|guest| guest.end.is_some()))
+        self.guests().any(|guest| guest.end.is_some())
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -335,16 +349,12 @@ impl ProcessesFile {
             pid: Some(process.pid),
             object: None,
             addresses: process.addresses.clone(),
-            status: match &process.end {
-                Some(end) => end.status.clone(),
-                None if process.guest.as_ref().is_some_and(GuestRecord::is_unreachable) => {
-                    ProcessStatus::Unreachable
-                }
-                None if process.guest.as_ref().is_some_and(GuestRecord::is_starting) => {
-                    ProcessStatus::Starting
-                }
-                None if self.phase == StartPhase::Started => probed(number),
-                None => ProcessStatus::Starting,
+            status: match (&process.end, process.guest.as_ref().map(|guest| guest.status)) {
+                (Some(end), _) => end.status.clone(),
+                (None, Some(GuestStatus::Unreachable)) => ProcessStatus::Unreachable,
+                (None, Some(GuestStatus::Starting)) => ProcessStatus::Starting,
+                (None, _) if self.phase == StartPhase::Started => probed(number),
+                (None, _) => ProcessStatus::Starting,
             },
             since: None,
             resets: process.guest.as_ref().map_or(0, |guest| guest.resets),
@@ -399,12 +409,6 @@ impl IncarnationDirectory {
     /// Tries to acquire `supervisor.lock`.
     pub(super) fn lock(&self) -> io::Result<LockAttempt> {
         state_file::lock(&self.file("supervisor.lock"))
-    }
-
-    /// Acquires an existing lock, unlike [`IncarnationDirectory::lock`]: a supervisor must create nothing in
-    /// a directory that is being removed.
-    pub(super) fn lock_existing(&self) -> io::Result<LockAttempt> {
-        state_file::lock_existing(&self.file("supervisor.lock"))
     }
 
     /// Returns whether the incarnation was ready, and the number of resets of its guests then.

@@ -42,7 +42,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use chancery_events::id::IncarnationId;
@@ -51,6 +51,8 @@ use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::incarnation_dir::IncarnationDirectory;
+use super::lock;
+use crate::state_file::if_found;
 
 /// Interval of checks.
 const EVERY: Duration = Duration::from_millis(500);
@@ -61,29 +63,23 @@ const SKIPS: u32 = 1;
 const AT_ONCE: usize = 50;
 
 /// Loss of a directory in which anything runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum DirectoryLoss {
     /// No directory at the path.
+    #[error("incarnation directory removed")]
     Removed,
     /// Another directory at the path.
+    #[error("incarnation directory replaced")]
     Replaced,
-}
-
-impl fmt::Display for DirectoryLoss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DirectoryLoss::Removed => "incarnation directory removed",
-            DirectoryLoss::Replaced => "incarnation directory replaced",
-        })
-    }
 }
 
 /// Identity of a file or directory, whatever its name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(super) struct FileId {
     device: u64,
-    inode: u64,
+    /// Number of the file within its file system.
+    pub(super) inode: u64,
 }
 
 impl fmt::Display for FileId {
@@ -93,11 +89,6 @@ impl fmt::Display for FileId {
 }
 
 impl FileId {
-    /// Returns the number of the file within its file system.
-    pub(super) fn inode(self) -> u64 {
-        self.inode
-    }
-
     pub(super) fn from(metadata: &Metadata) -> FileId {
         FileId { device: metadata.dev(), inode: metadata.ino() }
     }
@@ -126,14 +117,16 @@ impl FileId {
     }
 }
 
-fn stat(path: &Path) -> io::Result<Option<Metadata>> {
-    match std::fs::metadata(path) {
-        Ok(metadata) => Ok(Some(metadata)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            Ok(None)
-        }
-        Err(error) => Err(error),
+/// Returns the result of an operation on a path, or `None` if the path does not exist, or one above it is no directory.
+pub(super) fn if_exists<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(None),
+        result => if_found(result),
     }
+}
+
+fn stat(path: &Path) -> io::Result<Option<Metadata>> {
+    if_exists(std::fs::metadata(path))
 }
 
 /// Values that change with every change of a file, and cannot be set back.
@@ -172,11 +165,9 @@ impl DirectoryInspector {
         place: Option<FileId>,
         skips: u32,
     ) -> DirectoryInspector {
-        let (data_directory, records) =
-            (incarnation_directory.path().to_owned(), incarnation_directory.records_of_what_runs());
         DirectoryInspector {
-            directory: data_directory,
-            records,
+            directory: incarnation_directory.path().to_owned(),
+            records: incarnation_directory.records_of_what_runs(),
             place,
             of_directory: None,
             of_records: [None; 4],
@@ -309,11 +300,6 @@ impl Drop for DirectoryWatch {
             all.remove(&self.id);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change under a lock is whole, so a panic elsewhere leaves nothing half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Holder of the lock of an incarnation's directory, and its events.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::{Child, Command, Stdio};
@@ -11,16 +11,16 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
 use super::SupervisorProgram;
 use super::incarnation_dir::{IncarnationDirectory, ProcessesFile, StartPhase};
 use super::integrity::DirectoryLoss;
+use super::reader::end_of;
 use super::supervisor_protocol::{self, SupervisorRequest};
 use super::unsupervised::UnsupervisedProcesses;
-use crate::state_file::{LockAttempt, open_plain};
+use crate::state_file::LockAttempt;
 
 /// Maximum number of bytes read from a supervisor's log.
 const LAST_WORDS: u64 = 64 << 10;
@@ -53,7 +53,7 @@ pub(super) enum LockHolder {
     /// This executor; a restart after a reboot waits for a permit.
     RestartPending(File, Arc<Semaphore>),
     /// Supervisor, perhaps still starting.
-    Supervisor(SupervisorSocket),
+    Supervisor(Box<SupervisorSocket>),
 }
 
 /// Event from the lock holder.
@@ -241,7 +241,7 @@ impl SupervisorSocket {
             let frames = requests.iter().flatten().flat_map(supervisor_protocol::frame).collect::<Vec<_>>();
             // Never waits: a supervisor that hangs may have left the buffer full. Unsent requests are sent on
             // the next connection.
-            if !frames.is_empty() && connection.writer.try_write(&frames).ok() != Some(frames.len()) {
+            if !frames.is_empty() && connection.stream.try_write(&frames).ok() != Some(frames.len()) {
                 self.connection = None;
                 continue;
             }
@@ -349,14 +349,9 @@ pub(super) fn spawn_supervisor(
 
 /// Returns why a supervisor ended before it started anything.
 pub(super) fn last_words(directory: &IncarnationDirectory) -> String {
-    let mut log = Vec::new();
     // Without a log, there is no reason to return.
-    let _ =
-        open_plain(OpenOptions::new().read(true), &directory.file("supervisor.log")).and_then(|mut file| {
-            let length = file.metadata()?.len();
-            file.seek(SeekFrom::Start(length.saturating_sub(LAST_WORDS)))?;
-            file.take(LAST_WORDS).read_to_end(&mut log)
-        });
+    let end = end_of(&directory.file("supervisor.log"), LAST_WORDS).ok().flatten();
+    let (_, log) = end.unwrap_or_default();
     let log = String::from_utf8_lossy(&log);
     format!("supervisor exited before it started processes: {}", log.lines().last().unwrap_or("no log"))
 }
@@ -364,8 +359,7 @@ pub(super) fn last_words(directory: &IncarnationDirectory) -> String {
 /// Connection to a supervisor (`supervisor_protocol`).
 #[derive(Debug)]
 struct SupervisorConnection {
-    reader: OwnedReadHalf,
-    writer: OwnedWriteHalf,
+    stream: UnixStream,
     received: Vec<u8>,
 }
 
@@ -378,7 +372,7 @@ impl SupervisorConnection {
             {
                 return Ok(message);
             }
-            if self.reader.read_buf(&mut self.received).await? == 0 {
+            if self.stream.read_buf(&mut self.received).await? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
@@ -389,8 +383,7 @@ async fn connect(directory: &IncarnationDirectory) -> io::Result<SupervisorConne
     // By way of a descriptor: the path of a socket is limited to about 100 bytes.
     let dir = File::open(directory.path())?;
     let stream = UnixStream::connect(format!("/proc/self/fd/{}/supervisor.sock", dir.as_raw_fd())).await?;
-    let (reader, writer) = stream.into_split();
-    Ok(SupervisorConnection { reader, writer, received: Vec::new() })
+    Ok(SupervisorConnection { stream, received: Vec::new() })
 }
 
 #[cfg(test)]

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use chancery_events::id::IncarnationId;
 
-use super::cgroup::{self, CgroupParent, GroupPopulation};
+use super::cgroup::{self, CgroupParent};
 use super::identity::{self, EnvironmentReader, ProcStat};
 use super::incarnation_dir::IncarnationDirectory;
 use super::integrity::{DirectoryLoss, FileId};
-use super::proof::directory_named_by;
+use super::proof::{RemainingProcesses, directory_named_by};
 use super::{ANSWER, ReconcilerKey};
 
 /// Delay before unreadable processes are tried again.
@@ -53,15 +53,15 @@ pub(super) fn find(
     for (id, group) in groups(cgroup, listed, kept)? {
         match group.populated() {
             // The node is unknown by now.
-            GroupPopulation::Yes => {
+            RemainingProcesses::Something => {
                 add(id, IncarnationDirectory::at(root.join("removed").join(id.to_string())));
             }
-            GroupPopulation::No => {
+            RemainingProcesses::Nothing => {
                 if let Err(error) = cgroup::remove(&group.path) {
                     tracing::warn!(%error, incarnation = %id, "cannot remove empty control group");
                 }
             }
-            GroupPopulation::Unknown(why) => {
+            RemainingProcesses::Unknown(why) => {
                 tracing::warn!(why, incarnation = %id, "cannot determine whether processes are left");
             }
         }
@@ -124,5 +124,5 @@ pub(super) fn user(
     kept: &BTreeSet<IncarnationId>,
 ) -> io::Result<Option<IncarnationId>> {
     let all = groups(cgroup, listed, kept)?;
-    Ok(all.into_iter().find(|(_, group)| group.populated() != GroupPopulation::No).map(|(id, _)| id))
+    Ok(all.into_iter().find(|(_, group)| group.populated() != RemainingProcesses::Nothing).map(|(id, _)| id))
 }

@@ -32,7 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chancery_events::id::{IncarnationId, ObjectId, VolumeId};
@@ -141,7 +141,6 @@ pub struct SupervisorProgram {
 #[derive(Debug)]
 pub struct ProcessOrchestrator {
     shared: Arc<ProcessShared>,
-    reconcilers: Arc<ReconcilerTasks>,
     /// Objects of earlier epochs, which are listed once they were checked.
     settling: tokio::sync::Mutex<SettlingObjects>,
     runtimes: Option<[Runtime; 2]>,
@@ -151,7 +150,7 @@ impl Drop for ProcessOrchestrator {
     fn drop(&mut self) {
         self.shared.removals.stop();
         self.shared.is_closed.store(true, Ordering::Release);
-        self.reconcilers.lock().clear();
+        lock(&self.shared.senders).clear();
         for runtime in self.runtimes.take().into_iter().flatten() {
             runtime.shutdown_background();
         }
@@ -170,7 +169,7 @@ struct SettlingObjects {
 impl SettlingObjects {
     /// Waits for volumes, once and briefly. No conclusion follows from an unlisted volume: the decider asks
     /// for the volume.
-    async fn look_at_volumes(&mut self, shared: &Arc<ProcessShared>, reconcilers: &Arc<ReconcilerTasks>) {
+    async fn look_at_volumes(&mut self, shared: &Arc<ProcessShared>) {
         let directory = shared.volumes();
         let incarnation_directory = directory.display();
         let Some(finding) = &mut self.volumes else { return };
@@ -182,7 +181,7 @@ impl SettlingObjects {
             Ok(Ok(())) => self.volumes = None,
             Ok(Err(error)) => {
                 tracing::error!(%error, %incarnation_directory, "cannot find existing volumes, retrying with next list");
-                self.volumes = Some(reconcilers.start_to_find_volumes(shared));
+                self.volumes = Some(shared.start_to_find_volumes());
             }
             Err(_) => {
                 if !self.is_late {
@@ -191,78 +190,6 @@ impl SettlingObjects {
                 self.is_late = true;
             }
         }
-    }
-}
-
-/// Tasks that reconcile objects. Reconcilers write to disks and read `/proc`, so they have their own threads.
-/// Volumes may be on another disk, which might not answer, so their reconcilers have separate threads.
-#[derive(Debug)]
-struct ReconcilerTasks {
-    /// Senders of the reconcilers. A reconciler ends when its sender is dropped; its object keeps running.
-    senders: Mutex<BTreeMap<ObjectId, mpsc::Sender<ReconcilerRequest>>>,
-    incarnations: Handle,
-    volumes: Handle,
-}
-
-impl ReconcilerTasks {
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ObjectId, mpsc::Sender<ReconcilerRequest>>> {
-        self.senders.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the reconciler of an object; starts one if there is none or the last one panicked. A new
-    /// reconciler notifies `settled` once it has checked its object.
-    fn reconciler(
-        &self,
-        shared: &Arc<ProcessShared>,
-        tended: ReconcilerKey,
-        settled: Option<oneshot::Sender<()>>,
-    ) -> mpsc::Sender<ReconcilerRequest> {
-        let object = tended.object();
-        let mut senders = self.lock();
-        if let Some(known) = senders.get(&object).filter(|sender| !sender.is_closed()) {
-            return known.clone();
-        }
-        let (sender, asks) = mpsc::channel(1);
-        let shared = shared.clone();
-        match tended {
-            ReconcilerKey::Incarnation(id, directory, lost) => {
-                drop(
-                    self.incarnations
-                        .spawn(IncarnationReconciler::new(id, directory, shared, lost).tend(asks, settled)),
-                );
-            }
-            ReconcilerKey::Volume(id) => {
-                drop(self.volumes.spawn(VolumeReconciler::new(id, shared).tend(asks, settled)));
-            }
-        }
-        senders.insert(object, sender.clone());
-        sender
-    }
-
-    fn start_to_find_volumes(
-        self: &Arc<ReconcilerTasks>,
-        shared: &Arc<ProcessShared>,
-    ) -> JoinHandle<io::Result<()>> {
-        let (reconcilers, shared) = (self.clone(), shared.clone());
-        self.volumes.spawn(async move { reconcilers.find_volumes(shared).await })
-    }
-
-    /// Finds the volumes of earlier executor epochs and reconciles them; returns once all were checked.
-    async fn find_volumes(&self, shared: Arc<ProcessShared>) -> io::Result<()> {
-        let root = shared.volumes();
-        let found = tokio::task::spawn_blocking(move || volumes::find(&root)).await;
-        let mut settling = Vec::new();
-        for id in found.map_err(io::Error::other)?? {
-            let (settled, settles) = oneshot::channel();
-            self.reconciler(&shared, ReconcilerKey::Volume(id), Some(settled));
-            settling.push(settles);
-        }
-        for settles in settling {
-            // On an error the task panicked, or a reconciler existed: the volume is listed once it is
-            // reported.
-            let _ = settles.await;
-        }
-        Ok(())
     }
 }
 
@@ -286,7 +213,12 @@ struct ProcessShared {
     /// Lock held from the check of volumes until their user is recorded, and from the check for users until a
     /// volume's end is recorded.
     using: Arc<tokio::sync::Mutex<()>>,
-    /// Threads on which volumes are checked.
+    /// Senders of the reconcilers. A reconciler ends when its sender is dropped; its object keeps running.
+    senders: Mutex<BTreeMap<ObjectId, mpsc::Sender<ReconcilerRequest>>>,
+    /// Threads of the reconcilers of incarnations, which write to disks and read `/proc`.
+    incarnation_threads: Handle,
+    /// Threads of the reconcilers of volumes, and on which volumes are checked: they may be on another disk, which might not
+    /// answer.
     volume_threads: Handle,
     /// Permit to measure a volume, one at a time.
     measures: Arc<Semaphore>,
@@ -334,11 +266,7 @@ impl ProcessOrchestrator {
             EndProof::Search(why) => tracing::warn!(why, "proving process ends without control groups"),
         }
         let cgroup = support.parent(&root)?;
-        let starts = Arc::new(Semaphore::new(STARTS_AT_ONCE));
-        let board = StatusCache::default();
         let boot = given_boot.clone().map_or_else(BootId::of_this_machine, Ok)?;
-        let watcher = Arc::new(DirectoryWatcher::default());
-        let looks = watcher.clone();
         let threads = |name: &str, count| {
             let mut builder = tokio::runtime::Builder::new_multi_thread();
             builder.worker_threads(count).thread_name(name).enable_all().build()
@@ -362,11 +290,13 @@ impl ProcessOrchestrator {
             accelerator: AcceleratorCheck::default(),
             given_boot,
             boot,
-            watcher,
-            board,
-            starts,
+            watcher: Arc::default(),
+            board: StatusCache::default(),
+            starts: Arc::new(Semaphore::new(STARTS_AT_ONCE)),
             volume_starts: Arc::new(Semaphore::new(STARTS_AT_ONCE)),
             using: Arc::default(),
+            senders: Mutex::default(),
+            incarnation_threads: runtime.handle().clone(),
             volume_threads: volumes.handle().clone(),
             measures: Arc::new(Semaphore::new(1)),
             snapshots: Arc::new(Semaphore::new(1)),
@@ -374,28 +304,22 @@ impl ProcessOrchestrator {
             removals: RemovalTasks::default(),
             is_closed: AtomicBool::new(false),
         });
-        runtime.spawn(async move { looks.check_periodically().await });
-        let handle = runtime.handle().clone();
-        let tasks = Arc::new(ReconcilerTasks {
-            senders: Mutex::default(),
-            incarnations: handle.clone(),
-            volumes: volumes.handle().clone(),
-        });
+        let watcher = shared.watcher.clone();
+        runtime.spawn(async move { watcher.check_periodically().await });
         let processes = ProcessOrchestrator {
             shared: shared.clone(),
-            reconcilers: tasks,
             settling: SettlingObjects { incarnations: Vec::new(), volumes: None, is_late: false }.into(),
             runtimes: Some([runtime, volumes]),
         };
         let looking = shared.clone();
-        let found = tokio::task::spawn_blocking(move || looking.find(&handle)).await;
+        let found = tokio::task::spawn_blocking(move || looking.find()).await;
         let found = found.map_err(io::Error::other)??;
         let mut settling = processes.settling.lock().await;
         // Last: a search that hangs would outlive a failed call.
-        settling.volumes = Some(processes.reconcilers.start_to_find_volumes(&shared));
+        settling.volumes = Some(shared.start_to_find_volumes());
         for tended in found {
             let (settled, settles) = oneshot::channel();
-            processes.reconcilers.reconciler(&processes.shared, tended, Some(settled));
+            shared.reconciler(tended, Some(settled));
             settling.incarnations.push(settles);
         }
         drop(settling);
@@ -415,7 +339,7 @@ impl ProcessOrchestrator {
             ObjectId::Volume(id) => ReconcilerKey::Volume(id),
         };
         let (done, answered) = oneshot::channel();
-        let reconciler = self.reconcilers.reconciler(&self.shared, whom, None);
+        let reconciler = self.shared.reconciler(whom, None);
         let sent = reconciler.send(ask(done)).await.is_ok();
         match answered.await {
             Ok(progress) if sent => progress,
@@ -451,13 +375,13 @@ impl Orchestrator for ProcessOrchestrator {
     }
 
     async fn forget(&self, object: ObjectId) -> WorkProgress {
-        if !self.reconcilers.lock().contains_key(&object) {
+        if !lock(&self.shared.senders).contains_key(&object) {
             return WorkProgress::Begun;
         }
         let progress = self.ask(object, None, ReconcilerRequest::Forget).await;
-        let mut tasks = self.reconcilers.lock();
-        if tasks.get(&object).is_some_and(mpsc::Sender::is_closed) {
-            tasks.remove(&object);
+        let mut senders = lock(&self.shared.senders);
+        if senders.get(&object).is_some_and(mpsc::Sender::is_closed) {
+            senders.remove(&object);
         }
         progress
     }
@@ -469,7 +393,7 @@ impl Orchestrator for ProcessOrchestrator {
             let _ = settles.await;
             settling.incarnations.pop();
         }
-        settling.look_at_volumes(&self.shared, &self.reconcilers).await;
+        settling.look_at_volumes(&self.shared).await;
         drop(settling);
         Ok(self.shared.board.list())
     }
@@ -484,6 +408,54 @@ impl Orchestrator for ProcessOrchestrator {
 }
 
 impl ProcessShared {
+    /// Returns the reconciler of an object; starts one if there is none or the last one panicked. A new
+    /// reconciler notifies `settled` once it has checked its object.
+    fn reconciler(
+        self: &Arc<ProcessShared>,
+        tended: ReconcilerKey,
+        settled: Option<oneshot::Sender<()>>,
+    ) -> mpsc::Sender<ReconcilerRequest> {
+        let object = tended.object();
+        let mut senders = lock(&self.senders);
+        if let Some(known) = senders.get(&object).filter(|sender| !sender.is_closed()) {
+            return known.clone();
+        }
+        let (sender, asks) = mpsc::channel(1);
+        drop(match tended {
+            ReconcilerKey::Incarnation(id, directory, lost) => {
+                let reconciler = IncarnationReconciler::new(id, directory, self.clone(), lost);
+                self.incarnation_threads.spawn(reconciler.tend(asks, settled))
+            }
+            ReconcilerKey::Volume(id) => {
+                self.volume_threads.spawn(VolumeReconciler::new(id, self.clone()).tend(asks, settled))
+            }
+        });
+        senders.insert(object, sender.clone());
+        sender
+    }
+
+    fn start_to_find_volumes(self: &Arc<ProcessShared>) -> JoinHandle<io::Result<()>> {
+        self.volume_threads.spawn(self.clone().find_volumes())
+    }
+
+    /// Finds the volumes of earlier executor epochs and reconciles them; returns once all were checked.
+    async fn find_volumes(self: Arc<ProcessShared>) -> io::Result<()> {
+        let root = self.volumes();
+        let found = tokio::task::spawn_blocking(move || volumes::find(&root)).await;
+        let mut settling = Vec::new();
+        for id in found.map_err(io::Error::other)?? {
+            let (settled, settles) = oneshot::channel();
+            self.reconciler(ReconcilerKey::Volume(id), Some(settled));
+            settling.push(settles);
+        }
+        for settles in settling {
+            // On an error the task panicked, or a reconciler existed: the volume is listed once it is
+            // reported.
+            let _ = settles.await;
+        }
+        Ok(())
+    }
+
     /// Returns the permits that limit concurrent starts: incarnations that mount volumes have their own.
     fn starts_of(&self, spec: Option<&IncarnationSpec>) -> Arc<Semaphore> {
         if spec.is_some_and(volumes::mounts_any) { self.volume_starts.clone() } else { self.starts.clone() }
@@ -491,8 +463,7 @@ impl ProcessShared {
 
     /// Interrupts the copy of a volume that something uses from now on. The lock of users is held.
     fn interrupt_copy(&self, volume: VolumeId) {
-        let copied = self.copied.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, stop)) = copied.as_ref().filter(|(source, _)| *source == volume) {
+        if let Some((_, stop)) = lock(&self.copied).as_ref().filter(|(source, _)| *source == volume) {
             stop.store(true, Ordering::Relaxed);
         }
     }
@@ -528,7 +499,7 @@ impl ProcessShared {
 
     /// Keeps the output of a purged incarnation and removes the rest, in a separate task. The next start
     /// completes what a crash interrupts.
-    fn clear_forgotten(&self, on: &Handle, incarnation: IncarnationId, moved: PathBuf) {
+    fn clear_forgotten(&self, incarnation: IncarnationId, moved: PathBuf) {
         let (root, directory, removals) = (self.root.clone(), moved.clone(), self.removals.clone());
         let keep_output = move || {
             if let Err(error) = output::keep(&root, incarnation, &directory) {
@@ -543,15 +514,15 @@ impl ProcessShared {
                 Err(error) => tracing::warn!(%error, "cannot list kept output"),
             }
         };
-        self.removals.start(on, moved, keep_output);
+        self.removals.start(&self.incarnation_threads, moved, keep_output);
     }
 
     /// Incarnations that earlier executor epochs left: directories, and processes whose directory was lost.
-    fn find(&self, on: &Handle) -> io::Result<Vec<ReconcilerKey>> {
+    fn find(&self) -> io::Result<Vec<ReconcilerKey>> {
         for path in entries(&self.forgotten())? {
             let id = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             match id {
-                Some(id) => self.clear_forgotten(on, id, path),
+                Some(id) => self.clear_forgotten(id, path),
                 None => leave(&path, "name is not an incarnation id"),
             }
         }
@@ -580,6 +551,16 @@ impl ProcessShared {
         found.extend(lost::find(&self.root, self.cgroup.as_ref(), listed, &kept)?);
         Ok(found)
     }
+}
+
+/// Returns a function that puts a text before an error, whose kind stays.
+fn named(text: impl std::fmt::Display) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{text}: {error}"))
+}
+
+/// Locks a mutex, also after a panic of another holder: every change under a lock is whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Logs that an entry in a directory of the executor is left in place.

@@ -51,16 +51,6 @@ impl LogOutput for OutputFile {
     }
 }
 
-impl LogReader for OutputReader {
-    fn next_time(&mut self) -> io::Result<Option<u64>> {
-        OutputReader::next_time(self)
-    }
-
-    fn read_block(&mut self, most: usize) -> io::Result<(u64, Vec<u8>)> {
-        OutputReader::read_block(self, most)
-    }
-}
-
 /// Output of an executor's processes, found under its root. Requires no running executor.
 #[derive(Clone, Debug)]
 pub struct ProcessLogs {

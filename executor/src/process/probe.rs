@@ -13,7 +13,6 @@
 //! Consequences of a status are decided elsewhere: an executor ends nothing unrequested.
 
 use std::io;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chancery_events::observation::{ProbeError, ProcessStatus};
@@ -43,12 +42,12 @@ const MAX_READ: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct ProbeSet {
     seen: watch::Receiver<Vec<ProbedStatus>>,
-    shown: Arc<watch::Sender<Vec<ProbedStatus>>>,
+    shown: watch::Sender<Vec<ProbedStatus>>,
     tasks: JoinSet<()>,
     /// Liveness probes that were not started yet.
     alive: Vec<(usize, ProbeTarget, ProbeTiming)>,
     /// Number of resets of all guests when the probes were started.
-    resets: u32,
+    pub(super) resets: u32,
 }
 
 /// Findings of the probes of one process.
@@ -60,9 +59,10 @@ struct ProbedStatus {
 }
 
 /// Finding of a probe.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 enum ProbeOutcome {
     /// Too few attempts.
+    #[default]
     Unknown,
     /// Passing probe.
     Passes,
@@ -100,8 +100,7 @@ impl ProbeSet {
             alive.extend(payload.and_then(|payload| payload.alive.as_ref()).and_then(job));
         }
         let (shown, seen) = watch::channel(seen);
-        let mut probes =
-            ProbeSet { seen, shown: Arc::new(shown), tasks: JoinSet::new(), alive, resets: record.resets() };
+        let mut probes = ProbeSet { seen, shown, tasks: JoinSet::new(), alive, resets: record.resets() };
         for (number, target, timing) in ready {
             let shown = probes.shown.clone();
             probes.tasks.spawn(async move {
@@ -113,11 +112,6 @@ impl ProbeSet {
             });
         }
         probes
-    }
-
-    /// Number of resets of all guests when the probes were started.
-    pub(super) fn resets(&self) -> u32 {
-        self.resets
     }
 
     /// Starts the liveness probes, unless they were started: the incarnation was ready.
@@ -200,7 +194,7 @@ enum AttemptFailure {
 }
 
 /// Consecutive attempts, and their outcome.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 struct AttemptCount {
     timing: ProbeTiming,
     outcome: ProbeOutcome,
@@ -214,28 +208,20 @@ struct AttemptCount {
 
 impl AttemptCount {
     fn new(timing: ProbeTiming) -> AttemptCount {
-        AttemptCount {
-            timing,
-            outcome: ProbeOutcome::Unknown,
-            successes: 0,
-            failures: 0,
-            error: None,
-            is_held_up: false,
-        }
+        AttemptCount { timing, ..AttemptCount::default() }
     }
 
     /// Counts an attempt; returns the outcome if it has changed.
     fn add(&mut self, attempt: &Result<(), AttemptFailure>) -> Option<ProbeOutcome> {
         let before = self.outcome;
-        if let Err(AttemptFailure::OfExecutor(why)) = attempt {
-            if !self.is_held_up {
-                tracing::warn!(why, "cannot probe process");
-            }
-            self.is_held_up = true;
-            return None;
-        }
-        self.is_held_up = false;
+        let was_held_up = std::mem::take(&mut self.is_held_up);
         match attempt {
+            Err(AttemptFailure::OfExecutor(why)) => {
+                if !was_held_up {
+                    tracing::warn!(why, "cannot probe process");
+                }
+                self.is_held_up = true;
+            }
             Ok(()) => {
                 (self.failures, self.error) = (0, None);
                 self.successes = self.successes.saturating_add(1);
@@ -243,7 +229,6 @@ impl AttemptCount {
                     self.outcome = ProbeOutcome::Passes;
                 }
             }
-            Err(AttemptFailure::OfExecutor(_)) => {}
             Err(AttemptFailure::OfProcess(error)) => {
                 let error = *error;
                 self.successes = 0;

@@ -30,7 +30,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use super::cgroup::{GroupPopulation, IncarnationCgroup};
+use super::cgroup::IncarnationCgroup;
 use super::identity::{self, BootId, EnvironmentReader, ProcStat, ProcessHandle};
 use super::incarnation_dir::{IncarnationDirectory, ProcessesFile, StartPhase};
 use super::integrity::FileId;
@@ -41,7 +41,7 @@ use crate::state_file::FileAccess;
 /// Maximum number of attempts to read all processes while none is started.
 const TRIES: usize = 20;
 
-/// Processes that are left of an incarnation.
+/// Processes that are left of an incarnation, or in a control group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum RemainingProcesses {
     Nothing,
@@ -104,17 +104,17 @@ pub(super) fn search(
 /// why a process could not be judged.
 fn weigh(
     has_any: bool,
-    populated: Option<GroupPopulation>,
+    populated: Option<RemainingProcesses>,
     accounted: RemainingProcesses,
     unread: Option<String>,
 ) -> RemainingProcesses {
     match populated {
         _ if has_any => RemainingProcesses::Something,
-        Some(GroupPopulation::Yes) => RemainingProcesses::Something,
+        Some(RemainingProcesses::Something) => RemainingProcesses::Something,
         // An unread process may have left the group.
         _ if let Some(why) = unread => RemainingProcesses::Unknown(why),
-        Some(GroupPopulation::No) => RemainingProcesses::Nothing,
-        Some(GroupPopulation::Unknown(why)) => match accounted {
+        Some(RemainingProcesses::Nothing) => RemainingProcesses::Nothing,
+        Some(RemainingProcesses::Unknown(why)) => match accounted {
             RemainingProcesses::Unknown(also) => RemainingProcesses::Unknown(format!("{also}, and {why}")),
             rest => rest,
         },
@@ -257,39 +257,26 @@ struct ProcessMarks<'a> {
     pipes: BTreeMap<OsString, FileId>,
     /// Numbers of sessions and groups, with the start times of their leaders.
     leaders: BTreeMap<u32, u64>,
-    numbers: ProcessNumbers,
+    /// Whether each process id was most likely used only once since the record was created.
+    are_ids_unique: bool,
 }
 
-/// Whether process ids may have been reused since a record was created.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum ProcessNumbers {
-    /// Most likely not reused: fewer processes were started than half of the numbers. Forks that a control
-    /// group limit refused take numbers too, and are not counted.
-    GivenOnce,
-    /// Possibly reused, or unknown.
-    MaybeGivenAgain,
+/// Whether process ids were most likely not reused since a record was created: fewer processes were started than half
+/// of the numbers. Forks that a control group limit refused take numbers too, and are not counted.
+fn are_ids_unique(record: &ProcessesFile) -> bool {
+    let (now, numbers) = (identity::started_since_boot(), identity::pid_numbers());
+    let (Some(before), Ok(now), Ok(numbers)) = (record.started_before, now, numbers) else { return false };
+    // Numbers in use are skipped, so that others are reused sooner.
+    now.saturating_sub(before) < numbers / 2
 }
 
-impl ProcessNumbers {
-    fn since(record: &ProcessesFile) -> ProcessNumbers {
-        let (now, numbers) = (identity::started_since_boot().ok(), identity::pid_numbers().ok());
-        match (record.started_before, now, numbers) {
-            // Numbers in use are skipped, so that others are reused sooner.
-            (Some(before), Some(now), Some(numbers)) if now.saturating_sub(before) < numbers / 2 => {
-                ProcessNumbers::GivenOnce
-            }
-            _ => ProcessNumbers::MaybeGivenAgain,
-        }
-    }
-
-    /// Whether a session or group is the recorded one, by the start times of its recorded leader and its
-    /// current one. A leader of `None` has ended.
-    fn same_session(self, recorded: u64, leader: Option<u64>) -> SameSession {
-        match leader {
-            Some(now) if now == recorded => SameSession::Yes,
-            None if self == ProcessNumbers::GivenOnce => SameSession::Likely,
-            Some(_) | None => SameSession::No,
-        }
+/// Whether a session or group is the recorded one, by the start times of its recorded leader and its
+/// current one. A leader of `None` has ended.
+fn same_session(are_ids_unique: bool, recorded: u64, leader: Option<u64>) -> SameSession {
+    match leader {
+        Some(now) if now == recorded => SameSession::Yes,
+        None if are_ids_unique => SameSession::Likely,
+        Some(_) | None => SameSession::No,
     }
 }
 
@@ -317,7 +304,7 @@ impl ProcessMarks<'_> {
                 .filter_map(|path| Some((path.file_name()?.to_owned(), place(path)?)))
                 .collect(),
             leaders: processes.chain(supervisor).collect(),
-            numbers: ProcessNumbers::since(record),
+            are_ids_unique: are_ids_unique(record),
         }
     }
 
@@ -332,7 +319,7 @@ impl ProcessMarks<'_> {
         let same = |number: u32| {
             let leader = all.get(&number).map(|leader| leader.start_time);
             let recorded = self.leaders.get(&number);
-            recorded.map_or(SameSession::No, |recorded| self.numbers.same_session(*recorded, leader))
+            recorded.map_or(SameSession::No, |recorded| same_session(self.are_ids_unique, *recorded, leader))
         };
         let same = same(stat.session).max(same(stat.group));
         let has_any = same == SameSession::Yes
@@ -407,15 +394,15 @@ mod tests {
 
     #[test]
     fn a_session_without_its_leader_is_a_mark_only_while_its_id_cannot_be_reused() {
-        for (numbers, leader, wanted) in [
-            (ProcessNumbers::GivenOnce, Some(7), SameSession::Yes),
-            (ProcessNumbers::GivenOnce, Some(8), SameSession::No),
-            (ProcessNumbers::GivenOnce, None, SameSession::Likely),
-            (ProcessNumbers::MaybeGivenAgain, Some(7), SameSession::Yes),
-            (ProcessNumbers::MaybeGivenAgain, Some(8), SameSession::No),
-            (ProcessNumbers::MaybeGivenAgain, None, SameSession::No),
+        for (are_ids_unique, leader, wanted) in [
+            (true, Some(7), SameSession::Yes),
+            (true, Some(8), SameSession::No),
+            (true, None, SameSession::Likely),
+            (false, Some(7), SameSession::Yes),
+            (false, Some(8), SameSession::No),
+            (false, None, SameSession::No),
         ] {
-            assert_eq!(numbers.same_session(7, leader), wanted, "{numbers:?}, {leader:?}");
+            assert_eq!(same_session(are_ids_unique, 7, leader), wanted, "{are_ids_unique}, {leader:?}");
         }
     }
 
@@ -424,10 +411,10 @@ mod tests {
         let unknown = || RemainingProcesses::Unknown("hidden".into());
         let why = || Some("unread".to_owned());
         for (has_any, populated, accounted, unread, wanted) in [
-            (false, Some(GroupPopulation::No), unknown(), None, RemainingProcesses::Nothing),
+            (false, Some(RemainingProcesses::Nothing), unknown(), None, RemainingProcesses::Nothing),
             (
                 false,
-                Some(GroupPopulation::No),
+                Some(RemainingProcesses::Nothing),
                 unknown(),
                 why(),
                 RemainingProcesses::Unknown("unread".into()),
@@ -436,21 +423,21 @@ mod tests {
             (false, None, RemainingProcesses::Nothing, None, RemainingProcesses::Nothing),
             (
                 true,
-                Some(GroupPopulation::No),
+                Some(RemainingProcesses::Nothing),
                 RemainingProcesses::Nothing,
                 why(),
                 RemainingProcesses::Something,
             ),
             (
                 false,
-                Some(GroupPopulation::Yes),
+                Some(RemainingProcesses::Something),
                 RemainingProcesses::Nothing,
                 why(),
                 RemainingProcesses::Something,
             ),
             (
                 false,
-                Some(GroupPopulation::Unknown("ended".into())),
+                Some(RemainingProcesses::Unknown("ended".into())),
                 unknown(),
                 None,
                 RemainingProcesses::Unknown("hidden, and ended".into()),

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use super::capture::{part, parts};
 use super::times::{self, SPAN, TimesEntry};
+use crate::logs::LogReader;
 use crate::state_file;
 
 /// Maximum number of bytes at the end of an output that are searched for its last lines.
@@ -30,23 +31,10 @@ pub struct OutputReader {
     indexed: Option<(u64, u64)>,
 }
 
-/// Position of a reader.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct ReadPosition {
-    pub(super) number: u64,
-    pub(super) at: u64,
-}
-
 impl OutputReader {
-    fn at(base: &Path, place: ReadPosition) -> OutputReader {
-        OutputReader {
-            base: base.to_owned(),
-            number: place.number,
-            at: place.at,
-            file: None,
-            blocks: VecDeque::new(),
-            indexed: None,
-        }
+    /// Creates a reader at an offset in the file with this number.
+    fn at(base: &Path, number: u64, at: u64) -> OutputReader {
+        OutputReader { base: base.to_owned(), number, at, file: None, blocks: VecDeque::new(), indexed: None }
     }
 
     /// Returns a reader at data that was written at `since` or later, and at most [`SPAN`] before.
@@ -54,63 +42,23 @@ impl OutputReader {
         let from = times::micros(since).saturating_sub(u64::try_from(SPAN.as_micros()).unwrap_or(u64::MAX));
         let mut numbers = parts(base)?;
         numbers.sort_unstable();
-        let mut end = ReadPosition { number: 0, at: 0 };
+        let mut end = (0, 0);
         for number in numbers {
             let path = part(base, number);
             if let Some(entry) = times::read(&path)?.into_iter().find(|entry| entry.time >= from) {
-                return Ok(OutputReader::at(base, ReadPosition { number, at: entry.offset }));
+                return Ok(OutputReader::at(base, number, entry.offset));
             }
             if let Some(file) = open(&path)? {
-                end = ReadPosition { number, at: file.metadata()?.len() };
+                end = (number, file.metadata()?.len());
             }
         }
-        Ok(OutputReader::at(base, end))
+        Ok(OutputReader::at(base, end.0, end.1))
     }
 
     /// Returns the reader with the later position, of two readers of one output.
     #[must_use]
     pub fn later(self, other: OutputReader) -> OutputReader {
-        if other.place() > self.place() { other } else { self }
-    }
-
-    pub(super) fn place(&self) -> ReadPosition {
-        ReadPosition { number: self.number, at: self.at }
-    }
-
-    /// Returns the time at which new data was written, in microseconds since 1970; `None` without new data.
-    /// Reads no data, and leaves no file open.
-    pub fn next_time(&mut self) -> io::Result<Option<u64>> {
-        loop {
-            if self.has_more()? {
-                self.find_block()?;
-                return Ok(Some(self.blocks.front().map_or(0, |block| block.time)));
-            }
-            let next = parts(&self.base)?.into_iter().filter(|number| *number > self.number).min();
-            let Some(next) = next else { return Ok(None) };
-            // A file with a successor does not grow any more, but may have grown before.
-            if !self.has_more()? {
-                (self.number, self.at, self.file) = (next, 0, None);
-            }
-        }
-    }
-
-    /// Reads new data of about one time, at most `most` bytes. Returns that time in microseconds since 1970
-    /// and the data, empty if there is none. Leaves no file open: a program may have thousands of outputs.
-    pub fn read_block(&mut self, most: usize) -> io::Result<(u64, Vec<u8>)> {
-        for _ in 0..LOOKS {
-            let Some(time) = self.next_time()? else { return Ok((0, Vec::new())) };
-            let block = self.blocks.get(1).map_or(u64::MAX, |next| next.offset - self.at);
-            let bytes = self.read_file(most.min(usize::try_from(block).unwrap_or(usize::MAX)))?;
-            self.file = None;
-            if !bytes.is_empty() {
-                return Ok((time, bytes));
-            }
-            // The file was deleted meanwhile.
-        }
-        Err(io::Error::other(format!(
-            "cannot read {}: it changes meanwhile",
-            part(&self.base, self.number).display()
-        )))
+        if (other.number, other.at) > (self.number, self.at) { other } else { self }
     }
 
     /// Whether the current file has more data.
@@ -169,10 +117,10 @@ impl OutputReader {
             }
         }
         let Some((first, from)) = begun.last().copied() else {
-            return Ok(OutputReader::at(base, ReadPosition { number: 0, at: 0 }));
+            return Ok(OutputReader::at(base, 0, 0));
         };
         let is_all = first == 1 && from == 0;
-        let mut reader = OutputReader::at(base, ReadPosition { number: first, at: from });
+        let mut reader = OutputReader::at(base, first, from);
         reader.skip(begin_of_last(&end, lines, is_all) as u64)?;
         reader.file = None;
         Ok(reader)
@@ -225,12 +173,50 @@ impl OutputReader {
     }
 }
 
+impl LogReader for OutputReader {
+    /// Returns the time at which new data was written, in microseconds since 1970; `None` without new data.
+    /// Reads no data, and leaves no file open.
+    fn next_time(&mut self) -> io::Result<Option<u64>> {
+        loop {
+            if self.has_more()? {
+                self.find_block()?;
+                return Ok(Some(self.blocks.front().map_or(0, |block| block.time)));
+            }
+            let next = parts(&self.base)?.into_iter().filter(|number| *number > self.number).min();
+            let Some(next) = next else { return Ok(None) };
+            // A file with a successor does not grow any more, but may have grown before.
+            if !self.has_more()? {
+                (self.number, self.at, self.file) = (next, 0, None);
+            }
+        }
+    }
+
+    /// Reads new data of about one time, at most `most` bytes. Returns that time in microseconds since 1970
+    /// and the data, empty if there is none. Leaves no file open: a program may have thousands of outputs.
+    fn read_block(&mut self, most: usize) -> io::Result<(u64, Vec<u8>)> {
+        for _ in 0..LOOKS {
+            let Some(time) = self.next_time()? else { return Ok((0, Vec::new())) };
+            let block = self.blocks.get(1).map_or(u64::MAX, |next| next.offset - self.at);
+            let bytes = self.read_file(most.min(usize::try_from(block).unwrap_or(usize::MAX)))?;
+            self.file = None;
+            if !bytes.is_empty() {
+                return Ok((time, bytes));
+            }
+            // The file was deleted meanwhile.
+        }
+        Err(io::Error::other(format!(
+            "cannot read {}: it changes meanwhile",
+            part(&self.base, self.number).display()
+        )))
+    }
+}
+
 fn open(path: &Path) -> io::Result<Option<File>> {
     state_file::if_found(state_file::open_plain(File::options().read(true), path))
 }
 
 /// Returns the last `most` bytes of a file, and their offset; `None` if the file was deleted.
-fn end_of(path: &Path, most: u64) -> io::Result<Option<(u64, Vec<u8>)>> {
+pub(super) fn end_of(path: &Path, most: u64) -> io::Result<Option<(u64, Vec<u8>)>> {
     let Some(mut file) = open(path)? else { return Ok(None) };
     let at = file.metadata()?.len().saturating_sub(most);
     file.seek(SeekFrom::Start(at))?;
@@ -247,16 +233,12 @@ fn begin_of_last(end: &[u8], lines: u64, is_all: bool) -> usize {
     }
     // A final line feed ends the last line and starts none.
     let searched = end.strip_suffix(b"\n").unwrap_or(end);
-    let mut left = lines;
-    for (at, byte) in searched.iter().enumerate().rev() {
-        if *byte == b'\n' {
-            left -= 1;
-            if left == 0 {
-                return at + 1;
-            }
-        }
+    let mut feeds = searched.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n');
+    match feeds.nth(usize::try_from(lines - 1).unwrap_or(usize::MAX)) {
+        Some((at, _)) => at + 1,
+        None if is_all => 0,
+        None => end.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1),
     }
-    if is_all { 0 } else { end.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1) }
 }
 
 #[cfg(test)]

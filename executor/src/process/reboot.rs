@@ -22,24 +22,16 @@ use super::incarnation_dir::{ProcessEndCause, ProcessesFile, SpecFile, StartPhas
 use crate::executor_store::TombstoneFile;
 use crate::reconcile::TargetGoal;
 
-/// Action for a record without an end, if no other process holds the lock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum RebootAction {
-    /// Adoption of the processes that are still alive, without a restart of the ended ones.
-    Reattach,
-    /// Restart of the incarnation.
-    Restart,
-}
-
-/// Returns the action for a record.
-pub(super) fn next(
+/// Whether the incarnation of a record must be restarted, if no other process holds the lock. Otherwise, processes
+/// that are still alive are adopted.
+pub(super) fn must_restart(
     wanted: Option<&SpecFile>,
     tombstone: Option<TombstoneFile>,
     record: &ProcessesFile,
     boot: &BootId,
-) -> RebootAction {
+) -> bool {
     if record.is_over() || (record.boot == boot.id && record.phase != StartPhase::Again) {
-        return RebootAction::Reattach;
+        return false;
     }
     let is_wanted = wanted.is_some_and(|wanted| {
         let always = wanted.spec.as_ref().is_some_and(|spec| spec.restart == RestartPolicy::Always);
@@ -47,23 +39,16 @@ pub(super) fn next(
         always && wanted.order.aim == TargetGoal::Up && !buried
     });
     let is_here = record.machine.is_some() && record.machine == boot.machine;
-    if is_wanted && is_here && was_cut_off(record) { RebootAction::Restart } else { RebootAction::Reattach }
+    is_wanted && is_here && was_cut_off(record)
 }
 
 /// Whether every end was caused by the machine.
 fn was_cut_off(record: &ProcessesFile) -> bool {
-    if record.has_ended_guest() {
-        return false;
-    }
-    let mut ends = record.processes.iter().filter_map(|process| process.end.as_ref()).map(|end| end.cause);
-    match ends.next() {
-        None => true,
-        // The first process that ends with the machine makes its supervisor stop the others.
-        Some(first) => {
-            let all: Vec<ProcessEndCause> = ends.chain([first]).collect();
-            all.contains(&ProcessEndCause::GoingDown) && !all.contains(&ProcessEndCause::Itself)
-        }
-    }
+    let ends = record.processes.iter().filter_map(|process| process.end.as_ref());
+    let causes: Vec<ProcessEndCause> = ends.map(|end| end.cause).collect();
+    // The first process that ends with the machine makes its supervisor stop the others.
+    let has_gone_down = causes.contains(&ProcessEndCause::GoingDown) || causes.is_empty();
+    has_gone_down && !causes.contains(&ProcessEndCause::Itself) && !record.has_ended_guest()
 }
 
 /// Returns why an incarnation ended though a restart was wanted.

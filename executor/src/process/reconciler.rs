@@ -44,13 +44,6 @@ pub(super) enum ReconcilerRequest {
     Forget(oneshot::Sender<WorkProgress>),
 }
 
-/// Whether the reconciler still has an object.
-#[derive(PartialEq)]
-pub(super) enum ReconcilerFlow {
-    GoOn,
-    Over,
-}
-
 /// Reconciler of one incarnation.
 pub(super) struct IncarnationReconciler {
     incarnation: IncarnationId,
@@ -134,19 +127,19 @@ impl IncarnationReconciler {
                     }
                     Some(ReconcilerRequest::Forget(done)) => {
                         self.catch_up().await;
-                        let next = self.forget();
-                        if next == ReconcilerFlow::Over {
+                        let is_over = self.forget().is_break();
+                        if is_over {
                             // Closed first: the caller must see that this reconciler has ended.
                             asks.close();
                         }
                         let _ = done.send(WorkProgress::Begun);
-                        if next == ReconcilerFlow::Over {
+                        if is_over {
                             return;
                         }
                     }
                 },
                 () = tokio::time::sleep(RETRY), if self.debt.is_some() => {
-                    if self.forget() == ReconcilerFlow::Over {
+                    if self.forget().is_break() {
                         return;
                     }
                 }
@@ -201,24 +194,19 @@ impl IncarnationReconciler {
         let origin = self.origin(place)?;
         (self.before, self.ready_resets) = self.incarnation_directory.was_ready();
         let aim = self.wanted.as_ref().map(|wanted| wanted.order);
+        let boot = &self.shared.boot;
         Ok(match (lock, &mut self.record) {
             (LockAttempt::Acquired(lock), Some(record))
                 if origin == RecordOrigin::Here
-                    && reboot::next(self.wanted.as_ref(), self.tombstone, record, &self.shared.boot)
-                        == reboot::RebootAction::Restart =>
+                    && reboot::must_restart(self.wanted.as_ref(), self.tombstone, record, boot) =>
             {
                 let spec = self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref());
                 LockHolder::RestartPending(lock, self.shared.starts_of(spec))
             }
             (LockAttempt::Acquired(lock), Some(record)) if !record.is_over() => {
-                let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
-                let mut unsupervised = UnsupervisedProcesses::adopt(
-                    Some(lock),
-                    self.incarnation_directory.clone(),
-                    output,
-                    record,
-                    &self.shared.boot,
-                )?;
+                let directory = self.incarnation_directory.clone();
+                let mut unsupervised =
+                    UnsupervisedProcesses::adopt(Some(lock), directory, self.wanted.as_ref(), record, boot)?;
                 let grace = aim.map(|order| order.grace).unwrap_or_default();
                 if aim.is_some_and(|order| order.aim != TargetGoal::Up)
                     || record.processes.iter().any(|p| p.end.is_some())
@@ -240,7 +228,7 @@ impl IncarnationReconciler {
                 if let Some(revision) = self.pending_reset() {
                     socket.reset(revision);
                 }
-                LockHolder::Supervisor(socket)
+                LockHolder::Supervisor(Box::new(socket))
             }
         })
     }
@@ -323,7 +311,7 @@ impl IncarnationReconciler {
     /// Revision of the target for which the guests must be reset, and were not yet.
     fn pending_reset(&self) -> Option<u32> {
         let order = self.wanted.as_ref()?.order;
-        let is_reset = self.record.as_ref()?.is_reset_for(order.revision)?;
+        let is_reset = self.record.as_ref()?.is_reset_for(order.revision);
         (order.is_reboot && !is_reset).then_some(order.revision)
     }
 
@@ -333,15 +321,13 @@ impl IncarnationReconciler {
         let is_here = match &self.hold {
             LockHolder::RestartPending(..) => false,
             LockHolder::Unsupervised(unsupervised) => !unsupervised.is_elsewhere(),
-            LockHolder::None | LockHolder::Unknown | LockHolder::Executor(_) | LockHolder::Supervisor(_) => {
-                true
-            }
+            _ => true,
         };
         let up = self.record.as_ref().filter(|record| record.phase == StartPhase::Started && is_here);
         match (up, self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref())) {
             (Some(record), Some(spec)) => {
                 // Results of probes from before a reset do not count after it.
-                let probes = self.probes.take().filter(|probes| probes.resets() == record.resets());
+                let probes = self.probes.take().filter(|probes| probes.resets == record.resets());
                 let before = if self.is_rebooting() { ReadyHistory::NeverReady } else { self.before };
                 self.probes = Some(probes.unwrap_or_else(|| ProbeSet::begin(spec, record, before)));
             }
@@ -385,11 +371,8 @@ impl IncarnationReconciler {
             self.starting = false;
             if self.record.is_none() {
                 let revision = self.wanted.as_ref().map_or(0, |wanted| wanted.order.revision);
-                self.refuse(
-                    revision,
-                    lock_holder::last_words(&self.incarnation_directory),
-                    RetryClass::Retryable,
-                );
+                let message = lock_holder::last_words(&self.incarnation_directory);
+                self.refuse(revision, message, RetryClass::Retryable);
             }
         }
     }
@@ -397,11 +380,7 @@ impl IncarnationReconciler {
     fn try_conclude(&mut self) -> io::Result<()> {
         let rest = match &mut self.hold {
             LockHolder::Unsupervised(unsupervised) => Some(unsupervised.rest()),
-            LockHolder::None
-            | LockHolder::Unknown
-            | LockHolder::Executor(_)
-            | LockHolder::RestartPending(..)
-            | LockHolder::Supervisor(_) => None,
+            _ => None,
         };
         match &rest {
             Some(RemainingProcesses::Nothing) => self.end_orphans()?,
@@ -411,12 +390,9 @@ impl IncarnationReconciler {
         self.conclude_lost(rest.as_ref())?;
         self.conclude_again()?;
         let (LockHolder::Executor(_), Some(wanted)) = (&self.hold, &self.wanted) else { return Ok(()) };
-        let kept = match self.record.as_ref().map(|record| &record.phase) {
-            None | Some(StartPhase::Failed { .. }) => false,
-            Some(
-                StartPhase::Recorded | StartPhase::Started | StartPhase::Again | StartPhase::Ended { .. },
-            ) => wanted.order.aim != TargetGoal::Removed,
-        };
+        let has_run =
+            self.record.as_ref().is_some_and(|record| !matches!(record.phase, StartPhase::Failed { .. }));
+        let kept = has_run && wanted.order.aim != TargetGoal::Removed;
         let buried = self.tombstone.is_some_and(|tombstone| tombstone.covers(&wanted.order));
         let over = wanted.order.aim != TargetGoal::Up || (self.record.is_none() && !wanted.order.may_start());
         if over && !kept && !buried {
@@ -444,6 +420,18 @@ impl IncarnationReconciler {
     }
 
     async fn order(&mut self, order: ObjectTarget, spec: Option<ObjectSpec>) -> WorkProgress {
+        self.try_order(order, spec).await.unwrap_or_else(|(message, retry)| {
+            self.refuse(order.revision, message, retry);
+            WorkProgress::Begun
+        })
+    }
+
+    /// Carries out a target. The error is why it is refused, and whether a retry can help.
+    async fn try_order(
+        &mut self,
+        order: ObjectTarget,
+        spec: Option<ObjectSpec>,
+    ) -> Result<WorkProgress, (String, RetryClass)> {
         // The decider knows the incarnation after all.
         self.debt = None;
         self.catch_up().await;
@@ -452,45 +440,29 @@ impl IncarnationReconciler {
         }
         if let LockHolder::Unknown = self.hold {
             let why = self.unknown.as_deref().unwrap_or("cannot record its end");
-            self.refuse(
-                order.revision,
-                format!("cannot determine state of incarnation: {why}"),
-                RetryClass::Retryable,
-            );
-            return WorkProgress::Begun;
+            return Err((format!("cannot determine state of incarnation: {why}"), RetryClass::Retryable));
         }
         if let Some(loss) = self.lost {
-            self.refuse(order.revision, format!("{loss}, incarnation is being ended"), RetryClass::Retryable);
-            return WorkProgress::Begun;
+            return Err((format!("{loss}, incarnation is being ended"), RetryClass::Retryable));
         }
         let present = self.present();
         let unrecorded = matches!(self.hold, LockHolder::Supervisor(_)) && self.record.is_none();
         // The target fails if the starting supervisor starts nothing.
         self.starting |= unrecorded && order.may_start();
         match reconcile::step(present.as_ref(), &order, spec.as_ref(), ProcessOrchestrator::CHANGES) {
-            ReconcileStep::ReportAgain => self.shown = None,
-            ReconcileStep::Refuse(message, retry) => self.refuse(order.revision, message.to_owned(), retry),
-            ReconcileStep::Reboot
-                if self
-                    .record
-                    .as_ref()
-                    .is_none_or(|record| record.is_reset_for(order.revision).is_none()) =>
-            {
-                let message = reconcile::NO_VIRTUAL_MACHINE.to_owned();
-                self.refuse(order.revision, message, RetryClass::Permanent);
+            ReconcileStep::ReportAgain => {
+                self.shown = None;
+                Ok(WorkProgress::Begun)
             }
-            step => match self.take(&step, order, spec).await {
-                Ok(progress) => return progress,
-                Err(error) => {
-                    self.refuse(
-                        order.revision,
-                        format!("cannot carry out command: {error}"),
-                        RetryClass::Retryable,
-                    );
-                }
-            },
+            ReconcileStep::Refuse(message, retry) => Err((message.to_owned(), retry)),
+            ReconcileStep::Reboot if !self.record.as_ref().is_some_and(ProcessesFile::has_guests) => {
+                Err((reconcile::NO_VIRTUAL_MACHINE.to_owned(), RetryClass::Permanent))
+            }
+            step => self
+                .take(&step, order, spec)
+                .await
+                .map_err(|error| (format!("cannot carry out command: {error}"), RetryClass::Retryable)),
         }
-        WorkProgress::Begun
     }
 
     fn refuse(&self, revision: u32, message: String, retry: RetryClass) {

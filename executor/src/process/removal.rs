@@ -15,7 +15,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::fs::{
@@ -26,6 +26,8 @@ use rustix::io::Errno;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
+use super::integrity::if_exists;
+use super::lock;
 use crate::state_file;
 
 /// Delay before a failed removal is retried.
@@ -64,34 +66,27 @@ pub(super) fn relocate(path: &Path, target: &Path) -> io::Result<()> {
         }
         moved => moved,
     };
-    match moved {
-        Ok(()) => state_file::sync_directory(path).and_then(|()| state_file::sync_directory(target)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            Ok(())
-        }
-        Err(error) => Err(error),
+    if if_exists(moved)?.is_some() {
+        state_file::sync_directory(path)?;
+        state_file::sync_directory(target)?;
     }
+    Ok(())
 }
 
-/// Fails with the mount point, if anything is mounted at `path` or below it.
+/// Fails with the mount point, if anything is mounted at `path` or below it, by mountinfo(5). The path itself is
+/// not resolved: a file system mounted there might not answer.
 pub(super) fn refuse_mounts(path: &Path) -> io::Result<()> {
-    match mounted_inside(path)? {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let Some(parent) = state_file::if_found(std::fs::canonicalize(parent))? else { return Ok(()) };
+    match first_inside(&parent.join(name), &std::fs::read("/proc/self/mountinfo")?) {
         None => Ok(()),
         Some(point) => {
             let text = format!("another file system is mounted inside: {}", point.display());
             Err(io::Error::new(io::ErrorKind::ResourceBusy, text))
         }
     }
-}
-
-/// Returns the first mount point at or below the path, by mountinfo(5). The path itself is not resolved: a
-/// file system mounted there might not answer.
-fn mounted_inside(path: &Path) -> io::Result<Option<PathBuf>> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let Some(parent) = state_file::if_found(std::fs::canonicalize(parent))? else { return Ok(None) };
-    Ok(first_inside(&parent.join(name), &std::fs::read("/proc/self/mountinfo")?))
 }
 
 fn first_inside(path: &Path, mountinfo: &[u8]) -> Option<PathBuf> {
@@ -101,7 +96,7 @@ fn first_inside(path: &Path, mountinfo: &[u8]) -> Option<PathBuf> {
 }
 
 /// Decodes a path of mountinfo(5): some bytes are a backslash and three octal digits.
-fn unescaped(mut text: &[u8]) -> PathBuf {
+pub(super) fn unescaped(mut text: &[u8]) -> PathBuf {
     let mut bytes = Vec::new();
     while let Some((first, rest)) = text.split_first() {
         let code =
@@ -303,11 +298,6 @@ impl Drop for RemovalDebt {
     fn drop(&mut self) {
         lock(&DEBTS).remove(&self.path);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change under a lock is whole, so a panic elsewhere leaves nothing half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Removals of one executor, each in its own task: none delays anything else, and each is retried until it

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use chancery_events::digest::Digest;
-use chancery_events::id::IncarnationId;
+use chancery_events::id::{IncarnationId, VolumeId};
 use chancery_events::name::{PayloadName, PortName};
-use chancery_events::observation::{PortAddress, RetryClass};
-use chancery_events::protocol::{IncarnationPayload, IncarnationSpec, VolumeMount};
+use chancery_events::observation::PortAddress;
+use chancery_events::protocol::{IncarnationPayload, IncarnationSpec};
 use chancery_events::spec::{PayloadPort, PortProtocol, ReadinessProbe, port_variable, volume_variable};
 use chancery_events::template::InvalidTemplate;
 use uuid::Uuid;
@@ -27,7 +27,7 @@ use super::identity::ProcStat;
 use super::incarnation_dir::{IncarnationDirectory, SpecFile, StartedProcess};
 use crate::placeholders::{PlaceholderValues, fill, identity};
 
-use super::trampoline::{ExecFailure, ExecRequest, retry_class};
+use super::trampoline::{ExecFailure, ExecRequest};
 use super::volumes;
 use crate::state_file;
 
@@ -52,7 +52,8 @@ pub(super) struct HeldTrampoline {
     pub(super) execute: ExecRequest,
     pub(super) captures: [OutputCapture; 2],
     group: Option<(PathBuf, Option<NonZeroU64>)>,
-    held: Vec<OwnedFd>,
+    /// Sockets that reserve the ports until the program is about to bind them itself.
+    pub(super) held: Vec<OwnedFd>,
 }
 
 impl HeldTrampoline {
@@ -75,35 +76,18 @@ impl HeldTrampoline {
     pub(super) fn group(&self) -> Option<&Path> {
         self.group.as_ref().filter(|_| self.started.group.is_none()).map(|(path, _)| path.as_path())
     }
-
-    /// Releases the ports: the program is about to bind them itself.
-    pub(super) fn release_ports(&mut self) {
-        self.held.clear();
-    }
-}
-
-fn never(message: String) -> ExecFailure {
-    ExecFailure { message, retry: RetryClass::Permanent }
-}
-
-fn failed(doing: &str, error: &io::Error) -> ExecFailure {
-    ExecFailure { message: format!("{doing}: {error}"), retry: retry_class(error) }
 }
 
 /// Returns a retryable failure: its cause is this machine or installation, not the plan.
 fn retry(error: &io::Error) -> ExecFailure {
-    ExecFailure { message: format!("cannot start process: {error}"), retry: RetryClass::Retryable }
+    ExecFailure::retryable(format!("cannot start process: {error}"))
 }
 
 /// Search path with the directory of this program first: a plan can name the payload that is shipped with it.
 pub(super) fn search_path() -> String {
-    match std::env::current_exe() {
-        Ok(program) => match program.parent() {
-            Some(directory) => format!("{}:{PATH}", directory.display()),
-            None => PATH.to_owned(),
-        },
-        Err(_) => PATH.to_owned(),
-    }
+    let program = std::env::current_exe().ok();
+    let directory = program.as_deref().and_then(Path::parent);
+    directory.map_or_else(|| PATH.to_owned(), |directory| format!("{}:{PATH}", directory.display()))
 }
 
 /// Process of a spec: a payload, and the index of the process in it.
@@ -116,13 +100,13 @@ pub(super) struct ProcessSlot<'a> {
 /// Returns all processes to start.
 pub(super) fn processes(wanted: &SpecFile) -> Result<Vec<ProcessSlot<'_>>, ExecFailure> {
     let Some(spec) = &wanted.spec else {
-        return Err(never("cannot start incarnation: no spec".to_owned()));
+        return Err(ExecFailure::permanent("cannot start incarnation: no spec"));
     };
     let mut all = Vec::new();
     for payload in &spec.payloads {
         all.extend((0..payload.processes).map(|index| ProcessSlot { spec, payload, index }));
     }
-    if all.is_empty() { Err(never("invalid spec: must have a process".to_owned())) } else { Ok(all) }
+    if all.is_empty() { Err(ExecFailure::permanent("invalid spec: must have a process")) } else { Ok(all) }
 }
 
 /// Determines what to execute, without starting anything.
@@ -133,11 +117,12 @@ pub(super) fn prepare(
 ) -> Result<PreparedProcess, ExecFailure> {
     let ProcessSlot { spec, payload, index } = *slot;
     let name = &payload.name;
-    let volumes = volumes_of(wanted, payload)?;
+    let volumes: BTreeMap<String, PathBuf> =
+        mounted(payload, |volume| volumes::place(&wanted.volumes, volume).map_err(ExecFailure::retryable))?;
     let mut ports = BTreeMap::new();
     let mut held = Vec::new();
     for port in &payload.ports {
-        let (number, socket) = free_port(port).map_err(|error| failed("cannot find free port", &error))?;
+        let (number, socket) = free_port(port).map_err(ExecFailure::of("cannot find free port"))?;
         ports.insert(port.name.clone(), number);
         held.push(socket);
     }
@@ -150,12 +135,12 @@ pub(super) fn prepare(
         volumes: &volumes,
     };
     let fill = |text: &str| fill(text, &values);
-    let bad = |bad: InvalidTemplate| never(format!("payload {name}: {bad}"));
+    let bad = |bad: InvalidTemplate| ExecFailure::permanent(format!("payload {name}: {bad}"));
     let mut guest = None;
     let argv = match (&wanted.qemu, &payload.vm, &payload.run) {
         (Some(settings), Some(machine), _) => {
-            let record = guest.insert(GuestRecord::begin(format!("{}/{name}", wanted.incarnation)));
-            record.await_line(payload.ready.as_ref().and_then(ReadinessProbe::line));
+            let line = payload.ready.as_ref().and_then(ReadinessProbe::line);
+            let record = guest.insert(GuestRecord::begin(format!("{}/{name}", wanted.incarnation), line));
             let process = GuestProcess {
                 name: &record.name,
                 uuid: guest_uuid(wanted.incarnation, spec, name),
@@ -167,15 +152,16 @@ pub(super) fn prepare(
                     .iter()
                     .filter_map(|port| Some((port.protocol, *ports.get(&port.name)?, port.port)))
                     .collect(),
-                disks: disks_of(wanted, payload)?,
+                // The incarnation is recorded as the only user of each volume by now.
+                disks: mounted(payload, |volume| volumes::disk(&wanted.volumes, volume))?,
             };
             command_line(settings, &process)
-                .map_err(|error| never(format!("cannot start payload {name}: {error}")))?
+                .map_err(|error| ExecFailure::permanent(format!("cannot start payload {name}: {error}")))?
         }
         (None, _, Some(run)) => {
             run.argv.iter().map(|arg| fill(arg)).collect::<Result<_, _>>().map_err(bad)?
         }
-        _ => return Err(never(format!("cannot start payload {name}: nothing to run"))),
+        _ => return Err(ExecFailure::permanent(format!("cannot start payload {name}: nothing to run"))),
     };
     let work_dir = work_directory(directory.path(), name, index).display().to_string();
     let mut env = BTreeMap::from([("PATH".to_owned(), search_path()), ("HOME".to_owned(), work_dir)]);
@@ -211,22 +197,12 @@ fn guest_uuid(incarnation: IncarnationId, spec: &IncarnationSpec, payload: &Payl
     Uuid::new_v8(digest.bits().to_be_bytes())
 }
 
-/// Paths of a payload's volumes, by mount path.
-fn volumes_of(
-    wanted: &SpecFile,
+/// Returns mount path and path of each volume of a payload, in the order of the plan.
+fn mounted<C: FromIterator<(String, PathBuf)>>(
     payload: &IncarnationPayload,
-) -> Result<BTreeMap<String, PathBuf>, ExecFailure> {
-    let place =
-        |mount: &VolumeMount| Ok((mount.path.clone(), volumes::place(&wanted.volumes, mount.volume)?));
-    let retry = |message| ExecFailure { message, retry: RetryClass::Retryable };
-    payload.mounts.iter().map(place).collect::<Result<_, String>>().map_err(retry)
-}
-
-/// Disks of a payload's guest, with their mounts, in the order of the plan. The incarnation is recorded as the only user of
-/// each volume by now.
-fn disks_of(wanted: &SpecFile, payload: &IncarnationPayload) -> Result<Vec<(String, PathBuf)>, ExecFailure> {
-    let disk = |mount: &VolumeMount| Ok((mount.path.clone(), volumes::disk(&wanted.volumes, mount.volume)?));
-    payload.mounts.iter().map(disk).collect()
+    find: impl Fn(VolumeId) -> Result<PathBuf, ExecFailure>,
+) -> Result<C, ExecFailure> {
+    payload.mounts.iter().map(|mount| Ok((mount.path.clone(), find(mount.volume)?))).collect()
 }
 
 fn work_directory(directory: &Path, payload: &PayloadName, index: u16) -> std::path::PathBuf {
@@ -255,13 +231,13 @@ pub(super) fn trampoline(
 ) -> Result<HeldTrampoline, ExecFailure> {
     let PreparedProcess { payload, index, execute, group, addresses, held, guest } = prepared;
     let work = work_directory(directory.path(), &payload, index);
-    let (socket, theirs) = UnixStream::pair().map_err(|error| failed("cannot create socket", &error))?;
+    let (socket, theirs) = UnixStream::pair().map_err(ExecFailure::of("cannot create socket"))?;
     let output =
         |stream| capture::open(&directory.file(&format!("{payload}-{index}.{stream}")), wanted.output);
     let spawn = || -> io::Result<_> {
         state_file::make_directory(&work)?;
         if execute.input.is_some() {
-            console::make_input(&directory.file(&format!("{payload}-{index}")))?;
+            capture::make_pipe(&directory.file(&format!("{payload}-{index}")).join(console::INPUT))?;
         }
         let ((out, their_out), (err, their_err)) = (output("out")?, output("err")?);
         let child = Command::new(&wanted.program.program)

@@ -50,7 +50,7 @@ use super::supervisor_protocol::{self, SupervisorRequest};
 use super::trampoline::ExecFailure;
 use crate::executor_store::{ObjectStore as _, TombstoneFile};
 use crate::reconcile::TargetGoal;
-use crate::state_file::{FileAccess, LockAttempt, if_found};
+use crate::state_file::{FileAccess, LockAttempt, if_found, lock_existing};
 
 /// Time that a supervisor waits for the lock, which an executor holds for moments while it checks the
 /// directory.
@@ -90,10 +90,8 @@ fn keep(dir: &Path) -> io::Result<()> {
     let Some(lock) = take_lock(&incarnation_directory)? else { return Ok(()) };
     let Some(wanted) = incarnation_directory.read::<SpecFile>(FileAccess::Observer)? else { return Ok(()) };
     let boot = wanted.boot.clone().map_or_else(BootId::of_this_machine, Ok)?;
-    let (tombstone, record) = (
-        incarnation_directory.read(FileAccess::Observer)?,
-        incarnation_directory.read::<ProcessesFile>(FileAccess::Observer)?,
-    );
+    let tombstone = incarnation_directory.read::<TombstoneFile>(FileAccess::Observer)?;
+    let record = incarnation_directory.read::<ProcessesFile>(FileAccess::Observer)?;
     let Some(start) = may_start(&wanted, tombstone, record.as_ref(), &boot) else { return Ok(()) };
     let (ended, child_ended) = UnixStream::pair()?;
     ended.set_nonblocking(true)?;
@@ -163,7 +161,8 @@ fn may_start(
 fn take_lock(directory: &IncarnationDirectory) -> io::Result<Option<std::fs::File>> {
     let patience = Instant::now() + LOCK_PATIENCE;
     loop {
-        match if_found(directory.lock_existing())? {
+        // An existing lock alone: a supervisor must create nothing in a directory that is being removed.
+        match if_found(lock_existing(&directory.file("supervisor.lock")))? {
             Some(LockAttempt::Acquired(lock)) => return Ok(Some(lock)),
             Some(LockAttempt::HeldElsewhere) if Instant::now() < patience => {
                 std::thread::sleep(Duration::from_millis(10));
@@ -262,7 +261,9 @@ impl Supervisor {
         self.guests = GuestWatch::of(&self.record, self.directory.path());
         self.record_and_group(&waiting)?;
         self.send_record();
-        waiting.iter_mut().for_each(HeldTrampoline::release_ports);
+        for one in &mut waiting {
+            one.held.clear();
+        }
         for (number, mut one) in waiting.into_iter().enumerate() {
             // A trampoline that was killed receives nothing; its end is detected in any case.
             let _ = one.socket.write_all(&supervisor_protocol::line(&one.execute));
@@ -365,12 +366,8 @@ impl Supervisor {
             (0..COPIES).map(|_| capture.copy(chunk)).find(|copied| *copied != PipeRead::More)
                 != Some(PipeRead::Over)
         });
-        let found: Vec<_> = self.captures.iter_mut().filter_map(OutputCapture::take_found).collect();
-        let mut is_new = false;
-        for number in found {
-            is_new |= self.guests.note_line(&mut self.record, number);
-        }
-        if is_new {
+        let found = self.captures.iter_mut().filter_map(OutputCapture::take_found);
+        if self.guests.note_lines(&mut self.record, found) {
             self.save();
         }
     }
@@ -378,12 +375,8 @@ impl Supervisor {
     /// Reads what QEMU reports of the guests. The end of a guest is written to disk, and only then its QEMU ends.
     fn advance_guests(&mut self) {
         if self.guests.advance(&mut self.record) {
-            let written = self.directory.write(&self.record);
-            if let Err(error) = &written {
-                log(format_args!("cannot write record: {error}"));
-            }
-            self.guests.note_written(written.is_ok());
-            self.send_record();
+            let is_written = self.save();
+            self.guests.note_written(is_written);
         }
         if self.guests.is_over(&self.record) {
             if self.ending.is_none() {
@@ -403,10 +396,8 @@ impl Supervisor {
                 Ok(_) | Err(_) => *slot = None,
             }
             if !answer.is_empty() {
-                let unreadable = |error| ExecFailure {
-                    message: format!("cannot read answer of trampoline: {error}"),
-                    retry: chancery_events::observation::RetryClass::Retryable,
-                };
+                let unreadable =
+                    |error| ExecFailure::retryable(format!("cannot read answer of trampoline: {error}"));
                 let not_executed = serde_json::from_slice(&answer).unwrap_or_else(unreadable);
                 self.failure.get_or_insert(not_executed);
             }
@@ -417,12 +408,12 @@ impl Supervisor {
     }
 
     /// Writes the record to disk, then sends it. A failed write is repeated with the next change; `finish`
-    /// insists on the end.
-    fn save(&mut self) {
-        if let Err(error) = self.directory.write(&self.record) {
-            log(format_args!("cannot write record: {error}"));
-        }
+    /// insists on the end. Returns whether the record was written.
+    fn save(&mut self) -> bool {
+        let written = self.directory.write(&self.record);
+        let written = written.inspect_err(|error| log(format_args!("cannot write record: {error}")));
         self.send_record();
+        written.is_ok()
     }
 
     fn send_record(&mut self) {
@@ -473,12 +464,11 @@ impl Supervisor {
     /// Sleeps until the next event or deadline.
     fn wait(&self, left: &DescendantsLeft) -> io::Result<()> {
         let now = Instant::now();
-        let group = (*left == DescendantsLeft::InGroup).then_some(GROUP);
-        let sweep = self.ending.as_ref().map(|ending| ending.kill_at.saturating_duration_since(now));
-        let look = self.looks_at().map(|at| at.saturating_duration_since(now));
-        let guests = self.guests.due().map(|at| at.saturating_duration_since(now));
-        let timeout = sweep.into_iter().chain(look).chain(group).chain(guests).min();
-        let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+        let group = (*left == DescendantsLeft::InGroup).then_some(now + GROUP);
+        let sweep = self.ending.as_ref().map(|ending| ending.kill_at);
+        let next = [group, sweep, self.looks_at(), self.guests.due()].into_iter().flatten().min();
+        let timeout = next.map(|at| Timespec::try_from(at.saturating_duration_since(now)));
+        let timeout = timeout.transpose().map_err(io::Error::other)?;
         let mut fds =
             vec![PollFd::new(&self.ended, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(self.executing.iter().flatten().map(|socket| PollFd::new(socket, PollFlags::IN)));
@@ -498,9 +488,10 @@ fn check_size(record: &ProcessesFile) -> Result<(), ExecFailure> {
     if bytes <= max {
         return Ok(());
     }
-    let message =
-        format!("cannot start {} processes: record has {bytes} bytes, maximum {max}", record.processes.len());
-    Err(ExecFailure { message, retry: chancery_events::observation::RetryClass::Permanent })
+    let count = record.processes.len();
+    Err(ExecFailure::permanent(format!(
+        "cannot start {count} processes: record has {bytes} bytes, maximum {max}"
+    )))
 }
 
 fn drain(mut pipe: &UnixStream) {

@@ -62,7 +62,7 @@ pub(super) fn take(received: &mut Vec<u8>, max: usize) -> io::Result<Option<Vec<
     Ok(Some(message))
 }
 
-/// Returns the line for a trampoline.
+/// Returns the line for a trampoline, or from one.
 pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
     let mut line = serde_json::to_vec(message).expect("a message is always JSON");
     line.push(b'\n');

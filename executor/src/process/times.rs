@@ -38,9 +38,7 @@ pub(super) struct TimesEntry {
 }
 
 pub(super) fn path_of(part: &Path) -> PathBuf {
-    let mut name = part.as_os_str().to_owned();
-    name.push(".times");
-    name.into()
+    part.with_added_extension("times")
 }
 
 pub(super) fn micros(time: SystemTime) -> u64 {
@@ -101,8 +99,9 @@ fn bytes(entry: TimesEntry) -> [u8; ENTRY] {
 }
 
 /// Reads the next entry of an index; a partial entry is none.
-fn next(file: &mut impl io::Read, one: &mut [u8; ENTRY]) -> io::Result<Option<TimesEntry>> {
-    match file.read_exact(one) {
+fn next(file: &mut impl io::Read) -> io::Result<Option<TimesEntry>> {
+    let mut one = [0; ENTRY];
+    match file.read_exact(&mut one) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(error),
@@ -117,8 +116,8 @@ pub(super) fn read(part: &Path) -> io::Result<VecDeque<TimesEntry>> {
     let mut entries = VecDeque::new();
     if let Some(file) = open(part)? {
         let mut file = BufReader::new(file.take(LONGEST));
-        let (mut one, mut number, mut step) = ([0; ENTRY], 0_u64, 1_u64);
-        while let Some(entry) = next(&mut file, &mut one)? {
+        let (mut number, mut step) = (0_u64, 1_u64);
+        while let Some(entry) = next(&mut file)? {
             if number.is_multiple_of(step) {
                 entries.push_back(entry);
             }
@@ -134,34 +133,25 @@ pub(super) fn read(part: &Path) -> io::Result<VecDeque<TimesEntry>> {
             }
         }
     }
-    if entries.is_empty() {
-        entries.extend(of_file(part)?);
-    }
-    Ok(entries)
+    or_of_file(entries, part)
 }
 
 /// Returns the entry for an offset, and the next ones: at most [`AHEAD`].
 pub(super) fn read_at(part: &Path, offset: u64) -> io::Result<VecDeque<TimesEntry>> {
     let mut entries = VecDeque::new();
-    let mut one = [0; ENTRY];
     if let Some(mut file) = open(part)? {
         let (mut from, mut to) = (0, file.metadata()?.len().min(LONGEST) / ENTRY as u64);
         while from < to {
             let middle = from.midpoint(to);
             file.seek(SeekFrom::Start(middle * ENTRY as u64))?;
-            let Some(entry) = next(&mut file, &mut one)? else { break };
+            let Some(entry) = next(&mut file)? else { break };
             (from, to) = if entry.offset <= offset { (middle + 1, to) } else { (from, middle) };
         }
         file.seek(SeekFrom::Start(from.saturating_sub(1) * ENTRY as u64))?;
         let mut file = BufReader::new(file.take((AHEAD * ENTRY) as u64));
-        while let Some(entry) = next(&mut file, &mut one)? {
-            entries.push_back(entry);
-        }
+        entries = std::iter::from_fn(|| next(&mut file).transpose()).collect::<io::Result<_>>()?;
     }
-    if entries.is_empty() {
-        entries.extend(of_file(part)?);
-    }
-    Ok(entries)
+    or_of_file(entries, part)
 }
 
 /// Opens the index of a file, if it has one.
@@ -169,10 +159,14 @@ fn open(part: &Path) -> io::Result<Option<File>> {
     state_file::if_found(state_file::open_plain(File::options().read(true), &path_of(part)))
 }
 
-/// Returns the entry for all of a file without an index: its last change.
-fn of_file(part: &Path) -> io::Result<Option<TimesEntry>> {
-    let Some(found) = state_file::if_found(part.symlink_metadata())? else { return Ok(None) };
-    Ok(Some(TimesEntry { offset: 0, time: micros(found.modified()?) }))
+/// Returns the entries of a file, or, without an index, the entry for all of it: its last change.
+fn or_of_file(mut entries: VecDeque<TimesEntry>, part: &Path) -> io::Result<VecDeque<TimesEntry>> {
+    if entries.is_empty()
+        && let Some(found) = state_file::if_found(part.symlink_metadata())?
+    {
+        entries.push_back(TimesEntry { offset: 0, time: micros(found.modified()?) });
+    }
+    Ok(entries)
 }
 
 /// Returns the size of a file's index in bytes; 0 without one.

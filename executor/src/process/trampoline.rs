@@ -6,6 +6,7 @@
 //! program's own end.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::num::NonZeroU64;
 use std::os::fd::AsFd as _;
@@ -14,6 +15,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
 use super::console;
+use super::supervisor_protocol::line;
 use chancery_events::observation::RetryClass;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -40,6 +42,23 @@ pub(super) struct ExecFailure {
     pub(super) retry: RetryClass,
 }
 
+impl ExecFailure {
+    /// Creates a failure that no retry can help.
+    pub(super) fn permanent(message: impl Into<String>) -> ExecFailure {
+        ExecFailure { message: message.into(), retry: RetryClass::Permanent }
+    }
+
+    /// Creates a failure that a retry can help.
+    pub(super) fn retryable(message: String) -> ExecFailure {
+        ExecFailure { message, retry: RetryClass::Retryable }
+    }
+
+    /// Creates a failure from an error, after the text of what failed.
+    pub(super) fn of(doing: impl Display) -> impl FnOnce(io::Error) -> ExecFailure {
+        move |error| ExecFailure { message: format!("{doing}: {error}"), retry: retry_class(&error) }
+    }
+}
+
 /// Runs as a trampoline; returns only if nothing was executed.
 pub fn trampoline_main() -> ExitCode {
     // A session of its own, and so a process group. In the session of the supervisor, a stopped process would get SIGHUP from the
@@ -51,59 +70,46 @@ pub fn trampoline_main() -> ExitCode {
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from) else {
         return ExitCode::FAILURE;
     };
-    let mut line = Vec::new();
-    let received = BufReader::new(&socket).read_until(b'\n', &mut line);
-    if received.is_err() || line.last() != Some(&b'\n') {
+    let mut request = Vec::new();
+    let received = BufReader::new(&socket).read_until(b'\n', &mut request);
+    if received.is_err() || request.last() != Some(&b'\n') {
         return ExitCode::FAILURE;
     }
-    let not_executed = match serde_json::from_slice(&line) {
+    let not_executed = match serde_json::from_slice(&request) {
         Ok(execute) => execute_it(&execute),
-        Err(error) => ExecFailure {
-            message: format!("cannot read request of supervisor: {error}"),
-            retry: RetryClass::Permanent,
-        },
+        Err(error) => ExecFailure::permanent(format!("cannot read request of supervisor: {error}")),
     };
-    let mut answer = serde_json::to_vec(&not_executed).unwrap_or_default();
-    answer.push(b'\n');
-    let _ = (&socket).write_all(&answer);
+    let _ = (&socket).write_all(&line(&not_executed));
     ExitCode::from(127)
 }
 
 fn execute_it(execute: &ExecRequest) -> ExecFailure {
     let Some((program, args)) = execute.argv.split_first() else {
-        return ExecFailure {
-            message: "invalid argv: must not be empty".to_owned(),
-            retry: RetryClass::Permanent,
-        };
+        return ExecFailure::permanent("invalid argv: must not be empty");
     };
     if let Err(error) = prepare(execute) {
-        return ExecFailure {
-            message: format!("cannot prepare to execute {program}: {error}"),
-            retry: RetryClass::Retryable,
-        };
+        return ExecFailure::retryable(format!("cannot prepare to execute {program}: {error}"));
     }
     let error = Command::new(program).args(args).env_clear().envs(&execute.env).exec();
-    ExecFailure { message: format!("cannot execute {program}: {error}"), retry: retry_class(&error) }
+    ExecFailure::of(format!("cannot execute {program}"))(error)
 }
 
 fn prepare(execute: &ExecRequest) -> io::Result<()> {
-    let ExecRequest { memory, files, input, .. } = execute;
-    let (memory, files) = (*memory, *files);
     // The parent of the server may have left it descriptors unknown here.
     close_fds::set_fds_cloexec(3, &[]);
-    let input = match input {
+    let input = match &execute.input {
         Some(path) => console::open_input(path.as_ref())?,
         None => std::fs::File::open("/dev/null")?,
     };
     rustix::stdio::dup2_stdin(input)?;
     rustix::thread::set_no_new_privs(true)?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
-    if let Some(memory) = memory {
+    if let Some(memory) = execute.memory {
         // Data, not the address space: programs reserve far more of that than they use.
         let limit = Some(memory.get());
         setrlimit(Resource::Data, Rlimit { current: limit, maximum: limit })?;
     }
-    if let Some(files) = files {
+    if let Some(files) = execute.files {
         // A server has raised its own limit, which is inherited. Programs that use `select` break with
         // descriptors from 1024, and some close every possible descriptor.
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

@@ -12,18 +12,17 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::Path;
 use std::task::Poll;
 use std::time::Duration;
 
-use chancery_events::observation::{IncarnationExit, ProcessStatus, RetryClass};
+use chancery_events::observation::{IncarnationExit, RetryClass};
 use rustix::process::Signal;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-use super::capture::{self, OutputCapture, OutputLimits, PipeRead};
-use super::cgroup::LimitHits;
+use super::capture::{self, OutputCapture, PipeRead};
 use super::guest::{GuestRecord, GuestWatch};
 use super::identity::{BootId, ProcessHandle};
 use super::incarnation_dir::{
@@ -77,7 +76,7 @@ impl UnsupervisedProcesses {
     pub(super) fn adopt(
         lock: Option<File>,
         incarnation_directory: IncarnationDirectory,
-        output: OutputLimits,
+        wanted: Option<&SpecFile>,
         record: &mut ProcessesFile,
         boot: &BootId,
     ) -> io::Result<UnsupervisedProcesses> {
@@ -86,23 +85,21 @@ impl UnsupervisedProcesses {
             StartedIn::Here if record.phase == StartPhase::Again => StartedIn::OtherBoot,
             origin => origin,
         };
+        let output = wanted.map(|wanted| wanted.output).unwrap_or_default();
         let (mut living, mut captures) = (Vec::new(), Vec::new());
-        for (number, process) in
-            record.processes.iter_mut().enumerate().filter(|(_, process)| process.end.is_none())
-        {
-            if origin == StartedIn::OtherNamespace {
+        for (number, process) in record.processes.iter_mut().enumerate() {
+            if process.end.is_some() || origin == StartedIn::OtherNamespace {
                 continue;
             }
             match ProcessHandle::open(process.pid, process.start_time)? {
                 Some(handle) if origin == StartedIn::Here => {
                     living.push((number, watched(handle)?));
                     for name in process.outputs() {
-                        match capture::take_over(&incarnation_directory.file(&name), output) {
+                        let base = incarnation_directory.file(&name);
+                        match capture::take_over(&base, output) {
                             Ok(mut capture) => {
                                 if name == process.outputs()[0] {
-                                    await_line(&mut capture, process.guest.as_mut(), number, || {
-                                        incarnation_directory.file(&name)
-                                    });
+                                    await_line(&mut capture, process.guest.as_mut(), number, &base);
                                 }
                                 captures.push(watched(capture)?);
                             }
@@ -118,7 +115,7 @@ impl UnsupervisedProcesses {
                         }
                     }
                 }
-                Some(_) | None => process.end = Some(unseen(ProcessEndCause::Itself)),
+                Some(_) | None => process.end = Some(ProcessEnd::unseen(ProcessEndCause::Itself)),
             }
         }
         let is_new = record.phase == StartPhase::Recorded || origin == StartedIn::OtherNamespace;
@@ -127,18 +124,17 @@ impl UnsupervisedProcesses {
             StartedIn::OtherBoot | StartedIn::OtherNamespace => GuestWatch::default(),
         };
         let next = is_new.then(|| Instant::now() + TRAMPOLINES_GONE);
-        let (record, chunk) = (record.clone(), Vec::new());
         Ok(UnsupervisedProcesses {
             lock,
             directory: incarnation_directory,
-            record,
+            record: record.clone(),
             origin,
             doubted: None,
             living,
             captures,
             guests,
             guests_at: Instant::now(),
-            chunk,
+            chunk: Vec::new(),
             kill_at: None,
             pause: SweepDelay::default(),
             next,
@@ -180,7 +176,7 @@ impl UnsupervisedProcesses {
     pub(super) fn go_on(&mut self, dead: Option<usize>, record: &mut ProcessesFile, grace: Duration) {
         let cause = if self.kill_at.is_some() { ProcessEndCause::Asked } else { ProcessEndCause::Itself };
         if let Some(process) = dead.and_then(|number| record.processes.get_mut(number)) {
-            process.end.get_or_insert(unseen(cause));
+            process.end.get_or_insert(ProcessEnd::unseen(cause));
         }
         let is_due = self.guests.is_empty() || self.next.is_some_and(|next| Instant::now() >= next);
         self.advance_guests(record, grace);
@@ -210,13 +206,10 @@ impl UnsupervisedProcesses {
     /// Reads what QEMU reports of the guests. The end of a guest is written to disk, and only then its QEMU ends.
     fn advance_guests(&mut self, record: &mut ProcessesFile, grace: Duration) {
         self.guests_at = Instant::now() + GUESTS;
-        let found: Vec<_> =
-            self.captures.iter_mut().filter_map(|capture| capture.get_mut().take_found()).collect();
-        let mut is_new = false;
-        for number in found {
-            is_new |= self.guests.note_line(record, number);
-        }
-        if is_new && let Err(error) = self.directory.write(record) {
+        let found = self.captures.iter_mut().filter_map(|capture| capture.get_mut().take_found());
+        if self.guests.note_lines(record, found)
+            && let Err(error) = self.directory.write(record)
+        {
             tracing::warn!(%error, directory = %self.directory.path().display(), "cannot record line of guest");
         }
         if self.guests.advance(record) {
@@ -364,23 +357,14 @@ pub(super) fn finish(
 
 /// Awaits the text of a guest. A supervisor that died may have read it and not recorded that: unless the guest was reset, the end of
 /// the output shows it.
-fn await_line(
-    capture: &mut OutputCapture,
-    guest: Option<&mut GuestRecord>,
-    number: usize,
-    base: impl FnOnce() -> PathBuf,
-) {
+fn await_line(capture: &mut OutputCapture, guest: Option<&mut GuestRecord>, number: usize, base: &Path) {
     let Some(guest) = guest else { return };
     let (is_awaited, resets) = (guest.awaits_line(), guest.resets);
     let Some(line) = &mut guest.line else { return };
     capture.await_text(number, &line.text);
     if is_awaited && resets == 0 {
-        let kept = OutputReader::last(&base(), u64::MAX).and_then(|mut reader| reader.read(KEPT));
+        let kept = OutputReader::last(base, u64::MAX).and_then(|mut reader| reader.read(KEPT));
         let text = line.text.as_bytes();
         line.is_seen = kept.is_ok_and(|kept| kept.windows(text.len().max(1)).any(|window| window == text));
     }
-}
-
-fn unseen(cause: ProcessEndCause) -> ProcessEnd {
-    ProcessEnd { status: ProcessStatus::Unknown, cause, hits: LimitHits::default() }
 }

@@ -28,6 +28,7 @@
 //! reported as an end. A new empty directory instead would hide the loss from the owner of the data.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -53,7 +54,7 @@ pub use usage::VolumeUsage;
 pub(super) use users::{check, mounts_any, place};
 
 use super::integrity::FileId;
-use super::reconciler::{ReconcilerFlow, ReconcilerRequest};
+use super::reconciler::ReconcilerRequest;
 use super::{ProcessOrchestrator, ProcessShared, leave};
 use crate::executor_store::{DirectoryStore, ExecutorStore as _, VolumeLookup};
 use crate::or_never;
@@ -147,12 +148,14 @@ impl VolumeReconciler {
                     None => return,
                     Some(_) if self.shared.check_open().is_err() => return,
                     Some(ReconcilerRequest::Order { order, spec, done }) => {
-                        self.order(order, spec).await;
+                        if let Err((message, retry)) = self.order(order, spec).await {
+                            self.refuse(order.revision, message, retry);
+                        }
                         self.settle();
                         let _ = done.send(WorkProgress::Begun);
                     }
                     Some(ReconcilerRequest::Forget(done)) => {
-                        if self.forget() == ReconcilerFlow::Over {
+                        if self.forget().is_break() {
                             // Closed first: the caller must see that this task has ended.
                             asks.close();
                             let _ = done.send(WorkProgress::Begun);
@@ -221,13 +224,10 @@ impl VolumeReconciler {
         }
         if self.kept().is_none() {
             let was_foreign = matches!(self.found, Some(VolumeLookup::Foreign(_)));
-            self.found = match self.directory.look() {
-                Ok(found) => Some(found),
-                Err(error) => {
-                    tracing::error!(%error, volume = %self.volume, "cannot read volume directory");
-                    None
-                }
-            };
+            let found = self.directory.look().inspect_err(|error| {
+                tracing::error!(%error, volume = %self.volume, "cannot read volume directory");
+            });
+            self.found = found.ok();
             self.is = self.directory.identity().ok().flatten();
             if let (Some(VolumeLookup::Foreign(why)), false) = (&self.found, was_foreign) {
                 tracing::warn!(why, volume = %self.volume, "unknown volume directory left in place");
@@ -299,21 +299,21 @@ impl VolumeReconciler {
         self.shared.board.refuse(self.volume.into(), revision, message, retry);
     }
 
-    async fn order(&mut self, order: ObjectTarget, spec: Option<ObjectSpec>) {
+    /// Carries out a target. The error is why it is refused, and whether a retry can help.
+    async fn order(
+        &mut self,
+        order: ObjectTarget,
+        spec: Option<ObjectSpec>,
+    ) -> Result<(), (String, RetryClass)> {
         self.look();
         match &self.found {
             Some(VolumeLookup::Nothing | VolumeLookup::Ours(_)) => {}
             Some(VolumeLookup::Foreign(why)) => {
-                return self.refuse(
-                    order.revision,
-                    format!("cannot use volume directory: {why}"),
-                    RetryClass::Retryable,
-                );
+                return Err((format!("cannot use volume directory: {why}"), RetryClass::Retryable));
             }
             None => {
-                let why = self.unknown.clone();
-                let message = why.unwrap_or_else(|| "cannot determine state of volume".to_owned());
-                return self.refuse(order.revision, message, RetryClass::Retryable);
+                let why = self.unknown.as_deref().unwrap_or("cannot determine state of volume");
+                return Err((why.to_owned(), RetryClass::Retryable));
             }
         }
         let present = self.kept().map(VolumeFile::present);
@@ -328,18 +328,14 @@ impl VolumeReconciler {
                 self.shown = None;
                 Ok(())
             }
-            ReconcileStep::Refuse(message, retry) => {
-                return self.refuse(order.revision, message.to_owned(), retry);
-            }
+            ReconcileStep::Refuse(message, retry) => return Err((message.to_owned(), retry)),
             ReconcileStep::Start => self.make(order, spec),
             // A volume is never changed.
             ReconcileStep::Adopt | ReconcileStep::Change | ReconcileStep::Reboot => self.adopt(order, spec),
             ReconcileStep::WriteTombstone if order.aim == TargetGoal::Up => self.take_as_it_is(order, spec),
             ReconcileStep::Stop(_) | ReconcileStep::WriteTombstone => self.destroy(order, spec).await,
         };
-        if let Err(error) = carried_out {
-            self.refuse(order.revision, format!("cannot carry out command: {error}"), RetryClass::Retryable);
-        }
+        carried_out.map_err(|error| (format!("cannot carry out command: {error}"), RetryClass::Retryable))
     }
 
     fn make(&mut self, order: ObjectTarget, spec: Option<VolumeSpec>) -> io::Result<()> {
@@ -366,10 +362,8 @@ impl VolumeReconciler {
         let free = usage::free(self.directory.path())?;
         if free < capacity {
             let message = format!("cannot create volume: {capacity} bytes requested, {free} free");
-            return self.keep(VolumeFile {
-                phase: VolumePhase::Failed { message, retry_class: RetryClass::Retryable },
-                ..kept
-            });
+            let phase = VolumePhase::Failed { message, retry_class: RetryClass::Retryable };
+            return self.keep(VolumeFile { phase, ..kept });
         }
         self.shared.check_open()?;
         self.directory.make_data(form, capacity)?;
@@ -392,17 +386,17 @@ impl VolumeReconciler {
     }
 
     /// Deletes everything stored of an ended volume, and nothing that was ever used.
-    fn forget(&mut self) -> ReconcilerFlow {
+    fn forget(&mut self) -> ControlFlow<()> {
         match self.try_forget() {
             Ok(()) => {
                 self.shared.board.clear(ObjectId::Volume(self.volume));
-                ReconcilerFlow::Over
+                ControlFlow::Break(())
             }
             Err(error) => {
                 tracing::error!(%error, volume = %self.volume, "cannot purge volume");
                 self.shown = None;
                 self.settle();
-                ReconcilerFlow::GoOn
+                ControlFlow::Continue(())
             }
         }
     }

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-#[derive(Debug)]
+/// Lease of a session; the default has length zero and allows no work.
+#[derive(Debug, Default)]
 pub(super) struct SessionLease {
     length: Duration,
     /// Time at which the newest answered message was sent.
@@ -15,20 +16,9 @@ pub(super) struct SessionLease {
 }
 
 impl SessionLease {
-    /// Creates a lease of length zero, which allows no work.
-    pub(super) fn none() -> SessionLease {
-        SessionLease {
-            length: Duration::ZERO,
-            since: Duration::ZERO,
-            open: VecDeque::new(),
-            last_beat: 0,
-            next: Duration::ZERO,
-        }
-    }
-
     /// Creates a lease that was requested at `since`.
     pub(super) fn since(since: Duration, length: Duration) -> SessionLease {
-        SessionLease { length, since, open: VecDeque::new(), last_beat: 0, next: since + length / 3 }
+        SessionLease { length, since, next: since + length / 3, ..SessionLease::default() }
     }
 
     /// Returns the length of the lease; zero if none was granted.
@@ -69,11 +59,7 @@ impl SessionLease {
 
     /// Extends the lease: a heartbeat was answered.
     pub(super) fn answered(&mut self, sequence: u64) {
-        while let Some(&(number, sent)) = self.open.front() {
-            if number > sequence {
-                break;
-            }
-            self.open.pop_front();
+        while let Some((number, sent)) = self.open.pop_front_if(|(number, _)| *number <= sequence) {
             if number == sequence {
                 self.since = self.since.max(sent);
             }

@@ -55,10 +55,10 @@ pub enum ExecutorStop {
     TakenOver(String),
     /// Executor store that is a copy.
     #[error(transparent)]
-    Copied(IsCopy),
+    Copied(#[from] IsCopy),
     /// Failed write of data that must be durable.
     #[error("cannot write executor store")]
-    Storage(#[source] std::io::Error),
+    Storage(#[from] std::io::Error),
 }
 
 /// Input of a session.

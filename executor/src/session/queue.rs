@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use chancery_events::fact::CommandEffect;
 use chancery_events::id::ObjectId;
-use chancery_events::protocol::{Command, ObjectSpec};
+use chancery_events::protocol::Command;
 
 /// Work that an orchestrator starts.
 #[derive(Clone, PartialEq, Debug)]
@@ -37,17 +37,14 @@ impl ObjectWork {
     /// Returns the resource that the work uses. Stopping or purging an incarnation accesses no volume.
     fn slots(&self) -> WorkResource {
         let mounts = match self {
-            ObjectWork::CarryOut(Command {
-                effect: CommandEffect::Ensure,
-                spec: ObjectSpec::Incarnation(spec),
-                ..
-            }) => spec.payloads.iter().any(|payload| !payload.mounts.is_empty()),
+            ObjectWork::CarryOut(Command { effect: CommandEffect::Ensure, spec, .. }) => {
+                spec.incarnation().is_some_and(|spec| spec.mounts().next().is_some())
+            }
             ObjectWork::CarryOut(_) | ObjectWork::Remove { .. } | ObjectWork::Purge(_) => false,
         };
         match self.object() {
-            ObjectId::Volume(_) => WorkResource::Volumes,
-            ObjectId::Incarnation(_) if mounts => WorkResource::Volumes,
-            ObjectId::Incarnation(_) => WorkResource::Others,
+            ObjectId::Incarnation(_) if !mounts => WorkResource::Others,
+            ObjectId::Incarnation(_) | ObjectId::Volume(_) => WorkResource::Volumes,
         }
     }
 
@@ -71,7 +68,7 @@ enum WorkResource {
     Volumes,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct WorkQueue {
     /// Maximum number of concurrent pieces of work for each resource.
     at_once: usize,
@@ -89,17 +86,7 @@ pub(super) struct WorkQueue {
 
 impl WorkQueue {
     pub(super) fn new(at_once: usize) -> WorkQueue {
-        WorkQueue {
-            at_once: at_once.max(1),
-            waiting: BTreeMap::new(),
-            orders: [WorkResource::Others, WorkResource::Volumes]
-                .map(|slots| (slots, VecDeque::new()))
-                .into(),
-            ordered: BTreeSet::new(),
-            busy: BTreeMap::new(),
-            held: BTreeSet::new(),
-            outdated: BTreeSet::new(),
-        }
+        WorkQueue { at_once: at_once.max(1), ..WorkQueue::default() }
     }
 
     /// Adds work; it replaces older work on the same object.

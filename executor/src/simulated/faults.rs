@@ -214,14 +214,9 @@ impl FaultRules {
         spec: &ObjectSpec,
         salt: u64,
     ) -> Result<SimulatedBehaviour, InvalidBehaviour> {
-        let payloads = match spec {
-            ObjectSpec::Incarnation(spec) => &spec.payloads[..],
-            ObjectSpec::Volume(_) => &[],
-        };
-        for payload in payloads {
-            if let Some(text) = payload.coordinates.get(COORDINATE) {
-                return text.parse();
-            }
+        let mut payloads = spec.incarnation().into_iter().flat_map(|spec| &spec.payloads);
+        if let Some(text) = payloads.find_map(|payload| payload.coordinates.get(COORDINATE)) {
+            return text.parse();
         }
         let fits = |which: &FaultTarget| match (which, spec) {
             (FaultTarget::Any, _) => true,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chancery_events::id::{ObjectId, VolumeId};
 use chancery_events::observation::{IncarnationExit, PortAddress, ProbeError, ProcessInfo, ProcessStatus};
-use chancery_events::protocol::{ObjectSpec, VolumeMount};
+use chancery_events::protocol::{IncarnationSpec, ObjectSpec};
 
 use super::faults::{SimulatedBehaviour, SimulatedExit};
 use crate::reconcile::{KnownObject, ObjectState, ObjectTarget, ReadyHistory, TargetGoal};
@@ -73,7 +73,7 @@ impl SimulatedObject {
     /// Whether the object uses the volume, or may yet.
     pub(super) fn uses(&self, volume: VolumeId) -> bool {
         let specs = self.spec().into_iter().chain(self.present.spec.as_ref());
-        !self.present.state.is_over() && specs.flat_map(mounts).any(|mount| mount.volume == volume)
+        !self.present.state.is_over() && specs.flat_map(mounts).any(|mounted| mounted == volume)
     }
 
     /// Whether the object is a volume that may be used.
@@ -95,12 +95,8 @@ pub(super) fn settle(state: &mut ObjectState) {
     }
 }
 
-pub(super) fn mounts(spec: &ObjectSpec) -> impl Iterator<Item = &VolumeMount> {
-    let payloads = match spec {
-        ObjectSpec::Incarnation(spec) => &spec.payloads[..],
-        ObjectSpec::Volume(_) => &[],
-    };
-    payloads.iter().flat_map(|payload| &payload.mounts)
+pub(super) fn mounts(spec: &ObjectSpec) -> impl Iterator<Item = VolumeId> {
+    spec.incarnation().into_iter().flat_map(IncarnationSpec::mounts)
 }
 
 /// Returns the exit of an object that ends on its own; a volume is always lost.
@@ -116,7 +112,13 @@ pub(super) fn ended(
         SimulatedExit::Crash(code) => (code, ProcessStatus::Signaled { signal: 15 }),
         SimulatedExit::Exit(code) => (code, ProcessStatus::Exited { code }),
         SimulatedExit::PowerOff => (0, ProcessStatus::Signaled { signal: 15 }),
-        SimulatedExit::Kill => return killed(processes(id, spec, |_| ProcessStatus::Signaled { signal: 9 })),
+        SimulatedExit::Kill => {
+            // That a stop was requested before is known to the decider alone.
+            let processes = processes(id, spec, |_| ProcessStatus::Signaled { signal: 9 });
+            let first = processes.first();
+            let reason = first.map(|first| format!("{} was ended by signal 9", first.name()));
+            return (IncarnationExit::Failed { reason: reason.unwrap_or_default() }, processes);
+        }
         // Only a volume ends like this.
         SimulatedExit::Hang | SimulatedExit::Unready | SimulatedExit::Reboot => {
             (1, ProcessStatus::Signaled { signal: 15 })
@@ -128,32 +130,22 @@ pub(super) fn ended(
     if let Some(first) = processes.first_mut() {
         first.status = ProcessStatus::Exited { code };
         if code != 0 {
-            exit = IncarnationExit::Failed {
-                reason: format!("{}-{} ended with status {code}", first.payload, first.index),
-            };
+            exit = IncarnationExit::Failed { reason: format!("{} ended with status {code}", first.name()) };
         }
     }
     (exit, processes)
 }
 
-/// Returns the exit of processes that were killed. That a stop was requested before is known to the decider alone.
-fn killed(processes: Vec<ProcessInfo>) -> (IncarnationExit, Vec<ProcessInfo>) {
-    let reason = processes
-        .first()
-        .map_or_else(String::new, |first| format!("{}-{} was ended by signal 9", first.payload, first.index));
-    (IncarnationExit::Failed { reason }, processes)
-}
-
-/// Changes the status of the first running process.
-pub(super) fn stick(state: &mut ObjectState, status: ProcessStatus) {
+/// Changes the status of the first running process, and returns that process.
+pub(super) fn stick(state: &mut ObjectState, status: ProcessStatus) -> Option<&mut ProcessInfo> {
     let (ObjectState::Up { processes, before } | ObjectState::Unchanged { processes, before, .. }) = state
     else {
-        return;
+        return None;
     };
-    if let Some(first) = processes.first_mut() {
-        first.status = status;
-    }
     *before = ReadyHistory::Ready;
+    let first = processes.first_mut()?;
+    first.status = status;
+    Some(first)
 }
 
 /// Whether a guest was reset, and is not ready again.
@@ -162,16 +154,6 @@ pub(super) fn is_rebooting(state: &ObjectState) -> bool {
         return false;
     };
     processes.iter().any(|process| process.status == ProcessStatus::Rebooting)
-}
-
-/// Resets the guest of the first process.
-pub(super) fn reset(state: &mut ObjectState) {
-    stick(state, ProcessStatus::Rebooting);
-    if let ObjectState::Up { processes, .. } | ObjectState::Unchanged { processes, .. } = state
-        && let Some(first) = processes.first_mut()
-    {
-        first.resets += 1;
-    }
 }
 
 pub(super) const HUNG: ProcessStatus = ProcessStatus::Unresponsive { error: ProbeError::Timeout };

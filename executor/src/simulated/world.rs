@@ -15,8 +15,7 @@ use super::faults::{
     BOOT, FaultRules, InvalidBehaviour, SimulatedBehaviour, SimulatedExit, SimulatedReadiness,
 };
 use super::object::{
-    HUNG, PendingChange, SimulatedObject, ended, failed, is_rebooting, mounts, processes, reset, settle,
-    stick,
+    HUNG, PendingChange, SimulatedObject, ended, failed, is_rebooting, mounts, processes, settle, stick,
 };
 use crate::executor_store::{
     AcceptedCommand, ExecutorStore as _, MemoryStore, ObjectStore as _, TombstoneFile,
@@ -135,11 +134,8 @@ impl SimulatedWorld {
     /// may. Returns the report, if the object existed.
     pub fn strike(&mut self, object: impl Into<ObjectId>) -> Option<StatusUpdate> {
         let object = object.into();
-        let item = self.items.get(&object)?;
-        item.alive()?;
-        let (exit, processes) = ended(object, item.spec(), SimulatedExit::Crash(137));
-        self.set(object, ObjectState::Ended { exit, processes });
-        Some(reconcile::report(object, &self.items[&object].present))
+        self.items.get(&object)?.alive()?;
+        Some(self.end_as(object, SimulatedExit::Crash(137)))
     }
 
     /// Makes a process of a running incarnation stop responding. Returns the report, if the incarnation was
@@ -156,13 +152,8 @@ impl SimulatedWorld {
     /// Makes the guest of an incarnation power itself off. Returns the report, if the incarnation was running.
     pub fn power_off(&mut self, id: IncarnationId) -> Option<StatusUpdate> {
         let object = id.into();
-        let item = self.items.get(&object)?;
-        if !matches!(item.present.state, ObjectState::Up { .. }) {
-            return None;
-        }
-        let (exit, processes) = ended(object, item.spec(), SimulatedExit::PowerOff);
-        self.set(object, ObjectState::Ended { exit, processes });
-        Some(reconcile::report(object, &self.items[&object].present))
+        let is_up = matches!(self.items.get(&object)?.present.state, ObjectState::Up { .. });
+        is_up.then(|| self.end_as(object, SimulatedExit::PowerOff))
     }
 
     /// Loses all objects and records, as a machine with a new disk does.
@@ -189,24 +180,14 @@ impl SimulatedWorld {
     pub fn forget(&mut self, object: impl Into<ObjectId>) -> Option<StatusUpdate> {
         let object = object.into();
         let item = self.items.get_mut(&object)?;
-        match item.present.state {
-            ObjectState::Starting { .. }
-            | ObjectState::Up { .. }
-            | ObjectState::Changing { .. }
-            | ObjectState::Unchanged { .. } => {
-                // No command waits for the outcome of a change any more.
-                settle(&mut item.present.state);
-                Some(reconcile::report(object, &item.present))
-            }
-            ObjectState::Accepted
-            | ObjectState::Ended { .. }
-            | ObjectState::Failed { .. }
-            | ObjectState::Gone => {
-                self.items.remove(&object);
-                self.store.object(object).purge::<AcceptedCommand>().expect(IN_MEMORY);
-                None
-            }
+        if item.present.state.is_alive() {
+            // No command waits for the outcome of a change any more.
+            settle(&mut item.present.state);
+            return Some(reconcile::report(object, &item.present));
         }
+        self.items.remove(&object);
+        self.store.object(object).purge::<AcceptedCommand>().expect(IN_MEMORY);
+        None
     }
 
     /// Returns the reports of all objects.
@@ -354,9 +335,9 @@ impl SimulatedWorld {
     ) -> Result<SimulatedBehaviour, (String, RetryClass)> {
         let Some(spec) = spec else { return Ok(SimulatedBehaviour::default()) };
         let is_here =
-            |volume: VolumeId| self.items.get(&volume.into()).is_some_and(SimulatedObject::is_volume);
-        if let Some(mount) = mounts(spec).find(|mount| !is_here(mount.volume)) {
-            return Err((format!("cannot use volume {}: not found", mount.volume), RetryClass::Retryable));
+            |volume: &VolumeId| self.items.get(&(*volume).into()).is_some_and(SimulatedObject::is_volume);
+        if let Some(volume) = mounts(spec).find(|volume| !is_here(volume)) {
+            return Err((format!("cannot use volume {volume}: not found"), RetryClass::Retryable));
         }
         find(&self.faults, spec).map_err(|bad| (bad.to_string(), RetryClass::Permanent))
     }
@@ -412,8 +393,11 @@ impl SimulatedWorld {
         update
     }
 
+    /// Sets the time of the next step of an object, instead of an earlier setting.
     fn wake(&mut self, id: ObjectId, due: Duration) {
-        self.item(id).due = Some(due);
+        if let Some(other) = self.item(id).due.replace(due) {
+            self.timers.remove(&(other, id));
+        }
         self.timers.insert((due, id));
     }
 
@@ -506,13 +490,10 @@ impl SimulatedWorld {
         let due = self.now + grace;
         let item = self.item(id);
         if grace.is_zero() {
-            let (exit, processes) = ended(id, item.spec(), SimulatedExit::Kill);
-            self.set(id, ObjectState::Ended { exit, processes });
-        } else if !item.ends_by(due) {
+            return self.end_as(id, SimulatedExit::Kill);
+        }
+        if !item.ends_by(due) {
             item.behaviour.end = Some((grace, SimulatedExit::Kill));
-            if let Some(later) = item.due.take() {
-                self.timers.remove(&(later, id));
-            }
             self.wake(id, due);
         }
         reconcile::report(id, &self.items[&id].present)
@@ -521,12 +502,11 @@ impl SimulatedWorld {
     /// Resets the guest of an incarnation, which then does nothing else on its own.
     fn reset(&mut self, id: ObjectId) -> StatusUpdate {
         let item = self.item(id);
-        reset(&mut item.present.state);
+        if let Some(first) = stick(&mut item.present.state, ProcessStatus::Rebooting) {
+            first.resets += 1;
+        }
         item.behaviour.end = Some((Duration::ZERO, SimulatedExit::Reboot));
         let update = reconcile::report(id, &item.present);
-        if let Some(due) = item.due.take() {
-            self.timers.remove(&(due, id));
-        }
         let due = self.now + BOOT;
         self.wake(id, due);
         update
@@ -536,43 +516,32 @@ impl SimulatedWorld {
     fn end(&mut self, id: ObjectId) -> Option<StatusUpdate> {
         let SimulatedObject { present, behaviour, .. } = self.item(id);
         let (_, ending) = behaviour.end?;
-        let stuck = match (id, ending) {
-            (ObjectId::Incarnation(_), SimulatedExit::Hang) => Some(HUNG),
-            (ObjectId::Incarnation(_), SimulatedExit::Unready) => {
-                Some(ProcessStatus::Unready { error: ProbeError::Refused })
-            }
-            (ObjectId::Incarnation(_), SimulatedExit::Reboot) => {
-                if is_rebooting(&present.state) {
-                    stick(&mut present.state, ProcessStatus::Ready);
-                    return Some(reconcile::report(id, present));
-                }
-                return Some(self.reset(id));
-            }
-            (
-                _,
-                SimulatedExit::Crash(_)
-                | SimulatedExit::Exit(_)
-                | SimulatedExit::PowerOff
-                | SimulatedExit::Kill,
-            )
-            | (ObjectId::Volume(_), _) => None,
+        let stuck = match ending {
+            _ if matches!(id, ObjectId::Volume(_)) => return Some(self.end_as(id, ending)),
+            SimulatedExit::Hang => HUNG,
+            SimulatedExit::Unready => ProcessStatus::Unready { error: ProbeError::Refused },
+            SimulatedExit::Reboot if is_rebooting(&present.state) => ProcessStatus::Ready,
+            SimulatedExit::Reboot => return Some(self.reset(id)),
+            SimulatedExit::Crash(_)
+            | SimulatedExit::Exit(_)
+            | SimulatedExit::PowerOff
+            | SimulatedExit::Kill => return Some(self.end_as(id, ending)),
         };
-        if let Some(status) = stuck {
-            stick(&mut present.state, status);
-            return Some(reconcile::report(id, present));
-        }
-        let (exit, processes) = ended(id, present.spec.as_ref(), ending);
-        present.state = ObjectState::Ended { exit, processes };
+        stick(&mut present.state, stuck);
         Some(reconcile::report(id, present))
+    }
+
+    /// Ends an object in this way.
+    fn end_as(&mut self, id: ObjectId, ending: SimulatedExit) -> StatusUpdate {
+        let (exit, processes) = ended(id, self.items[&id].spec(), ending);
+        self.set(id, ObjectState::Ended { exit, processes });
+        reconcile::report(id, &self.items[&id].present)
     }
 }
 
-fn refused(object: ObjectId, revision: u32, message: String, retry_class: RetryClass) -> StatusUpdate {
-    StatusUpdate::Change(ObjectReport {
-        object,
-        revision,
-        observed: ObservedState::Failed { message, retry: retry_class },
-    })
+fn refused(object: ObjectId, revision: u32, message: String, retry: RetryClass) -> StatusUpdate {
+    let observed = ObservedState::Failed { message, retry };
+    StatusUpdate::Change(ObjectReport { object, revision, observed })
 }
 
 #[cfg(test)]

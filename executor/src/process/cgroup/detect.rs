@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{Access, access};
-use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
 use super::super::integrity::FileId;
+use super::super::named;
+use super::super::removal::unescaped;
 use super::{CgroupParent, count_of, make_directory, remove};
+use crate::locked_directory::random;
 
 /// Directory in which groups are made, unless the setting names another one.
 const NAME: &str = "chancery";
@@ -44,9 +46,8 @@ pub enum EndProof {
 pub struct CgroupSupport {
     /// Method that proves ends.
     pub proof: EndProof,
-    path: Option<PathBuf>,
-    mount: Option<PathBuf>,
-    memory: bool,
+    /// Directory of the groups of all executors, if groups can be made.
+    parent: Option<CgroupParent>,
 }
 
 /// Mount of cgroup v2: the group at the root of the mount, and the mount point.
@@ -54,19 +55,14 @@ type CgroupMount = (PathBuf, PathBuf);
 
 /// Reads a file of procfs. Names of mount points are bytes, which need not be UTF-8.
 fn read_lossy(path: &str) -> io::Result<String> {
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot read {path}: {error}"));
-    Ok(String::from_utf8_lossy(&std::fs::read(path).map_err(named)?).into_owned())
+    let bytes = std::fs::read(path).map_err(named(format_args!("cannot read {path}")))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 impl CgroupSupport {
     /// Tries what the setting requests. Fails if a directory named by the setting cannot be used.
     pub fn detect(setting: &CgroupSetting) -> io::Result<CgroupSupport> {
-        let none = |reason| CgroupSupport {
-            proof: EndProof::Search(reason),
-            path: None,
-            mount: None,
-            memory: false,
-        };
+        let none = |reason| CgroupSupport { proof: EndProof::Search(reason), parent: None };
         match setting {
             CgroupSetting::Off => Ok(none("the setting cgroup is none".to_owned())),
             CgroupSetting::At(path) => {
@@ -83,7 +79,8 @@ impl CgroupSupport {
                     }
                     (Some(_), Err(error)) => (EndProof::Search(error.to_string()), None),
                 };
-                Ok(CgroupSupport { proof, path: Some(path.clone()), mount, memory: true })
+                let parent = CgroupParent { path: path.clone(), mount, memory: true };
+                Ok(CgroupSupport { proof, parent: Some(parent) })
             }
             CgroupSetting::Detect => {
                 // Missing without procfs, or in a kernel without control groups.
@@ -97,12 +94,8 @@ impl CgroupSupport {
                     match trial_below(&path) {
                         Ok(path) => {
                             let proof = EndProof::Cgroup(path.clone());
-                            return Ok(CgroupSupport {
-                                proof,
-                                path: Some(path),
-                                mount: Some(mount),
-                                memory: false,
-                            });
+                            let parent = CgroupParent { path, mount: Some(mount), memory: false };
+                            return Ok(CgroupSupport { proof, parent: Some(parent) });
                         }
                         Err(error) => reasons.push(error.to_string()),
                     }
@@ -117,10 +110,9 @@ impl CgroupSupport {
 
     /// Returns the directory for the groups of the executor in the directory `root`.
     pub(in super::super) fn parent(self, root: &Path) -> io::Result<Option<CgroupParent>> {
-        let CgroupSupport { path, mount, memory, .. } = self;
-        let Some(path) = path else { return Ok(None) };
+        let Some(parent) = self.parent else { return Ok(None) };
         let place = FileId::of(root)?.ok_or(ErrorKind::NotFound)?;
-        Ok(Some(CgroupParent { path: path.join(place.to_string()), mount, memory }))
+        Ok(Some(CgroupParent { path: parent.path.join(place.to_string()), ..parent }))
     }
 }
 
@@ -144,15 +136,9 @@ fn mounts(mountinfo: &str) -> Vec<CgroupMount> {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
         let (root, at) = (fields.next()?, fields.next()?);
-        file_system.starts_with("cgroup2 ").then(|| (unescaped(root), unescaped(at)))
+        file_system.starts_with("cgroup2 ").then(|| (unescaped(root.as_bytes()), unescaped(at.as_bytes())))
     };
     mountinfo.lines().filter_map(mount).collect()
-}
-
-/// Decodes a field of `mountinfo`: spaces and the like are octal numbers there.
-fn unescaped(field: &str) -> PathBuf {
-    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    escapes.iter().fold(field.to_owned(), |text, (escape, plain)| text.replace(escape, plain)).into()
 }
 
 /// Groups to try, each with its mount point: the own group first.
@@ -172,10 +158,8 @@ fn candidates(mounts: &[CgroupMount], own: &str, is_root: bool) -> Vec<CgroupMou
 /// Makes the directory for groups in a group, and a trial group in that.
 fn trial_below(group: &Path) -> io::Result<PathBuf> {
     let parent = group.join(NAME);
-    let named = |error: io::Error| {
-        io::Error::new(error.kind(), format!("cannot create {}: {error}", parent.display()))
-    };
-    make_directory(&parent).map_err(named)?;
+    let named = named(format!("cannot create {}", parent.display()));
+    make_directory(&parent).map_err(&named)?;
     // A process is moved only by a caller that may write to the common ancestor of both groups.
     access(group.join("cgroup.procs"), Access::WRITE_OK).map_err(|error| named(error.into()))?;
     trial(&parent)?;
@@ -185,20 +169,13 @@ fn trial_below(group: &Path) -> io::Result<PathBuf> {
 /// Makes and removes a group, and checks that it has what a proof needs.
 fn trial(parent: &Path) -> io::Result<()> {
     clear_trials(parent);
-    let mut number = [0; 8];
-    getrandom(&mut number, GetRandomFlags::empty())?;
-    let path = parent.join(format!("{TRIAL}{:016x}", u64::from_le_bytes(number)));
+    let path = parent.join(format!("{TRIAL}{:016x}", random()?));
     std::fs::create_dir(&path)
         .and_then(|()| {
             let tried = try_group(&path);
             remove(&path).and(tried)
         })
-        .map_err(|error| {
-            io::Error::new(
-                error.kind(),
-                format!("cannot use control groups in {}: {error}", parent.display()),
-            )
-        })
+        .map_err(named(format_args!("cannot use control groups in {}", parent.display())))
 }
 
 /// Removes trial groups of executors that were killed during a trial.

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::FallocateFlags;
 use serde_json::{Value, json};
 
+use super::super::named;
 use super::link::{SILENCE, connect};
 use super::qmp::{QmpMessage, QmpReader};
 
@@ -27,31 +28,22 @@ const READ: Duration = Duration::from_millis(100);
 /// Number of blocks of at most 1 MiB that are copied concurrently: they are in the memory of QEMU, which is limited.
 const WORKERS: u32 = 4;
 
-/// Result of a backup.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in super::super) enum BackupResult {
-    /// The copy is complete.
-    Done,
-    /// This QEMU does not have the disk.
-    OtherDisk,
-}
-
 /// Copies a disk of a running guest to a file of the same size, as of one moment. The guest is that of a process's directory, and has
-/// this name. Fails with `Interrupted` once `stop` is set.
+/// this name. Returns whether this QEMU has the disk: the copy is complete then. Fails with `Interrupted` once `stop` is set.
 pub(in super::super) fn back_up(
     directory: &Path,
     name: &str,
     disk: &Path,
     copy: &Path,
     stop: &AtomicBool,
-) -> io::Result<BackupResult> {
+) -> io::Result<bool> {
     let mut qemu = QmpSession::open(directory, name, stop)?;
     let nodes = qemu.call("query-named-block-nodes", &json!({"flat": true}))?;
     let nodes = nodes.as_array().map(Vec::as_slice).unwrap_or_default();
     let text = |node: &Value, field: &str| node[field].as_str().unwrap_or_default().to_owned();
     let is_disk = |node: &&Value| node["drv"] == "raw" && Some(text(node, "file").as_str()) == disk.to_str();
     let Some(source) = nodes.iter().find(is_disk).map(|node| text(node, "node-name")) else {
-        return Ok(BackupResult::OtherDisk);
+        return Ok(false);
     };
     qemu.clean_up()?;
     let allocated = allocate(copy)?;
@@ -68,7 +60,7 @@ pub(in super::super) fn back_up(
     copied.and(cleaned)?;
     // Open since before the backup: an error of a write since then is reported here.
     allocated.sync_all()?;
-    Ok(BackupResult::Done)
+    Ok(true)
 }
 
 /// Ends a backup to this file that is left, if there is one.
@@ -110,9 +102,8 @@ struct QmpSession<'a> {
 
 impl QmpSession<'_> {
     fn open<'a>(directory: &Path, name: &str, stop: &'a AtomicBool) -> io::Result<QmpSession<'a>> {
-        let stream = connect(directory, "backup.sock").map_err(|error| {
-            io::Error::new(error.kind(), format!("cannot connect to the socket for backups: {error}"))
-        })?;
+        let stream =
+            connect(directory, "backup.sock").map_err(named("cannot connect to the socket for backups"))?;
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(READ))?;
         stream.set_write_timeout(Some(SILENCE))?;

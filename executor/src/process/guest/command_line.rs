@@ -2,13 +2,14 @@
 //! quoted.
 
 use std::fmt::Write as _;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use chancery_events::spec::{GuestNetwork, PortProtocol, VM_OVERHEAD, VirtualMachineSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
+
+use super::super::integrity::if_exists;
 
 /// Settings of an executor of virtual machines.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
@@ -91,26 +92,25 @@ pub(in super::super) fn command_line(
     let mut arguments = QemuArguments(vec![settings.program.display().to_string()]);
     arguments.add("name", format!("guest={}", quoted(guest.name)));
     arguments.add("uuid", guest.uuid.to_string());
-    arguments.add("machine", guest.machine.machine.word().to_owned());
+    arguments.add("machine", guest.machine.machine.word());
     for (option, value) in settings.accelerator.options() {
-        arguments.add(option, (*value).to_owned());
+        arguments.add(option, *value);
     }
     arguments.add("m", format!("{memory}M"));
     arguments.add("smp", guest.machine.cpus.to_string());
-    arguments.add("display", "none".to_owned());
-    arguments
-        .add("sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned());
+    arguments.add("display", "none");
+    arguments.add("sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
     // A guest that ends is paused until its end is recorded.
-    arguments.add("action", "shutdown=pause,panic=pause,reboot=reset".to_owned());
-    arguments.add("device", "pvpanic".to_owned());
-    arguments.add("qmp", "unix:../qmp.sock,server=on,wait=off".to_owned());
+    arguments.add("action", "shutdown=pause,panic=pause,reboot=reset");
+    arguments.add("device", "pvpanic");
+    arguments.add("qmp", "unix:../qmp.sock,server=on,wait=off");
     // For backups of disks: the first socket serves one client, which watches the guest.
-    arguments.add("qmp", "unix:../backup.sock,server=on,wait=off".to_owned());
+    arguments.add("qmp", "unix:../backup.sock,server=on,wait=off");
     // The first serial port is the output of the process. The second one is for tools in the guest.
-    arguments.add("chardev", "stdio,id=console,signal=off".to_owned());
-    arguments.add("serial", "chardev:console".to_owned());
-    arguments.add("chardev", "socket,id=second,path=../serial.sock,server=on,wait=off".to_owned());
-    arguments.add("serial", "chardev:second".to_owned());
+    arguments.add("chardev", "stdio,id=console,signal=off");
+    arguments.add("serial", "chardev:console");
+    arguments.add("chardev", "socket,id=second,path=../serial.sock,server=on,wait=off");
+    arguments.add("serial", "chardev:second");
     arguments.add_files(settings, guest)?;
     arguments.add_network(guest);
     // Last: the addresses of the other devices do not depend on the number of disks.
@@ -125,22 +125,19 @@ pub(in super::super) fn command_line(
 struct QemuArguments(Vec<String>);
 
 impl QemuArguments {
-    fn add(&mut self, option: &str, value: String) {
-        self.0.extend([format!("-{option}"), value]);
+    fn add(&mut self, option: &str, value: impl Into<String>) {
+        self.0.extend([format!("-{option}"), value.into()]);
     }
 
     /// Adds the files of the image directories.
     fn add_files(&mut self, settings: &QemuSettings, guest: &GuestProcess<'_>) -> Result<(), String> {
         let machine = guest.machine;
         let file = |name: &str| find(&settings.images, name).map(|path| path.display().to_string());
-        if let Some(firmware) = &machine.firmware {
-            self.add("bios", file(firmware)?);
-        }
-        if let Some(kernel) = &machine.kernel {
-            self.add("kernel", file(kernel)?);
-        }
-        if let Some(initrd) = &machine.initrd {
-            self.add("initrd", file(initrd)?);
+        let files = [("bios", &machine.firmware), ("kernel", &machine.kernel), ("initrd", &machine.initrd)];
+        for (option, name) in files {
+            if let Some(name) = name {
+                self.add(option, file(name)?);
+            }
         }
         if let Some(cmdline) = &guest.cmdline {
             self.add("append", cmdline.clone());
@@ -158,7 +155,7 @@ impl QemuArguments {
                 ),
             );
             // Before the disks, which may be bootable too.
-            self.add("device", "virtio-blk-pci,drive=image,bootindex=0".to_owned());
+            self.add("device", "virtio-blk-pci,drive=image,bootindex=0");
         }
         Ok(())
     }
@@ -174,7 +171,7 @@ impl QemuArguments {
             let _ = write!(network, ",hostfwd={protocol}:127.0.0.1:{host}-:{inside}");
         }
         self.add("netdev", network);
-        self.add("device", "virtio-net-pci,netdev=network,romfile=".to_owned());
+        self.add("device", "virtio-net-pci,netdev=network,romfile=");
     }
 
     /// Adds the disk of a volume. Its mount is `/` and its serial number.
@@ -235,13 +232,10 @@ fn find_in(directory: &Path, name: &str) -> Result<PathBuf, Option<String>> {
     let named = directory.join(Path::new(name));
     let shown = named.display();
     let found = directory.canonicalize().and_then(|directory| Ok((directory, named.canonicalize()?)));
-    let (directory, path) = match found {
-        Ok(found) => found,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            let is_link = std::fs::symlink_metadata(&named).is_ok_and(|found| found.is_symlink());
-            return Err(is_link.then(|| format!("{shown} is a link to a missing file")));
-        }
-        Err(error) => return Err(Some(format!("{shown}: {error}"))),
+    let found = if_exists(found).map_err(|error| Some(format!("{shown}: {error}")))?;
+    let Some((directory, path)) = found else {
+        let is_link = std::fs::symlink_metadata(&named).is_ok_and(|found| found.is_symlink());
+        return Err(is_link.then(|| format!("{shown} is a link to a missing file")));
     };
     if !path.starts_with(&directory) {
         return Err(Some(format!("{shown} leads out of the image directory")));

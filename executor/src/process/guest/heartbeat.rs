@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::sync::Mutex;
 
+use super::super::named;
 use super::super::start::search_path;
 use super::command_line::{GuestAccelerator, QemuSettings};
 
@@ -81,7 +82,7 @@ fn run(settings: &QemuSettings) -> io::Result<()> {
     // The program is found as that of guests. Its output is in files: other processes may keep a pipe open.
     command.env_clear().env("PATH", search_path()).stdin(kernel);
     command.stdout(serial.try_clone()?).stderr(errors.try_clone()?);
-    let mut child = command.spawn().map_err(|error| named("cannot run timeout of coreutils", &error))?;
+    let mut child = command.spawn().map_err(named("cannot run timeout of coreutils"))?;
     let until = Instant::now() + Duration::from_secs(u64::from(PATIENCE) + 1);
     let ended = loop {
         match child.try_wait()? {
@@ -111,10 +112,6 @@ fn text(file: &mut File) -> io::Result<String> {
     file.seek(SeekFrom::Start(0))?;
     file.take(LONGEST).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-fn named(what: &str, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
 #[cfg(test)]

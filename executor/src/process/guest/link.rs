@@ -16,6 +16,9 @@ use serde_json::json;
 use super::qmp::{QmpMessage, QmpReader};
 use super::{GuestRecord, GuestStatus};
 
+/// Commands to QEMU whose replies are read.
+const QUERY_NAME: &str = "query-name";
+const QUERY_STATUS: &str = "query-status";
 /// Time from one question for the state to the next.
 const ASK: Duration = Duration::from_secs(5);
 /// Time from one attempt to connect to the next.
@@ -34,30 +37,6 @@ const BOOT: Duration = Duration::from_secs(3);
 /// pause.
 const COUNT_MOST: Duration = Duration::from_mins(5);
 
-/// Command to QEMU.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum QmpCommand {
-    Capabilities,
-    Name,
-    Status,
-    PowerDown,
-    Reset,
-    Quit,
-}
-
-impl QmpCommand {
-    const fn word(self) -> &'static str {
-        match self {
-            QmpCommand::Capabilities => "qmp_capabilities",
-            QmpCommand::Name => "query-name",
-            QmpCommand::Status => "query-status",
-            QmpCommand::PowerDown => "system_powerdown",
-            QmpCommand::Reset => "system_reset",
-            QmpCommand::Quit => "quit",
-        }
-    }
-}
-
 /// Request of the link's holder about the guest's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum EndRequest {
@@ -74,7 +53,7 @@ enum EndRequest {
 #[derive(Debug)]
 pub(in super::super) struct GuestLink {
     /// Number of the process in the record.
-    number: usize,
+    pub(super) number: usize,
     directory: PathBuf,
     /// Name of the guest; another one has another name.
     name: String,
@@ -88,7 +67,7 @@ pub(in super::super) struct GuestLink {
 }
 
 /// Resets that are not in the record yet, and a requested one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ResetCount {
     /// Whether the guest was reset, and that is not counted yet.
     is_pending: bool,
@@ -104,10 +83,6 @@ struct ResetCount {
 }
 
 impl ResetCount {
-    const fn new() -> ResetCount {
-        ResetCount { is_pending: false, requested: None, is_sent: false, last: None, is_line_new: false }
-    }
-
     /// Whether a request was not sent yet.
     const fn is_unsent(&self) -> bool {
         self.requested.is_some() && !self.is_sent
@@ -155,7 +130,7 @@ struct QmpConnection {
     unsent: Vec<u8>,
     next_id: u64,
     /// Commands without reply, and when they were sent.
-    waiting: BTreeMap<u64, (QmpCommand, Instant)>,
+    waiting: BTreeMap<u64, (&'static str, Instant)>,
     /// Time of the connection, until the greeting.
     greeting: Option<Instant>,
     /// Time of the next question for the state; absent until the name is known to be right.
@@ -174,13 +149,8 @@ impl GuestLink {
             connect: (now, CONNECT),
             connected_at: now,
             request: EndRequest::None,
-            resets: ResetCount::new(),
+            resets: ResetCount::default(),
         }
-    }
-
-    /// Number of the guest's process in the record.
-    pub(in super::super) fn number(&self) -> usize {
-        self.number
     }
 
     /// Socket to wait for, if it is connected.
@@ -191,7 +161,7 @@ impl GuestLink {
     /// Time of the next step, if the socket does not become ready.
     pub(in super::super) fn due(&self) -> Instant {
         let Some(connection) = &self.connection else {
-            return self.resets.due().into_iter().chain([self.connect.0]).min().unwrap_or(self.connect.0);
+            return self.resets.due().map_or(self.connect.0, |at| at.min(self.connect.0));
         };
         let press = match self.request {
             EndRequest::PowerDown(at) if connection.ask.is_some() => Some(at),
@@ -251,16 +221,16 @@ impl GuestLink {
             if connection.ask.is_some() {
                 if self.resets.is_unsent() {
                     self.resets.is_sent = true;
-                    connection.send(QmpCommand::Reset, now);
+                    connection.send("system_reset", now);
                 }
                 match self.request {
                     EndRequest::PowerDown(at) if now >= at => {
                         self.request = EndRequest::PowerDown(now + PRESS);
-                        connection.send(QmpCommand::PowerDown, now);
+                        connection.send("system_powerdown", now);
                     }
                     EndRequest::Quit => {
                         self.request = EndRequest::Quitting;
-                        connection.send(QmpCommand::Quit, now);
+                        connection.send("quit", now);
                     }
                     _ => {}
                 }
@@ -297,11 +267,11 @@ impl QmpConnection {
         }
     }
 
-    fn send(&mut self, command: QmpCommand, now: Instant) {
+    fn send(&mut self, command: &'static str, now: Instant) {
         let id = self.next_id;
         self.next_id += 1;
         self.waiting.insert(id, (command, now));
-        let text = json!({ "execute": command.word(), "id": id });
+        let text = json!({ "execute": command, "id": id });
         self.unsent.extend_from_slice(text.to_string().as_bytes());
         self.unsent.push(b'\n');
     }
@@ -345,11 +315,11 @@ impl QmpConnection {
             // As of a stopped QEMU, or of one whose socket has another client.
             record.status = GuestStatus::Unreachable;
         }
-        let is_asked = self.waiting.values().any(|(command, _)| *command == QmpCommand::Status);
+        let is_asked = self.waiting.values().any(|(command, _)| *command == QUERY_STATUS);
         if self.ask.is_some_and(|at| now >= at) {
             self.ask = Some(now + ASK);
             if !is_asked {
-                self.send(QmpCommand::Status, now);
+                self.send(QUERY_STATUS, now);
             }
         }
         Ok(())
@@ -366,8 +336,8 @@ impl QmpConnection {
         match message {
             QmpMessage::Greeting(_) => {
                 self.greeting = None;
-                self.send(QmpCommand::Capabilities, now);
-                self.send(QmpCommand::Name, now);
+                self.send("qmp_capabilities", now);
+                self.send(QUERY_NAME, now);
             }
             QmpMessage::Event(event) => {
                 record.note_event(&event);
@@ -381,11 +351,11 @@ impl QmpConnection {
             }
             QmpMessage::Reply(id, result) => {
                 match (self.waiting.remove(&id).map(|(command, _)| command), result) {
-                    (Some(QmpCommand::Name), Ok(found)) if found["name"] == name => self.ask = Some(now),
-                    (Some(QmpCommand::Name), _) => {
+                    (Some(QUERY_NAME), Ok(found)) if found["name"] == name => self.ask = Some(now),
+                    (Some(QUERY_NAME), _) => {
                         return Err(io::Error::other("the control socket is that of another guest"));
                     }
-                    (Some(QmpCommand::Status), Ok(found)) => {
+                    (Some(QUERY_STATUS), Ok(found)) => {
                         let runs = found["running"].as_bool().unwrap_or_default();
                         record.note_status(found["status"].as_str().unwrap_or_default(), runs);
                     }

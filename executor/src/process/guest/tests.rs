@@ -15,7 +15,7 @@ use super::qmp::{QmpMessage, QmpReader};
 use super::*;
 
 fn record() -> GuestRecord {
-    GuestRecord::begin("i/app".into())
+    GuestRecord::begin("i/app".into(), None)
 }
 
 #[test]
@@ -403,8 +403,7 @@ fn an_awaited_line_counts_until_a_reset_and_is_never_missed() {
             session.say(&reset);
         }
     });
-    let mut guest = record();
-    guest.await_line(Some("login:"));
+    let mut guest = GuestRecord::begin("i/app".into(), Some("login:"));
     advance_until(&mut link, &mut guest, |guest| guest.status == GuestStatus::Running);
     assert!(guest.awaits_line(), "it was not written yet");
     guest.note_line(true);

@@ -48,9 +48,9 @@ impl GuestWatch {
     /// Notes in the record what QEMU has sent. Returns whether the record must be written now.
     pub(in super::super) fn advance(&mut self, record: &mut ProcessesFile) -> bool {
         let processes = &mut record.processes;
-        self.links.retain(|link| processes.get(link.number()).is_some_and(|process| process.end.is_none()));
+        self.links.retain(|link| processes.get(link.number).is_some_and(|process| process.end.is_none()));
         for link in &mut self.links {
-            let guest = processes.get_mut(link.number()).and_then(|process| process.guest.as_mut());
+            let guest = processes.get_mut(link.number).and_then(|process| process.guest.as_mut());
             let Some(guest) = guest else { continue };
             let before = guest.clone();
             link.advance(guest);
@@ -61,14 +61,22 @@ impl GuestWatch {
         self.unwritten.is_some_and(|at| Instant::now() >= at)
     }
 
-    /// Notes in the record that the guest of a process has written the awaited text. Returns whether the record has changed.
-    pub(in super::super) fn note_line(&mut self, record: &mut ProcessesFile, number: usize) -> bool {
-        let guest = record.processes.get_mut(number).and_then(|process| process.guest.as_mut());
-        let link = self.links.iter_mut().find(|link| link.number() == number);
-        let (Some(guest), Some(link)) = (guest, link) else { return false };
-        link.note_line();
-        let is_new = guest.awaits_line();
-        guest.note_line(true);
+    /// Notes in the record that the guests of these processes have written the awaited text. Returns whether the record has
+    /// changed.
+    pub(in super::super) fn note_lines(
+        &mut self,
+        record: &mut ProcessesFile,
+        found: impl Iterator<Item = usize>,
+    ) -> bool {
+        let mut is_new = false;
+        for number in found {
+            let guest = record.processes.get_mut(number).and_then(|process| process.guest.as_mut());
+            let link = self.links.iter_mut().find(|link| link.number == number);
+            let (Some(guest), Some(link)) = (guest, link) else { continue };
+            link.note_line();
+            is_new |= guest.awaits_line();
+            guest.note_line(true);
+        }
         is_new
     }
 
@@ -85,7 +93,7 @@ impl GuestWatch {
     /// Resets each guest that was not reset for this or a higher revision.
     pub(in super::super) fn reset(&mut self, record: &ProcessesFile, revision: u32) {
         for link in &mut self.links {
-            let guest = record.processes.get(link.number()).and_then(|process| process.guest.as_ref());
+            let guest = record.processes.get(link.number).and_then(|process| process.guest.as_ref());
             if guest.is_some_and(|guest| guest.end.is_none() && guest.reset_revision < revision) {
                 link.reset(revision);
             }
@@ -95,7 +103,7 @@ impl GuestWatch {
     /// Ends the QEMU of each guest whose end is written, and presses the power button of the others.
     pub(in super::super) fn end(&mut self, record: &ProcessesFile) {
         for link in &mut self.links {
-            let guest = record.processes.get(link.number()).and_then(|process| process.guest.as_ref());
+            let guest = record.processes.get(link.number).and_then(|process| process.guest.as_ref());
             let has_ended = guest.is_some_and(|guest| guest.end.is_some());
             if has_ended && self.unwritten.is_none() { link.quit() } else { link.power_down() }
         }

@@ -92,35 +92,34 @@ fn boot(machine: Option<&str>) -> BootId {
 #[test]
 fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
     use ProcessEndCause::{Asked, GoingDown, Itself};
-    use RebootAction::{Reattach, Restart};
     use RestartPolicy::{Always, Never, OnFailure};
     use TargetGoal::{Down, Removed, Up};
     const RUNS: &[Option<ProcessEndCause>] = &[None, None];
     let ended = || StartPhase::Ended { exit: IncarnationExit::Clean };
     let failed = || StartPhase::Failed { message: "no".into(), retry: RetryClass::Retryable };
     let cases = [
-        // Goal, rule, boot of the record, phase, ends, action, reason.
-        (Up, Always, "then", StartPhase::Started, RUNS, Restart, "it ran, and the reboot alone ended it"),
-        (Up, Always, "then", StartPhase::Recorded, RUNS, Restart, "it may have run"),
-        (Up, Always, "then", StartPhase::Again, RUNS, Restart, "another reboot before the restart"),
-        (Up, Always, "now", StartPhase::Again, RUNS, Restart, "a crash before the restart"),
-        (Up, Always, "now", StartPhase::Started, RUNS, Reattach, "there was no reboot"),
-        (Up, Always, "now", StartPhase::Recorded, RUNS, Reattach, "there was no reboot"),
-        (Up, OnFailure, "then", StartPhase::Started, RUNS, Reattach, "its plan has another rule"),
-        (Up, Never, "then", StartPhase::Started, RUNS, Reattach, "its plan has the rule never"),
-        (Up, Never, "now", StartPhase::Again, RUNS, Reattach, "its plan now has the rule never"),
-        (Down, Always, "then", StartPhase::Started, RUNS, Reattach, "it was being stopped"),
-        (Removed, Always, "then", StartPhase::Started, RUNS, Reattach, "it was being removed"),
-        (Down, Always, "now", StartPhase::Again, RUNS, Reattach, "it was stopped meanwhile"),
-        (Up, Always, "then", ended(), RUNS, Reattach, "it had ended"),
-        (Up, Always, "then", failed(), RUNS, Reattach, "it had never run"),
+        // Goal, rule, boot of the record, phase, ends, whether it is restarted, reason.
+        (Up, Always, "then", StartPhase::Started, RUNS, true, "it ran, and the reboot alone ended it"),
+        (Up, Always, "then", StartPhase::Recorded, RUNS, true, "it may have run"),
+        (Up, Always, "then", StartPhase::Again, RUNS, true, "another reboot before the restart"),
+        (Up, Always, "now", StartPhase::Again, RUNS, true, "a crash before the restart"),
+        (Up, Always, "now", StartPhase::Started, RUNS, false, "there was no reboot"),
+        (Up, Always, "now", StartPhase::Recorded, RUNS, false, "there was no reboot"),
+        (Up, OnFailure, "then", StartPhase::Started, RUNS, false, "its plan has another rule"),
+        (Up, Never, "then", StartPhase::Started, RUNS, false, "its plan has the rule never"),
+        (Up, Never, "now", StartPhase::Again, RUNS, false, "its plan now has the rule never"),
+        (Down, Always, "then", StartPhase::Started, RUNS, false, "it was being stopped"),
+        (Removed, Always, "then", StartPhase::Started, RUNS, false, "it was being removed"),
+        (Down, Always, "now", StartPhase::Again, RUNS, false, "it was stopped meanwhile"),
+        (Up, Always, "then", ended(), RUNS, false, "it had ended"),
+        (Up, Always, "then", failed(), RUNS, false, "it had never run"),
         (
             Up,
             Always,
             "then",
             StartPhase::Started,
             &[Some(Itself), None],
-            Reattach,
+            false,
             "it was ending automatically",
         ),
         (
@@ -129,17 +128,17 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
             "then",
             StartPhase::Started,
             &[Some(Itself), Some(Asked)],
-            Reattach,
+            false,
             "it had ended automatically",
         ),
-        (Up, Always, "then", StartPhase::Recorded, &[Some(Asked), None], Reattach, "its start was failing"),
+        (Up, Always, "then", StartPhase::Recorded, &[Some(Asked), None], false, "its start was failing"),
         (
             Up,
             Always,
             "then",
             StartPhase::Started,
             &[Some(GoingDown), None],
-            Restart,
+            true,
             "the machine was going down",
         ),
         (
@@ -148,7 +147,7 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
             "then",
             StartPhase::Started,
             &[Some(Asked), Some(GoingDown)],
-            Restart,
+            true,
             "its sibling ended with the machine",
         ),
         (
@@ -157,28 +156,33 @@ fn what_was_cut_off_and_is_always_to_run_is_started_again_where_it_ran() {
             "then",
             StartPhase::Started,
             &[Some(GoingDown), Some(Itself)],
-            Reattach,
+            false,
             "one process ended before the machine",
         ),
-        (Up, Always, "now", StartPhase::Started, &[Some(GoingDown)], Reattach, "the machine did not go down"),
+        (Up, Always, "now", StartPhase::Started, &[Some(GoingDown)], false, "the machine did not go down"),
     ];
     for (aim, rule, recorded, phase, ends, then, because) in cases {
         let record = record(recorded, Some("here"), phase, ends);
         let wanted = wanted(aim, rule);
-        let action = next(Some(&wanted), None, &record, &boot(Some("here")));
-        assert_eq!(action, then, "{because}: {aim:?} {rule} {record:?}");
+        let is_restarted = must_restart(Some(&wanted), None, &record, &boot(Some("here")));
+        assert_eq!(is_restarted, then, "{because}: {aim:?} {rule} {record:?}");
     }
     let wanted = wanted(Up, Always);
     let on = |tombstone: Option<u32>, from: Option<&str>, here: Option<&str>| {
         let record = record("then", from, StartPhase::Started, RUNS);
-        next(Some(&wanted), tombstone.map(|revision| TombstoneFile { revision }), &record, &boot(here))
+        must_restart(
+            Some(&wanted),
+            tombstone.map(|revision| TombstoneFile { revision }),
+            &record,
+            &boot(here),
+        )
     };
     let here = Some("here");
-    assert_eq!(on(Some(2), here, here), Restart, "the tombstone covers lower revisions only");
-    assert_eq!(on(Some(3), here, here), Reattach, "the tombstone covers it");
-    assert_eq!(on(None, Some("elsewhere"), here), Reattach, "this is a copy: the original may run");
-    assert_eq!(on(None, None, here), Reattach, "the recorded machine is unknown");
-    assert_eq!(on(None, None, None), Reattach, "this may be any machine");
+    assert!(on(Some(2), here, here), "the tombstone covers lower revisions only");
+    assert!(!on(Some(3), here, here), "the tombstone covers it");
+    assert!(!on(None, Some("elsewhere"), here), "this is a copy: the original may run");
+    assert!(!on(None, None, here), "the recorded machine is unknown");
+    assert!(!on(None, None, None), "this may be any machine");
     let record = record("then", here, StartPhase::Started, RUNS);
-    assert_eq!(next(None, None, &record, &boot(here)), Reattach, "the spec is unknown");
+    assert!(!must_restart(None, None, &record, &boot(here)), "the spec is unknown");
 }

@@ -34,16 +34,11 @@ impl IncarnationReconciler {
     pub(super) fn loss_of_directory(&self) -> io::Result<Option<DirectoryLoss>> {
         let Some(record) = &self.record else { return Ok(None) };
         let found = FileId::of(self.incarnation_directory.path())?;
-        Ok(match found {
-            None => Some(DirectoryLoss::Removed),
-            Some(_)
-                if !record.is_over()
-                    && record.origin(found, &self.shared.boot) == RecordOrigin::Elsewhere =>
-            {
-                Some(DirectoryLoss::Replaced)
-            }
-            Some(_) => None,
-        })
+        if found.is_none() {
+            return Ok(Some(DirectoryLoss::Removed));
+        }
+        let is_elsewhere = record.origin(found, &self.shared.boot) == RecordOrigin::Elsewhere;
+        Ok((!record.is_over() && is_elsewhere).then_some(DirectoryLoss::Replaced))
     }
 
     /// Handles a change of the directory or its files.
@@ -62,10 +57,7 @@ impl IncarnationReconciler {
                 match &mut self.hold {
                     LockHolder::Supervisor(socket) => socket.lose(loss),
                     LockHolder::Unsupervised(unsupervised) => unsupervised.end(Duration::ZERO),
-                    LockHolder::None
-                    | LockHolder::Unknown
-                    | LockHolder::Executor(_)
-                    | LockHolder::RestartPending(..) => {}
+                    _ => {}
                 }
             }
         }
@@ -88,10 +80,7 @@ impl IncarnationReconciler {
                 }
                 unsupervised.check_lock()?;
             }
-            LockHolder::None
-            | LockHolder::Unknown
-            | LockHolder::Executor(_)
-            | LockHolder::RestartPending(..) => {}
+            _ => {}
         }
         Ok(())
     }
@@ -146,9 +135,9 @@ impl IncarnationReconciler {
         if record.is_over() {
             return Ok(LockHolder::None);
         }
-        let output = self.wanted.as_ref().map(|wanted| wanted.output).unwrap_or_default();
+        let directory = self.incarnation_directory.clone();
         let mut unsupervised =
-            UnsupervisedProcesses::adopt(None, self.incarnation_directory.clone(), output, record, boot)?;
+            UnsupervisedProcesses::adopt(None, directory, self.wanted.as_ref(), record, boot)?;
         unsupervised.end(Duration::ZERO);
         Ok(LockHolder::Unsupervised(Box::new(unsupervised)))
     }
@@ -156,18 +145,12 @@ impl IncarnationReconciler {
     /// Makes the directory again with the end in it, once nothing is left.
     pub(super) fn conclude_lost(&mut self, rest: Option<&RemainingProcesses>) -> io::Result<()> {
         let (Some(loss), Some(record)) = (self.lost, &mut self.record) else { return Ok(()) };
-        match &self.hold {
-            LockHolder::Unsupervised(_) if rest == Some(&RemainingProcesses::Nothing) => {}
-            LockHolder::Unsupervised(_) => return Ok(()),
-            LockHolder::None
-            | LockHolder::Unknown
-            | LockHolder::Executor(_)
-            | LockHolder::RestartPending(..)
-            | LockHolder::Supervisor(_) => {
-                if !record.is_over() {
-                    return Ok(());
-                }
-            }
+        let is_over = match &self.hold {
+            LockHolder::Unsupervised(_) => rest == Some(&RemainingProcesses::Nothing),
+            _ => record.is_over(),
+        };
+        if !is_over {
+            return Ok(());
         }
         if !record.is_over() {
             record.phase = how_it_ended(record, loss, self.wanted.as_ref().map(|wanted| wanted.order.aim));

@@ -1,41 +1,33 @@
 //! Purging of an incarnation.
 
 use std::io;
-
-use tokio::runtime::Handle;
+use std::ops::ControlFlow;
 
 use super::super::incarnation_dir::remove_groups;
 use super::super::lock_holder::LockHolder;
 use super::super::removal;
-use super::{IncarnationReconciler, ReconcilerFlow, RemovalDebt};
+use super::{IncarnationReconciler, RemovalDebt};
 use crate::state_file;
 
 impl IncarnationReconciler {
     /// Deletes everything that is stored of an ended incarnation. A directory that cannot be removed is a
     /// debt, which is retried. It is not reported: that would bring the same command again immediately.
-    pub(super) fn forget(&mut self) -> ReconcilerFlow {
-        let over = match &self.hold {
-            LockHolder::None | LockHolder::Executor(_) => true,
-            LockHolder::Unknown
-            | LockHolder::Unsupervised(_)
-            | LockHolder::RestartPending(..)
-            | LockHolder::Supervisor(_) => false,
-        };
-        if !over {
+    pub(super) fn forget(&mut self) -> ControlFlow<()> {
+        if !matches!(self.hold, LockHolder::None | LockHolder::Executor(_)) {
             tracing::error!(incarnation = %self.incarnation, "cannot purge incarnation: not ended");
             self.debt = None;
             self.shown = None;
             self.settle();
-            return ReconcilerFlow::GoOn;
+            return ControlFlow::Continue(());
         }
         match self.drop_directory() {
             Ok(()) => {
                 self.shared.board.clear(self.incarnation.into());
-                ReconcilerFlow::Over
+                ControlFlow::Break(())
             }
             Err(error) => {
                 RemovalDebt::note(&mut self.debt, self.incarnation_directory.path(), &error);
-                ReconcilerFlow::GoOn
+                ControlFlow::Continue(())
             }
         }
     }
@@ -49,7 +41,7 @@ impl IncarnationReconciler {
         state_file::make_directory(&forgotten)?;
         let moved = forgotten.join(self.incarnation.to_string());
         removal::relocate(self.incarnation_directory.path(), &moved)?;
-        self.shared.clear_forgotten(&Handle::current(), self.incarnation, moved);
+        self.shared.clear_forgotten(self.incarnation, moved);
         Ok(())
     }
 }

@@ -23,13 +23,8 @@ const CHECK: Duration = Duration::from_secs(15);
 /// Delay before a check is repeated, if a process could not be read or no guest runs on the accelerator.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// Permission to start now.
-enum LeaveToStart {
-    /// Permit for a concurrent start, and the lock that keeps volumes from being destroyed.
-    Given(OwnedSemaphorePermit, Option<OwnedMutexGuard<()>>),
-    /// No answer from the disk of volumes, or from a process that may use one.
-    Late,
-}
+/// Permit for a concurrent start now, and the lock that keeps volumes from being destroyed.
+type StartLeave = (OwnedSemaphorePermit, Option<OwnedMutexGuard<()>>);
 
 impl IncarnationReconciler {
     /// Records the target, then carries out the step. Tombstones are left to `conclude`.
@@ -42,18 +37,17 @@ impl IncarnationReconciler {
         if let (ReconcileStep::Start, Some(parent)) = (step, &self.shared.cgroup) {
             parent.warm_up();
         }
-        let leave = if *step == ReconcileStep::Start {
-            Some(self.leave_to_start(spec.as_ref()).await?)
-        } else {
-            None
-        };
-        if let Some(LeaveToStart::Late) = leave {
-            tracing::warn!(incarnation = %self.incarnation, "cannot check volumes now, start put off");
-            return Ok(WorkProgress::PutOff);
+        let mut leave = None;
+        if *step == ReconcileStep::Start {
+            leave = self.leave_to_start(spec.as_ref()).await?;
+            if leave.is_none() {
+                tracing::warn!(incarnation = %self.incarnation, "cannot check volumes now, start put off");
+                return Ok(WorkProgress::PutOff);
+            }
         }
         self.write(step, order, spec.as_ref())?;
         self.shown = None;
-        if let Some(LeaveToStart::Given(permit, using)) = leave {
+        if let Some((permit, using)) = leave {
             drop(using);
             self.spawn(permit)?;
             return Ok(WorkProgress::Begun);
@@ -67,24 +61,8 @@ impl IncarnationReconciler {
                     unsupervised.reset(record, order.revision);
                 }
             }
-            // A pending restart is cancelled by `conclude_again`.
-            (
-                ReconcileStep::Stop(_) | ReconcileStep::Reboot,
-                LockHolder::None
-                | LockHolder::Unknown
-                | LockHolder::Executor(_)
-                | LockHolder::RestartPending(..),
-            ) => {}
-            // Processes are never changed.
-            (
-                ReconcileStep::Start
-                | ReconcileStep::Adopt
-                | ReconcileStep::WriteTombstone
-                | ReconcileStep::ReportAgain
-                | ReconcileStep::Refuse(..)
-                | ReconcileStep::Change,
-                _,
-            ) => {}
+            // A pending restart is cancelled by `conclude_again`, and processes are never changed.
+            _ => {}
         }
         Ok(WorkProgress::Begun)
     }
@@ -123,31 +101,32 @@ impl IncarnationReconciler {
     }
 
     /// Waits for permission to start. Mounted volumes are checked, and none of them is destroyed while the
-    /// guard lives. If their disk does not answer, returns `Late`, so that later targets are handled.
-    async fn leave_to_start(&self, spec: Option<&ObjectSpec>) -> io::Result<LeaveToStart> {
+    /// guard lives. Returns `None`, so that later targets are handled, if their disk does not answer, or a process
+    /// that may use one.
+    async fn leave_to_start(&self, spec: Option<&ObjectSpec>) -> io::Result<Option<StartLeave>> {
         self.check_accelerator().await?;
         let spec = spec.and_then(ObjectSpec::incarnation);
         let permit = self.shared.starts_of(spec).acquire_owned();
         let Some(spec) = spec.filter(|spec| volumes::mounts_any(spec)) else {
-            return Ok(LeaveToStart::Given(permit.await.map_err(io::Error::other)?, None));
+            return Ok(Some((permit.await.map_err(io::Error::other)?, None)));
         };
         let turn = async { (permit.await, self.shared.using.clone().lock_owned().await) };
-        let Ok((permit, using)) = timeout(ANSWER, turn).await else { return Ok(LeaveToStart::Late) };
+        let Ok((permit, using)) = timeout(ANSWER, turn).await else { return Ok(None) };
         let (shared, spec, incarnation) = (self.shared.clone(), spec.clone(), self.incarnation);
         // A check that hangs keeps the guard after its timeout.
         let check = move || volumes::check(&shared, &spec, incarnation).map(|()| using);
         let checking = self.shared.volume_threads.spawn_blocking(check);
-        let Ok(checked) = timeout(CHECK, checking).await else { return Ok(LeaveToStart::Late) };
+        let Ok(checked) = timeout(CHECK, checking).await else { return Ok(None) };
         let using = match checked.map_err(io::Error::other)? {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 tracing::warn!(%error, incarnation = %self.incarnation, "cannot check volumes, retrying");
                 drop(permit);
                 sleep(AGAIN).await;
-                return Ok(LeaveToStart::Late);
+                return Ok(None);
             }
             using => using?,
         };
-        Ok(LeaveToStart::Given(permit.map_err(io::Error::other)?, Some(using)))
+        Ok(Some((permit.map_err(io::Error::other)?, Some(using))))
     }
 
     /// Checks that guests run on the accelerator, if the incarnations are virtual machines.
@@ -178,11 +157,9 @@ impl IncarnationReconciler {
     fn spawn(&mut self, permit: OwnedSemaphorePermit) -> io::Result<()> {
         let child = lock_holder::spawn_supervisor(&self.incarnation_directory, &self.shared.program)?;
         self.starting = true;
-        self.hold = LockHolder::Supervisor(SupervisorSocket::new(
-            self.incarnation_directory.clone(),
-            Some(child),
-            Some(StartPermit::new(permit)),
-        ));
+        let start = Some(StartPermit::new(permit));
+        let socket = SupervisorSocket::new(self.incarnation_directory.clone(), Some(child), start);
+        self.hold = LockHolder::Supervisor(Box::new(socket));
         Ok(())
     }
 
@@ -214,7 +191,7 @@ impl IncarnationReconciler {
         let mut processes = record.processes.clone();
         for process in &mut processes {
             process.end = None;
-            process.guest = process.guest.take().map(|guest| GuestRecord::begin(guest.name));
+            process.guest = process.guest.take().map(|guest| GuestRecord::begin(guest.name, None));
         }
         let directory = FileId::of(self.incarnation_directory.path())?;
         let record = ProcessesFile {

@@ -43,11 +43,8 @@ impl IncarnationReconciler {
         let this = Some((order.revision, order.attempt));
         if order.aim != TargetGoal::Up && self.doubted != this {
             self.doubted = this;
-            self.refuse(
-                order.revision,
-                format!("cannot prove end of incarnation: {why}"),
-                RetryClass::Retryable,
-            );
+            let message = format!("cannot prove end of incarnation: {why}");
+            self.refuse(order.revision, message, RetryClass::Retryable);
         }
     }
 

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use chancery_events::observation::{IncarnationExit, ProcessStatus};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, wait};
 
-use super::super::cgroup::{self, GroupPopulation, IncarnationCgroup, LimitHits};
+use super::super::cgroup::{self, IncarnationCgroup, LimitHits};
 use super::super::identity::{ProcStat, ProcessHandle, descendants};
 use super::super::incarnation_dir::{ProcessEnd, ProcessEndCause, StartPhase, StartedProcess, remove_groups};
 use super::super::log::log;
+use super::super::proof::RemainingProcesses;
 use super::super::sweeps::SweepDelay;
 use super::super::trampoline::ExecFailure;
 use super::super::{output, reboot, supervisor_protocol};
@@ -58,10 +59,10 @@ impl UnreadGroup {
 }
 
 /// Returns whether the control group may contain descendants, after `wait` has reported no child.
-fn left_behind(populated: Option<&GroupPopulation>) -> DescendantsLeft {
+fn left_behind(populated: Option<&RemainingProcesses>) -> DescendantsLeft {
     match populated {
-        Some(GroupPopulation::Yes | GroupPopulation::Unknown(_)) => DescendantsLeft::InGroup,
-        Some(GroupPopulation::No) | None => DescendantsLeft::None,
+        Some(RemainingProcesses::Something | RemainingProcesses::Unknown(_)) => DescendantsLeft::InGroup,
+        Some(RemainingProcesses::Nothing) | None => DescendantsLeft::None,
     }
 }
 
@@ -83,14 +84,14 @@ impl Supervisor {
         let populated = if left == DescendantsLeft::None { populated() } else { None };
         let left = if left == DescendantsLeft::None { left_behind(populated.as_ref()) } else { left };
         match populated {
-            Some(GroupPopulation::Unknown(why)) => {
+            Some(RemainingProcesses::Unknown(why)) => {
                 if self.unread.as_ref().is_none_or(|unread| unread.why != why) {
                     log(format_args!("cannot record end: control group unreadable: {why}"));
                 }
                 let since = self.unread.take().map_or_else(Instant::now, |unread| unread.since);
                 self.unread = Some(UnreadGroup { why, since });
             }
-            Some(GroupPopulation::Yes | GroupPopulation::No) | None => self.unread = None,
+            Some(RemainingProcesses::Something | RemainingProcesses::Nothing) | None => self.unread = None,
         }
         if news {
             // A program that was not executed has not ended unrequested.
@@ -189,8 +190,8 @@ impl Supervisor {
             return;
         }
         self.record.phase = match (self.failure.take(), self.start, self.lost) {
-            (Some(ExecFailure { message, retry: retry_class }), StartReason::Order, _) => {
-                StartPhase::Failed { message, retry: retry_class }
+            (Some(ExecFailure { message, retry }), StartReason::Order, _) => {
+                StartPhase::Failed { message, retry }
             }
             (Some(ExecFailure { message, .. }), StartReason::Reboot, _) => {
                 StartPhase::Ended { exit: IncarnationExit::Failed { reason: reboot::not_again(message) } }
@@ -199,7 +200,9 @@ impl Supervisor {
                 StartPhase::Ended { exit: IncarnationExit::Failed { reason: loss.to_string() } }
             }
             (None, _, None) => {
-                StartPhase::Ended { exit: self.record.exit_with(|process| self.last_words(process)) }
+                let errors = |process: &StartedProcess| self.directory.file(&process.outputs()[1]);
+                let exit = self.record.exit_with(|process| output::last_line(&errors(process)));
+                StartPhase::Ended { exit }
             }
         };
         self.record_end();
@@ -208,17 +211,10 @@ impl Supervisor {
         let _ = std::fs::remove_file("supervisor.sock");
     }
 
-    /// Returns the last line that a process wrote to its standard error.
-    fn last_words(&self, process: &StartedProcess) -> Option<String> {
-        let [_, errors] = process.outputs();
-        output::last_line(&self.directory.file(&errors))
-    }
-
     fn is_going_down(&self) -> bool {
         let mut ends = self.record.processes.iter().filter_map(|process| process.end.as_ref());
-        let is_guest_over = self.record.has_ended_guest();
         !self.is_to_end
-            && !is_guest_over
+            && !self.record.has_ended_guest()
             && self.lost.is_none()
             && ends.any(|end| end.cause == ProcessEndCause::GoingDown)
     }
@@ -245,9 +241,9 @@ mod tests {
     fn an_end_is_recorded_only_where_the_group_is_known_to_be_empty() {
         for (populated, wanted) in [
             (None, DescendantsLeft::None),
-            (Some(GroupPopulation::No), DescendantsLeft::None),
-            (Some(GroupPopulation::Yes), DescendantsLeft::InGroup),
-            (Some(GroupPopulation::Unknown("no descriptors".into())), DescendantsLeft::InGroup),
+            (Some(RemainingProcesses::Nothing), DescendantsLeft::None),
+            (Some(RemainingProcesses::Something), DescendantsLeft::InGroup),
+            (Some(RemainingProcesses::Unknown("no descriptors".into())), DescendantsLeft::InGroup),
         ] {
             assert_eq!(left_behind(populated.as_ref()), wanted, "{populated:?}");
         }

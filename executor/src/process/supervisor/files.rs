@@ -105,13 +105,8 @@ impl Supervisor {
 
     /// Ensures that the record on disk equals the record in memory.
     fn check_record(&self) {
-        let stands = match self.directory.read::<ProcessesFile>(FileAccess::Owner) {
-            Ok(stands) => stands,
-            Err(error) => {
-                log(format_args!("{error}"));
-                None
-            }
-        };
+        let read = self.directory.read::<ProcessesFile>(FileAccess::Owner);
+        let stands = read.inspect_err(|error| log(format_args!("{error}"))).ok().flatten();
         // Before the first write there are no processes.
         if stands.as_ref() != Some(&self.record) && !self.record.processes.is_empty() {
             log(format_args!("record differs from what was written, rewriting"));

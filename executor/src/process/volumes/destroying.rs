@@ -42,16 +42,8 @@ impl VolumeReconciler {
         let shared = self.shared.clone();
         let was = self.is;
         let _using = shared.using.lock().await;
-        let kept = match self.kept() {
-            Some(kept) => VolumeFile { order, spec, ..kept.clone() },
-            None => VolumeFile {
-                volume: self.volume,
-                order,
-                spec,
-                form: self.form(),
-                phase: VolumePhase::Accepted,
-            },
-        };
+        let phase = self.kept().map_or(VolumePhase::Accepted, |kept| kept.phase.clone());
+        let kept = VolumeFile { volume: self.volume, order, spec, form: self.form(), phase };
         if !self.kept().is_some_and(|kept| kept.order.aim == TargetGoal::Removed) {
             if let Some((_, user)) =
                 users::user(&shared, &BTreeMap::from([(self.volume, self.directory.clone())]), None)?

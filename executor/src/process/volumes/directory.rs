@@ -10,7 +10,7 @@ use chancery_events::protocol::{ObjectSpec, VolumeSpec};
 use serde::{Deserialize, Serialize};
 
 use super::super::entries;
-use super::super::integrity::FileId;
+use super::super::integrity::{FileId, if_exists};
 use super::disk::{self, ContentForm};
 use crate::executor_store::{
     CommandRecord, DirectoryStore, ExecutorStore as _, ObjectDirectory, ObjectStore, StoreRecord,
@@ -241,13 +241,7 @@ impl VolumeDirectory {
 
     /// Whether the directory of the content exists.
     pub(super) fn has_data(&self) -> io::Result<bool> {
-        match std::fs::symlink_metadata(self.data()) {
-            Ok(metadata) => Ok(metadata.is_dir()),
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                Ok(false)
-            }
-            Err(error) => Err(error),
-        }
+        Ok(if_exists(std::fs::symlink_metadata(self.data()))?.is_some_and(|found| found.is_dir()))
     }
 }
 

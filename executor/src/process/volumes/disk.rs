@@ -17,10 +17,9 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::path::{Path, PathBuf};
 
 use chancery_events::id::VolumeId;
-use chancery_events::observation::RetryClass;
 use serde::{Deserialize, Serialize};
 
-use super::super::trampoline::{ExecFailure, retry_class};
+use super::super::trampoline::ExecFailure;
 use super::users;
 use crate::state_file::{if_found, open_plain};
 
@@ -78,20 +77,15 @@ pub(super) fn remove_unused(data: &Path) -> io::Result<()> {
 
 /// Returns the path of a volume's disk, if a guest may use it.
 pub(in super::super) fn disk(volumes: &Path, volume: VolumeId) -> Result<PathBuf, ExecFailure> {
-    let never = |reason: String| ExecFailure {
-        message: format!("cannot use volume {volume} as a disk: {reason}"),
-        retry: RetryClass::Permanent,
-    };
-    let (directory, kept) = users::usable(volumes, volume)
-        .map_err(|message| ExecFailure { message, retry: RetryClass::Retryable })?;
+    let never =
+        |reason: String| ExecFailure::permanent(format!("cannot use volume {volume} as a disk: {reason}"));
+    let (directory, kept) = users::usable(volumes, volume).map_err(ExecFailure::retryable)?;
     if kept.form != ContentForm::Disk {
         return Err(never(format!("{} was made for processes", directory.data().display())));
     }
     let disk = path(&directory.data());
-    let found = std::fs::symlink_metadata(&disk).map_err(|error| ExecFailure {
-        message: format!("cannot read disk {}: {error}", disk.display()),
-        retry: retry_class(&error),
-    })?;
+    let found = std::fs::symlink_metadata(&disk)
+        .map_err(ExecFailure::of(format!("cannot read disk {}", disk.display())))?;
     let capacity = kept.spec.map(|spec| spec.capacity);
     match (found.is_file(), capacity) {
         (true, Some(capacity)) if found.len() == capacity => Ok(disk),

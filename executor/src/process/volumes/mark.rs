@@ -5,11 +5,12 @@
 //! lost, and none is made.
 
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
+use super::super::lock;
 use crate::locked_directory::random;
 use crate::state_file::{self, FileAccess};
 
@@ -46,8 +47,8 @@ pub(super) fn missing(root: &Path) -> io::Result<Option<String>> {
 pub(super) fn make(root: &Path) -> io::Result<()> {
     /// Lock for the first volumes, which several threads may make concurrently.
     static MAKING: Mutex<()> = Mutex::new(());
-    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    let (ours, theirs): (PathBuf, PathBuf) = (root.join(NAME), super::root(root).join(NAME));
+    let _making = lock(&MAKING);
+    let (ours, theirs) = (root.join(NAME), super::root(root).join(NAME));
     if state_file::read::<RootMarkerFile>(&ours, FileAccess::Owner)?.is_some() {
         return Ok(());
     }

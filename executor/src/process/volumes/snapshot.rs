@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use chancery_events::id::VolumeId;
@@ -22,10 +22,10 @@ use chancery_events::observation::RetryClass;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
 use tokio::time::timeout;
 
-use super::super::guest::{self, BackupResult};
+use super::super::guest;
 use super::super::incarnation_dir::{IncarnationDirectory, ProcessesFile, StartedProcess};
 use super::super::integrity::FileId;
-use super::super::{ProcessShared, removal};
+use super::super::{ProcessShared, lock, removal};
 use super::VolumeReconciler;
 use super::destroying::VolumeJob;
 use super::directory::{VolumeDirectory, VolumeFile, VolumePhase};
@@ -183,8 +183,7 @@ impl NewContent {
     }
 
     fn set_copied(&self, source: Option<VolumeId>) {
-        let mut copied = self.shared.copied.lock().unwrap_or_else(PoisonError::into_inner);
-        *copied = source.map(|source| (source, self.stop.clone()));
+        *lock(&self.shared.copied) = source.map(|source| (source, self.stop.clone()));
     }
 
     /// Copies a tree with its modes, owners, links, holes and attributes.
@@ -241,9 +240,8 @@ impl NewContent {
         disk::create(new, self.capacity)?;
         let (from, to) = (disk::path(&source.data()), disk::path(new));
         for (directory, name) in guests(user)? {
-            match guest::back_up(&directory, &name, &from, &to, &self.stop)? {
-                BackupResult::Done => return Ok(()),
-                BackupResult::OtherDisk => {}
+            if guest::back_up(&directory, &name, &from, &to, &self.stop)? {
+                return Ok(());
             }
         }
         Err(io::Error::other(format!("no guest of the user of volume {} has its disk", self.source)))
@@ -282,5 +280,5 @@ pub(super) fn cancel_backup(
 
 /// Removes content that is not complete.
 pub(super) fn discard(volume: &VolumeDirectory) -> io::Result<()> {
-    removal::remove(&volume.file("data.new"), &AtomicBool::new(false))
+    removal::remove_directory(&volume.file("data.new"))
 }

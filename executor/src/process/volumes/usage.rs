@@ -74,10 +74,8 @@ fn count(data: &Path, most: u64) -> io::Result<VolumeUsage> {
         // Files that disappear meanwhile are not counted, nor are inaccessible ones.
         let Ok(entries) = std::fs::read_dir(&directory) else { continue };
         for entry in entries {
-            let Ok(metadata) = entry.as_ref().map_err(|_| ()).and_then(|e| e.metadata().map_err(|_| ()))
-            else {
-                continue;
-            };
+            let Ok(entry) = entry else { continue };
+            let Ok(metadata) = entry.metadata() else { continue };
             if used.files == most {
                 return Ok(VolumeUsage { whole: false, ..used });
             }
@@ -87,7 +85,7 @@ fn count(data: &Path, most: u64) -> io::Result<VolumeUsage> {
             }
             used.files += 1;
             used.bytes += metadata.blocks() * 512;
-            if let (true, Ok(entry)) = (metadata.is_dir(), entry) {
+            if metadata.is_dir() {
                 directories.push(entry.path());
             }
         }

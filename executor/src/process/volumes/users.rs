@@ -17,7 +17,7 @@ use super::super::identity::{self, EnvironmentReader, ProcStat};
 use super::super::incarnation_dir::{IncarnationDirectory, ProcessesFile, SpecFile};
 use super::super::integrity::FileId;
 use super::super::proof;
-use super::super::{ProcessShared, entries, lost};
+use super::super::{ProcessShared, entries, lost, named};
 use super::directory::{VolumeDirectory, VolumeFile};
 use crate::executor_store::{
     DirectoryStore, ExecutorStore as _, ObjectStore as _, TombstoneFile, VolumeLookup,
@@ -32,18 +32,17 @@ pub(in super::super) fn place(volumes: &Path, volume: VolumeId) -> Result<PathBu
 /// Returns a volume's directory and record if the volume may be used, else the reason.
 pub(super) fn usable(volumes: &Path, volume: VolumeId) -> Result<(VolumeDirectory, VolumeFile), String> {
     let directory = VolumeDirectory::of(volumes, volume);
-    let found = match directory.look() {
-        Ok(VolumeLookup::Ours(kept)) if kept.is_up() => {
-            directory.missing(kept.form).map(|missing| missing.is_none().then_some(kept))
+    let unreadable = |error: io::Error| format!("cannot read volume {volume}: {error}");
+    match directory.look().map_err(unreadable)? {
+        VolumeLookup::Ours(kept)
+            if kept.is_up() && directory.missing(kept.form).map_err(unreadable)?.is_none() =>
+        {
+            Ok((directory, kept))
         }
-        Ok(VolumeLookup::Ours(_) | VolumeLookup::Nothing) => Ok(None),
-        Ok(VolumeLookup::Foreign(why)) => return Err(format!("cannot use volume {volume}: {why}")),
-        Err(error) => Err(error),
-    };
-    match found {
-        Ok(Some(kept)) => Ok((directory, kept)),
-        Ok(None) => Err(format!("cannot use volume {volume}: not found")),
-        Err(error) => Err(format!("cannot read volume {volume}: {error}")),
+        VolumeLookup::Ours(_) | VolumeLookup::Nothing => {
+            Err(format!("cannot use volume {volume}: not found"))
+        }
+        VolumeLookup::Foreign(why) => Err(format!("cannot use volume {volume}: {why}")),
     }
 }
 
@@ -76,9 +75,7 @@ pub(in super::super) fn check(
         Ok(Some((volume, user))) => {
             Err(io::Error::other(format!("cannot use volume {volume}: in use by {user}")))
         }
-        Err(error) => {
-            Err(io::Error::new(error.kind(), format!("cannot determine users of volumes: {error}")))
-        }
+        Err(error) => Err(named("cannot determine users of volumes")(error)),
     }
 }
 

@@ -2,6 +2,7 @@ use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::time::Duration;
 
 use chancery_events::id::{Lineage, Position};
+use chancery_events::observation::RetryClass;
 use chancery_events::protocol::{CommandStatus, VolumeSpec};
 
 use super::super::directory::{VolumeDirectory, VolumeFile, VolumePhase, remove_unused as remove_directory};

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use axum::body::Body;
-use axum::http::{HeaderValue, Response, header};
+use axum::http::Response;
 
+use super::middleware::with_type;
 use super::problem::{KINDS, NOT_FOUND, ProblemDetails, ProblemKind};
 
 /// Entry of each code.
@@ -45,8 +46,5 @@ pub(super) fn get(code: &str) -> Result<Response<Body>, ProblemDetails> {
         );
         return Err(ProblemDetails::new(NOT_FOUND, detail));
     };
-    let mut response = Response::new(Body::from(entry.as_str()));
-    let markdown = HeaderValue::from_static("text/markdown; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, markdown);
-    Ok(response)
+    Ok(with_type("text/markdown; charset=utf-8", entry.as_str()))
 }

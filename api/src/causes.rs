@@ -10,7 +10,7 @@ use chancery_events::lineage::NamedPosition;
 use chancery_events::name::NodeName;
 use chancery_projector::causes::{CauseReader, EventPage};
 use chancery_projector::why::{ReasonReader, RowField, ValueReason};
-use chancery_projector::{HistoryError, NamedMoment, RowKind};
+use chancery_projector::{NamedMoment, RowKind};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -20,9 +20,11 @@ use super::dry_run::PlacementReasons;
 use super::middleware::RoutedRequest;
 use super::moments::{self, RequestCancellation};
 use super::positions;
-use super::problem::{GONE, INVALID_PARAMETER, NOT_FOUND, ProblemDetails, RequestPart, VALUE_DIFFERS};
+use super::problem::{self, GONE, INVALID_PARAMETER, NOT_FOUND, ProblemDetails, RequestPart, VALUE_DIFFERS};
 use super::query::QueryParams;
-use super::read::{ReadFrom, at_moment, in_turn, key, limit_of_events, missing_at, row_at, settle};
+use super::read::{
+    ReadFrom, at_moment, in_turn, key, limit_of_events, missing_at, row_at, settle, source_of,
+};
 use super::reserved_answer::{ReservedAnswer, compressor_of};
 
 /// Reads of one event.
@@ -44,12 +46,11 @@ pub(super) async fn of_event(
     mut params: QueryParams,
 ) -> Result<Response<Body>, ProblemDetails> {
     let text = call.found.param("position").unwrap_or_default();
-    let named: NamedPosition =
-        text.parse().map_err(|error| positions::invalid(RequestPart::Path, "position", error))?;
+    let named = problem::parsed(RequestPart::Path, "position", text)?;
     let position = positions::seen(app.hub.lineages().as_ref(), named)?;
     let limit = if read == EventRead::Event { 1 } else { limit_of_events(&mut params)? };
     let from = match read {
-        EventRead::Effects => positions::take(&mut params, "from")?,
+        EventRead::Effects => params.parsed("from")?,
         EventRead::Event | EventRead::Causes => None,
     };
     let from = from.map(|from| positions::wanted(app.hub.lineages().as_ref(), from)).transpose()?;
@@ -75,7 +76,7 @@ pub(super) async fn of_event(
         (answer, page)
     });
     let (mut answer, page) = found.await?;
-    let page = page.map_err(|error| unread(&error))?;
+    let page = page.map_err(|error| ProblemDetails::internal("read an event", &error))?;
     let Some(page) = page else {
         let detail = format!("there is no event at position {position}: the journal ends at position {end}");
         return Err(ProblemDetails::new(NOT_FOUND, detail).position(end.get()));
@@ -102,10 +103,6 @@ pub(super) async fn of_event(
         response.headers_mut().insert(header::CONTENT_TYPE, media);
     }
     Ok(at_moment(response, end, None))
-}
-
-fn unread(error: &HistoryError) -> ProblemDetails {
-    ProblemDetails::internal("read an event", error)
 }
 
 /// Answer with the reasons for a value.
@@ -178,11 +175,11 @@ pub(super) async fn why(
         ));
     }
     if wanted.is_some() && field.is_none() {
-        return Err(ProblemDetails::parameter(RequestPart::Query, "value", "must be given with field"));
+        return Err(ProblemDetails::query("value", "must be given with field"));
     }
     let moment = moments::take(app, &mut params, "as_of")?;
     // The row and the facts must be of one position.
-    settle(app, &mut params, if moment.is_some() { ReadFrom::Journal } else { ReadFrom::Rows }).await?;
+    settle(app, &mut params, source_of(moment)).await?;
     params.end(&["field", "value", "recompute", "as_of", "min_position", "consistency"])?;
     let (row, position, at) = row_at(app, &key, moment).await?;
     let row: Option<Value> = row
@@ -225,7 +222,7 @@ pub(super) async fn why(
     });
     let (mut answer, reasons) = found.await?;
     drop(cancellation);
-    let reasons = reasons.map_err(|error| unread(&error))?;
+    let reasons = reasons.map_err(|error| ProblemDetails::internal("read an event", &error))?;
     if reasons.is_empty() && row.is_none() {
         let path = call.parts.uri.path().trim_end_matches("/why");
         return Err(missing_at(app, &key, path, position).await);

@@ -18,13 +18,13 @@
 //! memory. After the welcome of its executor it gets more, from a budget that all channels share.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse as _;
 use chancery_decider::{
     ChannelNumbers, DeciderHandle, DeciderStopped, ExecutorOutbox, InputSender, OutboxReceiver, outbox,
 };
@@ -40,7 +40,7 @@ use uuid::Uuid;
 
 use super::consoles::{AttachmentTable, REQUESTS};
 use super::headers::one;
-use super::middleware::{self, RoutedRequest};
+use super::middleware::{self, RoutedRequest, with_type};
 use super::problem::{
     BUSY, GONE, INVALID, OUT_OF_ORDER, ProblemDetails, RequestPart, UNSUPPORTED_MEDIA_TYPE, pointer_to,
 };
@@ -49,8 +49,8 @@ use super::{ApiShared, FleetApi};
 
 /// Header that carries the id of a channel.
 const CHANNEL: &str = "chancery-channel";
-/// Media type of both directions.
-const LINES: &str = "application/x-ndjson";
+/// Media type of lines of JSON.
+pub(super) const LINES: &str = "application/x-ndjson";
 /// Bytes of messages that are written at one time; the last message may exceed the limit.
 const TAKE: usize = 64 << 10;
 /// Bytes of a body that each channel may have in memory: more than any hello or heartbeat.
@@ -86,12 +86,6 @@ struct OpenChannel {
     consoles: Mutex<Option<mpsc::Sender<ConsoleRequest>>>,
     /// Number of replies about these consoles.
     replied: Mutex<u64>,
-}
-
-impl fmt::Debug for ExecutorChannels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Links, {} open", self.count())
-    }
 }
 
 impl ExecutorChannels {
@@ -160,25 +154,21 @@ pub(super) async fn open(
     call: &RoutedRequest,
     body: Result<Bytes, ProblemDetails>,
 ) -> Result<Response<Body>, ProblemDetails> {
-    speaks_lines(call)?;
+    has_type(call, LINES)?;
     if !body?.is_empty() {
-        return Err(ProblemDetails::new(
-            INVALID,
-            "cannot open channel: the body must be empty; messages are sent later",
-        ));
+        let detail = "cannot open channel: the body must be empty; messages are sent later";
+        return Err(ProblemDetails::new(INVALID, detail));
     }
     let (id, open) = app.channels.draw(decider).ok_or_else(|| {
-        ProblemDetails::new(
-            BUSY,
-            format!(
-                "cannot open channel: the limit of {} is reached",
-                counted(app.channels.most, "executor")
-            ),
-        )
+        let most = counted(app.channels.most, "executor");
+        ProblemDetails::new(BUSY, format!("cannot open channel: the limit of {most} is reached"))
     })?;
     let (outbox, messages) = outbox();
     let (pieces, mut body) = mpsc::channel::<Bytes>(PIECES);
-    let pump = ChannelPump::new(app.clone(), id, open, messages, pieces);
+    let mut heartbeat = interval(app.common.limits.heartbeat);
+    heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (closing, over) = (app.hub.closing(), open.over.subscribe());
+    let pump = ChannelPump { app: app.clone(), id, open, messages, pieces, closing, over, heartbeat };
     let (given, has_it) = oneshot::channel();
     // The task also ends the channel if this request is cancelled while the decider is notified.
     tokio::spawn(pump.run(outbox, given));
@@ -188,12 +178,10 @@ pub(super) async fn open(
             yield Ok::<_, std::convert::Infallible>(piece);
         }
     };
-    let mut response = Response::new(Body::from_stream(stream));
+    let mut response = with_type(LINES, Body::from_stream(stream));
     *response.status_mut() = StatusCode::CREATED;
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(LINES));
     if let Ok(id) = HeaderValue::from_str(&id.to_string()) {
-        headers.insert(CHANNEL, id);
+        response.headers_mut().insert(CHANNEL, id);
     }
     Ok(response)
 }
@@ -211,19 +199,6 @@ struct ChannelPump {
 }
 
 impl ChannelPump {
-    fn new(
-        app: Arc<FleetApi>,
-        id: Uuid,
-        open: Arc<OpenChannel>,
-        messages: OutboxReceiver,
-        pieces: mpsc::Sender<Bytes>,
-    ) -> ChannelPump {
-        let mut heartbeat = interval(app.common.limits.heartbeat);
-        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (closing, over) = (app.hub.closing(), open.over.subscribe());
-        ChannelPump { app, id, open, messages, pieces, closing, over, heartbeat }
-    }
-
     async fn run(mut self, outbox: ExecutorOutbox, given: oneshot::Sender<()>) {
         if self.open.way.connected(outbox).await.is_ok() {
             // The client that requested the channel may have left; the other half is then closed.
@@ -315,7 +290,7 @@ pub(super) struct OfferedConsoles {
 
 /// Finds the channel of a request about consoles.
 pub(super) fn offered(app: &Arc<FleetApi>, call: &RoutedRequest) -> Result<OfferedConsoles, ProblemDetails> {
-    speaks_lines(call)?;
+    has_type(call, LINES)?;
     let (id, open) = found(app, call)?;
     Ok(OfferedConsoles { app: Arc::clone(app), id, open })
 }
@@ -365,13 +340,10 @@ pub(super) fn find(
 ) -> Result<ChannelUpload, ProblemDetails> {
     let after = params.number("after")?;
     params.end(&["after"])?;
-    speaks_lines(call)?;
+    has_type(call, LINES)?;
     let after = after.ok_or_else(|| {
-        ProblemDetails::parameter(
-            RequestPart::Query,
-            "after",
-            "must be the number of earlier messages on the channel",
-        )
+        let rule = "must be the number of earlier messages on the channel";
+        ProblemDetails::query("after", rule)
     })?;
     let (_, open) = found(app, call)?;
     Ok(ChannelUpload { open, after })
@@ -379,20 +351,14 @@ pub(super) fn find(
 
 /// Finds the channel in the path of a request.
 fn found(app: &FleetApi, call: &RoutedRequest) -> Result<(Uuid, Arc<OpenChannel>), ProblemDetails> {
-    let wrong = || {
-        ProblemDetails::parameter(
-            RequestPart::Path,
-            "channel",
-            "must be the id that the server gave the channel",
-        )
-    };
-    let id: Uuid = call.found.param("channel").unwrap_or_default().parse().map_err(|_| wrong())?;
+    let id: Uuid = call.found.param("channel").unwrap_or_default().parse().map_err(|_| {
+        let rule = "must be the id that the server gave the channel";
+        ProblemDetails::parameter(RequestPart::Path, "channel", rule)
+    })?;
     let open = app.channels.lock().get(&id).cloned();
     let open = open.ok_or_else(|| {
-        ProblemDetails::new(
-            GONE,
-            format!("cannot send messages on channel {id}: closed\nhint: open another channel"),
-        )
+        let detail = format!("cannot send messages on channel {id}: closed\nhint: open another channel");
+        ProblemDetails::new(GONE, detail)
     })?;
     Ok((id, open))
 }
@@ -412,16 +378,8 @@ impl ChannelUpload {
             // Later messages would leave a gap.
             open.over.send_replace(true);
         }
-        result?;
-        let mut response = Response::new(Body::empty());
-        *response.status_mut() = StatusCode::NO_CONTENT;
-        Ok(response)
+        result.map(|()| StatusCode::NO_CONTENT.into_response())
     }
-}
-
-/// Refuses other media types than that of executors.
-fn speaks_lines(call: &RoutedRequest) -> Result<(), ProblemDetails> {
-    has_type(call, LINES)
 }
 
 /// Refuses other media types than this one.

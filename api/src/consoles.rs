@@ -22,7 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::http::{Response, StatusCode};
+use axum::response::IntoResponse as _;
 use chancery_decider::leader_router::LeaderLocation;
 use chancery_events::console::{
     AttachRefusal, ConsoleBytes, ConsoleLine, ConsoleReply, ConsoleRequest, MAX_INPUT, OUTPUT_COST, WINDOW,
@@ -32,7 +33,6 @@ use chancery_events::fact::{ConsoleOpened, Fact};
 use chancery_events::id::Position;
 use chancery_events::name::ClusterName;
 use chancery_events::spec::ConsoleAccess;
-use chancery_events::text::counted;
 use chancery_events::time::Time;
 use chancery_executor::console::{ConsoleHub, serve_consoles};
 use chancery_journal::JournalReader;
@@ -43,9 +43,10 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use uuid::Uuid;
 
 use super::FleetApi;
-use super::channels::OfferedConsoles;
+use super::channels::{LINES, OfferedConsoles};
+use super::follower::admit;
 use super::headers::IntentHeaders;
-use super::middleware::{RoutedRequest, patience, too_large};
+use super::middleware::{RoutedRequest, patience, too_large, with_type};
 use super::problem::{
     BUSY, DENIED, GONE, IN_USE, INTERNAL, INVALID, NOT_FOUND, OUT_OF_ORDER, ProblemDetails, RequestPart,
     TIMEOUT,
@@ -65,8 +66,6 @@ const ATTACHMENTS: usize = 256;
 pub(super) const REQUESTS: usize = 64;
 /// Maximum number of replies that wait for a client: no more cost less than the window.
 const REPLIES: usize = WINDOW / OUTPUT_COST + 4;
-/// Media type of the lines.
-const LINES: &str = "application/x-ndjson";
 /// Media type of input.
 const BYTES: &str = "application/octet-stream";
 
@@ -270,11 +269,7 @@ fn executor_of(
 
 /// Attaches a client; the answer lasts as long as the attachment.
 async fn attach(app: &Arc<FleetApi>, call: &RoutedRequest) -> Result<Response<Body>, ProblemDetails> {
-    let most = app.common.limits.followers;
-    let follower = app.hub.follow(most).ok_or_else(|| {
-        let detail = format!("cannot attach: the limit of {} is reached", counted(most, "stream"));
-        ProblemDetails::new(BUSY, detail)
-    })?;
+    let follower = admit(app, "attach")?;
     let ConsoleOpened { replica, incarnation, payload, access, opened_by } = granted(app, call).await?;
     let row = app.reader.get::<IncarnationRow>(&incarnation);
     let row = row.map_err(|error| ProblemDetails::internal("read rows", &error))?;
@@ -377,13 +372,7 @@ fn stream(
         };
         yield Ok(line(&ConsoleLine::Ended(ended)));
     };
-    lines_of(Body::from_stream(lines))
-}
-
-fn lines_of(body: Body) -> Response<Body> {
-    let mut response = Response::new(body);
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(LINES));
-    response
+    with_type(LINES, Body::from_stream(lines))
 }
 
 fn line(message: &impl Serialize) -> Bytes {
@@ -404,7 +393,7 @@ async fn send_input(
     channels::has_type(call, BYTES)?;
     let after = after.ok_or_else(|| {
         let rule = "must be the number of bytes that were sent before";
-        ProblemDetails::parameter(RequestPart::Query, "after", rule)
+        ProblemDetails::query("after", rule)
     })?;
     let id: Uuid = call.found.param("attachment").unwrap_or_default().parse().map_err(|_| {
         let rule = "must be the id that the server gave the attachment";
@@ -422,7 +411,7 @@ async fn send_input(
     // A client that leaves does not end the exchange: what reaches the guest is counted, and not taken again.
     let taking = tokio::spawn(async move { take_input(&app, id, &served, after, &body).await });
     match taking.await {
-        Ok(taken) => taken.map(|()| no_content()),
+        Ok(taken) => taken.map(|()| StatusCode::NO_CONTENT.into_response()),
         Err(error) => Err(ProblemDetails::new(INTERNAL, format!("cannot send input: {error}"))),
     }
 }
@@ -466,12 +455,6 @@ async fn take_input(
     Ok(())
 }
 
-fn no_content() -> Response<Body> {
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::NO_CONTENT;
-    response
-}
-
 /// Answers an executor that offers its consoles; the answer lasts as long as its channel.
 fn offer(app: &Arc<FleetApi>, offered: OfferedConsoles) -> Response<Body> {
     let (mut closing, heartbeat) = (app.hub.closing(), app.common.limits.heartbeat);
@@ -492,7 +475,7 @@ fn offer(app: &Arc<FleetApi>, offered: OfferedConsoles) -> Response<Body> {
             }
         }
     };
-    lines_of(Body::from_stream(lines))
+    with_type(LINES, Body::from_stream(lines))
 }
 
 /// Accepts the replies of an executor, in order.
@@ -511,7 +494,7 @@ fn send_replies(
         .collect::<Result<_, _>>()
         .map_err(|error| ProblemDetails::new(INVALID, format!("cannot read replies: {error}")))?;
     offered.take(after, replies)?;
-    Ok(no_content())
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use std::sync::LazyLock;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Response, header};
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse as _;
 use chancery_events::digest::Digest;
 
 use super::ApiShared;
@@ -33,7 +34,7 @@ impl AsRef<[u8]> for SentDescription {
 pub(super) fn get(common: &ApiShared, call: &RoutedRequest) -> Result<Response<Body>, ProblemDetails> {
     let tag = format!("W/{}", *TAG);
     if entity_tag::is_known(&call.parts.headers, &TAG) {
-        let mut response = entity_tag::named(entity_tag::not_modified(), &tag);
+        let mut response = entity_tag::named(StatusCode::NOT_MODIFIED.into_response(), &tag);
         response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept-encoding"));
         return Ok(response);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Response;
 use chancery_projector::moment::{NamedMoment, diff};
-use chancery_projector::{ListQuery, PageToken, RowKind};
+use chancery_projector::{ListQuery, MomentEnd, PageToken, RowKind};
 use serde_json::json;
 
 use super::FleetApi;
@@ -30,10 +30,7 @@ pub(super) async fn get(
     let to = moments::take(app, &mut params, "to")?;
     let kinds = kinds(&mut params)?;
     let limit = params.number("limit")?.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let token = params.take("page_token")?.map(|text| text.parse::<PageToken>());
-    let token = token
-        .transpose()
-        .map_err(|error| ProblemDetails::parameter(RequestPart::Query, "page_token", error.to_string()))?;
+    let token = params.parsed::<PageToken>("page_token")?;
     settle(app, &mut params, ReadFrom::Journal).await?;
     let filters = params.rest();
     let is_known = |name: &str| kinds.iter().all(|kind| kind.filters().contains(&name));
@@ -42,15 +39,12 @@ pub(super) async fn get(
         known.retain(|name| is_known(name));
         return Err(unknown(name, &[&known[..], &OWN[..]].concat()));
     }
-    let from = from.ok_or_else(|| ProblemDetails::parameter(RequestPart::Query, "from", "is required"))?;
+    let from = from.ok_or_else(|| ProblemDetails::query("from", "is required"))?;
     let from = moments::find(app, from).await?;
-    let to = match to {
-        Some(to) => moments::find(app, to).await?,
-        None => moments::find(app, last(app)).await?,
-    };
+    let to = moments::find(app, to.unwrap_or_else(|| last(app))).await?;
     if from.position > to.position {
         let what = format!("must not be after the later moment, which is position {}", to.position);
-        return Err(ProblemDetails::parameter(RequestPart::Query, "from", what));
+        return Err(ProblemDetails::query("from", what));
     }
     let old = moments::state(app, from).await?;
     let new = moments::state(app, to).await?;
@@ -64,8 +58,7 @@ pub(super) async fn get(
     let (mut answer, page) = compared.await?;
     let page = page?;
     let next = page.next.map_or(serde_json::Value::Null, |token| token.to_string().into());
-    let ends = [from, to].map(|at| json!(MomentBody::from(chancery_projector::MomentEnd::from(at))));
-    let [from, shown_to] = ends;
+    let [from, shown_to] = [from, to].map(|at| json!(MomentBody::from(MomentEnd::from(at))));
     let mut body = page.start;
     let _ = write!(body, r#","next_page_token":{next},"from":{from},"to":{shown_to}}}"#);
     Ok(at_moment(answer.with(app, body)?, to.position, Some(&to)))

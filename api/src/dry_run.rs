@@ -57,7 +57,7 @@ pub(super) async fn take(
     let intents = read(app, call, body)?;
     settle(app, &mut params, ReadFrom::Journal).await?;
     let at = moments::find(app, named.unwrap_or_else(|| last(app))).await?;
-    let start = RunStart::new(app, &call.found, at, times(app, &at, named.is_some()))?;
+    let start = RunStart::new(app, &call.found, at, named.is_some())?;
     let condition = condition(&intents);
     let (mut slots, mut requests) = slots(intents, &call.context.id);
     let request_id = call.context.id.clone();
@@ -93,7 +93,7 @@ pub(super) async fn is_decided(
     request: &IntentRequest,
 ) -> Result<bool, ProblemDetails> {
     let at = moments::find(app, last(app)).await?;
-    let start = RunStart::new(app, found, at, times(app, &at, false))?;
+    let start = RunStart::new(app, found, at, false)?;
     let request = request.clone();
     let run = move |cache: &MomentCache, is_cancelled: &AtomicBool| {
         let moment = cache.fold(&at, is_cancelled)?;
@@ -134,8 +134,9 @@ impl RunStart {
         app: &Arc<FleetApi>,
         found: &RouteMatch,
         at: ChainCursor,
-        (now, wall): (Time, Time),
+        is_past: bool,
     ) -> Result<RunStart, ProblemDetails> {
+        let (now, wall) = times(app, &at, is_past);
         let fleet = found.param("fleet").unwrap_or_default().parse();
         let fleet = fleet.map_err(|error| ProblemDetails::internal("read the name of the fleet", &error))?;
         Ok(RunStart { app: Arc::clone(app), fleet, at, now, wall })

@@ -3,7 +3,7 @@
 //! also shows what other entities determine, which changes without a new version.
 
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Response, header};
 use chancery_events::digest::Digest;
 use chancery_projector::JsonRow;
 use serde::Deserialize;
@@ -90,13 +90,6 @@ pub(super) fn is_known(headers: &HeaderMap, tag: &str) -> bool {
     let tags = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     let mut tags = tags.flat_map(|text| text.split(',')).map(str::trim);
     tags.any(|known| known == "*" || known.strip_prefix("W/").unwrap_or(known) == tag)
-}
-
-/// Returns the answer to a client that has the row.
-pub(super) fn not_modified() -> Response<Body> {
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::NOT_MODIFIED;
-    response
 }
 
 /// Adds the tag to an answer. The client may keep the row, and must ask whether it has changed before it uses it.

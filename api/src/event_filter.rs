@@ -7,7 +7,7 @@ use chancery_events::intent::Intent;
 use chancery_events::observation::Observation;
 use chancery_events::subject::Subject;
 
-use super::problem::{ProblemDetails, RequestPart};
+use super::problem::ProblemDetails;
 
 /// Returns every event type that this build knows.
 pub(super) fn types() -> impl Iterator<Item = &'static str> {
@@ -48,11 +48,7 @@ impl EventFilter {
             read: fn(&str) -> Result<T, String>,
         ) -> Result<Vec<T>, ProblemDetails> {
             let items = list.into_iter().flat_map(|list| list.split(',')).map(str::trim);
-            items
-                .map(|item| {
-                    read(item).map_err(|what| ProblemDetails::parameter(RequestPart::Query, name, what))
-                })
-                .collect()
+            items.map(|item| read(item).map_err(|what| ProblemDetails::query(name, what))).collect()
         }
         Ok(EventFilter {
             types: each("types", types, type_test)?,

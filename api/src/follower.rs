@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chancery_decider::hub::{EventHub, HubRead, RenderedRecord, show};
+use chancery_decider::hub::{EventHub, FollowerGuard, HubRead, RenderedRecord, show};
 use chancery_events::event::EventLine;
 use chancery_events::id::Position;
+use chancery_events::text::counted;
 use chancery_journal::{JournalReader, ReadError, RecordIter};
 use tokio::sync::watch;
 
 use super::FleetApi;
 use super::event_filter::EventFilter;
+use super::problem::{BUSY, ProblemDetails};
 use super::read::in_turn;
 
 /// Maximum number of records taken from the ring at one time.
@@ -19,6 +21,15 @@ const TAKE: usize = 64;
 const READ_BYTES: usize = 128 << 10;
 /// Maximum number of switches between ring and journal without a record.
 const ROUNDS: u32 = 10;
+
+/// Counts a stream until the result is dropped; `doing` describes the stream if there are too many.
+pub(super) fn admit(app: &FleetApi, doing: &str) -> Result<FollowerGuard, ProblemDetails> {
+    let most = app.common.limits.followers;
+    app.hub.follow(most).ok_or_else(|| {
+        let detail = format!("cannot {doing}: the limit of {} is reached", counted(most, "stream"));
+        ProblemDetails::new(BUSY, detail)
+    })
+}
 
 /// Result of a read by a follower.
 pub(super) enum FollowerRead {

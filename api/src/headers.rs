@@ -10,7 +10,7 @@ use chancery_events::name::{Actor, IntentId, SourceName};
 use chancery_events::time::Time;
 
 use super::entity_tag;
-use super::problem::{PRECONDITION_FAILED, ProblemDetails, RequestPart, UNSUPPORTED_MEDIA_TYPE};
+use super::problem::{self, PRECONDITION_FAILED, ProblemDetails, RequestPart, UNSUPPORTED_MEDIA_TYPE};
 
 /// Attributes from the headers of an intent.
 #[derive(Debug)]
@@ -42,11 +42,8 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(
     headers: &HeaderMap,
     name: &'static str,
 ) -> Result<Option<T>, ProblemDetails> {
-    let read = |text: &str| {
-        text.parse()
-            .map_err(|error: T::Err| ProblemDetails::parameter(RequestPart::Header, name, error.to_string()))
-    };
-    one(headers, &HeaderName::from_static(name))?.map(read).transpose()
+    let text = one(headers, &HeaderName::from_static(name))?;
+    text.map(|text| problem::parsed(RequestPart::Header, name, text)).transpose()
 }
 
 impl IntentHeaders {
@@ -55,9 +52,7 @@ impl IntentHeaders {
         let key = one(headers, &HeaderName::from_static("idempotency-key"))?.map(|text| {
             // The draft of the header's standard writes the key as a quoted string; most clients do not.
             let bare = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
-            bare.parse().map_err(|error: chancery_events::name::InvalidName| {
-                ProblemDetails::parameter(RequestPart::Header, "idempotency-key", error.to_string())
-            })
+            problem::parsed(RequestPart::Header, "idempotency-key", bare)
         });
         Ok(IntentHeaders {
             id: key.transpose()?,
@@ -69,9 +64,7 @@ impl IntentHeaders {
             traceparent: traceparent(headers),
         })
     }
-}
 
-impl IntentHeaders {
     /// Returns the actor; `local` unless the headers have one.
     pub(super) fn actor_or_local(&self) -> Actor {
         self.actor.clone().unwrap_or_else(|| "local".parse().expect("a name"))
@@ -159,41 +152,37 @@ fn condition(headers: &HeaderMap) -> Result<Option<WriteCondition>, ProblemDetai
 /// Format of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum BodyFormat {
-    /// Single JSON value, `application/json`.
+    /// Single JSON value.
     Json,
-    /// Structured CloudEvent, `application/cloudevents+json`.
+    /// Structured CloudEvent.
     CloudEvent,
-    /// Batch of CloudEvents, `application/cloudevents-batch+json`.
+    /// Batch of CloudEvents.
     Batch,
+}
+
+impl BodyFormat {
+    const fn media_type(self) -> &'static str {
+        match self {
+            BodyFormat::Json => "application/json",
+            BodyFormat::CloudEvent => "application/cloudevents+json",
+            BodyFormat::Batch => "application/cloudevents-batch+json",
+        }
+    }
 }
 
 /// Returns the format of the body by its media type.
 pub(super) fn media(headers: &HeaderMap, allowed: &[BodyFormat]) -> Result<BodyFormat, ProblemDetails> {
     let text = one(headers, &header::CONTENT_TYPE)?.unwrap_or_default();
-    let (essence, parameters) = text.split_once(';').map_or((text, ""), |(essence, rest)| (essence, rest));
-    let found = match essence.trim().to_ascii_lowercase().as_str() {
-        "application/json" => Some(BodyFormat::Json),
-        "application/cloudevents+json" => Some(BodyFormat::CloudEvent),
-        "application/cloudevents-batch+json" => Some(BodyFormat::Batch),
-        _ => None,
-    };
+    let (essence, parameters) = text.split_once(';').unwrap_or((text, ""));
+    let is_named = |format: &&BodyFormat| format.media_type().eq_ignore_ascii_case(essence.trim());
     let is_utf8 = parameters.is_empty() || cloudevent::is_json(&format!("application/json;{parameters}"));
-    match found.filter(|media| allowed.contains(media) && is_utf8) {
-        Some(media) => Ok(media),
-        None => Err(unsupported(text, allowed)),
-    }
+    let found = allowed.iter().find(is_named).filter(|_| is_utf8);
+    found.copied().ok_or_else(|| unsupported(text, allowed))
 }
 
 /// Returns the problem of a media type that is not allowed.
 fn unsupported(found: &str, allowed: &[BodyFormat]) -> ProblemDetails {
-    let allowed: Vec<_> = allowed
-        .iter()
-        .map(|media| match media {
-            BodyFormat::Json => "application/json",
-            BodyFormat::CloudEvent => "application/cloudevents+json",
-            BodyFormat::Batch => "application/cloudevents-batch+json",
-        })
-        .collect();
+    let allowed: Vec<_> = allowed.iter().map(|format| format.media_type()).collect();
     let found: String = found.chars().take(100).collect();
     let detail =
         format!("cannot read body: media type {found:?} must be one of {}, in UTF-8", allowed.join(", "));

@@ -15,7 +15,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderValue, Response};
 use chancery_decider::{DeciderHandle, UnchangedVerdict, Verdict, VerdictError};
 use chancery_events::cloudevent::{CloudEventAttributes, InvalidAttribute, InvalidCloudEvent};
-use chancery_events::intent::IntentRequest;
+use chancery_events::intent::{Intent, IntentRequest};
 use percent_encoding::percent_decode_str;
 use serde_json::value::RawValue;
 
@@ -104,11 +104,10 @@ pub(super) fn read(
 
 /// Returns the problem of an attribute, with its location.
 fn fault(part: RequestPart, bad: InvalidAttribute) -> ProblemDetails {
-    let name = match part {
-        RequestPart::Header => format!("ce-{}", bad.name),
-        _ => bad.name,
+    let (kind, name) = match part {
+        RequestPart::Header => (INVALID_PARAMETER, format!("ce-{}", bad.name)),
+        _ => (INVALID, bad.name),
     };
-    let kind = if part == RequestPart::Header { INVALID_PARAMETER } else { INVALID };
     ProblemDetails::new(kind, format!("invalid attribute {name:?}: {}", bad.reason)).at(
         part,
         pointer_to(&name),
@@ -121,7 +120,7 @@ fn request(
     part: RequestPart,
     attributes: CloudEventAttributes,
     meta: &IntentHeaders,
-    intent: chancery_events::intent::Intent,
+    intent: Intent,
 ) -> Result<IntentRequest, ProblemDetails> {
     if let Some(key) = meta.id.as_ref().filter(|key| attributes.id() != Some(key)) {
         let what = match attributes.id() {
@@ -227,7 +226,11 @@ fn read_batch(
         let what = "must be absent: each event of a batch has its own id and expectedversion";
         return Err(ProblemDetails::parameter(RequestPart::Header, name, what));
     }
-    let items: Vec<&RawValue> = read_items(text)?;
+    // The text has been checked: if it starts as an array, it is one.
+    let items: Vec<&RawValue> = serde_json::from_str(text).map_err(|_| {
+        let problem = ProblemDetails::new(INVALID, "invalid batch: not an array of events");
+        problem.at(RequestPart::Body, "", "must be an array")
+    })?;
     if items.len() > app.common.limits.batch {
         let detail =
             format!("invalid batch of {} events: at most {} allowed", items.len(), app.common.limits.batch);
@@ -283,14 +286,6 @@ async fn batch(
         response.headers_mut().insert("chancery-position", HeaderValue::from(last.get()));
     }
     Ok(response)
-}
-
-fn read_items(text: &str) -> Result<Vec<&RawValue>, ProblemDetails> {
-    // The text has been checked: if it starts this way, it is an array.
-    serde_json::from_str(text).map_err(|_| {
-        let problem = ProblemDetails::new(INVALID, "invalid batch: not an array of events");
-        problem.at(RequestPart::Body, "", "must be an array")
-    })
 }
 
 pub(super) fn problem_value(problem: &ProblemDetails, request_id: &str) -> serde_json::Value {

@@ -10,26 +10,26 @@ use chancery_events::strict::{self, InvalidJson, JsonPathStep};
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
 
-use super::problem::{INVALID, MALFORMED, ProblemDetails, RequestPart};
+use super::problem::{INVALID, MALFORMED, ProblemDetails, ProblemKind, RequestPart};
 
 /// Checks that `bytes` are one JSON text in UTF-8, without duplicate names, at most `depth` levels deep.
 pub(super) fn check(bytes: &[u8], depth: usize) -> Result<&str, ProblemDetails> {
     strict::check(bytes, depth).map_err(|fault| match fault {
-        InvalidJson::Utf8 { from } => ProblemDetails::new(
-            MALFORMED,
-            format!("cannot read body: invalid UTF-8 from byte {from}"),
-        )
-        .at(RequestPart::Body, "", "must be UTF-8"),
-        InvalidJson::Empty => ProblemDetails::new(MALFORMED, "cannot read body: empty").at(
-            RequestPart::Body,
-            "",
-            "must be a JSON object",
-        ),
+        InvalidJson::Utf8 { from } => {
+            let detail = format!("cannot read body: invalid UTF-8 from byte {from}");
+            ProblemDetails::new(MALFORMED, detail).at(RequestPart::Body, "", "must be UTF-8")
+        }
+        InvalidJson::Empty => not_an_object(MALFORMED, "cannot read body: empty"),
         InvalidJson::Json { pointer, source } => {
             let place = (source.line(), source.column());
             json_problem(MALFORMED, &source, pointer, place)
         }
     })
+}
+
+/// Returns the problem of a body that is no object.
+fn not_an_object(kind: &'static ProblemKind, detail: &str) -> ProblemDetails {
+    ProblemDetails::new(kind, detail).at(RequestPart::Body, "", "must be a JSON object")
 }
 
 /// Members taken from the path, inserted before those of the body.
@@ -45,11 +45,7 @@ impl SplicedJson {
     pub(super) fn new(text: &str, members: &[(&str, &str)]) -> Result<SplicedJson, ProblemDetails> {
         let at = text.len() - text.trim_start_matches([' ', '\t', '\r', '\n']).len();
         let Some(rest) = text[at..].strip_prefix('{') else {
-            return Err(ProblemDetails::new(INVALID, "invalid body: not an object").at(
-                RequestPart::Body,
-                "",
-                "must be a JSON object",
-            ));
+            return Err(not_an_object(INVALID, "invalid body: not an object"));
         };
         let mut front = String::new();
         for (name, value) in members {
@@ -75,14 +71,16 @@ impl SplicedJson {
         }
     }
 
-    /// Returns the combined text.
-    pub(super) fn text(&self) -> &str {
-        &self.text
-    }
-
     /// Reads the combined text as a value of type `T`.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, ProblemDetails> {
         read_at(&self.text, |place| self.sent(place))
+    }
+}
+
+impl AsRef<str> for SplicedJson {
+    /// Returns the combined text.
+    fn as_ref(&self) -> &str {
+        &self.text
     }
 }
 
@@ -98,11 +96,7 @@ pub(super) fn read_at<T: DeserializeOwned>(
 ) -> Result<T, ProblemDetails> {
     // Derived deserializers accept an array for an object, member by member; no client means that.
     if !text.trim_start_matches([' ', '\t', '\r', '\n']).starts_with('{') {
-        return Err(ProblemDetails::new(INVALID, "invalid body: not an object").at(
-            RequestPart::Body,
-            "",
-            "must be a JSON object",
-        ));
+        return Err(not_an_object(INVALID, "invalid body: not an object"));
     }
     let mut from = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut from).map_err(|error| {
@@ -142,7 +136,7 @@ pub(super) fn read_at<T: DeserializeOwned>(
 }
 
 fn json_problem(
-    kind: &'static super::problem::ProblemKind,
+    kind: &'static ProblemKind,
     error: &serde_json::Error,
     pointer: String,
     (line, column): (usize, usize),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Response, header};
+use axum::http::Response;
 use chancery_events::id::IncarnationId;
 use chancery_events::name::{ClusterName, PayloadName};
 use chancery_events::spec::ClusterRuntime;
@@ -24,8 +24,9 @@ use chancery_projector::rows::{ClusterRow, IncarnationRow, IncarnationStatus, Re
 
 use super::FleetApi;
 use super::budget::SMALL;
-use super::middleware::RoutedRequest;
-use super::problem::{BUSY, GONE, NOT_FOUND, ProblemDetails, RequestPart};
+use super::follower::admit;
+use super::middleware::{RoutedRequest, TEXT, with_type};
+use super::problem::{BUSY, GONE, NOT_FOUND, ProblemDetails, ProblemKind, RequestPart, parsed};
 use super::query::QueryParams;
 use super::read::{in_turn, missing};
 
@@ -56,40 +57,21 @@ pub(super) async fn read(
     call: &RoutedRequest,
     mut params: QueryParams,
 ) -> Result<Response<Body>, ProblemDetails> {
-    let id = call.found.param("id").unwrap_or_default();
-    let id: IncarnationId = id.parse().map_err(|error: chancery_events::id::InvalidId| {
-        ProblemDetails::parameter(RequestPart::Path, "id", error.to_string())
-    })?;
-    let payload = params.take("payload")?.map(|text| text.parse::<PayloadName>());
-    let payload = payload
-        .transpose()
-        .map_err(|error| ProblemDetails::parameter(RequestPart::Query, "payload", error.to_string()))?;
+    let id = parsed(RequestPart::Path, "id", call.found.param("id").unwrap_or_default())?;
+    let payload = params.parsed::<PayloadName>("payload")?;
     let process = params.number("process")?;
     let stream = match params.take("stream")?.as_deref() {
         None => None,
         Some("out") => Some(LogStream::Out),
         Some("err") => Some(LogStream::Err),
-        Some(_) => return Err(ProblemDetails::parameter(RequestPart::Query, "stream", "must be out or err")),
+        Some(_) => return Err(ProblemDetails::query("stream", "must be out or err")),
     };
     let tail = params.number("tail")?;
     let since = params.take("since")?.map(|text| read_since(&text)).transpose()?;
     let follow = params.flag("follow")?.unwrap_or(false);
     let marks = if params.flag("marked")?.unwrap_or(false) { LogMarks::Lines } else { LogMarks::Changes };
     params.end(&["payload", "process", "stream", "tail", "since", "follow", "marked"])?;
-    let follower = if follow {
-        let busy = || {
-            ProblemDetails::new(
-                BUSY,
-                format!(
-                    "cannot follow log: the limit of {} is reached",
-                    counted(app.common.limits.followers, "stream")
-                ),
-            )
-        };
-        Some(app.hub.follow(app.common.limits.followers).ok_or_else(busy)?)
-    } else {
-        None
-    };
+    let follower = follow.then(|| admit(app, "follow log")).transpose()?;
     let logs = app.logs.clone();
     let outputs = in_turn(&app.hub.readers, "find logs", move || logs.outputs(id)).await?;
     let mut outputs = outputs.map_err(|error| ProblemDetails::internal("find logs", &error))?;
@@ -108,7 +90,7 @@ pub(super) async fn read(
             "{} outputs match, at most {OUTPUTS} allowed: name a payload or a process",
             outputs.len()
         );
-        return Err(ProblemDetails::parameter(RequestPart::Query, "payload", detail));
+        return Err(ProblemDetails::query("payload", detail));
     }
     // Lines without an end yet are kept.
     let kept = if marks == LogMarks::Lines { outputs.len() * LINE } else { 0 };
@@ -173,11 +155,7 @@ fn response(app: &FleetApi, open: OpenOutputs, marks: LogMarks, held: impl Send 
             }
         }
     };
-    let mut response = Response::new(Body::from_stream(body));
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    response
+    with_type(TEXT, Body::from_stream(body))
 }
 
 /// Returns the problem of missing output. `kept` lists the incarnation's other outputs.
@@ -223,74 +201,57 @@ fn why_silent(
     row: &IncarnationRow,
     cluster: Option<&ClusterRow>,
     keeps: bool,
-) -> (&'static super::problem::ProblemKind, String) {
+) -> (&'static ProblemKind, String) {
     let IncarnationRow { cluster: name, node, state, .. } = row;
     let is_unreachable = row.reachability == Reachability::Unknown;
     let runtime = cluster.map(|cluster| cluster.runtime);
-    match state {
+    let why = match state {
         IncarnationStatus::Reserved => {
-            (NOT_FOUND, format!("the incarnation has not been started yet: it is reserved on node {node}"))
+            format!("the incarnation has not been started yet: it is reserved on node {node}")
         }
         _ if runtime == Some(ClusterRuntime::Simulated) => {
-            (NOT_FOUND, format!("cluster {name} is simulated: no process on node {node} writes output"))
+            format!("cluster {name} is simulated: no process on node {node} writes output")
         }
         _ if state.is_over() && runtime == Some(ClusterRuntime::Kubernetes) => {
             let text = format!(
                 "the incarnation is {state}, and Kubernetes deletes the output of a pod with the pod"
             );
-            (GONE, text)
+            return (GONE, text);
         }
         _ if runtime == Some(ClusterRuntime::Kubernetes) && !keeps => {
             let pods: Vec<_> = row.processes.iter().filter_map(|process| process.object.as_ref()).collect();
             let names: Vec<_> = pods.iter().map(|pod| pod.name.as_str()).collect();
             let of = if names.is_empty() { String::new() } else { format!(" of {}", names.join(", ")) };
-            (
-                NOT_FOUND,
-                format!(
-                    "cluster {name} is driven by an executor elsewhere: read the output{of} with kubectl logs"
-                ),
+            format!(
+                "cluster {name} is driven by an executor elsewhere: read the output{of} with kubectl logs"
             )
         }
-        _ if !keeps && is_unreachable => (
-            NOT_FOUND,
-            format!(
-                "cluster {name} is driven by an executor elsewhere, which stores the output there and is not \
-                 connected"
-            ),
+        _ if !keeps && is_unreachable => format!(
+            "cluster {name} is driven by an executor elsewhere, which stores the output there and is not connected"
         ),
         _ if !keeps => {
             let executor = cluster.and_then(|cluster| cluster.executor.as_ref());
             let executor =
                 executor.map_or_else(|| "an executor".to_owned(), |name| format!("executor {name}"));
-            (
-                NOT_FOUND,
-                format!(
-                    "cluster {name} is driven by {executor} elsewhere: the output is stored in the directory of that \
-                     executor"
-                ),
+            format!(
+                "cluster {name} is driven by {executor} elsewhere: the output is stored in the directory of that executor"
             )
         }
-        IncarnationStatus::Unwound => (
-            NOT_FOUND,
-            "the incarnation is unwound: it has not run, and its message has the reason".to_owned(),
-        ),
-        _ if state.is_over() => (
-            GONE,
-            format!(
+        IncarnationStatus::Unwound => {
+            "the incarnation is unwound: it has not run, and its message has the reason".to_owned()
+        }
+        _ if state.is_over() => {
+            let text = format!(
                 "the incarnation is {state}, and its output is deleted: only that of the newest ended incarnation is kept"
-            ),
+            );
+            return (GONE, text);
+        }
+        _ if is_unreachable => format!(
+            "node {node} cannot be reached: no executor of cluster {name} is connected; the server's log has the reason"
         ),
-        _ if is_unreachable => (
-            NOT_FOUND,
-            format!(
-                "node {node} cannot be reached: no executor of cluster {name} is connected; the server's log has the reason"
-            ),
-        ),
-        _ => (
-            NOT_FOUND,
-            format!("the processes on node {node} have not been started yet: the incarnation is {state}"),
-        ),
-    }
+        _ => format!("the processes on node {node} have not been started yet: the incarnation is {state}"),
+    };
+    (NOT_FOUND, why)
 }
 
 /// Distinction between lines of different outputs.
@@ -314,11 +275,7 @@ enum OpenLine {
 /// Parses a duration before now, or a time.
 fn read_since(text: &str) -> Result<SystemTime, ProblemDetails> {
     let bad = || {
-        ProblemDetails::parameter(
-            RequestPart::Query,
-            "since",
-            "must be a duration as in 5m, or a time as in 2026-11-21T09:00:00Z",
-        )
+        ProblemDetails::query("since", "must be a duration as in 5m, or a time as in 2026-11-21T09:00:00Z")
     };
     if let Ok(span) = parse_span(text) {
         return SystemTime::now().checked_sub(span).ok_or_else(bad);

@@ -6,7 +6,6 @@ mod fleet;
 mod process;
 mod readings;
 
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -50,6 +49,7 @@ struct DurationLabels {
 }
 
 /// Metrics of the server, and the registry.
+#[derive(Debug)]
 pub struct ServerMetrics {
     registry: Mutex<Registry>,
     requests: Family<RequestLabels, Counter>,
@@ -62,12 +62,6 @@ pub struct ServerMetrics {
     executors: Arc<ExecutorCollector>,
     /// End of the last reading. Its lock is held while a scrape reads and writes its answer.
     last_read: tokio::sync::Mutex<Option<Instant>>,
-}
-
-impl fmt::Debug for ServerMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Metrics")
-    }
 }
 
 impl Default for ServerMetrics {
@@ -86,15 +80,10 @@ fn buckets() -> Histogram {
 fn build_registry() -> Registry {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(ProcessMetrics));
-    let build = Info::new([
-        ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("level", FleetLevel::HIGHEST.to_string()),
-    ]);
-    registry.register(
-        "chancery_build",
-        "Version of this build, and the highest fleet level that it knows",
-        build,
-    );
+    let version = ("version", env!("CARGO_PKG_VERSION").to_owned());
+    let build = Info::new([version, ("level", FleetLevel::HIGHEST.to_string())]);
+    let meaning = "Version of this build, and the highest fleet level that it knows";
+    registry.register("chancery_build", meaning, build);
     registry
 }
 
@@ -102,7 +91,7 @@ impl ServerMetrics {
     /// Returns metrics that are all zero.
     pub fn new() -> ServerMetrics {
         let metrics = ServerMetrics {
-            registry: Mutex::new(build_registry()),
+            registry: Mutex::default(),
             requests: Family::default(),
             request_duration: Family::new_with_constructor(buckets),
             connections: Gauge::default(),
@@ -113,31 +102,20 @@ impl ServerMetrics {
             executors: Arc::default(),
             last_read: tokio::sync::Mutex::default(),
         };
-        metrics.register();
-        metrics
-    }
-
-    fn register(&self) {
-        let metrics = self;
-        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = build_registry();
         let to = registry.sub_registry_with_prefix("chancery");
         to.register("http_requests", "Requests by route, method and status", metrics.requests.clone());
-        to.register(
-            "http_request_duration_seconds",
-            "Time until the answer starts",
-            metrics.request_duration.clone(),
-        );
+        let duration = "Time until the answer starts";
+        to.register("http_request_duration_seconds", duration, metrics.request_duration.clone());
         to.register("http_connections", "Open connections", metrics.connections.clone());
-        to.register(
-            "http_connections_rejected",
-            "Connections rejected over the limit",
-            metrics.connections_rejected.clone(),
-        );
+        let rejected = "Connections rejected over the limit";
+        to.register("http_connections_rejected", rejected, metrics.connections_rejected.clone());
         let debts = "Directories that an executor of this server must remove and cannot";
         to.register("executor_debts", debts, metrics.debts.clone());
         metrics.fleets.register(to);
         to.register_collector(Box::new(Arc::clone(&metrics.readings)));
         to.register_collector(Box::new(Arc::clone(&metrics.executors)));
+        ServerMetrics { registry: Mutex::new(registry), ..metrics }
     }
 
     /// Returns the metrics of a fleet, which are exposed from now on.
@@ -162,17 +140,8 @@ impl ServerMetrics {
 
     pub(super) fn request(&self, route: &'static str, method: &Method, status: u16, taken: Duration) {
         // An unknown method of a client must not create a series.
-        let known = [
-            Method::GET,
-            Method::HEAD,
-            Method::POST,
-            Method::PUT,
-            Method::PATCH,
-            Method::DELETE,
-            Method::OPTIONS,
-        ];
-        let words = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
-        let method = known.iter().position(|known| known == method).map_or("other", |at| words[at]);
+        let known = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+        let method = known.into_iter().find(|known| method == known).unwrap_or("other");
         self.requests.get_or_create(&RequestLabels { route, method, status }).inc();
         let classes = ["1xx", "2xx", "3xx", "4xx", "5xx"];
         let status = classes.get(usize::from(status / 100).wrapping_sub(1)).copied().unwrap_or("other");

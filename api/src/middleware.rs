@@ -34,6 +34,9 @@ use super::{
     stream, write,
 };
 
+/// Media type of text.
+pub(super) const TEXT: &str = "text/plain; charset=utf-8";
+
 /// Request, as the outermost handler and the handler of its route see it.
 #[derive(Debug)]
 pub(super) struct RequestContext {
@@ -162,10 +165,10 @@ async fn answer_routed(
     let found = match admit_media(&parts.method, &parts.headers) {
         // OPTIONS has taken its token.
         Ok(()) if parts.method == Method::OPTIONS => found,
-        Ok(()) => rates.take(asked, &principal).and(found).and_then(|found| {
-            accept::check(&parts.headers, found.route.does)?;
-            Ok(found)
-        }),
+        Ok(()) => rates
+            .take(asked, &principal)
+            .and(found)
+            .and_then(|found| accept::check(&parts.headers, found.route.does).map(|()| found)),
         // A request that is not admitted takes no token: a web page would spend those of local programs.
         Err(problem) => found.and(Err(problem)),
     };
@@ -272,7 +275,7 @@ async fn dispatch(
     let does = call.found.route.does;
     let params = QueryParams::read(&call.parts.uri);
     match does {
-        RouteTarget::Live => params?.end(&[]).map(|()| text("live\n")),
+        RouteTarget::Live => params?.end(&[]).map(|()| with_type(TEXT, "live\n")),
         RouteTarget::Ready => {
             params?.end(&[])?;
             api.ready().await
@@ -441,7 +444,7 @@ impl ApiState {
                 problem
             })?;
         }
-        Ok(text("ready\n"))
+        Ok(with_type(TEXT, "ready\n"))
     }
 }
 
@@ -525,19 +528,16 @@ pub(super) fn too_large(most: usize) -> ProblemDetails {
     ProblemDetails::new(TOO_LARGE, format!("cannot read body: it has more than {most} bytes"))
 }
 
-fn text(body: &'static str) -> Response<Body> {
-    let mut response = Response::new(Body::from(body));
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+/// Returns an answer of a media type.
+pub(super) fn with_type(media_type: &'static str, body: impl Into<Body>) -> Response<Body> {
+    let mut response = Response::new(body.into());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media_type));
     response
 }
 
 /// Returns an answer in JSON.
 pub(super) fn json(body: impl Into<Body>) -> Response<Body> {
-    let mut response = Response::new(body.into());
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+    with_type("application/json", body)
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use tokio::sync::{Semaphore, oneshot};
 use super::FleetApi;
 use super::positions;
 use super::problem::{
-    BUSY, MOMENT_OUT_OF_RANGE, MOMENT_TOO_LARGE, MOMENT_UNREADABLE, ProblemDetails, RequestPart, TIMEOUT,
+    BUSY, MOMENT_OUT_OF_RANGE, MOMENT_TOO_LARGE, MOMENT_UNREADABLE, ProblemDetails, TIMEOUT,
 };
 use super::query::QueryParams;
 use super::read::in_turn;
@@ -56,9 +56,9 @@ const READS: usize = 2;
 pub struct MomentQueue {
     cache: Arc<MomentCache>,
     /// Permits to wait for a fold, or to fold.
-    places: Arc<Semaphore>,
+    pub(super) places: Arc<Semaphore>,
     /// Permit to fold.
-    turn: Arc<Semaphore>,
+    pub(super) turn: Arc<Semaphore>,
     /// Permits to read rows of moments, which may be built for that, or the reasons for a value: lists of the present have
     /// permits of their own.
     pub(super) reads: Arc<Semaphore>,
@@ -83,18 +83,6 @@ impl MomentQueue {
     /// Returns the bytes of memory that are reserved for moments.
     pub(super) fn memory(&self) -> u64 {
         self.cache.used()
-    }
-
-    /// Prevents folds until the permit is dropped.
-    #[cfg(test)]
-    pub(super) async fn hold_turn(&self) -> tokio::sync::OwnedSemaphorePermit {
-        Arc::clone(&self.turn).acquire_owned().await.expect("it is never closed")
-    }
-
-    /// Returns the number of requests that may still wait for a fold.
-    #[cfg(test)]
-    pub(super) fn free_places(&self) -> usize {
-        self.places.available_permits()
     }
 }
 
@@ -125,7 +113,7 @@ pub(super) fn take(
     let moment: NamedMoment = text.parse().map_err(|_| {
         let what =
             "must be a position as in 120 or 120.1f3a5c7e9b2d4f60, or a time as in 2026-11-21T09:00:00Z";
-        ProblemDetails::parameter(RequestPart::Query, name, what)
+        ProblemDetails::query(name, what)
     })?;
     if let NamedMoment::Position(named) = moment {
         positions::seen(app.hub.lineages().as_ref(), named)?;

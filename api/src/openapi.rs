@@ -13,25 +13,22 @@ use chancery_events::console::MAX_INPUT;
 use chancery_events::id::Position;
 use chancery_events::intent::Intent;
 use chancery_events::kind::EntityKind;
-use chancery_projector::RowKind;
 use chancery_projector::history::HistoryEntry;
 use chancery_projector::moment::EntityChange;
 use chancery_projector::rows::DisruptionRow;
 use chancery_projector::why::ValueReason;
-use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use super::causes::{EventRead, RecomputedPlacement};
+use super::channels::LINES;
 use super::discovery::{ApiIndex, FleetList, FleetSummary, ServerVersion};
 use super::dry_run::DryRunAnswer;
 use super::problem;
 use super::routes::{BodyShape, HttpRoute, ROUTES, RouteTarget};
 use super::schemas::pretty;
 use super::write::{AcceptedResponse, ApproveOne, RejectOne, statuses};
-
-/// Media type of lines of JSON.
-const LINES: &str = "application/x-ndjson";
 
 static TEXT: LazyLock<String> = LazyLock::new(|| pretty(&openapi()));
 
@@ -142,7 +139,7 @@ fn position_headers(does: RouteTarget) -> Vec<(&'static str, Value)> {
     let at = ("Chancery-Position", header("Position at which the answer is valid.", &named("Position")));
     let lineage = header("Lineage of the journal at that position.", &json!({"type": "string"}));
     let lineage = ("Chancery-Lineage", lineage);
-    let time = || header("Time of the record at that position, with `as_of`.", &json!({"type": "string"}));
+    let time = header("Time of the record at that position, with `as_of`.", &json!({"type": "string"}));
     match does {
         RouteTarget::Intent(..)
         | RouteTarget::Intents
@@ -153,7 +150,7 @@ fn position_headers(does: RouteTarget) -> Vec<(&'static str, Value)> {
         | RouteTarget::History(_)
         | RouteTarget::Why(_)
         | RouteTarget::Diff
-        | RouteTarget::DryRun => vec![at, lineage, ("Chancery-Time", time())],
+        | RouteTarget::DryRun => vec![at, lineage, ("Chancery-Time", time)],
         RouteTarget::Event(EventRead::Event)
         | RouteTarget::Events
         | RouteTarget::OpenChannel
@@ -260,10 +257,6 @@ fn pascal(words: &str) -> String {
     words.split('_').map(word).collect()
 }
 
-fn row(kind: RowKind, types: &mut SchemaGenerator) -> Value {
-    kind.schema(types).to_value()
-}
-
 fn object(properties: &Value) -> Value {
     let required: Vec<_> = properties.as_object().into_iter().flat_map(Map::keys).collect();
     json!({"type": "object", "properties": properties, "required": required})
@@ -275,6 +268,11 @@ fn or_null(component: &str) -> Value {
 
 fn answer(schema: &Value, description: &str) -> Value {
     json!({"description": description, "content": {"application/json": {"schema": schema}}})
+}
+
+/// Returns an answer whose body is of a type.
+fn answer_of<T: JsonSchema>(types: &mut SchemaGenerator, description: &str) -> Value {
+    answer(types.subschema_for::<T>().as_value(), description)
 }
 
 fn position() -> Value {
@@ -321,7 +319,7 @@ fn success(route: &HttpRoute, types: &mut SchemaGenerator) -> Value {
     let text = || json!({"type": "string"});
     match route.does {
         RouteTarget::List(kind) => {
-            let row = row(kind, types);
+            let row = kind.schema(types).to_value();
             let name = row["$ref"].as_str().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
             let name = format!("{name}sPage");
             let items = json!({"type": "array", "items": row});
@@ -331,16 +329,14 @@ fn success(route: &HttpRoute, types: &mut SchemaGenerator) -> Value {
             answer(&component(types, &name, page), "Page of rows.")
         }
         RouteTarget::Get(kind) => {
-            let mut ok = answer(&row(kind, types), "Row of the entity.");
-            ok["headers"]["ETag"] = json!({
-                "description": "Version of the entity, its identity, and a checksum of the row.", "schema": text(),
-            });
+            let mut ok = answer(kind.schema(types).as_value(), "Row of the entity.");
+            let about = "Version of the entity, its identity, and a checksum of the row.";
+            ok["headers"]["ETag"] = header(about, &text());
             ok
         }
-        RouteTarget::Disruption => answer(
-            &types.subschema_for::<DisruptionRow>().to_value(),
-            "Disruption, as the row of its node has it.",
-        ),
+        RouteTarget::Disruption => {
+            answer_of::<DisruptionRow>(types, "Disruption, as the row of its node has it.")
+        }
         RouteTarget::History(_) => {
             let entry = types.subschema_for::<HistoryEntry>().to_value();
             let items = json!({"type": "array", "items": entry});
@@ -362,14 +358,13 @@ fn success(route: &HttpRoute, types: &mut SchemaGenerator) -> Value {
             );
             answer(&component(types, "DiffPage", page), "Page of changes, in the order of kinds and keys.")
         }
-        RouteTarget::DryRun => answer(
-            &types.subschema_for::<DryRunAnswer>().to_value(),
-            "Verdicts, facts, and what follows from them; nothing was recorded.",
-        ),
-        RouteTarget::Intent(..) => answer(
-            &types.subschema_for::<AcceptedResponse>().to_value(),
-            "Intent accepted; the verdict is durable.",
-        ),
+        RouteTarget::DryRun => {
+            let about = "Verdicts, facts, and what follows from them; nothing was recorded.";
+            answer_of::<DryRunAnswer>(types, about)
+        }
+        RouteTarget::Intent(..) => {
+            answer_of::<AcceptedResponse>(types, "Intent accepted; the verdict is durable.")
+        }
         RouteTarget::Intents => answer(
             &named("BatchResponse"),
             "Intent accepted, or batch decided with a status for each intent; the verdicts are durable.",
@@ -379,7 +374,7 @@ fn success(route: &HttpRoute, types: &mut SchemaGenerator) -> Value {
         }
         RouteTarget::OpenChannel => {
             let headers = json!({"Chancery-Channel": header("Id of the channel.", &text())});
-            json!({"description": "One line per message of the decider; empty lines keep the channel open.", "headers": headers, "content": {"application/x-ndjson": {"schema": text()}}})
+            json!({"description": "One line per message of the decider; empty lines keep the channel open.", "headers": headers, "content": {LINES: {"schema": text()}}})
         }
         RouteTarget::SendMessages => json!({"description": "Messages accepted."}),
         RouteTarget::OfferConsoles => {
@@ -397,10 +392,10 @@ fn success(route: &HttpRoute, types: &mut SchemaGenerator) -> Value {
         RouteTarget::ErrorEntry => plain("text/markdown", text()),
         RouteTarget::OpenApi => plain("application/json", json!({"type": "object"})),
         RouteTarget::Schema => plain("application/schema+json", json!({"type": "object"})),
-        RouteTarget::Version => answer(&types.subschema_for::<ServerVersion>().to_value(), &route.about),
-        RouteTarget::Index => answer(&types.subschema_for::<ApiIndex>().to_value(), &route.about),
-        RouteTarget::Fleets => answer(&types.subschema_for::<FleetList>().to_value(), &route.about),
-        RouteTarget::Fleet => answer(&types.subschema_for::<FleetSummary>().to_value(), &route.about),
+        RouteTarget::Version => answer_of::<ServerVersion>(types, &route.about),
+        RouteTarget::Index => answer_of::<ApiIndex>(types, &route.about),
+        RouteTarget::Fleets => answer_of::<FleetList>(types, &route.about),
+        RouteTarget::Fleet => answer_of::<FleetSummary>(types, &route.about),
     }
 }
 
@@ -424,8 +419,7 @@ fn operation(
         responses[status.as_str()] = ok.clone();
         if matches!(route.does, RouteTarget::Intent(..) | RouteTarget::Intents) && status != StatusCode::OK {
             let about = "Path of the entity that was created or is changed, if it has one.";
-            responses[status.as_str()]["headers"]["Location"] =
-                json!({"description": about, "schema": {"type": "string"}});
+            responses[status.as_str()]["headers"]["Location"] = header(about, &json!({"type": "string"}));
         }
     }
     if let RouteTarget::Get(_) = route.does {
@@ -440,7 +434,7 @@ fn operation(
         }
     }
     let mut operation = json!({
-        "operationId": operation_id(route),
+        "operationId": route.id,
         "tags": [tag(route)],
         "summary": route.about.trim_end_matches('.'),
         "description": route.about,
@@ -451,50 +445,6 @@ fn operation(
         operation["requestBody"] = body;
     }
     operation
-}
-
-fn operation_id(route: &HttpRoute) -> String {
-    match route.does {
-        RouteTarget::List(kind) if route.path.contains("/plans/{plan}/") => format!("list_plan_{kind}"),
-        RouteTarget::List(kind) => format!("list_{kind}"),
-        RouteTarget::Get(kind) => format!("get_{}", kind.kind().word()),
-        RouteTarget::Disruption => "get_disruption".into(),
-        RouteTarget::History(kind) => format!("get_{}_history", kind.kind().word()),
-        RouteTarget::Why(kind) => format!("get_{}_why", kind.kind().word()),
-        RouteTarget::Event(EventRead::Event) => "get_event".into(),
-        RouteTarget::Event(EventRead::Causes) => "list_event_causes".into(),
-        RouteTarget::Event(EventRead::Effects) => "list_event_effects".into(),
-        RouteTarget::Diff => "get_diff".into(),
-        RouteTarget::Intent(entry, shape) => {
-            let name = entry.type_name.trim_end_matches(".v1").replace('.', "_");
-            // Approvals and rejections have a second route, for several operations.
-            match name.strip_prefix("operation_") {
-                Some(verb) if shape == BodyShape::Members => format!("operations_{verb}"),
-                _ => name,
-            }
-        }
-        RouteTarget::Intents => "intents".into(),
-        RouteTarget::DryRun => "dry_run".into(),
-        RouteTarget::OpenChannel => "open_channel".into(),
-        RouteTarget::SendMessages => "send_messages".into(),
-        RouteTarget::OfferConsoles => "offer_consoles".into(),
-        RouteTarget::SendReplies => "send_console_replies".into(),
-        RouteTarget::AttachConsole => "attach_console".into(),
-        RouteTarget::SendInput => "send_console_input".into(),
-        RouteTarget::Events => "events".into(),
-        RouteTarget::Logs => "logs".into(),
-        RouteTarget::Live if route.path == "/healthz" => "health".into(),
-        RouteTarget::Live => "live".into(),
-        RouteTarget::Ready => "ready".into(),
-        RouteTarget::Metrics => "metrics".into(),
-        RouteTarget::OpenApi => "openapi".into(),
-        RouteTarget::Schema => "schema".into(),
-        RouteTarget::ErrorEntry => "error".into(),
-        RouteTarget::Version => "version".into(),
-        RouteTarget::Index => "index".into(),
-        RouteTarget::Fleets => "list_fleets".into(),
-        RouteTarget::Fleet => "get_fleet".into(),
-    }
 }
 
 fn request_body(
@@ -537,12 +487,9 @@ fn request_body(
             }}))
         }
         RouteTarget::OpenChannel | RouteTarget::OfferConsoles | RouteTarget::AttachConsole => Some(
-            json!({"required": true, "description": "Empty body.", "content": {"application/x-ndjson": {"schema": {"type": "string", "maxLength": 0}}}}),
+            json!({"required": true, "description": "Empty body.", "content": {LINES: {"schema": {"type": "string", "maxLength": 0}}}}),
         ),
-        RouteTarget::SendMessages => Some(
-            json!({"required": true, "content": {"application/x-ndjson": {"schema": {"type": "string"}}}}),
-        ),
-        RouteTarget::SendReplies => {
+        RouteTarget::SendMessages | RouteTarget::SendReplies => {
             Some(json!({"required": true, "content": {LINES: {"schema": {"type": "string"}}}}))
         }
         RouteTarget::SendInput => Some(json!({"required": true, "content": {

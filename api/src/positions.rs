@@ -12,11 +12,10 @@
 use axum::body::Body;
 use axum::http::{HeaderValue, Response};
 use chancery_events::id::Position;
-use chancery_events::lineage::{InvalidPosition, LineageHistory, NamedPosition};
+use chancery_events::lineage::{LineageHistory, NamedPosition};
 
 use super::FleetApi;
-use super::problem::{OTHER_LINEAGE, ProblemDetails, RequestPart};
-use super::query::QueryParams;
+use super::problem::{OTHER_LINEAGE, ProblemDetails};
 
 /// Returns the position after which a client continues that has seen the record at `seen`.
 pub(super) fn seen(
@@ -48,17 +47,6 @@ pub(super) fn wanted(
 ) -> Result<Position, ProblemDetails> {
     let before = Position::new(first.position.get().saturating_sub(1));
     seen(lineages, NamedPosition { position: before, ..first }).map(|before| before.plus(1))
-}
-
-/// Takes a position out of a query.
-pub(super) fn take(params: &mut QueryParams, name: &str) -> Result<Option<NamedPosition>, ProblemDetails> {
-    let read = |text: String| text.parse().map_err(|error| invalid(RequestPart::Query, name, error));
-    params.take(name)?.map(read).transpose()
-}
-
-/// Returns the problem of a parameter that is no valid position.
-pub(super) fn invalid(part: RequestPart, name: &str, error: InvalidPosition) -> ProblemDetails {
-    ProblemDetails::parameter(part, name, error.to_string())
 }
 
 /// Adds the lineage of the answer's positions as a header.

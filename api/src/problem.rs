@@ -6,6 +6,8 @@
 
 mod kinds;
 
+use std::fmt::Display;
+use std::str::FromStr;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -16,6 +18,7 @@ use chancery_events::refusal::{Refusal, RefusalCode};
 use chancery_projector::MomentEnd;
 use serde::{Deserialize, Serialize};
 
+use super::middleware::with_type;
 pub use kinds::*;
 
 /// Part of a request that an error is about.
@@ -45,7 +48,7 @@ pub struct FieldError {
 }
 
 /// Problem, as the body of a response.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[schemars(rename = "Problem")]
 pub struct ProblemBody {
     /// Path that serves the meaning and the remedy of the code: `/errors/{code}`.
@@ -115,20 +118,15 @@ pub struct ProblemDetails {
     pub kind: &'static ProblemKind,
     /// Cause of this occurrence.
     pub detail: String,
-    /// Optional members, boxed so that results with problems stay small.
+    /// Optional parts, boxed so that results with problems stay small.
     more: Box<ProblemExtras>,
 }
 
+/// Optional parts of a problem.
 #[derive(Clone, Default, Debug)]
 struct ProblemExtras {
-    errors: Vec<FieldError>,
-    version: Option<u64>,
-    position: Option<u64>,
-    id: Option<String>,
-    help: Option<String>,
-    lineage: Option<(Lineage, Position)>,
-    first: Option<MomentEnd>,
-    last: Option<MomentEnd>,
+    /// Optional members of the body; its other members are set when the problem is shown.
+    members: ProblemBody,
     allow: Option<String>,
     retry_after: Option<Duration>,
 }
@@ -167,6 +165,11 @@ impl ProblemDetails {
         )
     }
 
+    /// Returns the problem of an invalid query parameter.
+    pub(super) fn query(name: &str, detail: impl Into<String>) -> ProblemDetails {
+        ProblemDetails::parameter(RequestPart::Query, name, detail)
+    }
+
     /// Returns an internal error; its cause is logged and not sent to the caller.
     pub fn internal(doing: &str, error: &dyn std::fmt::Display) -> ProblemDetails {
         tracing::error!(doing, %error, "request failed");
@@ -183,8 +186,8 @@ impl ProblemDetails {
             code => kind_of(code),
         };
         let mut problem = ProblemDetails::new(kind, refusal.detail.clone());
-        problem.more.version = refusal.version;
-        problem.more.position = Some(position);
+        problem.more.members.version = refusal.version;
+        problem.more.members.position = Some(position);
         for (pointer, detail) in &refusal.errors {
             problem = problem.at(RequestPart::Body, pointer.clone(), detail.clone());
         }
@@ -199,14 +202,14 @@ impl ProblemDetails {
         pointer: impl Into<String>,
         detail: impl Into<String>,
     ) -> ProblemDetails {
-        self.more.errors.push(FieldError { pointer: pointer.into(), detail: detail.into(), part });
+        self.more.members.errors.push(FieldError { pointer: pointer.into(), detail: detail.into(), part });
         self
     }
 
     /// Prefixes the pointers into the body with `prefix`.
     #[must_use]
     pub fn below(mut self, prefix: &str) -> ProblemDetails {
-        for fault in self.more.errors.iter_mut().filter(|fault| fault.part == RequestPart::Body) {
+        for fault in self.errors_mut().iter_mut().filter(|fault| fault.part == RequestPart::Body) {
             fault.pointer.insert_str(0, prefix);
         }
         self
@@ -215,42 +218,44 @@ impl ProblemDetails {
     /// Sets the current version of the subject.
     #[must_use]
     pub fn version(mut self, version: u64) -> ProblemDetails {
-        self.more.version = Some(version);
+        self.more.members.version = Some(version);
         self
     }
 
     /// Sets the position of the refusal, or the position that the rows or the journal have reached.
     #[must_use]
     pub fn position(mut self, position: u64) -> ProblemDetails {
-        self.more.position = Some(position);
+        self.more.members.position = Some(position);
         self
     }
 
     /// Sets the id of the intent.
     #[must_use]
     pub fn id(mut self, id: &str) -> ProblemDetails {
-        self.more.id = Some(id.to_owned());
+        self.more.members.id = Some(id.to_owned());
         self
     }
 
     /// Sets the path with further information.
     #[must_use]
     pub fn help(mut self, path: String) -> ProblemDetails {
-        self.more.help = Some(path);
+        self.more.members.help = Some(path);
         self
     }
 
     /// Sets the lineage of the journal, and the first position that is valid only in that lineage.
     #[must_use]
     pub fn lineage(mut self, current: Lineage, since: Position) -> ProblemDetails {
-        self.more.lineage = Some((current, since));
+        let members = &mut self.more.members;
+        (members.lineage, members.since) = (Some(current.to_string()), Some(since.get()));
         self
     }
 
     /// Sets the first and the last moment that can be read, as far as they are known.
     #[must_use]
     pub fn moments(mut self, first: Option<MomentEnd>, last: Option<MomentEnd>) -> ProblemDetails {
-        (self.more.first, self.more.last) = (first, last);
+        let members = &mut self.more.members;
+        (members.first, members.last) = (first.map(MomentBody::from), last.map(MomentBody::from));
         self
     }
 
@@ -270,12 +275,12 @@ impl ProblemDetails {
 
     /// Returns the errors of the problem.
     pub fn errors(&self) -> &[FieldError] {
-        &self.more.errors
+        &self.more.members.errors
     }
 
     /// Returns the errors of the problem for modification.
     pub fn errors_mut(&mut self) -> &mut Vec<FieldError> {
-        &mut self.more.errors
+        &mut self.more.members.errors
     }
 
     /// Returns the problem in the form of an answer's body.
@@ -286,17 +291,9 @@ impl ProblemDetails {
             status: self.kind.status,
             code: self.kind.code.to_owned(),
             detail: self.detail.clone(),
-            errors: self.more.errors.clone(),
             retryable: self.kind.retryable,
             request_id: request_id.to_owned(),
-            version: self.more.version,
-            position: self.more.position,
-            id: self.more.id.clone(),
-            help: self.more.help.clone(),
-            lineage: self.more.lineage.map(|(lineage, _)| lineage.to_string()),
-            since: self.more.lineage.map(|(_, since)| since.get()),
-            first: self.more.first.map(MomentBody::from),
-            last: self.more.last.map(MomentBody::from),
+            ..self.more.members.clone()
         }
     }
 }
@@ -314,11 +311,10 @@ pub(super) fn with_body(mut response: Response<Body>, request_id: &str) -> Respo
 /// Head of the answer. The problem is in its extensions: only the outermost handler knows the body's id.
 impl IntoResponse for ProblemDetails {
     fn into_response(self) -> Response<Body> {
-        let mut response = Response::new(Body::empty());
+        let mut response = with_type("application/problem+json", Body::empty());
         *response.status_mut() =
             StatusCode::from_u16(self.kind.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some(value) = self.more.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
             headers.insert(header::ALLOW, value);
         }
@@ -328,12 +324,21 @@ impl IntoResponse for ProblemDetails {
                 HeaderValue::from(after.as_millis().div_ceil(1000).max(1) as u64),
             );
         }
-        if let Some(position) = self.more.position {
+        if let Some(position) = self.more.members.position {
             headers.insert("chancery-position", HeaderValue::from(position));
         }
         response.extensions_mut().insert(self);
         response
     }
+}
+
+/// Parses the text of a parameter.
+pub(super) fn parsed<T: FromStr<Err: Display>>(
+    part: RequestPart,
+    name: &str,
+    text: &str,
+) -> Result<T, ProblemDetails> {
+    text.parse().map_err(|error: T::Err| ProblemDetails::parameter(part, name, error.to_string()))
 }
 
 /// Returns a JSON Pointer (RFC 6901) to a member of the root.

@@ -1,8 +1,11 @@
 //! Query of a request: each parameter at most once, no unknown parameter.
 
+use std::fmt::Display;
+use std::str::FromStr;
+
 use axum::http::Uri;
 
-use super::problem::{INVALID_PARAMETER, ProblemDetails, RequestPart, pointer_to};
+use super::problem::{INVALID_PARAMETER, ProblemDetails, RequestPart, parsed, pointer_to};
 
 /// Remaining parameters of a query.
 #[derive(Debug)]
@@ -22,18 +25,24 @@ impl QueryParams {
         let mut found = None;
         while let Some(at) = self.0.iter().position(|(key, _)| key == name) {
             if found.replace(self.0.remove(at).1).is_some() {
-                return Err(ProblemDetails::parameter(RequestPart::Query, name, "must be given once"));
+                return Err(ProblemDetails::query(name, "must be given once"));
             }
         }
         Ok(found)
     }
 
+    /// Takes a parameter out of the query, and parses it.
+    pub(super) fn parsed<T: FromStr<Err: Display>>(
+        &mut self,
+        name: &str,
+    ) -> Result<Option<T>, ProblemDetails> {
+        self.take(name)?.map(|text| parsed(RequestPart::Query, name, &text)).transpose()
+    }
+
     /// Takes an unsigned integer out of the query.
     pub(super) fn number(&mut self, name: &str) -> Result<Option<u64>, ProblemDetails> {
-        let read = |text: String| {
-            text.parse()
-                .map_err(|_| ProblemDetails::parameter(RequestPart::Query, name, "must be a whole number"))
-        };
+        let read =
+            |text: String| text.parse().map_err(|_| ProblemDetails::query(name, "must be a whole number"));
         self.take(name)?.map(read).transpose()
     }
 
@@ -43,7 +52,7 @@ impl QueryParams {
             None => Ok(None),
             Some("true") => Ok(Some(true)),
             Some("false") => Ok(Some(false)),
-            Some(_) => Err(ProblemDetails::parameter(RequestPart::Query, name, "must be true or false")),
+            Some(_) => Err(ProblemDetails::query(name, "must be true or false")),
         }
     }
 

@@ -126,13 +126,10 @@ impl RateLimiter {
         let Some(buckets) = self.budget(does) else { return Ok(()) };
         buckets.take(principal, self.began.elapsed()).map_err(|wait| {
             let TokenBuckets { what, per_second, .. } = buckets;
-            ProblemDetails::new(
-                TOO_MANY,
-                format!(
-                    "cannot accept request: the limit is {per_second} {what} a second for each principal"
-                ),
-            )
-            .after(wait)
+            let detail = format!(
+                "cannot accept request: the limit is {per_second} {what} a second for each principal"
+            );
+            ProblemDetails::new(TOO_MANY, detail).after(wait)
         })
     }
 

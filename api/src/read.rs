@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderValue, Response};
+use axum::http::{HeaderValue, Response, StatusCode};
+use axum::response::IntoResponse as _;
 use chancery_events::event::{Event, EventLine};
 use chancery_events::fact::Fact;
 use chancery_events::id::Position;
@@ -102,17 +103,12 @@ pub(super) async fn settle(
         Some("eventual") => ReadConsistency::Eventual,
         Some(_) => {
             let what = "must be eventual; by default a read is at least as new as earlier verdicts";
-            return Err(ProblemDetails::parameter(RequestPart::Query, "consistency", what));
+            return Err(ProblemDetails::query("consistency", what));
         }
     };
-    let named = positions::take(params, "min_position")?;
+    let named = params.parsed("min_position")?;
     let named = named.map(|named| positions::seen(app.hub.lineages().as_ref(), named)).transpose()?;
     settled(app, app.last_verdict.wanted(consistency, named), from).await
-}
-
-/// Waits until this server is at the last verdict that it gave.
-pub(super) async fn settle_by_default(app: &FleetApi, from: ReadFrom) -> Result<(), ProblemDetails> {
-    settled(app, app.last_verdict.wanted(ReadConsistency::Verdicts, None), from).await
 }
 
 pub(super) async fn settled(app: &FleetApi, wanted: Position, from: ReadFrom) -> Result<(), ProblemDetails> {
@@ -125,19 +121,13 @@ pub(super) async fn settled(app: &FleetApi, wanted: Position, from: ReadFrom) ->
     }
 }
 
-/// Sets the position at which an answer is valid.
-fn at_position(mut response: Response<Body>, position: Position) -> Response<Body> {
-    response.headers_mut().insert("chancery-position", HeaderValue::from(position.get()));
-    response
-}
-
 /// Sets the position at which an answer is valid; of an answer at a moment, also the time.
 pub(super) fn at_moment(
-    response: Response<Body>,
+    mut response: Response<Body>,
     position: Position,
     at: Option<&ChainCursor>,
 ) -> Response<Body> {
-    let response = at_position(response, position);
+    response.headers_mut().insert("chancery-position", HeaderValue::from(position.get()));
     match at {
         Some(at) => moments::named(response, at),
         None => response,
@@ -169,20 +159,13 @@ pub(super) async fn list(
     mut params: QueryParams,
 ) -> Result<Response<Body>, ProblemDetails> {
     let limit = params.number("limit")?.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let token = params.take("page_token")?.map(|text| text.parse::<PageToken>());
-    let token = token
-        .transpose()
-        .map_err(|error| ProblemDetails::parameter(RequestPart::Query, "page_token", error.to_string()))?;
+    let token = params.parsed::<PageToken>("page_token")?;
     let moment = moments::take(app, &mut params, "as_of")?;
     settle(app, &mut params, source_of(moment)).await?;
     let mut filters = params.rest();
     if let Some(plan) = call.found.param("plan") {
         if filters.iter().any(|(name, _)| name == "plan") {
-            return Err(ProblemDetails::parameter(
-                RequestPart::Query,
-                "plan",
-                "must be absent: the path has it",
-            ));
+            return Err(ProblemDetails::query("plan", "must be absent: the path has it"));
         }
         filters.push(("plan".to_owned(), plan.to_owned()));
     }
@@ -276,13 +259,9 @@ pub(super) fn not_read(kind: RowKind, error: QueryError) -> ProblemDetails {
             let what = format!("no such filter: {rule}");
             ProblemDetails::new(INVALID_PARAMETER, text).at(RequestPart::Query, pointer_to(&name), what)
         }
-        QueryError::Filter(InvalidFilter::Value { name, reason, .. }) => {
-            ProblemDetails::parameter(RequestPart::Query, name, reason)
-        }
-        QueryError::OtherToken { .. } => {
-            ProblemDetails::parameter(RequestPart::Query, "page_token", error.to_string())
-        }
-        QueryError::Limit { .. } => ProblemDetails::parameter(RequestPart::Query, "limit", error.to_string()),
+        QueryError::Filter(InvalidFilter::Value { name, reason, .. }) => ProblemDetails::query(name, reason),
+        QueryError::OtherToken { .. } => ProblemDetails::query("page_token", error.to_string()),
+        QueryError::Limit { .. } => ProblemDetails::query("limit", error.to_string()),
         QueryError::Store(error) => ProblemDetails::internal("read rows", &error),
     }
 }
@@ -321,7 +300,7 @@ pub(super) async fn get(
         return Err(problem.position(position.get()));
     }
     let response = if entity_tag::is_known(&call.parts.headers, &tag) {
-        entity_tag::not_modified()
+        StatusCode::NOT_MODIFIED.into_response()
     } else {
         ReservedAnswer::of_row().with(app, row.body)?
     };
@@ -454,7 +433,7 @@ pub(super) fn limit_of_events(params: &mut QueryParams) -> Result<usize, Problem
         Some(limit @ 1..=HISTORY_MAX) => Ok(limit as usize),
         Some(_) => {
             let what = format!("must be 1 to {HISTORY_MAX}");
-            Err(ProblemDetails::parameter(RequestPart::Query, "limit", what))
+            Err(ProblemDetails::query("limit", what))
         }
     }
 }
@@ -467,7 +446,7 @@ pub(super) async fn history(
     mut params: QueryParams,
 ) -> Result<Response<Body>, ProblemDetails> {
     let key = key(call, kind)?;
-    let from = match positions::take(&mut params, "from")? {
+    let from = match params.parsed("from")? {
         Some(from) => positions::wanted(app.hub.lineages().as_ref(), from)?,
         None => Position::FIRST,
     };

@@ -127,6 +127,8 @@ pub(super) struct HttpRoute {
     /// Path with parameters in braces.
     pub(super) path: String,
     pub(super) does: RouteTarget,
+    /// Id of the operation in the API's description.
+    pub(super) id: String,
     /// Purpose of the route, in one sentence.
     pub(super) about: String,
 }
@@ -151,94 +153,88 @@ const OF_ONE: &[(&str, &IntentEntry, BodyShape, &str)] = &[
 /// Table of all routes.
 pub(super) static ROUTES: LazyLock<Vec<HttpRoute>> = LazyLock::new(|| {
     let mut all = Vec::new();
-    let mut add = |method: Method, path: String, does: RouteTarget, about: &str| {
-        all.push(HttpRoute { method, path, does, about: about.to_owned() });
+    let mut add = |method: Method, path: String, does: RouteTarget, id: &str, about: &str| {
+        all.push(HttpRoute { method, path, does, id: id.to_owned(), about: about.to_owned() });
     };
     for kind in RowKind::ALL.iter().copied() {
-        let one = kind.kind().path();
-        add(Method::GET, format!("{FLEET}/{kind}"), RouteTarget::List(kind), &format!("Lists {kind}."));
-        add(
-            Method::GET,
-            format!("{FLEET}{one}"),
-            RouteTarget::Get(kind),
-            &format!("Returns one of the {kind}."),
-        );
+        let (list, one, word) = (format!("{FLEET}/{kind}"), kind.kind().path(), kind.kind().word());
+        let (about, id) = (format!("Lists {kind}."), format!("list_{kind}"));
+        add(Method::GET, list, RouteTarget::List(kind), &id, &about);
+        let (about, id) = (format!("Returns one of the {kind}."), format!("get_{word}"));
+        add(Method::GET, format!("{FLEET}{one}"), RouteTarget::Get(kind), &id, &about);
         let about = format!("Lists the events about one of the {kind}.");
-        add(Method::GET, format!("{FLEET}{one}/history"), RouteTarget::History(kind), &about);
+        let (path, id) = (format!("{FLEET}{one}/history"), format!("get_{word}_history"));
+        add(Method::GET, path, RouteTarget::History(kind), &id, &about);
         let about = format!("Returns the facts behind a field of one of the {kind}, and their causes.");
-        add(Method::GET, format!("{FLEET}{one}/why"), RouteTarget::Why(kind), &about);
+        let (path, id) = (format!("{FLEET}{one}/why"), format!("get_{word}_why"));
+        add(Method::GET, path, RouteTarget::Why(kind), &id, &about);
     }
-    let disruption = format!("{FLEET}{}", EntityKind::Disruption.path());
-    add(Method::GET, disruption, RouteTarget::Disruption, "Returns a disruption of a node.");
+    let (path, about) = (EntityKind::Disruption.path(), "Returns a disruption of a node.");
+    add(Method::GET, format!("{FLEET}{path}"), RouteTarget::Disruption, "get_disruption", about);
     let diff = "Lists the entities whose rows differ between two moments.";
-    add(Method::GET, format!("{FLEET}/diff"), RouteTarget::Diff, diff);
-    for (path, read, about) in [
-        ("", EventRead::Event, "Returns an event."),
-        ("/causes", EventRead::Causes, "Lists the causes of an event, up to the first event of the chain."),
-        ("/effects", EventRead::Effects, "Lists the facts that name an event as their cause."),
-    ] {
-        let path = format!("{FLEET}/events/{{position}}{path}");
-        add(Method::GET, path, RouteTarget::Event(read), about);
-    }
-    let of_plan = format!("{FLEET}/plans/{{plan}}/deployments");
-    add(Method::GET, of_plan, RouteTarget::List(RowKind::Deployments), "Lists a plan's deployments.");
+    add(Method::GET, format!("{FLEET}/diff"), RouteTarget::Diff, "get_diff", diff);
+    let event = |path: &str| format!("{FLEET}/events/{{position}}{path}");
+    add(Method::GET, event(""), RouteTarget::Event(EventRead::Event), "get_event", "Returns an event.");
+    let about = "Lists the causes of an event, up to the first event of the chain.";
+    add(Method::GET, event("/causes"), RouteTarget::Event(EventRead::Causes), "list_event_causes", about);
+    let about = "Lists the facts that name an event as their cause.";
+    add(Method::GET, event("/effects"), RouteTarget::Event(EventRead::Effects), "list_event_effects", about);
+    let (of_plan, list) =
+        (format!("{FLEET}/plans/{{plan}}/deployments"), RouteTarget::List(RowKind::Deployments));
+    add(Method::GET, of_plan, list, "list_plan_deployments", "Lists a plan's deployments.");
+    let intent_id = |entry: &IntentEntry| entry.type_name.trim_end_matches(".v1").replace('.', "_");
     for (path, entry, shape, about) in OF_ONE {
-        add(Method::POST, format!("{FLEET}{path}"), RouteTarget::Intent(entry, *shape), about);
+        let intent = RouteTarget::Intent(entry, *shape);
+        add(Method::POST, format!("{FLEET}{path}"), intent, &intent_id(entry), about);
     }
     for entry in Intent::REGISTER {
         let method = Method::from_bytes(entry.method.as_bytes()).expect("a method");
-        add(
-            method,
-            format!("{FLEET}{}", entry.path),
-            RouteTarget::Intent(entry, BodyShape::Members),
-            entry.about,
-        );
+        let (path, intent) =
+            (format!("{FLEET}{}", entry.path), RouteTarget::Intent(entry, BodyShape::Members));
+        // The routes of one operation have the ids with the singular.
+        let id = intent_id(entry).replace("operation_", "operations_");
+        add(method, path, intent, &id, entry.about);
     }
     let intents = "Submits intents as CloudEvents: structured, binary or a batch.";
-    add(Method::POST, format!("{FLEET}/intents"), RouteTarget::Intents, intents);
+    add(Method::POST, format!("{FLEET}/intents"), RouteTarget::Intents, "intents", intents);
     let dry_run =
         "Decides intents on a copy of the state, as CloudEvents like those of `intents`; records nothing.";
-    add(Method::POST, format!("{FLEET}/dry-run"), RouteTarget::DryRun, dry_run);
-    add(Method::GET, format!("{FLEET}/events"), RouteTarget::Events, "Streams events.");
+    add(Method::POST, format!("{FLEET}/dry-run"), RouteTarget::DryRun, "dry_run", dry_run);
+    add(Method::GET, format!("{FLEET}/events"), RouteTarget::Events, "events", "Streams events.");
     let logs = "Returns the output of an incarnation's processes.";
-    add(Method::GET, format!("{FLEET}/incarnations/{{id}}/logs"), RouteTarget::Logs, logs);
-    let channel = "Opens an executor's channel: the response continues with the decider's messages.";
-    add(Method::POST, format!("{FLEET}/channels"), RouteTarget::OpenChannel, channel);
-    let messages = "Accepts an executor's messages on its channel, in order.";
-    add(Method::POST, format!("{FLEET}/channels/{{channel}}/messages"), RouteTarget::SendMessages, messages);
-    let offer = "Offers an executor's consoles: the response continues with requests about them.";
-    add(Method::POST, format!("{FLEET}/channels/{{channel}}/consoles"), RouteTarget::OfferConsoles, offer);
-    let replies = "Accepts an executor's replies about consoles, in order.";
-    let path = format!("{FLEET}/channels/{{channel}}/consoles/replies");
-    add(Method::POST, path, RouteTarget::SendReplies, replies);
-    let attach = "Attaches to a console that an intent of the actor has opened: the response continues with its output.";
-    add(Method::POST, format!("{FLEET}/consoles/{{position}}/attach"), RouteTarget::AttachConsole, attach);
-    let typed = "Gives input to the guest of an attachment.";
-    add(Method::POST, format!("{FLEET}/attachments/{{attachment}}/input"), RouteTarget::SendInput, typed);
-    add(Method::GET, "/livez".into(), RouteTarget::Live, "Reports that the process is live.");
+    add(Method::GET, format!("{FLEET}/incarnations/{{id}}/logs"), RouteTarget::Logs, "logs", logs);
+    let about = "Opens an executor's channel: the response continues with the decider's messages.";
+    add(Method::POST, format!("{FLEET}/channels"), RouteTarget::OpenChannel, "open_channel", about);
+    let channel = |path: &str| format!("{FLEET}/channels/{{channel}}/{path}");
+    let about = "Accepts an executor's messages on its channel, in order.";
+    add(Method::POST, channel("messages"), RouteTarget::SendMessages, "send_messages", about);
+    let about = "Offers an executor's consoles: the response continues with requests about them.";
+    add(Method::POST, channel("consoles"), RouteTarget::OfferConsoles, "offer_consoles", about);
+    let about = "Accepts an executor's replies about consoles, in order.";
+    add(Method::POST, channel("consoles/replies"), RouteTarget::SendReplies, "send_console_replies", about);
+    let path = format!("{FLEET}/consoles/{{position}}/attach");
+    let about = "Attaches to a console that an intent of the actor has opened: the response continues with its output.";
+    add(Method::POST, path, RouteTarget::AttachConsole, "attach_console", about);
+    let path = format!("{FLEET}/attachments/{{attachment}}/input");
+    let about = "Gives input to the guest of an attachment.";
+    add(Method::POST, path, RouteTarget::SendInput, "send_console_input", about);
     let alias = "Reports the same as `/livez`, for programs that have this path built in.";
-    add(Method::GET, "/healthz".into(), RouteTarget::Live, alias);
-    add(Method::GET, "/version".into(), RouteTarget::Version, "Returns the version of the server.");
-    let index = "Returns the paths from which the API can be explored.";
-    add(Method::GET, "/v1".into(), RouteTarget::Index, index);
-    add(Method::GET, "/v1/fleets".into(), RouteTarget::Fleets, "Lists the fleets of the server.");
-    add(Method::GET, FLEET.into(), RouteTarget::Fleet, "Returns one of the fleets.");
-    add(
-        Method::GET,
-        "/readyz".into(),
-        RouteTarget::Ready,
-        "Reports whether the rows keep up with the journal.",
-    );
-    add(Method::GET, "/metrics".into(), RouteTarget::Metrics, "Returns metrics for Prometheus.");
-    add(Method::GET, "/v1/openapi.json".into(), RouteTarget::OpenApi, "Returns the description of this API.");
-    add(
-        Method::GET,
-        "/v1/schemas/{type}".into(),
-        RouteTarget::Schema,
-        "Returns the JSON Schema of an event type.",
-    );
     let error = "Describes an error code: its meaning and its remedy.";
-    add(Method::GET, "/errors/{code}".into(), RouteTarget::ErrorEntry, error);
+    for (path, does, id, about) in [
+        ("/livez", RouteTarget::Live, "live", "Reports that the process is live."),
+        ("/healthz", RouteTarget::Live, "health", alias),
+        ("/version", RouteTarget::Version, "version", "Returns the version of the server."),
+        ("/v1", RouteTarget::Index, "index", "Returns the paths from which the API can be explored."),
+        ("/v1/fleets", RouteTarget::Fleets, "list_fleets", "Lists the fleets of the server."),
+        (FLEET, RouteTarget::Fleet, "get_fleet", "Returns one of the fleets."),
+        ("/readyz", RouteTarget::Ready, "ready", "Reports whether the rows keep up with the journal."),
+        ("/metrics", RouteTarget::Metrics, "metrics", "Returns metrics for Prometheus."),
+        ("/v1/openapi.json", RouteTarget::OpenApi, "openapi", "Returns the description of this API."),
+        ("/v1/schemas/{type}", RouteTarget::Schema, "schema", "Returns the JSON Schema of an event type."),
+        ("/errors/{code}", RouteTarget::ErrorEntry, "error", error),
+    ] {
+        add(Method::GET, path.to_owned(), does, id, about);
+    }
     all
 });
 

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use axum::body::Body;
-use axum::http::{HeaderValue, Response, header};
+use axum::http::Response;
 use chancery_events::cloudevent::TYPE_PREFIX;
 use chancery_events::fact::Fact;
 use chancery_events::intent::Intent;
 use chancery_events::observation::Observation;
 use serde_json::Value;
 
-use super::middleware::json;
+use super::middleware::with_type;
 use super::problem::{NOT_FOUND, ProblemDetails};
 
 /// Schema of each type, as text.
@@ -47,7 +47,5 @@ pub(super) fn get(type_name: &str) -> Result<Response<Body>, ProblemDetails> {
             format!("cannot find schema: no event has the type {shown:?}"),
         ));
     };
-    let mut response = json(schema.as_str());
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/schema+json"));
-    Ok(response)
+    Ok(with_type("application/schema+json", schema.as_str()))
 }

@@ -19,17 +19,17 @@ use axum::http::{HeaderMap, HeaderValue, Response, header};
 use chancery_decider::hub::{FollowerGuard, RenderedEvent};
 use chancery_events::id::{Lineage, Position};
 use chancery_events::lineage::NamedPosition;
-use chancery_events::text::counted;
 use chancery_projector::ReadConsistency;
 
 use super::FleetApi;
 use super::accept;
 use super::event_filter::EventFilter;
-use super::follower::{FollowerPosition, FollowerRead, FollowerWake};
+use super::follower::{FollowerPosition, FollowerRead, FollowerWake, admit};
+use super::middleware::with_type;
 use super::positions;
-use super::problem::{BUSY, NOT_ACCEPTABLE, ProblemDetails, RequestPart};
+use super::problem::{NOT_ACCEPTABLE, ProblemDetails, RequestPart, parsed};
 use super::query::QueryParams;
-use super::read::{ReadFrom, settle_by_default, settled};
+use super::read::{ReadFrom, settled};
 
 /// Maximum number of events that are filtered out before a bookmark.
 const PASSED: u64 = 4096;
@@ -128,15 +128,19 @@ pub(super) async fn events(
     let limit = params.number("limit")?;
     params.end(&["from", "types", "subject", "kinds", "follow", "limit"])?;
     if limit == Some(0) {
-        return Err(ProblemDetails::parameter(RequestPart::Query, "limit", "must be at least 1"));
+        return Err(ProblemDetails::query("limit", "must be at least 1"));
     }
     if !follow {
-        settle_by_default(app, ReadFrom::Journal).await?;
+        settled(app, app.last_verdict.wanted(ReadConsistency::Verdicts, None), ReadFrom::Journal).await?;
     }
     let mut tail = tail_of(app);
     let lineages = app.hub.lineages();
     let next = match headers.get("last-event-id") {
-        Some(id) => positions::seen(lineages.as_ref(), last_event_id(id)?)?.plus(1),
+        Some(id) => {
+            let text = id.to_str().unwrap_or_default().trim();
+            let last = parsed(RequestPart::Header, "last-event-id", text)?;
+            positions::seen(lineages.as_ref(), last)?.plus(1)
+        }
         None => match from.as_deref() {
             None => Position::FIRST,
             Some("end") => tail.plus(1),
@@ -150,21 +154,11 @@ pub(super) async fn events(
             .await?;
         tail = tail_of(app);
     }
-    let follower = app.hub.follow(app.common.limits.followers).ok_or_else(|| {
-        ProblemDetails::new(
-            BUSY,
-            format!(
-                "cannot follow journal: the limit of {} is reached",
-                counted(app.common.limits.followers, "stream")
-            ),
-        )
-    })?;
+    let follower = admit(app, "follow journal")?;
     let lineage = lineages.map(|lineages| lineages.current);
     let asked = StreamRequest { next, lineage, wanted, form, until: (!follow).then_some(tail), limit };
-    let mut response = Response::new(stream(app.clone(), asked, follower));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(form.media_type()));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let mut response = with_type(form.media_type(), stream(app.clone(), asked, follower));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
 }
 
@@ -181,15 +175,8 @@ fn form(headers: &HeaderMap) -> Result<StreamFormat, ProblemDetails> {
     }
 }
 
-fn last_event_id(id: &HeaderValue) -> Result<NamedPosition, ProblemDetails> {
-    let text = id.to_str().unwrap_or_default().trim();
-    text.parse().map_err(|error| positions::invalid(RequestPart::Header, "last-event-id", error))
-}
-
 fn first_wanted(text: &str) -> Result<NamedPosition, ProblemDetails> {
-    let wrong = |_| {
-        ProblemDetails::parameter(RequestPart::Query, "from", "must be a position, or \"end\" for new events")
-    };
+    let wrong = |_| ProblemDetails::query("from", "must be a position, or \"end\" for new events");
     text.trim().parse().map_err(wrong)
 }
 
@@ -253,16 +240,16 @@ impl StreamProgress {
         Some(format!("id: {id}\nevent: bookmark\ndata: {{\"position\":{last}}}\n\n").into())
     }
 
-    fn closed(&self, why: &StreamEnd, form: StreamFormat) -> Result<Option<Bytes>, io::Error> {
+    fn closed(&self, why: &StreamEnd, form: StreamFormat) -> Option<Result<Bytes, io::Error>> {
         let (id, last, reason) = (self.id(), self.last(), why.word());
         match (form, why) {
-            (StreamFormat::Sse, _) => Ok(Some(
-                format!("id: {id}\nevent: closed\ndata: {{\"reason\":\"{reason}\",\"position\":{last}}}\n\n")
-                    .into(),
-            )),
+            (StreamFormat::Sse, _) => Some(Ok(format!(
+                "id: {id}\nevent: closed\ndata: {{\"reason\":\"{reason}\",\"position\":{last}}}\n\n"
+            )
+            .into())),
             // Lines cannot carry a reason: an aborted transfer is not mistaken for a complete one.
-            (StreamFormat::Lines, StreamEnd::Slow | StreamEnd::Failed) => Err(io::Error::other(reason)),
-            (StreamFormat::Lines, StreamEnd::End | StreamEnd::Limit | StreamEnd::Shutdown) => Ok(None),
+            (StreamFormat::Lines, StreamEnd::Slow | StreamEnd::Failed) => Some(Err(io::Error::other(reason))),
+            (StreamFormat::Lines, StreamEnd::End | StreamEnd::Limit | StreamEnd::Shutdown) => None,
         }
     }
 }
@@ -328,10 +315,8 @@ fn stream(app: Arc<FleetApi>, asked: StreamRequest, follower: FollowerGuard) -> 
             }
             place.pace().await;
         };
-        match progress.closed(&why, asked.form) {
-            Ok(Some(last)) => yield Ok(last),
-            Ok(None) => {}
-            Err(error) => yield Err(error),
+        if let Some(last) = progress.closed(&why, asked.form) {
+            yield last;
         }
     };
     Body::from_stream(stream)

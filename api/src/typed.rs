@@ -15,29 +15,17 @@ impl EventData for SplicedJson {
     }
 }
 
-/// Text that may have lists.
-pub(super) trait ListText {
-    /// Whether the text may have a list: it has its first character.
-    fn has_list(&self) -> bool;
-}
-
-impl ListText for SplicedJson {
-    fn has_list(&self) -> bool {
-        self.text().contains('[')
-    }
-}
-
-impl ListText for JsonPart<'_> {
-    fn has_list(&self) -> bool {
-        self.part.contains('[')
-    }
-}
-
 /// Part of a text, with the whole text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JsonPart<'a> {
     pub(super) whole: &'a str,
     pub(super) part: &'a str,
+}
+
+impl AsRef<str> for JsonPart<'_> {
+    fn as_ref(&self) -> &str {
+        self.part
+    }
 }
 
 impl EventData for JsonPart<'_> {
@@ -55,12 +43,13 @@ impl EventData for JsonPart<'_> {
 /// Reads the body of an intent of the type.
 pub(super) fn intent(
     type_name: &str,
-    text: &(impl EventData<Error = ProblemDetails> + ListText),
+    text: &(impl EventData<Error = ProblemDetails> + AsRef<str>),
 ) -> Result<Intent, ProblemDetails> {
     let intent = Intent::read_from(type_name, text).unwrap_or_else(|| {
         Err(ProblemDetails::new(INTERNAL, format!("nothing reads intents of type {type_name}")))
     })?;
-    if text.has_list() {
+    // Other texts have no list.
+    if text.as_ref().contains('[') {
         let sent: Value = text.read()?;
         let own = serde_json::from_str(&intent.data_json())
             .map_err(|error| ProblemDetails::internal("read the intent again", &error))?;

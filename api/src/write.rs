@@ -12,7 +12,7 @@ use chancery_events::extension::ExtensionAttributes;
 use chancery_events::fact::{
     DeploymentEnd, DeploymentEnded, DeploymentHalted, Fact, IntentOutcome, PlanApplied,
 };
-use chancery_events::id::{OperationId, Position};
+use chancery_events::id::Position;
 use chancery_events::intent::{
     ApprovedOperation, BodyRule, Intent, IntentEntry, IntentRequest, OperationApprove, OperationReject,
     SuccessKind,
@@ -32,7 +32,7 @@ use super::headers::{BodyFormat, IntentHeaders, WriteCondition, media};
 use super::intent_place::IntentPlace;
 use super::json::{SplicedJson, check, read};
 use super::middleware::{RoutedRequest, json};
-use super::problem::{BUSY, PRECONDITION_FAILED, ProblemDetails, RequestPart, UNKNOWN_OUTCOME};
+use super::problem::{BUSY, PRECONDITION_FAILED, ProblemDetails, RequestPart, UNKNOWN_OUTCOME, parsed};
 use super::query::QueryParams;
 use super::read::in_turn;
 use super::routes::{BodyShape, RouteMatch, RouteTarget};
@@ -106,7 +106,7 @@ pub(super) fn in_query(
             None => continue,
             Some("yes") => "yes",
             Some("no") => "no",
-            Some(_) => return Err(ProblemDetails::parameter(RequestPart::Query, name, "must be yes or no")),
+            Some(_) => return Err(ProblemDetails::query(name, "must be yes or no")),
         };
         query_members.push((*name, word));
     }
@@ -139,6 +139,7 @@ pub(super) async fn typed(
     let params: Vec<_> = found.params().collect();
     let is_empty = bytes.is_empty() && !needs_body(entry, shape);
     let text = if is_empty { "{}" } else { check(&bytes, depth)? };
+    let operation = || parsed(RequestPart::Path, "id", found.param("id").unwrap_or_default());
     let intent = match shape {
         BodyShape::Members => {
             let members = [params.as_slice(), &query_members].concat();
@@ -147,12 +148,11 @@ pub(super) async fn typed(
         }
         BodyShape::ApproveOne => {
             let hash = read::<ApproveOne>(text)?.hash;
-            OperationApprove { operations: vec![ApprovedOperation { operation: operation(&params)?, hash }] }
-                .into()
+            OperationApprove { operations: vec![ApprovedOperation { operation: operation()?, hash }] }.into()
         }
         BodyShape::RejectOne => {
             let reason = read::<RejectOne>(text)?.reason;
-            OperationReject { operations: vec![operation(&params)?], reason }.into()
+            OperationReject { operations: vec![operation()?], reason }.into()
         }
     };
     meta.check_condition()?;
@@ -174,13 +174,6 @@ pub(super) async fn typed(
     let verdict = ask(app, decider, request, meta.unchanged, bytes.len()).await;
     let (status, accepted) = asked.answered(app, decider, verdict).await?;
     Ok(response(status, &accepted, &found))
-}
-
-fn operation(params: &[(&str, &str)]) -> Result<OperationId, ProblemDetails> {
-    let text = params.first().map_or("", |(_, value)| *value);
-    text.parse().map_err(|error: chancery_events::id::InvalidId| {
-        ProblemDetails::parameter(RequestPart::Path, "id", error.to_string())
-    })
 }
 
 /// Reports an error of a member from the path as an error of the path. Members from the path or the query
@@ -310,24 +303,21 @@ impl AnswerContext {
         condition: Option<&WriteCondition>,
         place: IntentPlace,
     ) -> AnswerContext {
-        let has_more_in_facts = matches!(
-            request.intent,
-            Intent::PlanApply(_)
-                | Intent::ReplicaCreate(_)
-                | Intent::DeploymentCreate(_)
-                | Intent::PlanRollback(_)
-        );
-        let allocates = matches!(&request.intent, Intent::NodeApply(apply) if apply.cluster.is_some());
-        let (id, subject) = (request.id.to_string(), request.intent.subject());
-        let done = if request.intent.cascades() { SuccessKind::Later } else { request.intent.entry().done };
+        let intent = &request.intent;
         AnswerContext {
-            id,
-            subject,
-            done,
+            id: request.id.to_string(),
+            subject: intent.subject(),
+            done: if intent.cascades() { SuccessKind::Later } else { intent.entry().done },
             condition_header: condition.map(|condition| condition.header),
             place,
-            has_more_in_facts,
-            allocates,
+            has_more_in_facts: matches!(
+                intent,
+                Intent::PlanApply(_)
+                    | Intent::ReplicaCreate(_)
+                    | Intent::DeploymentCreate(_)
+                    | Intent::PlanRollback(_)
+            ),
+            allocates: matches!(intent, Intent::NodeApply(apply) if apply.cluster.is_some()),
         }
     }
 
@@ -343,7 +333,8 @@ impl AnswerContext {
         decider: &DeciderHandle,
         verdict: Result<Verdict, VerdictError>,
     ) -> Result<(StatusCode, AcceptedResponse), ProblemDetails> {
-        let (status, accepted) = self.answer(decider, verdict)?;
+        let verdict = self.verdict(&verdict.map_err(|why| self.no_verdict(decider, why))?);
+        let (status, accepted) = verdict?;
         if !self.needs_facts(&accepted) {
             return Ok((status, accepted));
         }
@@ -378,14 +369,6 @@ impl AnswerContext {
         (status, accepted)
     }
 
-    fn answer(
-        &self,
-        decider: &DeciderHandle,
-        verdict: Result<Verdict, VerdictError>,
-    ) -> Result<(StatusCode, AcceptedResponse), ProblemDetails> {
-        self.verdict(&verdict.map_err(|why| self.no_verdict(decider, why))?)
-    }
-
     /// Returns the status and the answer to a verdict, or its problem.
     pub(super) fn verdict(
         &self,
@@ -395,30 +378,21 @@ impl AnswerContext {
         let accepted = verdict.result.as_ref().as_ref();
         let accepted = accepted.map_err(|refusal| self.refused(refusal, position))?;
         let (status, word) = match accepted.outcome {
-            // The intent waits for approval, as a new request or as one that was opened before.
-            IntentOutcome::Unchanged if self.waits(accepted.subject.as_ref()) => {
-                (StatusCode::ACCEPTED, "unchanged")
-            }
-            IntentOutcome::Changed if self.waits(accepted.subject.as_ref()) => {
-                (StatusCode::ACCEPTED, "accepted")
-            }
             IntentOutcome::Unchanged => (StatusCode::OK, "unchanged"),
             IntentOutcome::Changed => (status(self.done, accepted.version), "accepted"),
         };
-        let subject = accepted.subject.as_ref().map(ToString::to_string);
-        let (recorded, version, changed) = (verdict.is_recorded, accepted.version, None);
-        Ok((
-            status,
-            AcceptedResponse {
-                position,
-                verdict: word.to_owned(),
-                recorded,
-                subject,
-                version,
-                changed,
-                superseded: Vec::new(),
-            },
-        ))
+        // The intent waits for approval, as a new request or as one that was opened before.
+        let waits = self.waits(accepted.subject.as_ref());
+        let response = AcceptedResponse {
+            position,
+            verdict: word.to_owned(),
+            recorded: verdict.is_recorded,
+            subject: accepted.subject.as_ref().map(ToString::to_string),
+            version: accepted.version,
+            changed: None,
+            superseded: Vec::new(),
+        };
+        Ok((if waits { StatusCode::ACCEPTED } else { status }, response))
     }
 
     /// Returns the problem of a refusal.

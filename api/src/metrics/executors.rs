@@ -7,7 +7,6 @@ use chancery_events::name::{ClusterName, ExecutorName, FleetName};
 use chancery_executor::{ExecutorStatus, StatusReading};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
@@ -37,43 +36,40 @@ impl ExecutorCollector {
     }
 }
 
-/// Value of a metric; a counter has the type of its samples.
-enum StatusValue {
-    Gauge(f64),
-    Counter(u64),
+/// Name, meaning, and the value of one executor.
+type StatusMetric = (&'static str, &'static str, fn(&StatusReading) -> Option<Box<dyn EncodeMetric>>);
+
+fn gauge(value: f64) -> Box<dyn EncodeMetric> {
+    Box::new(ConstGauge::new(value))
 }
 
-/// Name, meaning, type, and the value of one executor.
-type StatusMetric = (&'static str, &'static str, MetricType, fn(&StatusReading) -> Option<StatusValue>);
+fn counter(value: u64) -> Box<dyn EncodeMetric> {
+    Box::new(ConstCounter::new(value))
+}
 
 /// Metrics of an executor.
 const METRICS: &[StatusMetric] = &[
     (
         "executor_attached",
         "Whether the executor has a session, and the decider has its full report: 1, or 0.",
-        MetricType::Gauge,
-        |status| Some(StatusValue::Gauge(f64::from(u8::from(status.is_attached)))),
+        |status| Some(gauge(f64::from(u8::from(status.is_attached)))),
     ),
     (
         "executor_own_lease_seconds",
         "Time until the lease of the executor ends, as the executor counts it; 0 when it has ended.",
-        MetricType::Gauge,
-        |status| status.lease_left.map(|left| StatusValue::Gauge(left.as_secs_f64())),
+        |status| status.lease_left.map(|left| gauge(left.as_secs_f64())),
     ),
-    ("executor_work_running", "Work on objects that has not ended.", MetricType::Gauge, |status| {
-        Some(StatusValue::Gauge(status.running as f64))
+    ("executor_work_running", "Work on objects that has not ended.", |status| {
+        Some(gauge(status.running as f64))
     }),
-    ("executor_work_started", "Work on objects that was started.", MetricType::Counter, |status| {
-        Some(StatusValue::Counter(status.started))
-    }),
-    ("executor_connection_attempts", "Attempts to connect to a server.", MetricType::Counter, |status| {
-        Some(StatusValue::Counter(status.connects))
+    ("executor_work_started", "Work on objects that was started.", |status| Some(counter(status.started))),
+    ("executor_connection_attempts", "Attempts to connect to a server.", |status| {
+        Some(counter(status.connects))
     }),
     (
         "executor_connection_losses",
         "Attempts to connect that failed, and connections that ended.",
-        MetricType::Counter,
-        |status| Some(StatusValue::Counter(status.losses)),
+        |status| Some(counter(status.losses)),
     ),
 ];
 
@@ -82,19 +78,13 @@ impl Collector for ExecutorCollector {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let live: Vec<_> =
             all.iter().filter_map(|(labels, status)| Some((labels, status.upgrade()?.read()))).collect();
-        for (name, meaning, kind, value) in METRICS {
+        for (name, meaning, value) in METRICS {
             let values: Vec<_> =
                 live.iter().filter_map(|(labels, status)| Some((labels, value(status)?))).collect();
-            if values.is_empty() {
-                continue;
-            }
-            let mut metric = encoder.encode_descriptor(name, meaning, None, *kind)?;
+            let Some((_, first)) = values.first() else { continue };
+            let mut metric = encoder.encode_descriptor(name, meaning, None, first.metric_type())?;
             for (labels, value) in values {
-                let metric = metric.encode_family(*labels)?;
-                match value {
-                    StatusValue::Gauge(value) => ConstGauge::new(value).encode(metric)?,
-                    StatusValue::Counter(value) => ConstCounter::new(value).encode(metric)?,
-                }
+                value.encode(metric.encode_family(*labels)?)?;
             }
         }
         Ok(())

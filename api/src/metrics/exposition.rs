@@ -10,6 +10,8 @@ use axum::http::{HeaderMap, HeaderValue, Response, header};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 
+use crate::middleware::with_type;
+
 /// Text format of metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetricsFormat {
@@ -68,9 +70,7 @@ impl MetricsFormat {
 
     /// Returns an answer with the metrics of a registry.
     pub(crate) fn answer(self, registry: &Registry) -> Result<Response<Body>, fmt::Error> {
-        let mut response = Response::new(Body::from(self.text(registry)?));
-        let content_type = HeaderValue::from_static(self.content_type());
-        response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+        let mut response = with_type(self.content_type(), self.text(registry)?);
         response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
         Ok(response)
     }

@@ -156,14 +156,14 @@ async fn a_refusal_in_a_dry_run_points_to_the_data_of_its_event() {
 async fn dry_runs_wait_in_the_queue_of_folds() {
     let world = ServedFleet::new();
     let good = event("1", "cluster.delete", &json!({"name": "local"}));
-    let turn = world.app.moments.hold_turn().await;
-    let waiting: Vec<_> = (0..world.app.moments.free_places())
+    let turn = world.app.moments.turn.acquire().await.expect("it is never closed");
+    let waiting: Vec<_> = (0..world.app.moments.places.available_permits())
         .map(|_| {
             let request = request(Method::POST, "/dry-run", &[STRUCTURED], good.to_string());
             tokio::spawn(tower::ServiceExt::oneshot(world.router(), request))
         })
         .collect();
-    while world.app.moments.free_places() > 0 {
+    while world.app.moments.places.available_permits() > 0 {
         tokio::task::yield_now().await;
     }
     let busy = run(&world, "/dry-run", &good).await;

@@ -166,13 +166,13 @@ async fn requests_for_other_moments_wait_in_a_bounded_queue() {
     let world = ServedFleet::new();
     world.touch("node-1", 2);
     assert_eq!(world.get("/nodes?as_of=5").await.status, 200);
-    let turn = world.app.moments.hold_turn().await;
+    let turn = world.app.moments.turn.acquire().await.expect("it is never closed");
     let mut waiting = Vec::new();
-    while world.app.moments.free_places() > 0 {
+    while world.app.moments.places.available_permits() > 0 {
         let mut request = Box::pin(world.get("/nodes?as_of=6"));
         // The request is pending, perhaps before it has read the journal.
-        let before = world.app.moments.free_places();
-        while world.app.moments.free_places() == before {
+        let before = world.app.moments.places.available_permits();
+        while world.app.moments.places.available_permits() == before {
             let is_pending =
                 poll_fn(|context| Poll::Ready(request.as_mut().poll(context).is_pending())).await;
             assert!(is_pending);
@@ -191,7 +191,7 @@ async fn requests_for_other_moments_wait_in_a_bounded_queue() {
     // A client that leaves frees its place.
     waiting.pop();
     let mut last = pin!(world.get("/nodes?as_of=7"));
-    while world.app.moments.free_places() > 0 {
+    while world.app.moments.places.available_permits() > 0 {
         let is_pending = poll_fn(|context| Poll::Ready(last.as_mut().poll(context).is_pending())).await;
         assert!(is_pending);
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -292,7 +292,7 @@ async fn a_client_that_leaves_frees_its_fold() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     asked.abort();
-    drop(world.app.moments.hold_turn().await);
+    drop(world.app.moments.turn.acquire().await.expect("it is never closed"));
     assert!(read.load(Ordering::Relaxed) < 2000, "the fold ended early");
     let answer = world.get("/nodes/node-1?as_of=7").await;
     assert_eq!((answer.status.as_u16(), answer.header("chancery-position")), (200, "7"));

@@ -8,7 +8,7 @@ use chancery_events::intent::{
     CascadePolicy, FleetRaise, InboxSkip, Intent, IntentEntry, NodeSetState, PlanRebalance,
 };
 use chancery_events::level::FleetLevel;
-use chancery_events::name::{ClusterName, DisruptionName};
+use chancery_events::name::DisruptionName;
 use chancery_events::spec::{ClusterActivity, NodeState};
 use chancery_events::subject::{InvalidSubject, Subject};
 use chancery_events::text::counted;
@@ -20,6 +20,7 @@ use super::columns::typed;
 use super::context::OutputFormat;
 use super::dry_run::SendMode;
 use super::error::{CliError, CliExit};
+use super::flags::EntityArgs;
 use super::get;
 use super::kind::{EntityKind, KindNaming as _};
 use super::table::add;
@@ -57,12 +58,7 @@ pub(super) fn shown(
     done: &str,
     verdict: &VerdictResponse,
 ) -> Result<(), CliError> {
-    let waits = verdict.request();
-    let outcome = match verdict.outcome.as_str() {
-        _ if waits.is_some() => "waits for approval",
-        "unchanged" => "unchanged",
-        _ => done,
-    };
+    let (waits, outcome) = (verdict.request(), verdict.shown(done));
     let mut json = verdict.json(name, outcome);
     if let Some(id) = waits {
         json["request"] = id.into();
@@ -139,9 +135,7 @@ pub(super) fn delete(
     let of = format!("{}/{name}", kind.word());
     let verdict = ask_as(io, "delete", &of, &intent, done).map_err(|mut error| {
         if error.exit == CliExit::Conflict && cascade == CascadePolicy::No && may_cascade {
-            let word = kind.word();
-            let advice = format_args!("\ntry: chancery delete {word} {name} --cascade");
-            add(&mut error.message, advice);
+            add(&mut error.message, format_args!("\ntry: chancery delete {} {name} --cascade", kind.word()));
         }
         error
     })?;
@@ -160,16 +154,9 @@ pub(super) fn set_state(
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let name = EntityKind::Node.name_in(name)?;
-    let cluster = cluster.map(|cluster| EntityKind::Cluster.name_in(cluster)).transpose()?;
-    let cluster: Option<ClusterName> =
-        cluster.map(|cluster| read(EntityKind::Cluster, cluster)).transpose()?;
-    let intent = NodeSetState {
-        name: read(EntityKind::Node, name)?,
-        state,
-        cluster,
-        break_glass: break_glass.cloned(),
-    }
-    .into();
+    let cluster = cluster.map(|cluster| read_in(EntityKind::Cluster, cluster)).transpose()?;
+    let name = read(EntityKind::Node, name)?;
+    let intent = NodeSetState { name, state, cluster, break_glass: break_glass.cloned() }.into();
     ask(io, verb, &intent, state.word())
 }
 
@@ -177,10 +164,7 @@ pub(super) fn set_state(
 pub(super) fn rebalance(name: &str, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let name = EntityKind::Plan.name_in(name)?;
     let intent = PlanRebalance { name: read(EntityKind::Plan, name)? }.into();
-    io.client.context.output(FORMS)?;
-    let subject = format!("plan/{name}");
-    let verdict = io.client.ask(&format!("cannot rebalance {subject}"), &intent)?;
-    shown(io, &subject, "rebalance started", &verdict)?;
+    let verdict = ask_as(io, "rebalance", &format!("plan/{name}"), &intent, "rebalance started")?;
     if verdict.outcome == "unchanged" {
         note!("hint: a rebalance is in progress, or no permitted move makes the spread more even");
     } else {
@@ -220,12 +204,12 @@ pub(super) fn expunge(
 }
 
 pub(super) fn set_activity(
-    kind: EntityKind,
-    name: &str,
+    what: &EntityArgs,
     activity: ClusterActivity,
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
-    let Some(intent) = intent(kind, "set_activity", name, &[("activity", activity.word())])? else {
+    let more = [("activity", activity.word())];
+    let Some(intent) = intent(what.what.kind, "set_activity", &what.name()?, &more)? else {
         let all = kinds("set_activity", |_| true);
         return Err(CliError::usage(format!("invalid kind: must be one of {all}")));
     };
@@ -304,6 +288,11 @@ pub(super) fn deletion(
 
 fn bad_name(kind: EntityKind, name: &str, reason: &dyn Display) -> CliError {
     CliError::usage(format!("invalid {} name {name:?}: {reason}", kind.word()))
+}
+
+/// Reads a name of the command line, before which its kind may stand.
+pub(super) fn read_in<T: FromStr<Err: Display>>(kind: EntityKind, text: &str) -> Result<T, CliError> {
+    read(kind, kind.name_in(text)?)
 }
 
 /// Reads a name of the command line.

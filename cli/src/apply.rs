@@ -17,7 +17,7 @@ use super::context::OutputFormat;
 use super::dry_run::SendMode;
 use super::error::{CliError, CliExit, PointerError};
 use super::files::texts;
-use super::get::{json_text, list, name_of, yaml_text};
+use super::get::{find, list, name_of};
 use super::kind::{EntityKind, KindNaming as _};
 use super::request;
 use crate::manifest::{self, ManifestDocument};
@@ -70,7 +70,7 @@ pub(super) fn report_verdict(
     client: &ApiClient<'_>,
 ) -> Result<(), CliError> {
     let name = name(manifest);
-    let outcome = outcome(verdict, is_known);
+    let outcome = verdict.shown(change(is_known));
     let mut json = verdict.json(&name, outcome);
     let PlanChanges { immediate, deployed } = &verdict.changed;
     if !immediate.is_empty() || !deployed.is_empty() {
@@ -98,14 +98,9 @@ pub(super) fn documents(
     Ok(manifests)
 }
 
-/// Returns what the accepted intent of a document does, or did.
-pub(super) fn outcome(verdict: &VerdictResponse, is_known: bool) -> &'static str {
-    match (verdict.outcome.as_str(), is_known) {
-        _ if verdict.request().is_some() => "waits for approval",
-        ("unchanged", _) => "unchanged",
-        (_, true) => "configured",
-        (_, false) => "created",
-    }
+/// Returns the outcome of a change of an entity, which existed before or not.
+pub(super) const fn change(is_known: bool) -> &'static str {
+    if is_known { "configured" } else { "created" }
 }
 
 /// Output for each document of a command, and the number of documents that succeeded.
@@ -154,10 +149,8 @@ impl<'a> ApplyReport<'a> {
         sent: Result<(), CliError>,
         message: impl FnOnce(CliExit, usize) -> String,
     ) -> Result<(), CliError> {
-        match self.output {
-            OutputFormat::Json => json_text(&self.lines.into(), self.out)?,
-            OutputFormat::Yaml => yaml_text(&self.lines.into(), self.out)?,
-            _ => {}
+        if matches!(self.output, OutputFormat::Json | OutputFormat::Yaml) {
+            self.output.value(&self.lines.into(), self.out)?;
         }
         sent?;
         self.failed.map_or(Ok(()), |exit| Err(CliError::new(exit, message(exit, self.done))))
@@ -192,7 +185,7 @@ pub(super) fn known(
             let name = name(manifest);
             let (kind, key) = EntityKind::split(&name)?;
             let doing = format!("{}: cannot apply {name}", manifest.place);
-            if client.find(&doing, &kind.path_of(key)?)?.is_some() {
+            if find(client, &doing, kind, key)?.is_some() {
                 known.insert(name);
             }
         }

@@ -1,7 +1,7 @@
 //! `approve` and `reject`: pending operations are shown first, and the hash of what was shown is sent.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
+use std::io::Write as _;
 
 use chancery_events::intent::{ApprovedOperation, Intent, OperationApprove, OperationReject};
 use chancery_events::spec::OperationKind;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::apply::ApplyReport;
 use super::client::{ApiClient, CommandIo, RepeatAdvice};
 use super::columns::{table, typed};
-use super::error::{CliError, CliExit};
+use super::error::CliError;
 use super::flags::OperationArgs;
 use super::get::{list, one};
 use super::kind::{EntityKind, KindNaming as _};
@@ -80,14 +80,13 @@ pub(super) fn run(
         return if of(choose)?.is_empty() { request::waiting(io.client) } else { Ok(()) };
     }
     if choose.ids.is_empty() && !choose.takes_all() {
-        let mut input = std::io::stdin().lock();
-        items = pick(verb, items, &mut input, &mut std::io::stderr())?;
+        items = pick(verb, items)?;
     } else {
         note!("to {verb}:\n{}", table(EntityKind::Operation, &items, false)?.lines("  ").trim_end());
     }
     let rows = items.iter().map(typed::<OperationRow>).collect::<Result<Vec<_>, _>>()?;
     let sent = rows.chunks(AT_ONCE).try_for_each(|chunk| {
-        let doing = format!("cannot {verb} {}", many(chunk.len()));
+        let doing = format!("cannot {verb} {}", counted(chunk.len(), "operation"));
         let verdict = io.client.ask(&doing, &decision.intent(chunk))?;
         chunk.iter().try_for_each(|row| {
             let name = format!("operation/{}", row.id);
@@ -97,16 +96,12 @@ pub(super) fn run(
     });
     report.end(sent, |_, _| String::new())?;
     if rows.len() > 1 {
-        note!("{done} {}", many(rows.len()));
+        note!("{done} {}", counted(rows.len(), "operation"));
     }
     if choose.ids.is_empty() && of(choose)?.is_empty() {
         return request::waiting(io.client);
     }
     Ok(())
-}
-
-fn many(operations: usize) -> String {
-    counted(operations, "operation")
 }
 
 fn place(row: &OperationRow) -> String {
@@ -142,13 +137,10 @@ fn named(verb: &str, choose: &OperationArgs, client: &ApiClient<'_>) -> Result<V
         let item = one(client, EntityKind::Operation, id)?;
         let row: OperationRow = typed(&item)?;
         if row.state != OperationStatus::PendingApproval {
-            return Err(CliError::new(
-                CliExit::Conflict,
-                format!(
-                    "cannot {verb} operation/{id}: not pending approval, but {}; nothing was sent",
-                    row.state
-                ),
-            ));
+            return Err(CliError::conflict(format!(
+                "cannot {verb} operation/{id}: not pending approval, but {}; nothing was sent",
+                row.state
+            )));
         }
         items.insert(row.id, item);
     }
@@ -156,12 +148,8 @@ fn named(verb: &str, choose: &OperationArgs, client: &ApiClient<'_>) -> Result<V
 }
 
 /// Shows a numbered list, and reads the chosen numbers.
-fn pick(
-    verb: &str,
-    items: Vec<Value>,
-    input: &mut dyn std::io::BufRead,
-    screen: &mut dyn Write,
-) -> Result<Vec<Value>, CliError> {
+fn pick(verb: &str, items: Vec<Value>) -> Result<Vec<Value>, CliError> {
+    let mut screen = std::io::stderr();
     let text = table(EntityKind::Operation, &items, false)?.lines("");
     for (number, line) in text.lines().enumerate() {
         let number = if number == 0 { String::new() } else { number.to_string() };
@@ -170,7 +158,7 @@ fn pick(
     write!(screen, "operations to {verb}, as in 1 3-5 or all (default: none): ")?;
     screen.flush()?;
     let mut answer = String::new();
-    input
+    std::io::stdin()
         .read_line(&mut answer)
         .map_err(|error| CliError::failure(format!("cannot read answer: {error}")))?;
     let chosen = numbers(answer.trim(), items.len()).map_err(CliError::usage)?;

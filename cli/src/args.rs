@@ -13,8 +13,8 @@ use super::dry_run::SendMode;
 use super::error::CliError;
 use super::flags::{
     ConsoleArgs, DeleteArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs,
-    OperationArgs, ScheduleArgs, SnapshotArgs, StopArgs, UndrainArgs, WaitArgs, WhyArgs, as_of,
-    of_deployments, of_disruptions, of_volumes,
+    NodeArgs, OperationArgs, ScheduleArgs, SnapshotArgs, StopArgs, WaitArgs, WhyArgs, as_of, of_deployments,
+    of_disruptions, of_volumes,
 };
 use super::kind::{EntityKind, EntitySelector, EntitySelectorParser};
 use super::output::{OutputChoice, OutputChoiceParser};
@@ -218,7 +218,7 @@ pub enum ServerCommand {
     /// Drain a node: move its replicas away within the budgets of their plans, then evict it from its cluster
     Drain(DrainArgs),
     /// Put a draining or drained node back into use
-    Undrain(UndrainArgs),
+    Undrain(NodeArgs),
     /// Schedule a disruption of a node, which needs approval: schedule disruption NODE/NAME
     #[command(mut_args(of_disruptions))]
     Schedule(ScheduleArgs),
@@ -234,20 +234,11 @@ pub enum ServerCommand {
         cluster: String,
     },
     /// Evict an empty node from its cluster
-    Evict {
-        /// Name of the node
-        node: String,
-    },
+    Evict(NodeArgs),
     /// Mark an evicted node as being sanitized, which operators do themselves
-    Sanitize {
-        /// Name of the node
-        node: String,
-    },
+    Sanitize(NodeArgs),
     /// Mark a node as sanitized, so that it can be allocated
-    Release {
-        /// Name of the node
-        node: String,
-    },
+    Release(NodeArgs),
     /// Declare a node permanently lost, with its incarnations and volumes
     Expunge {
         /// Name of the node
@@ -261,22 +252,10 @@ pub enum ServerCommand {
     },
     /// Activate an entity
     #[command(about = activity_help("Activate", ""))]
-    Activate {
-        /// Kind of the entity, or KIND/NAME
-        #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
-        what: EntitySelector,
-        /// Name of the entity, unless given in KIND/NAME
-        name: Option<String>,
-    },
+    Activate(EntityArgs),
     /// Deactivate an entity
     #[command(about = activity_help("Deactivate", "no "))]
-    Deactivate {
-        /// Kind of the entity, or KIND/NAME
-        #[arg(value_name = "KIND[/NAME]", value_parser = EntitySelectorParser, hide_possible_values = true)]
-        what: EntitySelector,
-        /// Name of the entity, unless given in KIND/NAME
-        name: Option<String>,
-    },
+    Deactivate(EntityArgs),
     /// Show events in the order of the journal
     Events(EventsArgs),
     /// Show the events of one entity, with their initiators and reasons
@@ -350,7 +329,7 @@ impl EntityArgs {
     /// Sends an intent about the deployment. `verb` is the verb, the outcome shown, and the advice for other
     /// kinds.
     fn of_deployment(&self, verb: (&str, &str, &str), io: &mut CommandIo<'_>) -> Result<(), CliError> {
-        rollout::run(verb, self.what.kind, &self.what.one(self.name.as_ref())?, io)
+        rollout::run(verb, self.what.kind, &self.name()?, io)
     }
 }
 
@@ -413,7 +392,7 @@ impl ServerCommand {
                 None => dry_run::differences(&what.files, io),
             },
             ServerCommand::Why(value) => why::run(value, io),
-            ServerCommand::Edit(what) => edit::run(what.what.kind, &what.what.one(what.name.as_ref())?, io),
+            ServerCommand::Edit(what) => edit::run(what.what.kind, &what.name()?, io),
             ServerCommand::Delete(what) => delete::run(what, io),
             ServerCommand::Create { what, plan, node: on } => {
                 replica::create(what.kind, plan, on.as_ref(), io)
@@ -456,38 +435,33 @@ impl ServerCommand {
             ServerCommand::Drain(what) => drain::drain(what, io),
             ServerCommand::Undrain(what) => drain::undrain(what, io),
             ServerCommand::Schedule(what) => disruption::schedule(what, io),
-            ServerCommand::Complete(EntityArgs { what, name }) => {
-                let name = what.one(name.as_ref())?;
-                disruption::ask("complete", "completed", what.kind, &name, io)
+            ServerCommand::Complete(which) => {
+                disruption::ask("complete", "completed", which.what.kind, &which.name()?, io)
             }
             ServerCommand::Allocate { node, cluster } => {
                 act::set_state("allocate", node, NodeState::Allocated, (Some(cluster), None), io)
             }
-            ServerCommand::Evict { node } => {
-                act::set_state("evict", node, NodeState::Evicted, (None, None), io)
+            ServerCommand::Evict(which) => {
+                act::set_state("evict", &which.node, NodeState::Evicted, (None, None), io)
             }
-            ServerCommand::Sanitize { node } => {
-                act::set_state("sanitize", node, NodeState::Sanitizing, (None, None), io)
+            ServerCommand::Sanitize(which) => {
+                act::set_state("sanitize", &which.node, NodeState::Sanitizing, (None, None), io)
             }
-            ServerCommand::Release { node } => {
-                act::set_state("release", node, NodeState::Unallocated, (None, None), io)
+            ServerCommand::Release(which) => {
+                act::set_state("release", &which.node, NodeState::Unallocated, (None, None), io)
             }
             ServerCommand::Expunge { node, yes, break_glass } => {
                 act::expunge(node, *yes, break_glass.as_ref(), io)
             }
-            ServerCommand::Activate { what, name } => {
-                act::set_activity(what.kind, &what.one(name.as_ref())?, ClusterActivity::Active, io)
-            }
-            ServerCommand::Deactivate { what, name } => {
-                act::set_activity(what.kind, &what.one(name.as_ref())?, ClusterActivity::Inactive, io)
-            }
+            ServerCommand::Activate(what) => act::set_activity(what, ClusterActivity::Active, io),
+            ServerCommand::Deactivate(what) => act::set_activity(what, ClusterActivity::Inactive, io),
             ServerCommand::Events(which) => events::run(which, io),
             ServerCommand::History { what, name, as_of } => {
                 io.client.read_at(as_of.as_ref());
                 events::history(what.kind, &what.one(name.as_ref())?, io)
             }
             ServerCommand::Logs(whose) => logs::run(whose, io),
-            ServerCommand::Wait(what) => wait::run(what, io),
+            ServerCommand::Wait(what) => wait::run(what, None, io),
             ServerCommand::Ready => io.ready(),
             ServerCommand::Status => status::run(io),
             ServerCommand::Version { client } => version::run(*client, io),

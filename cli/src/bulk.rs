@@ -15,8 +15,7 @@ use std::io::Write as _;
 use chancery_events::intent::Intent;
 use serde_json::Value;
 
-use super::client::{ApiClient, FinalReply, IntentEnvelope, TRIES, VerdictResponse, not_ours};
-use super::context::CliContext;
+use super::client::{ApiClient, FinalReply, TRIES, VerdictResponse, not_ours};
 use super::error::CliError;
 
 /// Media type of a batch of intents.
@@ -44,14 +43,22 @@ pub(super) fn ask_all(
     asks: &[BulkIntent<'_>],
     report: &mut dyn FnMut(usize, BulkOutcome) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
-    let progress = BulkProgress::of(client.context, what, asks.len());
+    let shows_progress = client.context.shows_progress && asks.len() > MOST;
+    let progress = |text: &str| {
+        if shows_progress {
+            let mut screen = std::io::stderr().lock();
+            // A closed terminal needs no progress.
+            let _ = screen.write_all(text.as_bytes()).and_then(|()| screen.flush());
+        }
+    };
     let mut first = 0;
     let mut most = MOST;
     while first < asks.len() {
-        progress.show(first);
+        // The cursor stays at the start of the line, so that the next output overwrites the progress.
+        progress(&format!("\u{1b}[K{first} of {} {what}\r", asks.len()));
         let mut batch = IntentBatch::prepare(client, &asks[first..], most);
         let sent = batch.send(client);
-        progress.clear();
+        progress("\u{1b}[K");
         most = batch.most;
         let count = batch.answers.len();
         let mut answers = batch.answers.into_iter().enumerate();
@@ -65,7 +72,7 @@ pub(super) fn ask_all(
 /// Intents of one batch, and their answers.
 struct IntentBatch<'a> {
     asks: &'a [BulkIntent<'a>],
-    envelopes: Vec<IntentEnvelope>,
+    envelopes: Vec<String>,
     answers: Vec<Option<BulkOutcome>>,
     /// Maximum number of intents that the server accepts in a batch.
     most: usize,
@@ -75,8 +82,8 @@ impl<'a> IntentBatch<'a> {
     fn prepare(client: &ApiClient<'_>, asks: &'a [BulkIntent<'a>], most: usize) -> IntentBatch<'a> {
         let (mut envelopes, mut bytes) = (Vec::new(), 0);
         for ask in asks.iter().take(most) {
-            let envelope = client.envelope(ask.intent);
-            bytes += envelope.body.len() + 1;
+            let envelope = client.envelope(ask.intent, None);
+            bytes += envelope.len() + 1;
             if bytes > BYTES && !envelopes.is_empty() {
                 break;
             }
@@ -94,7 +101,7 @@ impl<'a> IntentBatch<'a> {
                 (0..self.answers.len()).filter(|at| self.answers[*at].is_none()).take(self.most).collect();
             let Some(first) = open.first() else { return Ok(()) };
             let doing = &self.asks[*first].doing;
-            let bodies: Vec<_> = open.iter().map(|at| self.envelopes[*at].body.as_str()).collect();
+            let bodies: Vec<_> = open.iter().map(|at| self.envelopes[*at].as_str()).collect();
             let sent = client.post(doing, BATCH, &format!("[{}]", bodies.join(",")))?;
             let FinalReply { status, body, was_lost } = sent;
             is_unknown |= was_lost;
@@ -102,18 +109,13 @@ impl<'a> IntentBatch<'a> {
                 self.most = open.len() / 2;
                 continue;
             }
-            let items = match status {
-                200 => serde_json::from_str::<Vec<Value>>(&body).map_err(|error| error.to_string()),
-                _ => return Err(client.refused(doing, status, &body)),
-            };
-            let items = items.and_then(|items| {
-                if items.len() == open.len() {
-                    Ok(items)
-                } else {
-                    Err("number of items differs from the request".into())
-                }
-            });
-            let items = items.map_err(|why| not_ours(doing, &why))?;
+            if status != 200 {
+                return Err(client.refused(doing, status, &body));
+            }
+            let items: Vec<Value> = serde_json::from_str(&body).map_err(|error| not_ours(doing, error))?;
+            if items.len() != open.len() {
+                return Err(not_ours(doing, "number of items differs from the request"));
+            }
             let mut late = None;
             let mut answered = 0;
             for (index, (at, item)) in open.iter().zip(items).enumerate() {
@@ -139,36 +141,6 @@ impl<'a> IntentBatch<'a> {
                 });
             }
             client.back_off(tries);
-        }
-    }
-}
-
-/// Progress of the batches, shown only on a terminal.
-struct BulkProgress<'a> {
-    what: &'a str,
-    total: usize,
-    is_shown: bool,
-}
-
-impl<'a> BulkProgress<'a> {
-    fn of(context: &CliContext, what: &'a str, total: usize) -> BulkProgress<'a> {
-        BulkProgress { what, total, is_shown: context.shows_progress && total > MOST }
-    }
-
-    fn show(&self, done: usize) {
-        // The cursor stays at the start of the line, so that the next output overwrites the progress.
-        self.write(&format!("\u{1b}[K{done} of {} {}\r", self.total, self.what));
-    }
-
-    fn clear(&self) {
-        self.write("\u{1b}[K");
-    }
-
-    fn write(&self, text: &str) {
-        if self.is_shown {
-            let mut screen = std::io::stderr().lock();
-            // A closed terminal needs no progress.
-            let _ = screen.write_all(text.as_bytes()).and_then(|()| screen.flush());
         }
     }
 }

@@ -38,7 +38,7 @@ mod problem;
 mod readiness;
 
 use self::envelope::CommandKeys;
-pub(super) use self::envelope::{IntentEnvelope, RepeatAdvice};
+pub(super) use self::envelope::RepeatAdvice;
 pub(super) use self::input::ConsoleSender;
 use self::moment::{ClientMoment, last_before};
 pub(super) use self::problem::not_ours;
@@ -65,15 +65,13 @@ pub(super) struct CommandIo<'a> {
 }
 
 /// Answer to an intent.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct VerdictResponse {
     pub(super) position: u64,
     /// `accepted` or `unchanged`.
     #[serde(rename = "verdict")]
     pub(super) outcome: String,
-    #[serde(default)]
     pub(super) version: Option<u64>,
-    #[serde(default)]
     pub(super) subject: Option<String>,
     /// Fields that an edit of a plan changed.
     #[serde(default)]
@@ -98,6 +96,15 @@ impl VerdictResponse {
     pub(super) fn note_superseded(&self, mode: SendMode) {
         for deployment in &self.superseded {
             note!("hint: {deployment} {} superseded", mode.will_be());
+        }
+    }
+
+    /// Returns the outcome to show: `done` for a change.
+    pub(super) fn shown<'d>(&self, done: &'d str) -> &'d str {
+        match self.outcome.as_str() {
+            _ if self.request().is_some() => "waits for approval",
+            "unchanged" => "unchanged",
+            _ => done,
         }
     }
 
@@ -126,6 +133,16 @@ pub(super) struct FinalReply {
     pub(super) body: String,
     /// Whether the outcome of an earlier attempt is unknown.
     pub(super) was_lost: bool,
+}
+
+impl FinalReply {
+    /// Reads the answer to a read. Another status than 200 is an error.
+    fn value(&self, doing: &str) -> Result<Value, CliError> {
+        if self.status != 200 {
+            return Err(problem(doing, self.status, &self.body));
+        }
+        serde_json::from_str(&self.body).map_err(|error| not_ours(doing, error))
+    }
 }
 
 /// Reason why an attempt has no answer.
@@ -187,12 +204,12 @@ impl<'a> ApiClient<'a> {
     /// Makes later reads be of a moment that the user has not named, and is not shown.
     pub(super) fn read_silently_at(&self, moment: &str) {
         self.moment.set(Some(moment.to_owned()));
-        self.moment.silence();
+        self.moment.is_silent.set(true);
     }
 
     /// Time of the reads: that of their moment, if there is one.
     pub(super) fn time(&self) -> Time {
-        self.moment.time().unwrap_or_else(|| Time::from_micros(chrono::Utc::now().timestamp_micros()))
+        self.moment.time.get().unwrap_or_else(|| Time::from_micros(chrono::Utc::now().timestamp_micros()))
     }
 
     /// Makes later reads reflect this position.
@@ -257,48 +274,31 @@ impl<'a> ApiClient<'a> {
                 reply = self.read(doing, path, &again)?;
             }
         }
-        let FinalReply { status, body, .. } = reply;
-        if status != 200 {
-            return Err(problem(doing, status, &body));
-        }
-        serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))
+        reply.value(doing)
     }
 
     fn read(&self, doing: &str, path: &str, query: &[(&str, String)]) -> Result<FinalReply, CliError> {
         let read = self.tried(|| {
-            let mut request = self.agent.get(self.url(path));
-            for (name, value) in query {
-                request = request.query(name, value);
-            }
-            if let Some(moment) = self.moment.get() {
-                request = request.query("as_of", moment);
-            }
-            if self.seen.get() > 0 {
-                request = request.query("min_position", self.named(self.seen.get()).to_string());
-            }
-            self.answer(request.call())
+            let request = self.agent.get(self.url(path)).query_pairs(query.iter().cloned());
+            self.answer(request.query_pairs(self.state_query()).call())
         });
         read.map_err(|lost| self.unread(doing, &lost))
+    }
+
+    /// Returns the parameters that name the state to read: its moment, and the position that it must reflect.
+    fn state_query(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let moment = self.moment.get().map(|moment| ("as_of", moment));
+        let seen = Some(self.seen.get()).filter(|seen| *seen > 0);
+        let seen = seen.map(|seen| ("min_position", self.named(seen).to_string()));
+        moment.into_iter().chain(seen)
     }
 
     /// Reads `path` of the server, outside every fleet; `None` if the server does not have it.
     pub(super) fn find_root(&self, doing: &str, path: &str) -> Result<Option<Value>, CliError> {
         let read = self.tried(|| self.answer(self.agent.get(format!("{}{path}", self.server())).call()));
         match read.map_err(|lost| self.unread(doing, &lost))? {
-            FinalReply { status: 200, body, .. } => {
-                serde_json::from_str(&body).map(Some).map_err(|error| not_ours(doing, &error.to_string()))
-            }
             FinalReply { status: 404, .. } => Ok(None),
-            FinalReply { status, body, .. } => Err(problem(doing, status, &body)),
-        }
-    }
-
-    /// Reads `path` as [`ApiClient::get`] does; `None` if it is not found.
-    pub(super) fn find(&self, doing: &str, path: &str) -> Result<Option<Value>, CliError> {
-        match self.get(doing, path, &[]) {
-            Ok(value) => Ok(Some(value)),
-            Err(error) if error.exit == CliExit::NotFound => Ok(None),
-            Err(error) => Err(error),
+            reply => reply.value(doing).map(Some),
         }
     }
 
@@ -312,10 +312,8 @@ impl<'a> ApiClient<'a> {
     ) -> Result<impl Read + use<>, CliError> {
         let mut left = self.servers().count();
         let response = loop {
-            let mut request = self.streams.get(self.url(path)).header("accept", accept);
-            for (name, value) in query {
-                request = request.query(name, value);
-            }
+            let request = self.streams.get(self.url(path)).header("accept", accept);
+            let request = request.query_pairs(query.iter().cloned());
             left = left.saturating_sub(1);
             match request.call() {
                 Ok(response) => break response,
@@ -327,13 +325,7 @@ impl<'a> ApiClient<'a> {
                 }
             }
         };
-        let status = response.status().as_u16();
-        let mut body = response.into_body();
-        if status != 200 {
-            let text = body.read_to_string().unwrap_or_default();
-            return Err(problem(doing, status, &text));
-        }
-        Ok(body.into_reader())
+        opened(doing, response)
     }
 
     /// Attaches to the console that a verdict has opened; the stream ends when either end closes it.
@@ -341,13 +333,7 @@ impl<'a> ApiClient<'a> {
         let request = self.streams.post(self.url(&format!("/consoles/{verdict}/attach")));
         let request = request.header("content-type", "application/x-ndjson");
         let sent = request.header("chancery-actor", self.context.actor.as_str()).send_empty();
-        let response = sent.map_err(|error| self.unread(doing, &lost(error)))?;
-        let status = response.status().as_u16();
-        let mut body = response.into_body();
-        if status != 200 {
-            return Err(problem(doing, status, &body.read_to_string().unwrap_or_default()));
-        }
-        Ok(body.into_reader())
+        opened(doing, sent.map_err(|error| self.unread(doing, &lost(error)))?)
     }
 
     /// Returns the sender of input to an attachment.
@@ -360,20 +346,15 @@ impl<'a> ApiClient<'a> {
 
     /// Sends an intent, and returns its verdict.
     pub(super) fn ask(&self, doing: &str, intent: &Intent) -> Result<VerdictResponse, CliError> {
-        self.send(doing, &self.envelope(intent))
+        self.send(doing, &self.envelope(intent, None))
     }
 
-    fn send(
-        &self,
-        doing: &str,
-        IntentEnvelope { body }: &IntentEnvelope,
-    ) -> Result<VerdictResponse, CliError> {
+    fn send(&self, doing: &str, body: &str) -> Result<VerdictResponse, CliError> {
         let FinalReply { status, body, .. } = self.post(doing, "application/cloudevents+json", body)?;
         if !(200..300).contains(&status) {
             return Err(self.refused(doing, status, &body));
         }
-        let verdict: VerdictResponse =
-            serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))?;
+        let verdict: VerdictResponse = serde_json::from_str(&body).map_err(|error| not_ours(doing, error))?;
         self.after(verdict.position);
         Ok(verdict)
     }
@@ -411,7 +392,7 @@ impl<'a> ApiClient<'a> {
     ) -> Result<VerdictResponse, CliError> {
         if (200..300).contains(&status) {
             let verdict: VerdictResponse =
-                serde_json::from_value(item).map_err(|error| not_ours(doing, &error.to_string()))?;
+                serde_json::from_value(item).map_err(|error| not_ours(doing, error))?;
             self.after(verdict.position);
             return Ok(verdict);
         }
@@ -422,7 +403,7 @@ impl<'a> ApiClient<'a> {
     pub(super) fn item_error(doing: &str, index: usize, status: u16, item: Value) -> CliError {
         let mut problem: ProblemResponse = match serde_json::from_value(item) {
             Ok(problem) => problem,
-            Err(error) => return not_ours(doing, &error.to_string()),
+            Err(error) => return not_ours(doing, error),
         };
         let prefix = format!("/{index}");
         for fault in &mut problem.errors {
@@ -530,16 +511,23 @@ impl<'a> ApiClient<'a> {
     fn unasked(&self, doing: &str, lost: &AttemptError) -> CliError {
         match lost {
             AttemptError::NotSent(_) => self.unread(doing, lost),
-            AttemptError::MaybeSent(why) => CliError::new(
-                CliExit::Unknown,
-                format!(
-                    "{doing}: outcome unknown, no answer from {}: {why}\n{}",
-                    self.server(),
-                    self.repeat_hint()
-                ),
-            ),
+            AttemptError::MaybeSent(why) => {
+                let (server, hint) = (self.server(), self.repeat_hint());
+                let message = format!("{doing}: outcome unknown, no answer from {server}: {why}\n{hint}");
+                CliError::new(CliExit::Unknown, message)
+            }
         }
     }
+}
+
+/// Returns the stream of an answer. Another status than 200 is an error.
+fn opened(doing: &str, response: ureq::http::Response<ureq::Body>) -> Result<impl Read + use<>, CliError> {
+    let status = response.status().as_u16();
+    let mut body = response.into_body();
+    if status != 200 {
+        return Err(problem(doing, status, &body.read_to_string().unwrap_or_default()));
+    }
+    Ok(body.into_reader())
 }
 
 fn answer(result: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<HttpReply, AttemptError> {

@@ -103,12 +103,11 @@ pub(super) fn span(millis: u64) -> String {
 
 /// Requester of an operation: an actor, a rule, a disruption, or its deployment.
 pub(super) fn asker(row: &OperationRow) -> String {
-    let deployment = row.deployment.as_ref().map(ToString::to_string);
-    match (&row.requested_by, deployment) {
-        (Some(Requester::Actor(actor)), _) => actor.to_string(),
-        (Some(Requester::Rule(rule)), _) => format!("rule {rule}"),
-        (Some(Requester::Disruption { node, name }), _) => format!("disruption {node}/{name}"),
-        (None, deployment) => deployment.unwrap_or_default(),
+    match &row.requested_by {
+        Some(Requester::Actor(actor)) => actor.to_string(),
+        Some(Requester::Rule(rule)) => format!("rule {rule}"),
+        Some(Requester::Disruption { node, name }) => format!("disruption {node}/{name}"),
+        None => or_none(row.deployment.as_ref()),
     }
 }
 
@@ -306,10 +305,9 @@ const REPLICA: &[TableColumn<ReplicaRow>] = &[
     ("PROCESSES", true, |r| r.processes.iter().map(super::process::line).collect::<Vec<_>>().join(", ")),
     ("INCARNATION", true, |r| or_none(r.incarnation.as_ref())),
     ("SECONDARY", true, |r| {
-        let other = r.secondary.as_ref();
-        other
-            .map(|other| format!("{} on {} {}", other.incarnation, other.node, other.state))
-            .unwrap_or_default()
+        let shown =
+            r.secondary.as_ref().map(|one| format!("{} on {} {}", one.incarnation, one.node, one.state));
+        shown.unwrap_or_default()
     }),
     ("NEXT RESTART", true, |r| r.next_restart.map(short).unwrap_or_default()),
     ("OPERATION", true, |r| or_none(r.operation.as_ref())),
@@ -380,15 +378,11 @@ pub(super) fn list(names: &[impl ToString]) -> String {
 
 /// Formats coordinates: `web{version=v2}, cache{version=v1}`.
 pub(super) fn coordinates(row: &DeploymentRow) -> String {
-    let one = |(payload, keys): (&_, &std::collections::BTreeMap<_, String>)| {
-        let keys: Vec<_> = keys
-            .iter()
-            .map(|(key, value): (&chancery_events::name::KeyName, _)| format!("{key}={value}"))
-            .collect();
-        let payload: &chancery_events::name::PayloadName = payload;
+    let all = row.coordinates.iter().map(|(payload, keys)| {
+        let keys: Vec<_> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
         format!("{payload}{{{}}}", keys.join(", "))
-    };
-    row.coordinates.iter().map(one).collect::<Vec<_>>().join(", ")
+    });
+    all.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use crate::note;
 mod escape;
 mod terminal;
 
-pub use escape::{EscapeKey, InvalidEscapeKey};
+pub(super) use escape::EscapeKey;
 use terminal::RawTerminal;
 
 /// Maximum number of typed bytes that were not sent.
@@ -127,7 +127,7 @@ fn next_line(stream: &mut impl std::io::BufRead, doing: &str) -> Result<ConsoleL
             return Err(lost("the server closed it".to_owned()));
         }
         if line != b"\n" {
-            return serde_json::from_slice(&line).map_err(|error| not_ours(doing, &error.to_string()));
+            return serde_json::from_slice(&line).map_err(|error| not_ours(doing, error));
         }
     }
 }
@@ -195,11 +195,11 @@ fn begin_input(
             if count == 0 {
                 return;
             }
-            let split = escape.split(&buffer[..count]);
+            let (bytes, is_over) = escape.split(&buffer[..count]);
             if !read_only {
-                typed.add(split.bytes);
+                typed.add(bytes);
             }
-            if split.detaches {
+            if is_over {
                 typed.end();
                 // The other end is gone if the attachment has ended.
                 let _ = detached.send(AttachmentEvent::Detached);

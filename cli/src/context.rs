@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 use super::error::CliError;
-use super::get::yaml_text;
+use super::get::{json_text, yaml_text};
 use super::output::{OutputChoice, OutputTemplate};
 
 /// Output format of data.
@@ -34,6 +34,11 @@ pub enum OutputFormat {
 }
 
 impl OutputFormat {
+    /// Writes a value as YAML if that is the format, and as JSON otherwise.
+    pub(super) fn value(self, value: &Value, out: &mut dyn Write) -> Result<(), CliError> {
+        if self == OutputFormat::Yaml { yaml_text(value, out) } else { json_text(value, out) }
+    }
+
     /// Writes the outcome for an entity: its name, the JSON, or its name and `text`.
     pub(super) fn outcome(
         self,
@@ -45,7 +50,7 @@ impl OutputFormat {
         Ok(match self {
             OutputFormat::Name => writeln!(out, "{name}"),
             OutputFormat::Json | OutputFormat::Jsonl => writeln!(out, "{json}"),
-            OutputFormat::Yaml => return yaml_text(json, out),
+            OutputFormat::Yaml => return self.value(json, out),
             OutputFormat::Table | OutputFormat::Wide | OutputFormat::Csv | OutputFormat::Jsonpath => {
                 writeln!(out, "{name} {text}")
             }

@@ -28,7 +28,6 @@ use super::act::FORMS;
 use super::args::GlobalArgs;
 use super::context::{CliContext, OutputFormat};
 use super::error::{CliError, CliExit};
-use super::get::{json_text, yaml_text};
 use super::table::TextTable;
 use crate::manifest::suggest::instead;
 use crate::note;
@@ -296,10 +295,8 @@ const SHOWN: &[OutputFormat] =
     &[OutputFormat::Table, OutputFormat::Name, OutputFormat::Json, OutputFormat::Yaml];
 
 fn list(file: &ContextFile, context: &CliContext, out: &mut dyn Write) -> Result<(), CliError> {
-    let is_current = |name: &String| file.current.as_ref() == Some(name);
     match context.output(SHOWN)? {
-        OutputFormat::Json => json_text(&json!(file), out),
-        OutputFormat::Yaml => yaml_text(&json!(file), out),
+        output @ (OutputFormat::Json | OutputFormat::Yaml) => output.value(&json!(file), out),
         OutputFormat::Name => {
             Ok(file.contexts.keys().try_for_each(|name| writeln!(out, "context/{name}"))?)
         }
@@ -311,7 +308,7 @@ fn list(file: &ContextFile, context: &CliContext, out: &mut dyn Write) -> Result
             let mut rows = TextTable::new(["CURRENT", "NAME", "SERVER", "FLEET"]);
             for (name, ContextEntry { server, fleet }) in &file.contexts {
                 rows.add([
-                    if is_current(name) { "*".to_owned() } else { String::new() },
+                    if file.current.as_ref() == Some(name) { "*".to_owned() } else { String::new() },
                     name.clone(),
                     server.clone().unwrap_or_default(),
                     fleet.as_ref().map(ToString::to_string).unwrap_or_default(),
@@ -346,7 +343,7 @@ fn show(
         output => {
             let mut json = json!(entry);
             json["name"] = name.into();
-            if output == OutputFormat::Yaml { yaml_text(&json, out) } else { json_text(&json, out) }
+            output.value(&json, out)
         }
     }
 }

@@ -62,19 +62,12 @@ pub(super) fn run(delete: &DeleteArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
     let end = Instant::now() + delete.timeout;
     for (kind, name, progress) in going.into_iter().filter(|_| delete.wait) {
         let left = end.saturating_duration_since(Instant::now());
-        let request = match &progress {
-            DeletionProgress::Waits(id) => Some(id.as_str()),
-            DeletionProgress::Deleted | DeletionProgress::Started => None,
-        };
+        let request = if let DeletionProgress::Waits(id) = &progress { Some(id.as_str()) } else { None };
         wait::after(format!("{}/{name}", kind.word()), "deleted", (left, request), io)?;
     }
-    match failed.first() {
-        None => Ok(()),
-        Some(exit) => {
-            let what = format!("{} of {} entities were not deleted", failed.len(), entities.len());
-            Err(CliError::new(*exit, what))
-        }
-    }
+    let Some(exit) = failed.first() else { return Ok(()) };
+    let what = format!("{} of {} entities were not deleted", failed.len(), entities.len());
+    Err(CliError::new(*exit, what))
 }
 
 /// Whether the failure to delete an entity does not concern others.

@@ -1,6 +1,8 @@
 //! `describe`: one entity with its fields, related entities, waiting operations and recent events. Plans have
 //! a page of their own.
 
+use std::collections::BTreeMap;
+
 use chancery_events::resources::{Resources, show_bytes};
 use chancery_events::spec::DeploymentStrategy;
 use chancery_projector::rows::{
@@ -14,7 +16,7 @@ use super::columns::{span, strategy, table, typed};
 use super::context::OutputFormat;
 use super::error::CliError;
 use super::events;
-use super::get::{json_text, list, name_of, shown, yaml_text};
+use super::get::{list, name_of, shown};
 use super::kind::EntityKind;
 use super::plan_page::{PlanPage, ReplicaSection};
 use super::request;
@@ -38,9 +40,8 @@ pub(super) fn run(kind: EntityKind, name: &str, io: &mut CommandIo<'_>) -> Resul
     if kind == EntityKind::Request && output == OutputFormat::Table {
         io.out.write_all(request::page(&typed(&item)?).as_bytes())?;
         writeln!(io.out, "\nRecent events")?;
-        return Ok(io
-            .out
-            .write_all(events::table(&events::past(kind, name, io.client)?).lines("  ").as_bytes())?);
+        let past = events::table(&events::past(kind, name, io.client)?);
+        return Ok(io.out.write_all(past.lines("  ").as_bytes())?);
     }
     if kind == EntityKind::Plan {
         return plan(name, &item, output, io);
@@ -52,22 +53,18 @@ pub(super) fn run(kind: EntityKind, name: &str, io: &mut CommandIo<'_>) -> Resul
     for RelatedEntities { kind, items, .. } in &belonging {
         all[kind.plural()] = items.clone().into();
     }
-    match output {
-        OutputFormat::Json => json_text(&all, io.out),
-        OutputFormat::Yaml => yaml_text(&all, io.out),
-        _ => {
-            io.out.write_all(fields(kind, &item)?.as_bytes())?;
-            for belonging in &belonging {
-                io.out.write_all(belonging.text()?.as_bytes())?;
-            }
-            let operations =
-                belonging.iter().filter(|b| b.kind == EntityKind::Operation).flat_map(|b| &b.items);
-            let itself = Some(&item).filter(|_| kind == EntityKind::Operation);
-            io.out.write_all(waits(operations.chain(itself))?.as_bytes())?;
-            writeln!(io.out, "\nRecent events")?;
-            Ok(io.out.write_all(events::table(recent).lines("  ").as_bytes())?)
-        }
+    if output != OutputFormat::Table {
+        return output.value(&all, io.out);
     }
+    io.out.write_all(fields(kind, &item)?.as_bytes())?;
+    for belonging in &belonging {
+        io.out.write_all(belonging.text()?.as_bytes())?;
+    }
+    let operations = belonging.iter().filter(|b| b.kind == EntityKind::Operation).flat_map(|b| &b.items);
+    let itself = Some(&item).filter(|_| kind == EntityKind::Operation);
+    io.out.write_all(waits(operations.chain(itself))?.as_bytes())?;
+    writeln!(io.out, "\nRecent events")?;
+    Ok(io.out.write_all(events::table(recent).lines("  ").as_bytes())?)
 }
 
 /// Related entities of one kind.
@@ -257,44 +254,34 @@ fn plan(name: &str, item: &Value, output: OutputFormat, io: &mut CommandIo<'_>) 
     if more {
         note!("hint: only the first {MOST} of each kind are shown");
     }
-    let all = || {
-        json!({
+    if output != OutputFormat::Table {
+        let all = json!({
             "plan": item, "deployments": deployments.items, "replicas": replicas.items,
             "incarnations": incarnations.items, "operations": operations.items,
-        })
-    };
-    match output {
-        OutputFormat::Json => return json_text(&all(), io.out),
-        OutputFormat::Yaml => return yaml_text(&all(), io.out),
-        _ => {}
+        });
+        return output.value(&all, io.out);
     }
     let plan: PlanRow = typed(item)?;
     let rows = deployments.items.iter().map(typed::<DeploymentRow>).collect::<Result<Vec<_>, _>>()?;
-    let mut members = replicas
-        .items
-        .iter()
-        .map(|item| {
-            Ok(ReplicaSection {
-                replica: typed::<ReplicaRow>(item)?,
-                incarnations: vec![],
-                operations: vec![],
-            })
-        })
-        .collect::<Result<Vec<_>, CliError>>()?;
-    // Replicas come in the order of their names, and there may be many.
-    members.sort_by(|a, b| a.replica.name.cmp(&b.replica.name));
+    let mut members = BTreeMap::new();
+    for item in &replicas.items {
+        let replica: ReplicaRow = typed(item)?;
+        let name = replica.name.clone();
+        members.insert(name, ReplicaSection { replica, incarnations: vec![], operations: vec![] });
+    }
     for item in &incarnations.items {
         let row: IncarnationRow = typed(item)?;
-        if let Ok(index) = members.binary_search_by(|member| member.replica.name.cmp(&row.replica)) {
-            members[index].incarnations.push(row);
+        if let Some(member) = members.get_mut(&row.replica) {
+            member.incarnations.push(row);
         }
     }
     for item in &operations.items {
         let row: OperationRow = typed(item)?;
-        if let Ok(index) = members.binary_search_by(|member| member.replica.name.cmp(&row.replica)) {
-            members[index].operations.push(row);
+        if let Some(member) = members.get_mut(&row.replica) {
+            member.operations.push(row);
         }
     }
+    let members: Vec<_> = members.into_values().collect();
     Ok(io.out.write_all(PlanPage { plan: &plan, deployments: &rows, members: &members }.text().as_bytes())?)
 }
 

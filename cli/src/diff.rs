@@ -6,9 +6,8 @@ use super::client::CommandIo;
 use super::context::OutputFormat;
 use super::error::CliError;
 use super::flags::DiffArgs;
-use super::get::{json_text, yaml_text};
 use super::kind::EntityKind;
-use super::table::TextTable;
+use super::table::{TextTable, plain};
 
 use crate::note;
 
@@ -64,8 +63,9 @@ fn show(
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     match output {
-        OutputFormat::Json => json_text(&json!({ "items": items, "from": from, "to": to }), io.out),
-        OutputFormat::Yaml => yaml_text(&json!({ "items": items, "from": from, "to": to }), io.out),
+        OutputFormat::Json | OutputFormat::Yaml => {
+            output.value(&json!({ "items": items, "from": from, "to": to }), io.out)
+        }
         OutputFormat::Jsonl => Ok(items.iter().try_for_each(|item| writeln!(io.out, "{item}"))?),
         _ if items.is_empty() => {
             note!("no differences");
@@ -104,9 +104,5 @@ pub(super) fn entity(change: &Value) -> String {
 
 /// Returns the text of a value in a table; empty without one.
 pub(super) fn value(value: &Value) -> String {
-    match value {
-        Value::Null => String::new(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
+    if value.is_null() { String::new() } else { plain(value) }
 }

@@ -117,7 +117,7 @@ pub(super) fn schedule(disrupt: &ScheduleArgs, io: &mut CommandIo<'_>) -> Result
             kind.word()
         )));
     }
-    let name = disrupt.which.what.one(disrupt.which.name.as_ref())?;
+    let name = disrupt.which.name()?;
     if let Some(start) = disrupt.start {
         // The flag may be a duration from now.
         io.client.repeats(RepeatAdvice::Key(format!("--start {start} ")));

@@ -21,17 +21,17 @@ use chancery_events::text::counted;
 use chancery_projector::rows::{DisruptionRow, IncarnationStatus, NodeRow, ReplicaRow};
 use serde_json::Value;
 
-use super::act::{FORMS, read, shown};
-use super::client::{ApiClient, CommandIo, PlanChanges, RepeatAdvice, VerdictResponse};
+use super::act::{FORMS, read, read_in, shown};
+use super::client::{ApiClient, CommandIo, RepeatAdvice, VerdictResponse};
 use super::columns::typed;
 use super::context::OutputFormat;
 use super::dry_run::{self, MissingEntity};
 use super::error::{CliError, CliExit};
 use super::event_summary::EventSummary;
 use super::events::past;
-use super::flags::{DrainArgs, UndrainArgs};
+use super::flags::{DrainArgs, NodeArgs};
 use super::get;
-use super::kind::{EntityKind, KindNaming as _};
+use super::kind::EntityKind;
 use super::table::{add, one_line};
 use super::wait::wait_for;
 
@@ -43,7 +43,7 @@ const NAME: &str = "drain";
 const NAMED: usize = 5;
 
 pub(super) fn drain(drain: &DrainArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
-    let node: NodeName = read(EntityKind::Node, EntityKind::Node.name_in(&drain.node)?)?;
+    let node: NodeName = read_in(EntityKind::Node, &drain.node)?;
     let row: NodeRow = typed(&get::one(io.client, EntityKind::Node, node.as_str())?)?;
     io.client.repeats(RepeatAdvice::Unchanged);
     let begun = row.disruptions.iter().find(|one| empties(one));
@@ -64,6 +64,7 @@ pub(super) fn drain(drain: &DrainArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
         let intents: Vec<_> = schedule.into_iter().chain([(format!("node/{node}"), approve)]).collect();
         return dry_run::preview(("drain", "created"), &intents, MissingEntity::Refused, io);
     }
+    io.client.context.output(FORMS)?;
     if let Some(intent) = schedule {
         io.client.ask(&format!("cannot drain node/{node}"), &intent)?;
     }
@@ -187,6 +188,11 @@ impl NodeDrain<'_> {
                 let filters = [("node", node.to_string())];
                 let items = get::list(client, EntityKind::Incarnation, &filters, u64::MAX)?.items;
                 let left = items.iter().filter(|item| is_there(item));
+                let line = |item: &Value| {
+                    let [replica, state] =
+                        ["replica", "state"].map(|name| item[name].as_str().unwrap_or("?"));
+                    format!("{replica} {state}")
+                };
                 Ok(DrainProgress::Left(left.map(line).collect()))
             }
         }
@@ -214,21 +220,17 @@ fn is_there(item: &Value) -> bool {
     !known.is_some_and(|state| state.is_over())
 }
 
-fn line(item: &Value) -> String {
-    let text = |field: &str| item[field].as_str().unwrap_or("?");
-    format!("{} {}", text("replica"), text("state"))
-}
-
 fn shortened(left: &[String]) -> String {
     let more = left.len().saturating_sub(NAMED);
     let named = left[..left.len() - more].join(", ");
     if more > 0 { format!("{named} and {more} more") } else { named }
 }
 
-pub(super) fn undrain(undrain: &UndrainArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
-    let name: NodeName = read(EntityKind::Node, EntityKind::Node.name_in(&undrain.node)?)?;
+pub(super) fn undrain(undrain: &NodeArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+    let name: NodeName = read_in(EntityKind::Node, &undrain.node)?;
     let row: NodeRow = typed(&get::one(io.client, EntityKind::Node, name.as_str())?)?;
     io.client.repeats(RepeatAdvice::Unchanged);
+    io.client.context.output(FORMS)?;
     let (doing, of) = (format!("cannot undrain node/{name}"), format!("node/{name}"));
     let mut verdict = None;
     for disruption in row.disruptions.iter().filter(|one| empties(one)) {
@@ -262,9 +264,8 @@ pub(super) fn undrain(undrain: &UndrainArgs, io: &mut CommandIo<'_>) -> Result<(
 /// Shows that the node is as requested, without an intent.
 fn unchanged(row: &NodeRow, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let (position, version) = (row.position.get(), Some(row.version));
-    let (outcome, changed) = ("unchanged".into(), PlanChanges::default());
-    let superseded = Vec::new();
-    let verdict = VerdictResponse { position, outcome, version, subject: None, changed, superseded };
+    let outcome = "unchanged".into();
+    let verdict = VerdictResponse { position, outcome, version, ..VerdictResponse::default() };
     shown(io, &format!("node/{}", row.name), "unchanged", &verdict)
 }
 
@@ -279,11 +280,9 @@ fn cluster(node: &NodeName, client: &ApiClient<'_>) -> Result<ClusterName, CliEr
     let mut moved = past.iter().rev().filter(|item| EventSummary(item).type_name() == "node.state_changed");
     let found = moved.find_map(|item| item["data"]["cluster"].as_str());
     let found = found.ok_or_else(|| {
-        let advice = format!("chancery allocate {node} --cluster CLUSTER");
-        CliError::new(
-            CliExit::Conflict,
-            format!("cannot undrain node/{node}: it was never in a cluster\ntry: {advice}"),
-        )
+        CliError::conflict(format!(
+            "cannot undrain node/{node}: it was never in a cluster\ntry: chancery allocate {node} --cluster CLUSTER"
+        ))
     })?;
     read(EntityKind::Cluster, found)
 }

@@ -8,13 +8,12 @@ use chancery_events::text::counted;
 use chancery_projector::rows::RequestRow;
 use serde_json::Value;
 
-use super::apply::{ask, documents, error_texts, known, name, outcome, read};
+use super::apply::{ask, change, documents, error_texts, known, name, read};
 use super::client::{ApiClient, CommandIo, VerdictResponse, not_ours};
 use super::columns::typed;
 use super::context::OutputFormat;
 use super::diff;
 use super::error::{CliError, CliExit};
-use super::get::{json_text, yaml_text};
 use super::request;
 use super::table::TextTable;
 use crate::manifest::ManifestDocument;
@@ -60,16 +59,6 @@ enum ShownDocuments {
     Differences,
 }
 
-impl ShownDocuments {
-    /// Returns the start of errors.
-    const fn doing(self) -> &'static str {
-        match self {
-            ShownDocuments::All => "cannot apply in a dry run",
-            ShownDocuments::Differences => "cannot compare with the current state",
-        }
-    }
-}
-
 pub(super) fn run(
     files: &[PathBuf],
     overlap: Option<OverlapPolicy>,
@@ -109,10 +98,7 @@ pub(super) fn preview(
                     diff::add(&mut table, change);
                     continue;
                 }
-                match outcome(&verdict, true) {
-                    "configured" => done,
-                    outcome => outcome,
-                }
+                verdict.shown(done)
             }
             Some(status) => {
                 let doing = format!("cannot {verb} {name}");
@@ -156,8 +142,7 @@ fn facts<'a>(answer: &'a Value, type_name: &'a str) -> impl Iterator<Item = &'a 
 
 /// Reads the answer to an accepted intent.
 fn verdict_of(answer: &Value) -> Result<VerdictResponse, CliError> {
-    serde_json::from_value(answer.clone())
-        .map_err(|error| not_ours("cannot read the dry run", &error.to_string()))
+    serde_json::from_value(answer.clone()).map_err(|error| not_ours("cannot read the dry run", error))
 }
 
 /// Shows what the documents would change. Differences end with the exit code 1, and errors with higher ones.
@@ -183,15 +168,61 @@ fn decide(
     io: &mut CommandIo<'_>,
 ) -> Result<usize, CliError> {
     let output = io.client.context.output(FORMATS)?;
-    let doing = documents_shown.doing();
+    let doing = match documents_shown {
+        ShownDocuments::All => "cannot apply in a dry run",
+        ShownDocuments::Differences => "cannot compare with the current state",
+    };
     check_count(doing, manifests.len())?;
     let answer = io.client.dry_run(doing, manifests.iter().map(|manifest| &manifest.intent))?;
-    let DocumentOutcomes { table, names, changes, refused } =
-        outcomes(documents_shown, io.client, manifests, &answer)?;
+    let mut known = known(io.client, manifests)?;
+    let mut rows = TextTable::new(["ENTITY", "OUTCOME", "FIELD", "OLD", "NEW"]);
+    let mut fields = by_subject(&answer, "changes", diff::entity);
+    // The names of documents that are shown and would not be refused, and the first refusal with the number of refusals.
+    let (mut names, mut changes, mut refused) = (Vec::new(), 0, None);
+    for (at, manifest) in manifests.iter().enumerate() {
+        let (name, answer) = (name(manifest), &answer["intents"][at]["answer"]);
+        let Some(status) = status_of(answer) else {
+            changes += 1;
+            rows.add([name.as_str(), "not decided", "", "", ""]);
+            continue;
+        };
+        if !(200..300).contains(&status) {
+            let doing = ask("apply", manifest, &manifest.intent).doing;
+            let error = ApiClient::item_error(&doing, at, status, answer.clone());
+            for error in error_texts("apply", manifest, &error) {
+                note!("chancery: {error}");
+            }
+            let (_, count) = refused.get_or_insert((error.exit, 0));
+            *count += 1;
+            rows.add([name.as_str(), "refused", "", "", ""]);
+            continue;
+        }
+        let verdict = verdict_of(answer)?;
+        verdict.note_superseded(SendMode::DryRun);
+        let outcome = verdict.shown(change(known.contains(&name)));
+        let is_change = outcome != "unchanged";
+        changes += usize::from(is_change);
+        if is_change || documents_shown == ShownDocuments::All {
+            names.push(name.clone());
+        }
+        match fields.remove(&name).filter(|change| is_change && change["change"] == "changed") {
+            Some(change) => {
+                for field in items(change, "fields") {
+                    let [old, new] = ["old", "new"].map(|side| diff::value(&field[side]));
+                    rows.add([name.clone(), outcome.to_owned(), text(&field["field"]), old, new]);
+                }
+            }
+            None if is_change || documents_shown == ShownDocuments::All => {
+                rows.add([name.as_str(), outcome, "", "", ""]);
+            }
+            None => {}
+        }
+        known.insert(name);
+    }
     if output == OutputFormat::Name {
         names.iter().try_for_each(|name| writeln!(io.out, "{name}"))?;
     }
-    show(output, table, &answer, io)?;
+    show(output, rows, &answer, io)?;
     if documents_shown == ShownDocuments::All {
         note!("{NOTHING_RECORDED}");
     }
@@ -222,8 +253,7 @@ fn show(
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     match output {
-        OutputFormat::Json => json_text(answer, io.out)?,
-        OutputFormat::Yaml => yaml_text(answer, io.out)?,
+        OutputFormat::Json | OutputFormat::Yaml => output.value(answer, io.out)?,
         OutputFormat::Table => {
             let tables =
                 [first, operations(answer), effects(answer), unschedulable(answer), approvals(answer)];
@@ -242,71 +272,6 @@ fn show(
 /// Returns the status of the answer to an intent; `None` if the intent was not decided.
 fn status_of(answer: &Value) -> Option<u16> {
     answer["status"].as_u64().and_then(|status| u16::try_from(status).ok())
-}
-
-/// Outcomes of the documents.
-struct DocumentOutcomes {
-    table: TextTable,
-    /// Entities of the documents that are shown and would not be refused.
-    names: Vec<String>,
-    /// Number of documents that would change something.
-    changes: usize,
-    /// Exit code of the first refusal, and the number of refusals.
-    refused: Option<(CliExit, usize)>,
-}
-
-/// Returns a line for each document. Refusals are written as errors.
-fn outcomes(
-    documents_shown: ShownDocuments,
-    client: &ApiClient<'_>,
-    manifests: &[ManifestDocument],
-    answer: &Value,
-) -> Result<DocumentOutcomes, CliError> {
-    let mut known = known(client, manifests)?;
-    let mut rows = TextTable::new(["ENTITY", "OUTCOME", "FIELD", "OLD", "NEW"]);
-    let mut fields = by_subject(answer, "changes", diff::entity);
-    let (mut names, mut changes, mut refused) = (Vec::new(), 0, None);
-    for (at, manifest) in manifests.iter().enumerate() {
-        let (name, answer) = (name(manifest), &answer["intents"][at]["answer"]);
-        let Some(status) = status_of(answer) else {
-            changes += 1;
-            rows.add([name.as_str(), "not decided", "", "", ""]);
-            continue;
-        };
-        if !(200..300).contains(&status) {
-            let doing = ask("apply", manifest, &manifest.intent).doing;
-            let error = ApiClient::item_error(&doing, at, status, answer.clone());
-            for error in error_texts("apply", manifest, &error) {
-                note!("chancery: {error}");
-            }
-            let (_, count) = refused.get_or_insert((error.exit, 0));
-            *count += 1;
-            rows.add([name.as_str(), "refused", "", "", ""]);
-            continue;
-        }
-        let verdict = verdict_of(answer)?;
-        verdict.note_superseded(SendMode::DryRun);
-        let outcome = outcome(&verdict, known.contains(&name));
-        let is_change = outcome != "unchanged";
-        changes += usize::from(is_change);
-        if is_change || documents_shown == ShownDocuments::All {
-            names.push(name.clone());
-        }
-        match fields.remove(&name).filter(|change| is_change && change["change"] == "changed") {
-            Some(change) => {
-                for field in items(change, "fields") {
-                    let [old, new] = ["old", "new"].map(|side| diff::value(&field[side]));
-                    rows.add([name.clone(), outcome.to_owned(), text(&field["field"]), old, new]);
-                }
-            }
-            None if is_change || documents_shown == ShownDocuments::All => {
-                rows.add([name.as_str(), outcome, "", "", ""]);
-            }
-            None => {}
-        }
-        known.insert(name);
-    }
-    Ok(DocumentOutcomes { table: rows, names, changes, refused })
 }
 
 fn items<'a>(answer: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {

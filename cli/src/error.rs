@@ -83,6 +83,10 @@ impl CliError {
         CliError::new(CliExit::Usage, message)
     }
 
+    pub(super) fn conflict(message: impl Into<String>) -> CliError {
+        CliError::new(CliExit::Conflict, message)
+    }
+
     pub(super) fn failure(message: impl Into<String>) -> CliError {
         CliError::new(CliExit::Failure, message)
     }

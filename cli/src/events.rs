@@ -48,7 +48,6 @@ pub(super) fn run(events: &EventsArgs, io: &mut CommandIo<'_>) -> Result<(), Cli
         output,
         rows: TextTable::new(HEADS),
         lines: StreamTable::of(WIDTHS),
-        begun: false,
         out: &mut *io.out,
     };
     if !events.follow {
@@ -73,10 +72,9 @@ const HEADS: [&str; 5] = ["POSITION", "TIME", "ACTOR", "SUBJECT", "WHAT"];
 /// Printer of events.
 struct EventPrinter<'a> {
     output: OutputFormat,
-    /// Rows that wait until the widths of their columns are known.
+    /// Rows that wait until the widths of their columns are known; only the first ones have heads.
     rows: TextTable,
     lines: StreamTable,
-    begun: bool,
     out: &'a mut dyn Write,
 }
 
@@ -85,29 +83,20 @@ impl EventPrinter<'_> {
         if self.output != OutputFormat::Table {
             return Ok(writeln!(self.out, "{line}")?);
         }
-        let subject = summary.subject().to_owned();
         self.rows.add([
             summary.position().to_string(),
             summary.time(),
             summary.initiator(),
-            subject,
+            summary.subject().to_owned(),
             summary.what(),
         ]);
         if self.rows.cells().count() == PAGE { self.flush() } else { Ok(()) }
     }
 
     fn flush(&mut self) -> Result<(), CliError> {
-        let rows = std::mem::replace(&mut self.rows, TextTable::new(HEADS));
-        if !rows.is_empty() {
-            if !self.begun {
-                self.lines.fit(&rows);
-                self.out.write_all(self.lines.line(HEADS).as_bytes())?;
-                self.begun = true;
-            }
-            self.lines.fit(&rows);
-            for cells in rows.cells() {
-                self.out.write_all(self.lines.line(cells).as_bytes())?;
-            }
+        if !self.rows.is_empty() {
+            let rows = std::mem::replace(&mut self.rows, TextTable::new(HEADS).without_heads());
+            self.out.write_all(self.lines.lines(&rows, "").as_bytes())?;
         }
         Ok(self.out.flush()?)
     }

@@ -15,7 +15,7 @@ use super::fields::{schema, values};
 use super::flags::ExplainArgs;
 use super::get::json_text;
 use super::kind::{EntityKind, FieldPath};
-use super::table::{TextTable, add};
+use super::table::{TextTable, add, plain};
 use crate::manifest;
 use crate::manifest::suggest::nearest;
 
@@ -88,14 +88,12 @@ type FoundField<'a> = (&'a SchemaDocument, SchemaField<'a>);
 
 /// Returns the field in each document that has it. Without field names, it is the whole document.
 fn find<'a>(path: &FieldPath, documents: &'a [SchemaDocument]) -> Result<Vec<FoundField<'a>>, CliError> {
-    let whole = |document: &'a SchemaDocument| {
-        (
-            document,
-            SchemaField { name: path.kind.word(), node: &document.schema, about: "", is_required: false },
-        )
-    };
-    let mut found: Vec<FoundField<'a>> = documents.iter().map(whole).collect();
-    let mut parent = path.kind.word().to_owned();
+    let name = path.kind.word();
+    let whole = documents.iter().map(|document| {
+        (document, SchemaField { name, node: &document.schema, about: "", is_required: false })
+    });
+    let mut found: Vec<FoundField<'a>> = whole.collect();
+    let mut parent = name.to_owned();
     for name in &path.fields {
         let fields = |(document, field): &FoundField<'a>| {
             let document = *document;
@@ -259,8 +257,7 @@ fn default(node: &Value) -> Option<String> {
         Value::Null => None,
         Value::Array(items) if items.is_empty() => None,
         Value::Object(members) if members.is_empty() => None,
-        Value::String(text) => Some(text.clone()),
-        other => Some(other.to_string()),
+        other => Some(plain(other)),
     }
 }
 

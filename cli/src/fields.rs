@@ -33,22 +33,17 @@ pub(super) fn check(kind: EntityKind, path: &[&str], wanted: &str) -> Result<(),
         };
     }
     let node = resolve(&schema, now);
-    let words = words(node);
-    let is_fine = match node["type"].as_str() {
-        _ if !words.is_empty() => words.contains(&wanted),
-        Some("integer") => wanted.parse::<u64>().is_ok(),
-        Some("boolean") => ["true", "false"].contains(&wanted),
-        _ => true,
-    };
+    let is_integer = node["type"] == "integer";
+    let known = if node["type"] == "boolean" { vec!["true", "false"] } else { words(node) };
+    let is_fine =
+        if is_integer { wanted.parse::<u64>().is_ok() } else { known.is_empty() || known.contains(&wanted) };
     // An absent value is shown as none.
     if is_fine || wanted == "none" {
         return Ok(());
     }
-    let known = match node["type"].as_str() {
-        Some("integer") => return Err(number(kind, &whole, wanted)),
-        Some("boolean") => vec!["true", "false"],
-        _ => words,
-    };
+    if is_integer {
+        return Err(number(kind, &whole, wanted));
+    }
     Err(CliError::usage(format!(
         "invalid {whole} {wanted:?} of a {}{}",
         kind.word(),

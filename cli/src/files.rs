@@ -11,6 +11,8 @@ use crate::manifest::LARGEST;
 const DOWNLOAD: Duration = Duration::from_secs(30);
 /// Maximum number of redirects of an address.
 const REDIRECTS: u32 = 5;
+/// Reason why an address with TLS cannot be read.
+const WITHOUT_TLS: &str = "https is not supported\nhint: download the file first";
 
 /// Returns the name and the text of each file. A directory has its files, in the order of their names.
 pub(super) fn texts(files: &[PathBuf]) -> Result<Vec<(String, String)>, CliError> {
@@ -66,7 +68,7 @@ fn address(file: &Path) -> Option<&str> {
 /// Reads an address. Redirects, time and size are bounded.
 fn download(url: &str) -> Result<String, CliError> {
     if url.starts_with("https://") {
-        return Err(unreadable(url, &without_tls()));
+        return Err(unreadable(url, &WITHOUT_TLS));
     }
     let agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -76,7 +78,7 @@ fn download(url: &str) -> Result<String, CliError> {
         .build()
         .new_agent();
     let failed = |error: ureq::Error| match error {
-        ureq::Error::TlsRequired => unreadable(url, &without_tls()),
+        ureq::Error::TlsRequired => unreadable(url, &WITHOUT_TLS),
         ureq::Error::BodyExceedsLimit(_) => unreadable(url, &format!("it has more than {LARGEST} bytes")),
         other => unreadable(url, &other),
     };
@@ -86,8 +88,4 @@ fn download(url: &str) -> Result<String, CliError> {
         return Err(unreadable(url, &format!("HTTP status {status}")));
     }
     response.into_body().into_with_config().limit(LARGEST as u64).read_to_string().map_err(failed)
-}
-
-const fn without_tls() -> &'static str {
-    "https is not supported\nhint: download the file first"
 }

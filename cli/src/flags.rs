@@ -22,6 +22,13 @@ pub struct EntityArgs {
     pub name: Option<String>,
 }
 
+impl EntityArgs {
+    /// Returns the name of the entity; a missing name is an error.
+    pub(super) fn name(&self) -> Result<String, CliError> {
+        self.what.one(self.name.as_ref())
+    }
+}
+
 /// Describes [`EntityArgs`] of a command that takes only deployments.
 pub(super) fn of_deployments(arg: Arg) -> Arg {
     of_kind(arg, "`deployment`, or deployment/PLAN/NAME", "PLAN/NAME of the deployment, unless given before")
@@ -81,9 +88,9 @@ pub struct SnapshotArgs {
     pub timeout: Duration,
 }
 
-/// Node to put back into use.
+/// Node that a command acts on.
 #[derive(Args, Debug)]
-pub struct UndrainArgs {
+pub struct NodeArgs {
     /// Name of the node
     pub node: String,
 }

@@ -15,7 +15,7 @@ use super::flags::GetArgs;
 use super::kind::{EntityKind, KindNaming as _};
 use super::order;
 use super::selection::{LabelSelector, SelectedEntities};
-use super::table::{TextTable, one_line};
+use super::table::{TextTable, one_line, plain};
 use super::{short_id, watch};
 
 use crate::manifest::of_row::RowManifest;
@@ -39,7 +39,8 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
     if get.watch {
         return watch::run(get, io);
     }
-    let view = GetOutput { get, format: io.client.context.output(FORMATS)?, client: io.client };
+    let format = io.client.context.output.unwrap_or(OutputFormat::Table);
+    let view = GetOutput { get, format, client: io.client };
     let selected = get.selected()?;
     io.client.read_at(get.as_of.as_ref());
     let mut missing = Vec::new();
@@ -65,17 +66,6 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
     }
     if missing.is_empty() { Ok(()) } else { Err(CliError::new(CliExit::NotFound, missing.join("\n"))) }
 }
-
-const FORMATS: &[OutputFormat] = &[
-    OutputFormat::Table,
-    OutputFormat::Wide,
-    OutputFormat::Json,
-    OutputFormat::Yaml,
-    OutputFormat::Name,
-    OutputFormat::Jsonl,
-    OutputFormat::Csv,
-    OutputFormat::Jsonpath,
-];
 
 /// Returns the entities of a kind that pass the filters.
 fn all(get: &GetArgs, kind: EntityKind, client: &ApiClient<'_>) -> Result<EntityList, CliError> {
@@ -155,10 +145,11 @@ pub(super) fn find(
     kind: EntityKind,
     name: &str,
 ) -> Result<Option<Value>, CliError> {
-    let row = client.find(doing, &kind.path_of(name)?)?;
-    match row {
-        Some(node) if kind == EntityKind::Disruption => disruption::of_name(&node, name),
-        row => Ok(row),
+    match client.get(doing, &kind.path_of(name)?, &[]) {
+        Ok(node) if kind == EntityKind::Disruption => disruption::of_name(&node, name),
+        Ok(row) => Ok(Some(row)),
+        Err(error) if error.exit == CliExit::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -256,8 +247,7 @@ impl GetOutput<'_> {
     fn value(&self, value: &Value, out: &mut dyn Write) -> Result<(), CliError> {
         match (self.format, &self.client.context.template) {
             (OutputFormat::Jsonpath, Some(template)) => Ok(out.write_all(template.render(value).as_bytes())?),
-            (OutputFormat::Yaml, _) => yaml_text(value, out),
-            _ => json_text(value, out),
+            (format, _) => format.value(value, out),
         }
     }
 
@@ -315,7 +305,8 @@ impl GetOutput<'_> {
                     note!("no entities");
                 }
                 for (at, (kind, listed)) in shown.into_iter().enumerate() {
-                    let rows = self.table(*kind, &listed.items)?.after_column("KIND", kind.word());
+                    let words = listed.items.iter().map(|_| kind.word().to_owned());
+                    let rows = self.table(*kind, &listed.items)?.with_column(0, "KIND", words);
                     let before = if at == 0 { "" } else { "\n" };
                     write!(out, "{before}{}", rows.lines(""))?;
                 }
@@ -344,7 +335,11 @@ pub(super) fn table(
         created.map_or_else(String::new, |created| age(now.since(created)))
     };
     // The row of a disruption is part of the row of its node.
-    Ok(if kind == EntityKind::Disruption { rows } else { rows.with_column("AGE", items.iter().map(age)) })
+    if kind == EntityKind::Disruption {
+        return Ok(rows);
+    }
+    let count = rows.heads().count();
+    Ok(rows.with_column(count, "AGE", items.iter().map(age)))
 }
 
 /// Formats an age in one unit, of which there are at least two: `90s`, `5m`, `47h`, `3d`.
@@ -358,9 +353,8 @@ fn age(span: Duration) -> String {
 /// Returns the name of an entity, in paths and on command lines.
 pub(super) fn name_of(kind: EntityKind, item: &Value) -> String {
     let text = |field: &&str| match &item[*field] {
-        Value::String(text) => one_line(text),
         Value::Null => "?".to_owned(),
-        other => other.to_string(),
+        other => one_line(&plain(other)),
     };
     kind.entry().key.iter().map(text).collect::<Vec<_>>().join("/")
 }

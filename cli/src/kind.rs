@@ -46,12 +46,11 @@ impl KindNaming for EntityKind {
     }
 
     fn halves(self, name: &str) -> Result<(&str, &str), CliError> {
-        let owner = self.entry().owner.unwrap_or(self);
         name.split_once('/').ok_or_else(|| {
-            let (word, plural, of) = (self.word(), self.plural(), owner.word());
+            let owner = self.entry().owner.unwrap_or(self).word().to_uppercase();
+            let (word, plural) = (self.word(), self.plural());
             CliError::usage(format!(
-                "invalid {word} {name:?}: must be {}/NAME\ntry: chancery get {plural}",
-                of.to_uppercase()
+                "invalid {word} {name:?}: must be {owner}/NAME\ntry: chancery get {plural}"
             ))
         })
     }
@@ -157,15 +156,20 @@ impl TypedValueParser for EntitySelectorParser {
         value: &OsStr,
     ) -> Result<EntitySelector, clap::Error> {
         let text = value.to_string_lossy();
-        let (kind, name) = match text.split_once('/') {
-            Some((kind, name)) if !name.is_empty() => (kind, Some(name.to_owned())),
-            Some(_) | None => (&*text, None),
-        };
+        let (kind, name) = kind_and_name(&text);
         Ok(EntitySelector { kind: possible(command, arg, kind)?, name })
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         Some(Box::new(words()))
+    }
+}
+
+/// Splits an argument into what precedes a slash, and the name after it, if there is one.
+pub(super) fn kind_and_name(text: &str) -> (&str, Option<String>) {
+    match text.split_once('/') {
+        Some((kind, name)) if !name.is_empty() => (kind, Some(name.to_owned())),
+        Some(_) | None => (text, None),
     }
 }
 

@@ -58,22 +58,16 @@ mod why;
 
 use std::io::Write;
 
-pub use args::{GlobalArgs, InboxCommand, ServerCommand as ClientCommand};
+pub use args::{GlobalArgs, ServerCommand as ClientCommand};
 pub use client::problem;
-pub use console::{EscapeKey, InvalidEscapeKey};
 pub use context::{CliContext, OutputFormat};
 pub use contexts::{
     CONTEXTS_ENV, ContextCommand, ContextEntry, SelectedContext, run_contexts, selected as selected_context,
 };
 pub use error::{CliError, CliExit, exit_of};
-pub use flags::{
-    ConsoleArgs, DeleteArgs, DiffArgs, DrainArgs, EntityArgs, EventsArgs, ExplainArgs, GetArgs, LogsArgs,
-    OperationArgs, ScheduleArgs, StopArgs, UndrainArgs, WaitArgs, WhyArgs, as_of,
-};
+pub use flags::as_of;
 pub use get::json_text;
-pub use kind::{EntityKind, EntitySelector, FieldPath};
-pub use output::{OutputChoice, OutputTemplate};
-pub use selection::{KindSelection, LabelSelector};
+pub use kind::EntityKind;
 pub use table::TextTable;
 
 use client::{ApiClient, CommandIo};

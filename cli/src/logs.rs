@@ -95,7 +95,9 @@ fn whose(of: &str) -> Result<(EntityKind, &str), CliError> {
 /// of it: the rows of its incarnations were deleted with it, and the output of the newest ended incarnations is kept.
 fn with_past(error: CliError, replica: &str, logs: &LogsArgs, client: &ApiClient<'_>) -> CliError {
     // An error that names incarnations is about a replica that exists.
-    if error.exit != CliExit::NotFound || !error.message.starts_with(&unread(replica)) {
+    if error.exit != CliExit::NotFound
+        || !error.message.starts_with(&format!("cannot read replica/{replica}: "))
+    {
         return error;
     }
     // A history that cannot be read adds nothing to the error.
@@ -106,11 +108,6 @@ fn with_past(error: CliError, replica: &str, logs: &LogsArgs, client: &ApiClient
             CliError { message: format!("{}\ntry: chancery logs incarnation/{id}", error.message), ..error }
         }
     }
-}
-
-/// Start of the error about a replica that cannot be read.
-fn unread(replica: &str) -> String {
-    format!("cannot read {}/{replica}: ", EntityKind::Replica.word())
 }
 
 /// Returns the last incarnation that the events of a replica start, or the one before it; of a single one, that one.

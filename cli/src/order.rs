@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use serde_json::Value;
 
 use super::columns;
+use super::diff;
 use super::error::CliError;
 use super::get::name_of;
 use super::kind::EntityKind;
@@ -35,7 +36,7 @@ pub(super) fn sort_by(kind: EntityKind, items: &mut Vec<Value>, field: &str) -> 
                 "invalid path {field:?} of {plural}: none of them has such a field\ntry: chancery get {plural} -o json"
             )));
         }
-        values.into_iter().map(text).collect()
+        values.into_iter().map(|value| value.map_or_else(String::new, diff::value)).collect()
     } else {
         column(kind, items, field)?
     };
@@ -77,13 +78,9 @@ const UNITS: [(&str, f64); 11] = [
 
 /// Returns the amounts before the slash of each cell, as numbers of one unit; `None` if a cell has none, or no cell has a unit.
 fn amounts(cells: &[String]) -> Option<Vec<String>> {
-    let has_unit = cells.iter().any(|cell| {
-        cell.split('/')
-            .next()
-            .is_some_and(|amount| !amount.is_empty() && amount.ends_with(|c: char| c.is_ascii_alphabetic()))
-    });
-    let amount = |cell: &String| {
-        let first = cell.split('/').next().unwrap_or_default();
+    let firsts = cells.iter().filter_map(|cell| cell.split('/').next());
+    let has_unit = firsts.clone().any(|first| first.ends_with(|c: char| c.is_ascii_alphabetic()));
+    let amount = |first: &str| {
         if first == ABSENT {
             return Some(String::new());
         }
@@ -92,30 +89,13 @@ fn amounts(cells: &[String]) -> Option<Vec<String>> {
         let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;
         Some(format!("{:.0}", number.parse::<f64>().ok()? * factor))
     };
-    cells.iter().map(amount).collect::<Option<Vec<_>>>().filter(|_| has_unit)
+    firsts.map(amount).collect::<Option<Vec<_>>>().filter(|_| has_unit)
 }
 
-/// Text of a value; empty if absent.
-fn text(value: Option<&Value>) -> String {
-    match value {
-        None | Some(Value::Null) => String::new(),
-        Some(Value::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
-    }
-}
-
-/// Whether names of the kind are ids, or derive from positions: their digits are no decimal numbers.
-const fn is_issued(kind: EntityKind) -> bool {
-    matches!(
-        kind,
-        EntityKind::Replica
-            | EntityKind::Volume
-            | EntityKind::Incarnation
-            | EntityKind::Operation
-            | EntityKind::Request
-            | EntityKind::Session
-            | EntityKind::Command
-    )
+/// Whether names of the kind are ids, or derive from positions: their digits are no decimal numbers. People name disruptions, and
+/// what manifests describe.
+fn is_issued(kind: EntityKind) -> bool {
+    kind.entry().manifest.is_none() && kind != EntityKind::Disruption
 }
 
 /// Text that sorts in natural order.

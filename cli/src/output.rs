@@ -9,6 +9,7 @@ use serde_json::Value;
 use serde_json_path::JsonPath;
 
 use super::context::OutputFormat;
+use super::table::plain;
 
 /// Start of the format with a template.
 const WITH_TEMPLATE: &str = "jsonpath=";
@@ -127,7 +128,7 @@ fn render(parts: &[TemplatePart], value: &Value, text: &mut String) {
         match part {
             TemplatePart::Text(more) => text.push_str(more),
             TemplatePart::Path(path) => {
-                let found: Vec<_> = found(path, value).into_iter().map(shown).collect();
+                let found: Vec<_> = found(path, value).into_iter().map(plain).collect();
                 text.push_str(&found.join(" "));
             }
             TemplatePart::Range(path, parts) => {
@@ -142,13 +143,6 @@ fn render(parts: &[TemplatePart], value: &Value, text: &mut String) {
 /// Returns the values at a path.
 pub(super) fn found<'v>(path: &str, value: &'v Value) -> Vec<&'v Value> {
     JsonPath::parse(path).expect("the path was read before").query(value).all()
-}
-
-fn shown(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    }
 }
 
 /// Returns the position of the brace that ends a part; braces in quotes do not.

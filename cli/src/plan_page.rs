@@ -8,7 +8,7 @@ use chancery_projector::rows::{
 
 use super::columns::{approver, asker, coordinates, count_of, list, short, span, strategy};
 use super::process;
-use super::table::{TextTable, add, one_line};
+use super::table::{TextTable, add, one_line, plain};
 
 /// Replica with its incarnations and operations.
 pub(super) struct ReplicaSection {
@@ -68,15 +68,7 @@ impl PlanPage<'_> {
         let mut text = format!("{title}\n");
         for (field, _) in PlanSpec::FIELDS.iter().filter(|(_, of)| *of == class) {
             let value = value(&self.plan.spec, field);
-            add(
-                &mut text,
-                format_args!(
-                    "  {:<16} {}
-",
-                    format!("{field}:"),
-                    one_line(&value)
-                ),
-            );
+            add(&mut text, format_args!("  {:<16} {}\n", format!("{field}:"), one_line(&value)));
         }
         text
     }
@@ -86,14 +78,14 @@ impl PlanPage<'_> {
         let payloads = &self.plan.spec.payloads;
         let mut text = section("Payloads", payloads.len(), &self.payloads());
         for payload in payloads {
-            let container = payload.container.as_ref().map(|container| ("container", Some(json(container))));
-            let run = [("run", payload.run.as_ref().map(json))].into_iter();
-            let vm = payload.vm.as_ref().map(|vm| ("vm", Some(json(vm))));
-            for (part, value) in
-                run.chain(container).chain(vm).chain([("ready", payload.ready.as_ref().map(json))])
-            {
-                let value = value.map_or_else(|| "none".to_owned(), |value| one_line(&value));
-                add(&mut text, format_args!("  {} {part}: {value}\n", payload.name));
+            let none = || "none".to_owned();
+            let run = Some(payload.run.as_ref().map_or_else(none, json));
+            let ready = Some(payload.ready.as_ref().map_or_else(none, json));
+            let (container, vm) = (payload.container.as_ref().map(json), payload.vm.as_ref().map(json));
+            for (part, value) in [("run", run), ("container", container), ("vm", vm), ("ready", ready)] {
+                if let Some(value) = value {
+                    add(&mut text, format_args!("  {} {part}: {}\n", payload.name, one_line(&value)));
+                }
             }
         }
         text
@@ -229,11 +221,7 @@ fn value(spec: &PlanSpec, field: &str) -> String {
             if same { spec.approval.create.to_string() } else { each(by_kind.collect()) }
         }
         "payloads" => each(spec.payloads.iter().map(|payload| payload.name.to_string()).collect()),
-        _ => match serde_json::to_value(spec).map(|spec| spec[field].clone()) {
-            Ok(serde_json::Value::String(text)) => text,
-            Ok(other) => other.to_string(),
-            Err(_) => String::new(),
-        },
+        _ => serde_json::to_value(spec).map_or_else(|_| String::new(), |spec| plain(&spec[field])),
     }
 }
 
@@ -293,14 +281,12 @@ fn json<T: serde::Serialize>(part: &T) -> String {
 }
 
 fn ports(payload: &Payload) -> String {
-    let one =
-        |port: &chancery_events::spec::PayloadPort| format!("{}:{} {}", port.protocol, port.port, port.name);
-    payload.ports.iter().map(one).collect::<Vec<_>>().join(", ")
+    let all = payload.ports.iter().map(|port| format!("{}:{} {}", port.protocol, port.port, port.name));
+    all.collect::<Vec<_>>().join(", ")
 }
 
 fn volumes(payload: &Payload) -> String {
-    let one = |claim: &chancery_events::spec::VolumeClaim| {
-        format!("{} {} at {}", claim.class, show_bytes(claim.capacity), claim.mount)
-    };
-    payload.volumes.iter().map(one).collect::<Vec<_>>().join(", ")
+    let claims = payload.volumes.iter();
+    let all = claims.map(|one| format!("{} {} at {}", one.class, show_bytes(one.capacity), one.mount));
+    all.collect::<Vec<_>>().join(", ")
 }

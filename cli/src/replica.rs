@@ -8,7 +8,7 @@ use chancery_events::name::NodeName;
 use chancery_events::spec::{NodeState, OperationKind};
 use chancery_projector::rows::{NodeRow, OperationRow, OperationStatus};
 
-use super::act::{self, read, shown};
+use super::act::{self, read, read_in, shown};
 use super::client::{ApiClient, CommandIo};
 use super::columns::typed;
 use super::error::{CliError, CliExit};
@@ -31,7 +31,7 @@ pub(super) fn ask(
     io: &mut CommandIo<'_>,
 ) -> Result<(), CliError> {
     let name = EntityKind::Replica.name_in(name)?;
-    let node = node(on)?;
+    let node: Option<NodeName> = on.map(|node| read_in(EntityKind::Node, node)).transpose()?;
     let more: Vec<_> = node.iter().map(|node| ("node", node.as_str())).collect();
     let Some(intent) = act::intent(EntityKind::Replica, verb, name, &more)? else {
         return Err(CliError::usage(format!("cannot {verb}: replicas have no such command")));
@@ -121,11 +121,6 @@ fn last(client: &ApiClient<'_>, replica: &str) -> Result<Option<OperationRow>, C
     Ok(rows.into_iter().max_by_key(|row| row.id))
 }
 
-fn node(name: Option<&String>) -> Result<Option<NodeName>, CliError> {
-    let name = name.map(|name| EntityKind::Node.name_in(name)).transpose()?;
-    name.map(|name| read(EntityKind::Node, name)).transpose()
-}
-
 pub(super) fn create(
     kind: EntityKind,
     plan: &str,
@@ -137,13 +132,12 @@ pub(super) fn create(
         return Err(CliError::usage(format!("cannot create {}: {advice}", kind.word())));
     }
     let plan = EntityKind::Plan.name_in(plan)?;
-    let node = node(on)?;
+    let node = on.map(|node| read_in(EntityKind::Node, node)).transpose()?;
     let intent: Intent = ReplicaCreate { plan: read(EntityKind::Plan, plan)?, node: node.clone() }.into();
+    io.client.context.output(act::FORMS)?;
     let verdict = io.client.ask(&format!("cannot create replica of plan/{plan}"), &intent)?;
     let subject = verdict.subject.clone().unwrap_or_else(|| format!("plan/{plan}"));
     shown(io, &subject, "created", &verdict)?;
-    match subject.strip_prefix("replica/") {
-        Some(replica) => report_pending(io.client, replica, node.as_ref()),
-        None => Ok(()),
-    }
+    let Some(replica) = subject.strip_prefix("replica/") else { return Ok(()) };
+    report_pending(io.client, replica, node.as_ref())
 }

@@ -1,20 +1,22 @@
 //! Approval requests: changes that wait for approval as a whole. `get requests` lists them, `describe
 //! request/ID` shows the effects of a request, and `approve request/ID` and `reject request/ID` decide it.
 
+use std::collections::BTreeSet;
+
 use chancery_events::fact::RequestedChange;
 use chancery_events::intent::{Intent, RequestApprove, RequestReject};
 use chancery_events::text::counted;
 use chancery_projector::rows::{RequestRow, RequestStatus};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::apply::ApplyReport;
 use super::approve::ApprovalDecision;
 use super::client::{ApiClient, CommandIo, RepeatAdvice};
 use super::columns::typed;
-use super::error::{CliError, CliExit};
+use super::error::CliError;
 use super::get::{list, one};
 use super::kind::{self, EntityKind};
-use super::table::add;
+use super::table::{add, plain};
 
 use crate::note;
 
@@ -156,21 +158,12 @@ fn difference(change: &RequestedChange) -> Vec<String> {
 
 fn compare(path: &str, from: &Value, to: &Value, found: &mut Vec<String>) {
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-    let (none, nothing) = (serde_json::Map::new(), Value::Null);
     match (from, to) {
         _ if from == to => {}
         (Value::Object(_), Value::Object(_) | Value::Null) | (Value::Null, Value::Object(_)) => {
-            let (from, to) = (from.as_object().unwrap_or(&none), to.as_object().unwrap_or(&none));
-            let names: std::collections::BTreeSet<_> = from.keys().chain(to.keys()).collect();
-            for name in names {
-                let at = |map: &'_ serde_json::Map<String, Value>| map.get(name).cloned();
-                let (from, to) = (at(from), at(to));
-                compare(
-                    &below(name),
-                    from.as_ref().unwrap_or(&nothing),
-                    to.as_ref().unwrap_or(&nothing),
-                    found,
-                );
+            let members = [from, to].into_iter().filter_map(Value::as_object);
+            for name in members.flat_map(Map::keys).collect::<BTreeSet<_>>() {
+                compare(&below(name), &from[name], &to[name], found);
             }
         }
         _ => found.push(format!("{path}: {} -> {}", shown(from), shown(to))),
@@ -180,10 +173,9 @@ fn compare(path: &str, from: &Value, to: &Value, found: &mut Vec<String>) {
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "nothing".to_owned(),
-        Value::String(text) => text.clone(),
         Value::Array(items) if items.is_empty() => "all".to_owned(),
         Value::Array(items) => items.iter().map(shown).collect::<Vec<_>>().join(", "),
-        other => other.to_string(),
+        other => plain(other),
     }
 }
 
@@ -223,7 +215,7 @@ pub(super) fn decide(
         let row: RequestRow = typed(&one(io.client, EntityKind::Request, id)?)?;
         if row.state != RequestStatus::Pending {
             let what = format!("cannot {verb} request/{id}: the request is {}, not pending", row.state);
-            return Err(CliError::new(CliExit::Conflict, format!("{what}; nothing was sent")));
+            return Err(CliError::conflict(format!("{what}; nothing was sent")));
         }
         rows.push(row);
     }

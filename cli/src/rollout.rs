@@ -11,7 +11,7 @@ use super::args::NOT_CANARIES;
 use super::client::{ApiClient, CommandIo, RepeatAdvice};
 use super::columns::typed;
 use super::dry_run::{self, MissingEntity, SendMode};
-use super::error::{CliError, CliExit};
+use super::error::CliError;
 use super::get::{list, one};
 use super::kind::{self, EntityKind, KindNaming as _};
 
@@ -27,11 +27,6 @@ pub(super) fn run(
 ) -> Result<(), CliError> {
     let word = kind.word();
     let intent = match kind {
-        EntityKind::Deployment if !name.contains('/') => {
-            return Err(CliError::usage(format!(
-                "invalid deployment {name:?}: must be PLAN/NAME\ntry: chancery get deployments"
-            )));
-        }
         EntityKind::Deployment => intent(kind, &verb.replace(' ', ""), name, &[])?,
         _ => None,
     };
@@ -59,12 +54,9 @@ pub(super) fn scale(
     let Some(last) = rows.iter().max_by_key(|row| row.created_at) else {
         // A typo in the name must not read as a plan without deployments.
         one(io.client, EntityKind::Plan, plan)?;
-        return Err(CliError::new(
-            CliExit::Conflict,
-            format!(
-                "cannot scale plan/{plan}: no deployment of the plan is completed\ntry: chancery apply -f FILE"
-            ),
-        ));
+        return Err(CliError::conflict(format!(
+            "cannot scale plan/{plan}: no deployment of the plan is completed\ntry: chancery apply -f FILE"
+        )));
     };
     let deployed =
         rows.iter().filter(|row| row.generation == last.generation).min_by_key(|row| row.created_at);
@@ -78,10 +70,7 @@ pub(super) fn scale(
             DeploymentStrategy::default()
         }
     };
-    let name = match name {
-        Some(name) => name.to_owned(),
-        None => timed("scale", io),
-    };
+    let name = name.map_or_else(|| timed("scale", io), str::to_owned);
     let intent = DeploymentCreate {
         plan: plan_name,
         name: read(EntityKind::Deployment, &name)?,
@@ -113,14 +102,11 @@ fn check_current(
         return Ok(());
     }
     let name = &last.name;
-    Err(CliError::new(
-        CliExit::Conflict,
-        format!(
-            "cannot scale plan/{plan}: deployment/{of} is in progress with another version than that of \
-             deployment/{plan}/{name}, which the new deployment would deploy again\n\
-             hint: wait until it has ended, or apply a Deployment with the version and the number of replicas"
-        ),
-    ))
+    Err(CliError::conflict(format!(
+        "cannot scale plan/{plan}: deployment/{of} is in progress with another version than that of \
+         deployment/{plan}/{name}, which the new deployment would deploy again\n\
+         hint: wait until it has ended, or apply a Deployment with the version and the number of replicas"
+    )))
 }
 
 /// Refuses to scale a plan whose version was edited since its last completed deployment: a new deployment would deploy the edit.
@@ -147,15 +133,12 @@ fn check_version(
         return Ok(());
     }
     let (name, what) = (&last.name, if changed.is_empty() { "spec".to_owned() } else { changed.join(", ") });
-    Err(CliError::new(
-        CliExit::Conflict,
-        format!(
-            "cannot scale plan/{plan}: {what} changed since deployment/{plan}/{name}, and a new deployment would deploy that too\n\
-             hint: to deploy the change, apply a Deployment with the number of replicas; to keep the version, restore the plan first, with all \
-             of its fields\n\
-             try: chancery get plan {plan} --as-of {moment} -o yaml | chancery apply -f -"
-        ),
-    ))
+    Err(CliError::conflict(format!(
+        "cannot scale plan/{plan}: {what} changed since deployment/{plan}/{name}, and a new deployment would deploy that too\n\
+         hint: to deploy the change, apply a Deployment with the number of replicas; to keep the version, restore the plan first, with all \
+         of its fields\n\
+         try: chancery get plan {plan} --as-of {moment} -o yaml | chancery apply -f -"
+    )))
 }
 
 /// Sends the intent that creates a deployment, or shows what it would do.
@@ -236,10 +219,7 @@ pub(super) fn rollback(
             read(EntityKind::Deployment, to.strip_prefix(&format!("{plan}/")).unwrap_or(to))
         })
         .transpose()?;
-    let name = match name {
-        Some(name) => name.to_owned(),
-        None => timed("rollback", io),
-    };
+    let name = name.map_or_else(|| timed("rollback", io), str::to_owned);
     let intent =
         PlanRollback { plan: read(EntityKind::Plan, plan)?, name: read(EntityKind::Deployment, &name)?, to };
     let of = format!("{plan}/{name}");

@@ -19,8 +19,8 @@ impl LiveScreen {
     fn draw_in(&mut self, text: &str, width: usize, height: usize) -> String {
         let all: Vec<&str> = text.lines().collect();
         let space = height.saturating_sub(1).max(1);
-        let (shown, hidden) =
-            if all.len() > space { (space - 1, all.len() - (space - 1)) } else { (all.len(), 0) };
+        let shown = if all.len() > space { space - 1 } else { all.len() };
+        let hidden = all.len() - shown;
         let mut drawn = match self.drawn {
             0 => String::new(),
             // Moves to the start of the first line, and erases everything below.

@@ -8,7 +8,7 @@ use clap::{Arg, Command};
 use serde_json::Value;
 
 use super::error::CliError;
-use super::kind::{EntityKind, KindNaming as _, possible, words};
+use super::kind::{EntityKind, KindNaming as _, kind_and_name, possible, words};
 
 /// Word for the kinds of [`ALL`].
 const EVERY_KIND: &str = "all";
@@ -81,10 +81,7 @@ impl TypedValueParser for KindSelectionParser {
         value: &OsStr,
     ) -> Result<KindSelection, clap::Error> {
         let text = value.to_string_lossy();
-        let (listed, name) = match text.split_once('/') {
-            Some((listed, name)) if !name.is_empty() => (listed, Some(name.to_owned())),
-            Some(_) | None => (&*text, None),
-        };
+        let (listed, name) = kind_and_name(&text);
         let mut kinds = Vec::new();
         for word in listed.split(',') {
             let more = if word == EVERY_KIND { ALL.to_vec() } else { vec![possible(command, arg, word)?] };
@@ -109,12 +106,12 @@ impl TypedValueParser for KindSelectionParser {
 pub struct LabelSelector(Vec<LabelCondition>);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum LabelCondition {
-    Equal(String, String),
-    /// The label has another value, or is absent.
-    NotEqual(String, String),
-    Present(String),
-    Absent(String),
+struct LabelCondition {
+    key: String,
+    /// Value of the label; any value if absent.
+    value: Option<String>,
+    /// Whether the label must have another value, or be absent.
+    is_negated: bool,
 }
 
 impl LabelSelector {
@@ -137,11 +134,9 @@ impl LabelSelector {
     /// Whether the row of an entity has the labels.
     pub(super) fn holds(&self, kind: EntityKind, row: &Value) -> bool {
         let label = |key: &str| row.pointer(path(kind)?)?.get(key)?.as_str();
-        self.0.iter().all(|condition| match condition {
-            LabelCondition::Equal(key, value) => label(key) == Some(value),
-            LabelCondition::NotEqual(key, value) => label(key) != Some(value),
-            LabelCondition::Present(key) => label(key).is_some(),
-            LabelCondition::Absent(key) => label(key).is_none(),
+        self.0.iter().all(|LabelCondition { key, value, is_negated }| {
+            let found = label(key).is_some_and(|label| value.as_ref().is_none_or(|value| label == value));
+            found != *is_negated
         })
     }
 }
@@ -160,28 +155,22 @@ impl FromStr for LabelSelector {
 
     fn from_str(text: &str) -> Result<LabelSelector, String> {
         let condition = |part: &str| {
-            let owned = |key: &str, value: &str| (key.trim().to_owned(), value.trim().to_owned());
-            let condition = if let Some((key, value)) = part.split_once("!=") {
-                let (key, value) = owned(key, value);
-                LabelCondition::NotEqual(key, value)
+            let (key, value, is_negated) = if let Some((key, value)) = part.split_once("!=") {
+                (key, Some(value), true)
             } else if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
-                let (key, value) = owned(key, value);
-                LabelCondition::Equal(key, value)
+                (key, Some(value), false)
             } else if let Some(key) = part.trim().strip_prefix('!') {
-                LabelCondition::Absent(key.trim().to_owned())
+                (key, None, true)
             } else {
-                LabelCondition::Present(part.trim().to_owned())
+                (part, None, false)
             };
-            let (LabelCondition::Equal(key, _)
-            | LabelCondition::NotEqual(key, _)
-            | LabelCondition::Present(key)
-            | LabelCondition::Absent(key)) = &condition;
+            let (key, value) = (key.trim().to_owned(), value.map(|value| value.trim().to_owned()));
             if key.is_empty() || key.contains(char::is_whitespace) {
                 return Err(format!(
                     "invalid label {part:?}: must be KEY=VALUE, KEY!=VALUE, KEY or !KEY, as in disk=fast"
                 ));
             }
-            Ok(condition)
+            Ok(LabelCondition { key, value, is_negated })
         };
         text.split(',').map(condition).collect::<Result<_, _>>().map(LabelSelector)
     }

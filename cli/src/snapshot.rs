@@ -2,7 +2,7 @@
 
 use chancery_events::intent::{Intent, VolumeSnapshot};
 
-use super::act::{self, read};
+use super::act::{self, read, read_in};
 use super::client::CommandIo;
 use super::context::OutputFormat;
 use super::error::{CliError, CliExit};
@@ -12,14 +12,14 @@ use super::kind::{EntityKind, KindNaming as _};
 use super::wait::wait_for;
 
 pub(super) fn run(args: &SnapshotArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
-    let name = args.which.what.one(args.which.name.as_ref())?;
+    let name = args.which.name()?;
     if args.which.what.kind != EntityKind::Volume {
         let what = format!("{}/{name}", args.which.what.kind.word());
         return Err(CliError::usage(format!("cannot snapshot {what}: only volumes have snapshots")));
     }
     let new = EntityKind::Volume.name_in(&args.new)?;
     let intent: Intent = VolumeSnapshot {
-        name: read(EntityKind::Volume, EntityKind::Volume.name_in(&name)?)?,
+        name: read_in(EntityKind::Volume, &name)?,
         snapshot: read(EntityKind::Volume, new)?,
     }
     .into();
@@ -47,13 +47,10 @@ fn wait(new: &str, args: &SnapshotArgs, io: &mut CommandIo<'_>) -> Result<(), Cl
         }
     })?;
     if done.is_none() {
-        return Err(CliError::new(
-            CliExit::Unknown,
-            format!("{doing}: after {:?} it is not ready", args.timeout),
-        ));
+        let what = format!("{doing}: after {:?} it is not ready", args.timeout);
+        return Err(CliError::new(CliExit::Unknown, what));
     }
-    let is_text = io.client.context.output(act::FORMS)? == OutputFormat::Table;
-    if is_text {
+    if io.client.context.output(act::FORMS)? == OutputFormat::Table {
         writeln!(io.out, "volume/{new} ready")?;
     }
     Ok(())

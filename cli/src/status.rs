@@ -13,7 +13,7 @@ use super::columns::{count_of, table, typed};
 use super::context::OutputFormat;
 use super::disruption;
 use super::error::CliError;
-use super::get::{json_text, list, yaml_text};
+use super::get::list;
 use super::kind::EntityKind;
 use super::table::{TextTable, add};
 
@@ -83,6 +83,7 @@ const FAILING: &[ListedSection] = &[
 const AWAITS_PROMOTION: &str = "waits for the promotion of its canary";
 
 /// Numbers of a fleet, and sections of what waits and what failed.
+#[derive(Default)]
 struct StatusOverview {
     /// Nodes by state.
     nodes: BTreeMap<String, u64>,
@@ -108,9 +109,8 @@ pub(super) fn run(io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
     let summary = StatusOverview::read(io.client)?;
     match output {
-        OutputFormat::Json => json_text(&summary.json(), io.out),
-        OutputFormat::Yaml => yaml_text(&summary.json(), io.out),
-        _ => Ok(io.out.write_all(summary.page()?.as_bytes())?),
+        OutputFormat::Table => Ok(io.out.write_all(summary.page()?.as_bytes())?),
+        _ => output.value(&summary.json(), io.out),
     }
 }
 
@@ -151,34 +151,14 @@ fn section_table(kind: EntityKind, items: &[Value]) -> Result<TextTable, CliErro
         return Ok(plain);
     }
     let at = plain.heads().position(|head| head == "REPLICA").unwrap_or(0);
-    let with = |mut cells: Vec<String>, cell: &str| {
-        cells.insert(at, cell.to_owned());
-        cells
-    };
-    let mut rows = TextTable::new(with(plain.heads().map(str::to_owned).collect(), "PLAN"));
-    for (cells, item) in plain.cells().zip(items) {
-        rows.add(with(cells.map(str::to_owned).collect(), item["plan"].as_str().unwrap_or_default()));
-    }
-    Ok(rows)
+    let plans = items.iter().map(|item| item["plan"].as_str().unwrap_or_default().to_owned());
+    Ok(plain.with_column(at, "PLAN", plans))
 }
 
 impl StatusOverview {
     fn read(client: &ApiClient<'_>) -> Result<StatusOverview, CliError> {
         let all = |kind| list(client, kind, &[], u64::MAX).map(|listed| listed.items);
-        let mut summary = StatusOverview {
-            nodes: BTreeMap::new(),
-            disruptions: 0,
-            disconnected: Vec::new(),
-            clusters: 0,
-            plans: 0,
-            replicas: 0,
-            running: 0,
-            failed: 0,
-            pending_operations: 0,
-            pending_others: 0,
-            preparing: 0,
-            sections: Vec::new(),
-        };
+        let mut summary = StatusOverview::default();
         for item in all(EntityKind::Cluster)? {
             let row: ClusterRow = typed(&item)?;
             summary.clusters += 1;

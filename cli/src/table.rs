@@ -3,6 +3,7 @@
 
 use std::fmt::{self, Write as _};
 
+use serde_json::Value;
 use unicode_width::UnicodeWidthStr as _;
 
 /// Cell without a value.
@@ -40,20 +41,29 @@ impl TextTable {
         TextTable { hides_heads: true, ..self }
     }
 
-    /// Returns the table with a column after the others.
-    pub(super) fn with_column(mut self, head: &str, cells: impl IntoIterator<Item = String>) -> TextTable {
-        self.heads.push(head.to_owned());
+    /// Returns the table with another column, before which `at` columns stand.
+    pub(super) fn with_column(
+        mut self,
+        at: usize,
+        head: &str,
+        cells: impl IntoIterator<Item = String>,
+    ) -> TextTable {
+        self.heads.insert(at, head.to_owned());
         for (row, text) in self.rows.iter_mut().zip(cells) {
-            row.push(cell(&text));
+            row.insert(at, cell(&text));
         }
         self
+    }
+
+    /// Returns the cells of each line: those of the heads, unless they are hidden, and of each row.
+    fn shown(&self) -> impl Iterator<Item = &Vec<String>> {
+        std::iter::once(&self.heads).filter(|_| !self.hides_heads).chain(&self.rows)
     }
 
     /// Formats the table as comma-separated values (RFC 4180, with line feeds alone). Empty cells are empty.
     pub(super) fn csv(&self) -> String {
         let mut text = String::new();
-        let heads = std::iter::once(&self.heads).filter(|_| !self.hides_heads);
-        for cells in heads.chain(&self.rows) {
+        for cells in self.shown() {
             let quoted = |cell: &String| match cell.as_str() {
                 ABSENT => String::new(),
                 cell if cell.contains([',', '"']) => format!("\"{}\"", cell.replace('"', "\"\"")),
@@ -64,31 +74,13 @@ impl TextTable {
         text
     }
 
-    /// Returns the table with a column before the others, whose cells are equal.
-    pub(super) fn after_column(mut self, head: &str, text: &str) -> TextTable {
-        self.heads.insert(0, head.to_owned());
-        self.rows.iter_mut().for_each(|cells| cells.insert(0, cell(text)));
-        self
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
     /// Formats the table, each line after `indent` and without spaces at its end.
     pub fn lines(&self, indent: &str) -> String {
-        let mut lines = StreamTable::default();
-        let mut text = String::new();
-        if !self.hides_heads {
-            // The line is dropped: only its widths are needed.
-            let _ = lines.line(self.heads());
-        }
-        lines.fit(self);
-        if !self.hides_heads {
-            add(&mut text, format_args!("{indent}{}", lines.line(self.heads())));
-        }
-        text.extend(self.cells().map(|cells| format!("{indent}{}", lines.line(cells))));
-        text
+        StreamTable::default().lines(self, indent)
     }
 }
 
@@ -108,18 +100,20 @@ impl StreamTable {
         StreamTable { widths: widths.into() }
     }
 
-    /// Widens the columns for these rows.
-    pub(super) fn fit(&mut self, rows: &TextTable) {
-        for cells in rows.cells() {
+    /// Formats a table whose columns are as wide as all its cells, each line after `indent`.
+    pub(super) fn lines(&mut self, table: &TextTable, indent: &str) -> String {
+        for cells in table.shown() {
             // The line is dropped: only its widths are needed.
             let _ = self.line(cells);
         }
+        let lines = table.shown().map(|cells| format!("{indent}{}", self.line(cells)));
+        lines.collect()
     }
 
     /// Formats a row, with its line feed.
-    pub(super) fn line<'a>(&mut self, cells: impl IntoIterator<Item = &'a str>) -> String {
+    fn line(&mut self, cells: impl IntoIterator<Item: AsRef<str>>) -> String {
         let mut text = String::new();
-        for (at, cell) in cells.into_iter().map(cell).enumerate() {
+        for (at, cell) in cells.into_iter().map(|text| cell(text.as_ref())).enumerate() {
             if at == self.widths.len() {
                 self.widths.push(0);
             }
@@ -134,6 +128,11 @@ impl StreamTable {
 /// Appends to a text.
 pub(super) fn add(text: &mut String, more: fmt::Arguments<'_>) {
     text.write_fmt(more).expect("writing to a text cannot fail");
+}
+
+/// Text of a value: that of a string without quotes.
+pub(super) fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// Replaces control characters by spaces, so that a cell stays on the line of its row.

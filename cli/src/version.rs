@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::client::CommandIo;
 use super::context::OutputFormat;
 use super::error::CliError;
-use super::get::{json_text, yaml_text};
 
 /// Version of this program.
 const CLIENT: &str = env!("CARGO_PKG_VERSION");
@@ -14,22 +13,15 @@ const CLIENT: &str = env!("CARGO_PKG_VERSION");
 pub(super) fn run(is_client_alone: bool, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let output = io.client.context.output(&[OutputFormat::Table, OutputFormat::Json, OutputFormat::Yaml])?;
     let server = if is_client_alone { Ok(Value::Null) } else { of_server(io) };
-    // A server of an older build does not report its version.
-    let text = match &server {
-        Ok(Value::Null) | Err(_) => None,
-        Ok(server) => Some(server["version"].as_str().unwrap_or("unknown").to_owned()),
-    };
-    let versions =
-        json!({ "client": { "version": CLIENT }, "server": server.as_ref().unwrap_or(&Value::Null) });
-    match output {
-        OutputFormat::Json => json_text(&versions, io.out)?,
-        OutputFormat::Yaml => yaml_text(&versions, io.out)?,
-        _ => {
-            writeln!(io.out, "client {CLIENT}")?;
-            if let Some(text) = text {
-                writeln!(io.out, "server {text}")?;
-            }
+    let found = server.as_ref().unwrap_or(&Value::Null);
+    if output == OutputFormat::Table {
+        writeln!(io.out, "client {CLIENT}")?;
+        if !found.is_null() {
+            // A server of an older build does not report its version.
+            writeln!(io.out, "server {}", found["version"].as_str().unwrap_or("unknown"))?;
         }
+    } else {
+        output.value(&json!({ "client": { "version": CLIENT }, "server": found }), io.out)?;
     }
     server.map(|_| ())
 }

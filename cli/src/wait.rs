@@ -26,6 +26,7 @@ use super::flags::WaitArgs;
 use super::get::{find, list, name_of};
 use super::kind::{EntityKind, KindNaming as _};
 use super::short_id;
+use super::table::plain;
 
 /// Maximum time between two checks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -46,12 +47,8 @@ enum WaitProgress {
     Over(String),
 }
 
-pub(super) fn run(wait: &WaitArgs, io: &mut CommandIo<'_>) -> Result<(), CliError> {
-    reach(wait, None, io)
-}
-
 /// Waits for a condition, which the end of a request without approval makes impossible.
-fn reach(wait: &WaitArgs, request: Option<&str>, io: &mut CommandIo<'_>) -> Result<(), CliError> {
+pub(super) fn run(wait: &WaitArgs, request: Option<&str>, io: &mut CommandIo<'_>) -> Result<(), CliError> {
     let output = io.client.context.output(FORMS)?;
     let (kind, name) = EntityKind::split(&wait.of)?;
     let name = &short_id::resolve(io.client, kind, name)?;
@@ -110,9 +107,9 @@ pub(super) fn after(
 ) -> Result<(), CliError> {
     let wait = WaitArgs { of, until: until.to_owned(), timeout };
     if io.client.context.output(FORMS)? == OutputFormat::Table {
-        return reach(&wait, request, io);
+        return run(&wait, request, io);
     }
-    reach(&wait, request, &mut CommandIo { client: io.client, out: &mut std::io::sink() })
+    run(&wait, request, &mut CommandIo { client: io.client, out: &mut std::io::sink() })
 }
 
 /// Returns how a request ended without approval; `None` if it has not.
@@ -177,11 +174,10 @@ fn look(until: &WaitCondition<'_>, kind: EntityKind, row: Option<&Value>) -> Res
     let row = row.expect("a field is read from a row");
     let found = path.iter().fold(row, |inner, field| &inner[*field]);
     let text = match found {
-        Value::String(text) => text.clone(),
         // A row omits counters that are zero.
         Value::Null if path.len() > 1 => "0".into(),
         Value::Null => "none".into(),
-        other => other.to_string(),
+        other => plain(other),
     };
     if text == *value {
         return Ok(WaitProgress::Reached);

@@ -99,7 +99,7 @@ pub(super) fn run(get: &GetArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
     let mut view = WatchView::new(get, kind, output, io.client.context.person);
     let mut known = WatchedRows::default();
     let (mut items, since) = look(get, io.client)?;
-    view.sort(&mut items)?;
+    sort(get, kind, &mut items)?;
     let changes = known.start(kind, items);
     view.show(&known, &changes, io.client.time(), io.out)?;
     let woken = follower(io.client.context.clone(), io.client.named(since + 1));
@@ -199,6 +199,15 @@ fn follower(context: CliContext, from: NamedPosition) -> Receiver<WatchSignal> {
     woken
 }
 
+/// Sorts the rows as requested, or by name.
+fn sort(get: &GetArgs, kind: EntityKind, rows: &mut Vec<Value>) -> Result<(), CliError> {
+    if let Some(field) = &get.sort_by {
+        return order::sort_by(kind, rows, field);
+    }
+    order::sort(kind, rows);
+    Ok(())
+}
+
 /// View of changes.
 struct WatchView<'a> {
     get: &'a GetArgs,
@@ -231,15 +240,6 @@ impl<'a> WatchView<'a> {
         WatchView { get, kind, is_wide: output == OutputFormat::Wide, form }
     }
 
-    /// Sorts the rows as requested, or by name.
-    fn sort(&self, rows: &mut Vec<Value>) -> Result<(), CliError> {
-        if let Some(field) = &self.get.sort_by {
-            return order::sort_by(self.kind, rows, field);
-        }
-        order::sort(self.kind, rows);
-        Ok(())
-    }
-
     fn show(
         &mut self,
         known: &WatchedRows,
@@ -249,31 +249,23 @@ impl<'a> WatchView<'a> {
     ) -> Result<(), CliError> {
         let kind = self.kind;
         match &mut self.form {
-            WatchForm::Live(_) => {
+            WatchForm::Live(screen) => {
                 let mut rows: Vec<_> = known.0.values().cloned().collect();
                 // A field that no row has any more orders nothing.
-                if self.sort(&mut rows).is_err() {
+                if sort(self.get, kind, &mut rows).is_err() {
                     order::sort(kind, &mut rows);
                 }
                 let table = get::table(kind, &rows, self.is_wide, now)?;
                 let table = if self.get.no_headers { table.without_heads() } else { table };
                 let text = if rows.is_empty() { format!("no {}\n", kind.plural()) } else { table.lines("") };
-                if let WatchForm::Live(screen) = &mut self.form {
-                    out.write_all(screen.draw(&text).as_bytes())?;
-                }
+                out.write_all(screen.draw(&text).as_bytes())?;
             }
             WatchForm::Lines { lines, is_new } if !changes.is_empty() => {
-                let rows = changed(kind, changes, self.is_wide, now)?;
-                if std::mem::take(is_new) && !self.get.no_headers {
-                    // The line is dropped: only its widths are needed.
-                    let _ = lines.line(rows.heads());
-                    lines.fit(&rows);
-                    out.write_all(lines.line(rows.heads()).as_bytes())?;
+                let mut rows = changed(kind, changes, self.is_wide, now)?;
+                if !std::mem::take(is_new) || self.get.no_headers {
+                    rows = rows.without_heads();
                 }
-                lines.fit(&rows);
-                for cells in rows.cells() {
-                    out.write_all(lines.line(cells).as_bytes())?;
-                }
+                out.write_all(lines.lines(&rows, "").as_bytes())?;
             }
             WatchForm::Lines { .. } => {}
             WatchForm::Json => {
@@ -352,7 +344,7 @@ mod tests {
         let now = "2026-11-21T09:30:00Z".parse().expect("a time");
         for (at, items) in states.iter().enumerate() {
             let mut items = items.to_vec();
-            view.sort(&mut items).expect("sorted");
+            sort(&get, EntityKind::Capability, &mut items).expect("sorted");
             let start = at == 0;
             let changes = if start {
                 known.start(EntityKind::Capability, items)

@@ -7,10 +7,9 @@ use super::context::OutputFormat;
 use super::error::CliError;
 use super::event_summary::EventSummary;
 use super::flags::WhyArgs;
-use super::get::{json_text, yaml_text};
 use super::kind::{EntityKind, KindNaming as _};
 use super::short_id;
-use super::table::add;
+use super::table::{add, plain};
 
 use crate::note;
 
@@ -37,27 +36,22 @@ pub(super) fn run(why: &WhyArgs, io: &mut CommandIo<'_>) -> Result<(), CliError>
     query.extend(why.recompute.then(|| ("recompute", "true".to_owned())));
     let doing = format!("cannot explain {}/{name}", kind.word());
     let answer = io.client.get(&doing, &format!("{}/why", kind.path_of(&name)?), &query)?;
-    match output {
-        OutputFormat::Json => json_text(&answer, io.out),
-        OutputFormat::Yaml => yaml_text(&answer, io.out),
-        _ => {
-            io.out.write_all(tree(&answer).as_bytes())?;
-            if answer["reasons"].as_array().is_none_or(Vec::is_empty) {
-                note!(
-                    "no fact about {word}/{name} has set it\ntry: chancery describe {word}/{name}",
-                    word = kind.word()
-                );
-            }
-            Ok(())
-        }
+    if output != OutputFormat::Table {
+        return output.value(&answer, io.out);
     }
+    io.out.write_all(tree(&answer).as_bytes())?;
+    if answer["reasons"].as_array().is_none_or(Vec::is_empty) {
+        let word = kind.word();
+        note!("no fact about {word}/{name} has set it\ntry: chancery describe {word}/{name}");
+    }
+    Ok(())
 }
 
 /// Returns the tree: a line for each event, its causes below it.
 fn tree(answer: &Value) -> String {
     let mut text = answer["entity"].as_str().unwrap_or_default().to_owned();
     if let Some(field) = answer["field"].as_str() {
-        add(&mut text, format_args!(" {field}={}", plain(&answer["value"])));
+        add(&mut text, format_args!(" {field}={}", shortened(&answer["value"])));
     }
     text.push('\n');
     let reasons = answer["reasons"].as_array().map_or(&[][..], Vec::as_slice);
@@ -124,12 +118,8 @@ fn line(event: &EventSummary<'_>) -> String {
 }
 
 /// Returns the value in at most [`SHOWN`] characters; `-o json` has all of it.
-fn plain(value: &Value) -> String {
-    let text = match value {
-        Value::String(text) => text.clone(),
-        Value::Null => "none".into(),
-        other => other.to_string(),
-    };
+fn shortened(value: &Value) -> String {
+    let text = if value.is_null() { "none".to_owned() } else { plain(value) };
     if text.chars().count() <= SHOWN { text } else { text.chars().take(SHOWN - 1).chain(['…']).collect() }
 }
 

@@ -3,7 +3,7 @@
 use chancery_events::intent::Intent;
 use serde_json::Value;
 
-use super::{ApiClient, FinalReply, not_ours, problem};
+use super::{ApiClient, FinalReply};
 use crate::bulk::BATCH;
 use crate::error::CliError;
 
@@ -14,29 +14,19 @@ impl ApiClient<'_> {
         doing: &str,
         intents: impl Iterator<Item = &'i Intent>,
     ) -> Result<Value, CliError> {
-        let bodies: Vec<_> = intents.map(|intent| self.envelope(intent).body).collect();
+        let bodies: Vec<_> = intents.map(|intent| self.envelope(intent, None)).collect();
         let body = format!("[{}]", bodies.join(","));
         let mut reply = self.run_dry(doing, &body)?;
         if reply.status != 200 && self.moment.use_last(&reply.body) {
             reply = self.run_dry(doing, &body)?;
         }
-        let FinalReply { status, body, .. } = reply;
-        if status != 200 {
-            return Err(problem(doing, status, &body));
-        }
-        serde_json::from_str(&body).map_err(|error| not_ours(doing, &error.to_string()))
+        reply.value(doing)
     }
 
     fn run_dry(&self, doing: &str, body: &str) -> Result<FinalReply, CliError> {
         let ran = self.tried(|| {
-            let mut request = self.agent.post(self.url("/dry-run")).header("content-type", BATCH);
-            if let Some(moment) = self.moment.get() {
-                request = request.query("as_of", moment);
-            }
-            if self.seen.get() > 0 {
-                request = request.query("min_position", self.named(self.seen.get()).to_string());
-            }
-            self.answer(request.send(body))
+            let request = self.agent.post(self.url("/dry-run")).header("content-type", BATCH);
+            self.answer(request.query_pairs(self.state_query()).send(body))
         });
         ran.map_err(|lost| self.unread(doing, &lost))
     }

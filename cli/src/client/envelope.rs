@@ -10,11 +10,6 @@ use serde_json::value::RawValue;
 use super::{ApiClient, VerdictResponse};
 use crate::error::CliError;
 
-/// Intent as a body, with the idempotency key and the time that all attempts share.
-pub(crate) struct IntentEnvelope {
-    pub(crate) body: String,
-}
-
 /// Way to repeat a command safely after an unknown outcome.
 pub(crate) enum RepeatAdvice {
     /// With its idempotency key, and with flags that make its intents the same, each with a space behind it.
@@ -49,11 +44,6 @@ impl CommandKeys {
 }
 
 impl ApiClient<'_> {
-    /// Converts the intent to a CloudEvent with the next key and the current time.
-    pub(crate) fn envelope(&self, intent: &Intent) -> IntentEnvelope {
-        self.envelope_for(intent, None)
-    }
-
     /// Sends an intent that is refused unless its entity has the version. Returns its verdict.
     pub(crate) fn ask_if(
         &self,
@@ -61,10 +51,12 @@ impl ApiClient<'_> {
         intent: &Intent,
         version: u64,
     ) -> Result<VerdictResponse, CliError> {
-        self.send(doing, &self.envelope_for(intent, Some(version)))
+        self.send(doing, &self.envelope(intent, Some(version)))
     }
 
-    fn envelope_for(&self, intent: &Intent, version: Option<u64>) -> IntentEnvelope {
+    /// Converts the intent to a CloudEvent with the next key and the current time, which all attempts share. With a version,
+    /// the intent is refused unless its entity has it.
+    pub(crate) fn envelope(&self, intent: &Intent, version: Option<u64>) -> String {
         let key = self.keys.next();
         let time = Time::from_micros(chrono::Utc::now().timestamp_micros()).to_string();
         let data = RawValue::from_string(intent.data_json()).expect("the data is JSON");
@@ -82,8 +74,7 @@ impl ApiClient<'_> {
         }
         // The data is inserted as text: numbers beyond the range of a generic value stay exact.
         let head = head.to_string();
-        let body = format!("{},\"data\":{}}}", head.trim_end_matches('}'), data.get());
-        IntentEnvelope { body }
+        format!("{},\"data\":{}}}", head.trim_end_matches('}'), data.get())
     }
 
     /// Sets how the command is repeated after an unknown outcome, unless its key alone suffices.

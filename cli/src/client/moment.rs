@@ -36,9 +36,9 @@ pub(super) struct ClientMoment {
     /// Whether an answer has named the record of the moment.
     is_found: Cell<bool>,
     /// Time of that record.
-    time: Cell<Option<Time>>,
+    pub(super) time: Cell<Option<Time>>,
     /// Whether the record is not shown.
-    is_silent: Cell<bool>,
+    pub(super) is_silent: Cell<bool>,
 }
 
 impl ClientMoment {
@@ -46,11 +46,6 @@ impl ClientMoment {
         self.text.replace(moment);
         self.is_found.set(false);
         self.time.set(None);
-    }
-
-    /// Hides the record of the moment.
-    pub(super) fn silence(&self) {
-        self.is_silent.set(true);
     }
 
     pub(super) fn get(&self) -> Option<String> {
@@ -66,11 +61,6 @@ impl ClientMoment {
             note!("the server has no record after that: this is its last one");
         }
         is_used
-    }
-
-    /// Time of the moment, if an answer has named it.
-    pub(super) fn time(&self) -> Option<Time> {
-        self.time.get()
     }
 
     /// Takes the record of the moment from the headers of an answer, and shows it.

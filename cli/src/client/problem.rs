@@ -9,6 +9,8 @@
 //! | `invalid` | each field and its rule |
 //! | the other codes of [`own_words`] | constant |
 
+use std::fmt::Display;
+
 use serde::Deserialize;
 
 use super::super::error::{CliError, PointerError, advice, exit_of};
@@ -48,29 +50,24 @@ const INTERNAL: &[&str] =
 
 /// Problem in an answer (RFC 9457).
 #[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 pub(super) struct ProblemResponse {
-    #[serde(default)]
     pub(super) code: String,
-    #[serde(default)]
     title: String,
-    #[serde(default)]
     detail: String,
-    #[serde(default)]
     pub(super) errors: Vec<PointerError>,
-    #[serde(default)]
     retryable: bool,
 }
 
 /// Returns the problem code of an answer; empty if it is no problem.
 pub(super) fn code(body: &str) -> String {
-    serde_json::from_str::<ProblemResponse>(body).map_or(String::new(), |problem| problem.code)
+    serde_json::from_str::<ProblemResponse>(body).unwrap_or_default().code
 }
 
 /// Whether the same request may succeed later.
 pub(super) fn retryable(status: u16, body: &str) -> bool {
     status == 503
-        || (status >= 429
-            && serde_json::from_str::<ProblemResponse>(body).is_ok_and(|problem| problem.retryable))
+        || (status >= 429 && serde_json::from_str::<ProblemResponse>(body).unwrap_or_default().retryable)
 }
 
 /// Returns the error of an answer that is not the requested one; it starts with `doing`.
@@ -174,6 +171,6 @@ fn within_intent(pointer: &str) -> &str {
 }
 
 /// Returns the error of an answer that cannot be read.
-pub(crate) fn not_ours(doing: &str, why: &str) -> CliError {
+pub(crate) fn not_ours(doing: &str, why: impl Display) -> CliError {
     CliError::failure(format!("{doing}: invalid answer: {why}"))
 }

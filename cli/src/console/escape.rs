@@ -7,21 +7,18 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EscapeKey(Option<u8>);
 
-/// Text that names no key; the message gives the form.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("invalid key {0:?}: must be ^ and a letter or one of [ \\ ] ^ _, as in ^], or none")]
-pub struct InvalidEscapeKey(String);
-
 impl FromStr for EscapeKey {
-    type Err = InvalidEscapeKey;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<EscapeKey, InvalidEscapeKey> {
+    fn from_str(text: &str) -> Result<EscapeKey, String> {
         match text.as_bytes() {
             b"none" => Ok(EscapeKey(None)),
             [b'^', key] if matches!(key.to_ascii_uppercase(), b'A'..=b'_') => {
                 Ok(EscapeKey(Some(key.to_ascii_uppercase() & 0x1f)))
             }
-            _ => Err(InvalidEscapeKey(text.to_owned())),
+            _ => Err(format!(
+                "invalid key {text:?}: must be ^ and a letter or one of [ \\ ] ^ _, as in ^], or none"
+            )),
         }
     }
 }
@@ -35,19 +32,12 @@ impl fmt::Display for EscapeKey {
     }
 }
 
-/// Typed bytes for the guest, and whether the key ended them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct TypedBytes<'a> {
-    pub(super) bytes: &'a [u8],
-    pub(super) detaches: bool,
-}
-
 impl EscapeKey {
-    /// Splits what was typed: the guest gets neither the key nor what follows it.
-    pub(super) fn split(self, typed: &[u8]) -> TypedBytes<'_> {
+    /// Returns the typed bytes for the guest, and whether the key ended them: the guest gets neither the key nor what follows it.
+    pub(super) fn split(self, typed: &[u8]) -> (&[u8], bool) {
         match self.0.and_then(|key| typed.iter().position(|byte| *byte == key)) {
-            Some(end) => TypedBytes { bytes: &typed[..end], detaches: true },
-            None => TypedBytes { bytes: typed, detaches: false },
+            Some(end) => (&typed[..end], true),
+            None => (typed, false),
         }
     }
 }
@@ -67,7 +57,7 @@ mod tests {
             ("none", b"\x1d\x00\xff", b"\x1d\x00\xff", false),
         ] {
             let key: EscapeKey = key.parse().expect("a key");
-            assert_eq!(key.split(typed), TypedBytes { bytes, detaches }, "{key}");
+            assert_eq!(key.split(typed), (bytes, detaches), "{key}");
         }
     }
 

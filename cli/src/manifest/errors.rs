@@ -35,19 +35,9 @@ pub struct ManifestError {
 }
 
 /// Errors of a file, document by document.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct ManifestErrors(pub Vec<ManifestError>);
-
-impl fmt::Display for ManifestErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, fault) in self.0.iter().enumerate() {
-            write!(f, "{}{fault}", if i == 0 { "" } else { "\n" })?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for ManifestErrors {}
 
 impl From<ManifestError> for ManifestErrors {
     fn from(fault: ManifestError) -> ManifestErrors {

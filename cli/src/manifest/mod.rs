@@ -20,7 +20,6 @@ mod form;
 pub(crate) mod of_row;
 mod policy;
 mod reader;
-mod schema;
 mod strategy;
 pub mod suggest;
 #[cfg(test)]
@@ -36,7 +35,7 @@ use chancery_events::intent::Intent;
 use chancery_events::kind::{EntityKind, keys};
 use chancery_events::name::KeyName;
 use chancery_events::{each_kind, spec};
-use schemars::{JsonSchema, Schema};
+use schemars::{JsonSchema, Schema, schema_for};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -45,7 +44,6 @@ use errors::YamlDocument;
 pub use errors::{FileLocation, ManifestError, ManifestErrors};
 use form::{DeploymentForm, NodeForm, PlanForm, SpecForm};
 use policy::PolicyForm;
-use schema::schema;
 use tree::DocumentTree;
 
 /// Version of the manifest forms.
@@ -231,6 +229,19 @@ macro_rules! manifests {
 }
 
 each_kind!(manifests);
+
+/// Returns the kind with the schema of its manifest, for editors.
+fn schema<N: JsonSchema, S: JsonSchema>(kind: &'static str) -> (&'static str, Schema) {
+    let mut schema = schema_for!(ManifestForm<N, S>);
+    schema.insert("title".into(), json!(format!("Chancery manifest: {kind}")));
+    // Reading a form ignores these fields, but they distinguish the kinds in an editor.
+    if let Some(properties) = schema.get_mut("properties").and_then(|p| p.as_object_mut()) {
+        properties["apiVersion"]["const"] = API_VERSION.into();
+        properties["kind"]["const"] = kind.into();
+    }
+    schema.insert("required".into(), json!(["apiVersion", "kind", "metadata", "spec"]));
+    (kind, schema)
+}
 
 /// Reader of a document.
 struct ManifestReader<'a> {

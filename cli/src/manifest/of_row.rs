@@ -10,14 +10,13 @@
 //! A row is converted along the schema of the kind's manifest: numbers become amounts with units where the schema has them,
 //! and values that are absent or empty are omitted. Reading the manifest gives the spec of the row again.
 
-use std::fmt::Write as _;
-
 use chancery_events::kind::EntityKind;
 use chancery_events::resources::show_cpu;
 use serde_json::{Map, Value, json};
 
 use super::write::bytes;
 use super::{API_VERSION, schemas};
+use crate::columns::span;
 use crate::error::CliError;
 
 /// Members of specs whose fields manifests have one level higher.
@@ -188,18 +187,11 @@ fn unit(name: &str) -> Option<fn(u64) -> String> {
     match name {
         "CpuAmount" => Some(show_cpu),
         "MemoryAmount" | "DiskAmount" => Some(bytes),
-        "DurationText" => Some(duration),
-        "MinuteSpan" => Some(|minutes| duration(minutes.saturating_mul(60_000))),
+        "DurationText" => Some(span),
+        "MinuteSpan" => Some(|minutes| span(minutes.saturating_mul(60_000))),
         "ClockTime" => Some(|minutes| format!("{:02}:{:02}", minutes / 60, minutes % 60)),
         _ => None,
     }
-}
-
-/// Formats milliseconds exactly, in the largest unit that divides them.
-fn duration(millis: u64) -> String {
-    let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)];
-    let unit = units.iter().find(|(_, unit)| millis >= *unit && millis.is_multiple_of(*unit));
-    unit.map_or_else(|| format!("{millis}ms"), |(name, unit)| format!("{}{name}", millis / unit))
 }
 
 fn yaml(document: &Value) -> Result<String, CliError> {
@@ -209,11 +201,8 @@ fn yaml(document: &Value) -> Result<String, CliError> {
 
 /// Returns a text with the lines as comments of YAML.
 pub(crate) fn comments(lines: &str) -> String {
-    let mut text = String::new();
-    for line in lines.lines() {
-        let _ = writeln!(text, "# {}", line.replace(char::is_control, " "));
-    }
-    text
+    let comments = lines.lines().map(|line| format!("# {}\n", line.replace(char::is_control, " ")));
+    comments.collect()
 }
 
 #[cfg(test)]
@@ -308,7 +297,7 @@ mod tests {
         for (millis, wanted) in
             [(0, "0ms"), (1, "1ms"), (1500, "1500ms"), (90_000, "90s"), (120_000, "2m"), (86_400_000, "1d")]
         {
-            assert_eq!(duration(millis), wanted);
+            assert_eq!(span(millis), wanted);
         }
         assert_eq!([bytes(0), bytes(1 << 40), bytes(1_000_001)], ["0B", "1TiB", "1000001B"]);
     }

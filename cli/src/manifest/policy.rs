@@ -67,9 +67,9 @@ impl PolicyForm {
     /// Returns the spec of the policy.
     pub(super) fn spec(self) -> Result<PolicySpec, FormFault> {
         let rule = match (self.approve, self.four_eyes) {
-            (Some(ApproveForm { windows, max_in_flight: in_flight }), None) => PolicyRule::Approve {
+            (Some(ApproveForm { windows, max_in_flight }), None) => PolicyRule::Approve {
                 windows: windows.into_iter().map(ApprovalWindow::from).collect(),
-                max_in_flight: in_flight,
+                max_in_flight,
             },
             (None, Some(true)) => PolicyRule::FourEyes {},
             (None, Some(false)) => {

@@ -32,7 +32,8 @@ pub(super) fn read<T: DeserializeOwned>(tree: &DocumentTree<'_>) -> Result<T, Ve
 }
 
 /// Error of a form.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
 pub(super) struct FormError {
     pub(super) what: String,
     /// Location; set by the innermost entry or key that contains the error.
@@ -58,14 +59,6 @@ impl FormError {
         }
     }
 }
-
-impl fmt::Display for FormError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)
-    }
-}
-
-impl std::error::Error for FormError {}
 
 impl serde::de::Error for FormError {
     fn custom<T: fmt::Display>(message: T) -> FormError {

@@ -76,18 +76,13 @@ struct StrategyBlock {
 impl StrategyBlock {
     fn strategy(self) -> Option<DeploymentStrategy> {
         match (self.rolling, self.blue_green, self.canary) {
-            (Some(RollingForm { max_parallel: wave, per_domain, delay: pause }), None, None) => {
-                Some(DeploymentStrategy::Rolling {
-                    max_parallel: wave,
-                    per_domain,
-                    delay: pause.map_or(0, |DurationText(millis)| millis),
-                })
+            (Some(RollingForm { max_parallel, per_domain, delay }), None, None) => {
+                let delay = delay.map_or(0, |DurationText(millis)| millis);
+                Some(DeploymentStrategy::Rolling { max_parallel, per_domain, delay })
             }
             (None, Some(BlueGreenForm { timeout: DurationText(timeout), on_timeout }), None) => {
-                Some(DeploymentStrategy::BlueGreen {
-                    timeout,
-                    on_timeout: on_timeout.unwrap_or(TimeoutAction::Rollback),
-                })
+                let on_timeout = on_timeout.unwrap_or(TimeoutAction::Rollback);
+                Some(DeploymentStrategy::BlueGreen { timeout, on_timeout })
             }
             (None, None, Some(CanaryForm { count })) => Some(DeploymentStrategy::Canary { count }),
             _ => None,

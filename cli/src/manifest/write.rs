@@ -1,11 +1,10 @@
 //! Manifests that the program writes for an operator to review and apply.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use chancery_events::name::{CapabilityName, ClusterName, DomainName, KeyName, StorageClass, ZoneName};
 use chancery_events::resources::{Resources, show_cpu};
-use chancery_events::spec::{NodeSpec, NodeStorage};
+use chancery_events::spec::NodeSpec;
 use serde::Serialize;
 
 use super::API_VERSION;
@@ -18,6 +17,8 @@ pub fn node(
     node: &NodeSpec,
     notes: &[String],
 ) -> Result<String, CliError> {
+    let storage = node.storage.iter();
+    let storage = storage.map(|one| StorageFields { class: &one.class, capacity: bytes(one.capacity) });
     let document = NodeDocument {
         api_version: API_VERSION,
         kind: "Node",
@@ -29,16 +30,14 @@ pub fn node(
             resources: node.resources.into(),
             reserved: node.reserved.into(),
             capabilities: &node.capabilities,
-            storage: node.storage.iter().map(StorageFields::of).collect(),
+            storage: storage.collect(),
         },
     };
     let yaml = serde_saphyr::to_string(&document)
         .map_err(|error| CliError::failure(format!("cannot write manifest of node {name}: {error}")))?;
     let mut text = "---\n".to_owned();
-    for note in notes {
-        // A comment ends with its line.
-        let _ = writeln!(text, "# {}", note.replace(char::is_control, " "));
-    }
+    // A comment ends with its line.
+    text.extend(notes.iter().map(|note| format!("# {}\n", note.replace(char::is_control, " "))));
     text += &yaml;
     Ok(text)
 }
@@ -78,12 +77,6 @@ struct NodeFields<'a> {
 struct StorageFields<'a> {
     class: &'a StorageClass,
     capacity: String,
-}
-
-impl StorageFields<'_> {
-    fn of(storage: &NodeStorage) -> StorageFields<'_> {
-        StorageFields { class: &storage.class, capacity: bytes(storage.capacity) }
-    }
 }
 
 /// Amounts with their units; absent if zero.
@@ -132,6 +125,7 @@ pub(super) fn bytes(amount: u64) -> String {
 #[cfg(test)]
 mod tests {
     use chancery_events::intent::{Intent, NodeApply};
+    use chancery_events::spec::NodeStorage;
 
     use super::*;
 

@@ -98,6 +98,30 @@ fn commands_that_act_have_output_for_programs() {
 }
 
 #[test]
+fn a_wrong_format_is_refused_before_an_intent_is_sent() {
+    let drained = |disruptions: Value| {
+        let mut node = node("node-1", "");
+        node["disruptions"] = disruptions;
+        vec![ok(&node)]
+    };
+    let drain = json!([{
+        "name": "drain", "state": "approved", "action": "drain", "start": null, "reason": "", "approved_by": null,
+        "since": "2026-11-21T09:00:00Z",
+    }]);
+    for (line, script) in [
+        ("chancery drain node-1 -o csv", drained(json!([]))),
+        ("chancery undrain node-1 -o csv", drained(drain)),
+        ("chancery create replica --plan web -o csv", vec![]),
+        ("chancery rebalance web -o csv", vec![]),
+    ] {
+        let (result, asked) = run_line(line, script);
+        let error = result.expect_err("a wrong format");
+        assert!(error.exit == CliExit::Usage && error.message.contains("output format"), "{line}: {error}");
+        assert!(asked.iter().all(|asked| asked.body.is_empty()), "{line}: {asked:?}");
+    }
+}
+
+#[test]
 fn a_command_is_repeated_with_the_key_of_its_first_run() {
     let ids = |asked: &[FakeRequest]| -> Vec<String> {
         let bodies = asked.iter().filter_map(|asked| serde_json::from_str::<Value>(&asked.body).ok());

@@ -22,7 +22,7 @@ pub use local::{
 pub use man::manual_pages;
 pub use show::config as show_config;
 
-use crate::config::{InvalidConfig, ServiceConfig};
+use crate::config::{InvalidConfig, OnLoss, ServiceConfig};
 
 /// Reads the command line. Ends the process with its help, or with its errors (exit code 2).
 pub fn parse() -> CliArgs {
@@ -71,43 +71,39 @@ impl CliArgs {
             ("fleet", "--fleet", globals.fleet.clone()),
             ("actor", "--actor", globals.actor.clone()),
         ];
-        if let CliCommand::Local(LocalCommand::Dev(server) | LocalCommand::Serve(server)) = &self.command {
-            flags.extend([
-                ("data_dir", "--data-dir", server.data_dir.clone()),
-                ("listen", "--listen", server.listen.clone()),
-                ("journal", "--journal", server.journal.clone()),
-                ("fleets", "--fleets", server.fleets.clone()),
-                ("advertise", "--advertise", server.advertise.clone()),
-                ("embedded_executors", "--embedded-executors", server.embedded_executors.clone()),
-                ("log_filter", "--log-filter", server.log_filter.clone()),
-                ("log_format", "--log-format", server.log_format.clone()),
-            ]);
-        }
-        if let CliCommand::Local(
-            LocalCommand::InitTopics { journal, .. }
-            | LocalCommand::Import { journal, .. }
-            | LocalCommand::Doctor { journal, .. },
-        ) = &self.command
-        {
-            flags.push(("journal", "--journal", journal.clone()));
-        }
-        if let CliCommand::Local(LocalCommand::Doctor { data_dir, .. }) = &self.command {
-            flags.push(("data_dir", "--data-dir", data_dir.clone()));
-        }
-        if let CliCommand::Local(LocalCommand::Replay(replay)) = &self.command {
-            flags.push(("listen", "--listen", replay.listen.clone()));
-        }
-        if let CliCommand::Local(LocalCommand::Executor(executor)) = &self.command {
-            flags.extend([
-                ("log_filter", "--log-filter", executor.log_filter.clone()),
-                ("log_format", "--log-format", executor.log_format.clone()),
-            ]);
+        if let CliCommand::Local(command) = &self.command {
+            match command {
+                LocalCommand::Dev(server) | LocalCommand::Serve(server) => flags.extend([
+                    ("data_dir", "--data-dir", server.data_dir.clone()),
+                    ("listen", "--listen", server.listen.clone()),
+                    ("journal", "--journal", server.journal.clone()),
+                    ("fleets", "--fleets", server.fleets.clone()),
+                    ("advertise", "--advertise", server.advertise.clone()),
+                    ("embedded_executors", "--embedded-executors", server.embedded_executors.clone()),
+                    ("log_filter", "--log-filter", server.log_filter.clone()),
+                    ("log_format", "--log-format", server.log_format.clone()),
+                ]),
+                LocalCommand::InitTopics { journal, .. } | LocalCommand::Import { journal, .. } => {
+                    flags.push(("journal", "--journal", journal.clone()));
+                }
+                LocalCommand::Doctor { journal, data_dir, .. } => flags.extend([
+                    ("journal", "--journal", journal.clone()),
+                    ("data_dir", "--data-dir", data_dir.clone()),
+                ]),
+                LocalCommand::Replay(replay) => flags.push(("listen", "--listen", replay.listen.clone())),
+                LocalCommand::Executor(executor) => flags.extend([
+                    ("log_filter", "--log-filter", executor.log_filter.clone()),
+                    ("log_format", "--log-format", executor.log_format.clone()),
+                ]),
+                _ => {}
+            }
         }
         let flags = flags.into_iter().filter_map(|(name, flag, value)| Some((name, flag, value?))).collect();
         let mut config = ServiceConfig::load(globals.config.as_deref(), self.selected_context()?, flags)?;
         if let CliCommand::Local(LocalCommand::Dev(server) | LocalCommand::Serve(server)) = &self.command {
             config.accept_clock = server.accept_clock;
             config.kafka.correct_events = server.correct_events;
+            config.loss = if server.accept_loss { OnLoss::Accept } else { OnLoss::Refuse };
             config.skip_inbox(server.skip_inbox)?;
         }
         Ok(config)

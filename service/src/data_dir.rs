@@ -5,6 +5,7 @@
 //! process.
 
 use std::fs::{File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -27,6 +28,15 @@ const TRIES: u32 = 50;
 /// it executes its own program.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// Returns the result of a file operation; `None` if the file does not exist, or was removed meanwhile.
+pub(crate) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Returns the options for a fleet's journal, or its mirror, in a server's directory.
 pub(crate) fn journal_options(config: &ServiceConfig, data: &Path, fleet: &FleetName) -> SegmentOptions {
     let mut options =
@@ -40,7 +50,8 @@ pub(crate) fn journal_options(config: &ServiceConfig, data: &Path, fleet: &Fleet
 #[derive(Debug)]
 pub struct ServerDataDir {
     dir: PathBuf,
-    copies: CopyPolicy,
+    /// Handling of executors' directories in it that are copies.
+    pub copies: CopyPolicy,
     _lock: File,
 }
 
@@ -54,11 +65,8 @@ impl ServerDataDir {
         for tried in 1..=TRIES {
             match lock.try_lock() {
                 Ok(()) => {
-                    return Ok(ServerDataDir {
-                        dir: dir.to_owned(),
-                        copies: CopyPolicy::Refuse,
-                        _lock: lock,
-                    });
+                    let (dir, copies) = (dir.to_owned(), CopyPolicy::Refuse);
+                    return Ok(ServerDataDir { dir, copies, _lock: lock });
                 }
                 Err(TryLockError::WouldBlock) if tried < TRIES => std::thread::sleep(PAUSE),
                 Err(TryLockError::WouldBlock) => {}
@@ -85,11 +93,6 @@ impl ServerDataDir {
     pub fn claim(self, copies: CopyPolicy) -> Result<ServerDataDir> {
         directory::claim(&self.dir, copies)?;
         Ok(ServerDataDir { copies, ..self })
-    }
-
-    /// Returns the handling of executors' directories in it that are copies.
-    pub fn copies(&self) -> CopyPolicy {
-        self.copies
     }
 
     /// Writes the server's address atomically, for programs that started the server on a free port.

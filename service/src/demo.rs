@@ -49,15 +49,6 @@ fn plan(program: &Path) -> Result<String> {
     Ok(plan)
 }
 
-/// Options of the demonstration.
-#[derive(Clone, Debug)]
-pub struct DemoOptions {
-    /// Directory for all data; default: a temporary directory.
-    pub data: Option<PathBuf>,
-    /// Handling of the server and its data after the demonstration.
-    pub end: DemoCleanup,
-}
-
 /// Handling of the server and its data after the demonstration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DemoCleanup {
@@ -67,10 +58,10 @@ pub enum DemoCleanup {
     Keep,
 }
 
-/// Runs the demonstration.
-pub fn run(options: &DemoOptions) -> Result<()> {
+/// Runs the demonstration, with its data in a directory, or else in a temporary one.
+pub fn run(directory: Option<&Path>, end: DemoCleanup) -> Result<()> {
     let interrupted = watch_signals()?;
-    let (data, temporary) = match &options.data {
+    let (data, temporary) = match directory {
         Some(data) => {
             std::fs::create_dir_all(data)
                 .with_context(|| format!("cannot create directory {}", data.display()))?;
@@ -89,7 +80,7 @@ pub fn run(options: &DemoOptions) -> Result<()> {
     if interrupted {
         result = Err(anyhow::anyhow!("cannot continue demonstration: interrupted"));
     }
-    if result.is_ok() && options.end == DemoCleanup::Keep {
+    if result.is_ok() && end == DemoCleanup::Keep {
         demo.keep(temporary);
         return Ok(());
     }
@@ -148,9 +139,7 @@ fn watch_signals() -> Result<Arc<AtomicBool>> {
             use tokio::signal::unix::{SignalKind, signal};
             let kinds =
                 [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()];
-            let signals: Result<Vec<_>, _> = kinds.into_iter().map(signal).collect();
-            let Ok(signals) = signals else { return };
-            let Ok([mut term, mut interrupt, mut hangup, mut quit]) = <[_; 4]>::try_from(signals) else {
+            let [Ok(mut term), Ok(mut interrupt), Ok(mut hangup), Ok(mut quit)] = kinds.map(signal) else {
                 return;
             };
             let _ = armed.send(());

@@ -34,6 +34,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::config::{EmbeddedClusters, ServiceConfig};
+use crate::data_dir::if_there;
 use crate::open_files::OpenFileLimit;
 
 /// Time before an executor that could not start is retried.
@@ -193,7 +194,7 @@ impl ExecutorHost {
         };
         let (fleet, cluster, runtime) = (self.fleet.clone(), cluster.clone(), runtime.clone());
         let who = ExecutorIdentity { fleet, executor, cluster, runtime };
-        let status = who.status(&self.fleet, &self.common.metrics);
+        let status = who.status(&self.common.metrics);
         drive((who, status), root, &self.means, Some(&self.logs), || self.connect(), shutdown).await
     }
 
@@ -245,19 +246,13 @@ fn all_clusters(reader: &RowReader, page: usize) -> Result<BTreeMap<ClusterName,
 }
 
 /// Executors that run in this process, by cluster. Each executor ends when its handle is dropped.
-#[derive(Debug)]
-struct HostedExecutors<T> {
-    by_cluster: BTreeMap<ClusterName, (RuntimeAccess, u64, T)>,
+#[derive(Default, Debug)]
+struct HostedExecutors {
+    by_cluster: BTreeMap<ClusterName, (RuntimeAccess, u64, watch::Sender<bool>)>,
     begun: u64,
 }
 
-impl<T> Default for HostedExecutors<T> {
-    fn default() -> HostedExecutors<T> {
-        HostedExecutors { by_cluster: BTreeMap::new(), begun: 0 }
-    }
-}
-
-impl<T> HostedExecutors<T> {
+impl HostedExecutors {
     /// Drops executors of unwanted clusters, and returns the clusters whose executors must start. A cluster
     /// that was created again with another runtime, perhaps between two checks, counts as another one.
     fn missing(
@@ -270,9 +265,9 @@ impl<T> HostedExecutors<T> {
     }
 
     /// Adds a started executor, and returns its number for [`HostedExecutors::end`].
-    fn begin(&mut self, name: ClusterName, runtime: RuntimeAccess, held: T) -> u64 {
+    fn begin(&mut self, name: ClusterName, runtime: RuntimeAccess, let_go: watch::Sender<bool>) -> u64 {
         self.begun += 1;
-        self.by_cluster.insert(name, (runtime, self.begun, held));
+        self.by_cluster.insert(name, (runtime, self.begun, let_go));
         self.begun
     }
 
@@ -376,9 +371,9 @@ pub struct ExecutorIdentity {
 
 impl ExecutorIdentity {
     /// Returns the status of an executor that will start, which is in the metrics from now on.
-    pub fn status(&self, fleet: &FleetName, metrics: &ServerMetrics) -> Arc<ExecutorStatus> {
+    pub fn status(&self, metrics: &ServerMetrics) -> Arc<ExecutorStatus> {
         let status = ExecutorStatus::new();
-        metrics.add_executor(fleet, &self.cluster, &self.executor, &status);
+        metrics.add_executor(&self.fleet, &self.cluster, &self.executor, &status);
         status
     }
 }
@@ -518,19 +513,20 @@ impl EmbeddedLogs {
         // Every change under the lock is complete, so a panic leaves nothing half done.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Returns the files of each executor, also of a cluster that was deleted.
+    fn stored(&self) -> io::Result<impl Iterator<Item = io::Result<ProcessLogs>>> {
+        let entries = if_there(std::fs::read_dir(&self.root))?.into_iter().flatten();
+        Ok(entries.map(|entry| Ok(ProcessLogs { root: entry?.path() })))
+    }
 }
 
 impl LogSource for EmbeddedLogs {
     /// Returns the outputs of an incarnation from any executor, also of a cluster that was deleted.
     fn outputs(&self, incarnation: IncarnationId) -> io::Result<Vec<Box<dyn LogOutput>>> {
         let mut found = Vec::new();
-        let entries = match std::fs::read_dir(&self.root) {
-            Ok(entries) => Some(entries),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
-        for entry in entries.into_iter().flatten() {
-            found.extend(ProcessLogs { root: entry?.path() }.outputs(incarnation)?);
+        for logs in self.stored()? {
+            found.extend(logs?.outputs(incarnation)?);
         }
         // Reading from a runtime takes requests: files come first.
         let running: Vec<_> = self.running().values().cloned().collect();
@@ -554,13 +550,8 @@ impl ConsoleSource for EmbeddedLogs {
             AttachRefusal::Missing,
             "cannot attach: no executor of this server has the incarnation",
         );
-        let entries = match std::fs::read_dir(&self.root) {
-            Ok(entries) => Some(entries),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(failed(error)),
-        };
-        for entry in entries.into_iter().flatten() {
-            match (ProcessLogs { root: entry.map_err(failed)?.path() }).console(incarnation, payload) {
+        for logs in self.stored().map_err(failed)? {
+            match logs.map_err(failed)?.console(incarnation, payload) {
                 Ok(console) => return Ok(console),
                 Err(error) => last = error,
             }
@@ -592,11 +583,11 @@ mod tests {
         clusters.iter().map(|(name, runtime)| (name.parse().expect("a name"), runtime.clone())).collect()
     }
 
-    fn begin(hosted: &mut HostedExecutors<()>, clusters: &[(&str, RuntimeAccess)]) -> Vec<(String, u64)> {
+    fn begin(hosted: &mut HostedExecutors, clusters: &[(&str, RuntimeAccess)]) -> Vec<(String, u64)> {
         let missing = hosted.missing(&wanted(clusters));
         missing
             .into_iter()
-            .map(|(name, runtime)| (name.to_string(), hosted.begin(name, runtime, ())))
+            .map(|(name, runtime)| (name.to_string(), hosted.begin(name, runtime, watch::channel(false).0)))
             .collect()
     }
 

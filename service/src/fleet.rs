@@ -44,12 +44,14 @@ pub const NO_KAFKA: &str = "cannot use Kafka: this build was made without --feat
 
 /// Parts of a fleet, of which only the projector runs yet.
 pub struct PreparedFleet {
-    name: FleetName,
+    /// Name of the fleet.
+    pub name: FleetName,
     partition: i32,
     journal: Arc<dyn Journal>,
     source: Arc<dyn JournalReader>,
     office: LeaderLoop,
-    desk: LeaderRouter,
+    /// Router to the leader.
+    pub router: LeaderRouter,
     hub: Arc<EventHub>,
     figures: Arc<FleetMetrics>,
     clusters: watch::Receiver<Position>,
@@ -142,7 +144,7 @@ impl PreparedFleet {
             source: Arc::clone(&source),
             snapshots,
             fleet: fleet.into(),
-            every: config.snapshot_interval_events,
+            every: config.moments.snapshot_interval,
         };
         let ends = ThreadEndGuard(unfolded);
         let run = move || {
@@ -166,7 +168,7 @@ impl PreparedFleet {
             journal,
             source,
             office,
-            desk: router,
+            router,
             hub,
             figures,
             clusters,
@@ -176,16 +178,6 @@ impl PreparedFleet {
             directories,
             root,
         })
-    }
-
-    /// Returns the name of the fleet.
-    pub fn name(&self) -> &FleetName {
-        &self.name
-    }
-
-    /// Returns the router to the leader.
-    pub fn router(&self) -> &LeaderRouter {
-        &self.desk
     }
 
     /// Joins the election, and starts to host executors, until `stopped` is true. Returns the leader loop
@@ -198,7 +190,7 @@ impl PreparedFleet {
         stopped: watch::Receiver<bool>,
     ) -> Result<(LeaderLoop, LeadershipSource, FleetApi, RunningFleet)> {
         // Not before all fleets are open: the leadership may come from a server that still decides.
-        let (turns, election) = stand(config, self.partition, &self.desk, &self.source)?;
+        let (turns, election) = stand(config, self.partition, &self.router, &self.source)?;
         let connections = ChannelNumbers::default();
         // The session expires after one lease; then no decider waits for the channel.
         let channels =
@@ -208,7 +200,7 @@ impl PreparedFleet {
             fleet: self.name.clone(),
             common: Arc::clone(common),
             logs: logs.clone(),
-            leader_router: self.desk.clone(),
+            leader_router: self.router.clone(),
             reader: self.reader.clone(),
             means,
             connections,
@@ -218,7 +210,7 @@ impl PreparedFleet {
         let states = self.office.states.clone();
         let app = FleetApi {
             common: Arc::clone(common),
-            router: self.desk,
+            router: self.router,
             reader: self.reader,
             moments: self.moments,
             replicas: self.office.settings.replicas,

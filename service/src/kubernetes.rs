@@ -24,28 +24,19 @@ fn config(
     }
 }
 
-/// Manifests of the nodes of a Kubernetes cluster.
-#[derive(Debug)]
-pub struct NodeManifests {
-    /// Manifests of the nodes that the fleet can use.
-    pub text: String,
-    /// Lines about what is left out.
-    pub notes: Vec<String>,
-}
-
-/// Returns manifests of the nodes of a Kubernetes cluster, for a cluster of the fleet.
+/// Returns manifests of the nodes of a Kubernetes cluster that a cluster of the fleet can use, and lines about what is left out.
 pub async fn discover_nodes(
     fleet: &FleetName,
     cluster: &ClusterName,
     credentials: &CredentialArgs,
-) -> Result<NodeManifests> {
+) -> Result<(String, Vec<String>)> {
     // No record is read, so the namespace has no meaning.
     let namespace = "default".parse()?;
     let found = config(fleet, cluster, namespace, credentials).discover().await?;
     manifests(cluster, &found)
 }
 
-fn manifests(cluster: &ClusterName, found: &DiscoveredNodes) -> Result<NodeManifests> {
+fn manifests(cluster: &ClusterName, found: &DiscoveredNodes) -> Result<(String, Vec<String>)> {
     let DiscoveredNodes { nodes, omitted, storage_classes } = found;
     let mut text = String::new();
     for DiscoveredNode { name, spec, notes } in nodes {
@@ -59,7 +50,7 @@ fn manifests(cluster: &ClusterName, found: &DiscoveredNodes) -> Result<NodeManif
             storage_classes.join(", ")
         ));
     }
-    Ok(NodeManifests { text, notes })
+    Ok((text, notes))
 }
 
 /// Asks the API what an executor with these credentials can do; returns whether nothing is missing.
@@ -138,7 +129,7 @@ mod tests {
         let omitted = vec![("n1".to_owned(), "invalid name".to_owned())];
         let classes = vec!["fast".to_owned(), "slow".to_owned()];
         let found = DiscoveredNodes { omitted, storage_classes: classes, ..DiscoveredNodes::default() };
-        let NodeManifests { text, notes } = manifests(&cluster, &found).expect("manifests");
+        let (text, notes) = manifests(&cluster, &found).expect("manifests");
         assert_eq!(text, "");
         assert_eq!(notes[0], "node n1 is left out: invalid name");
         assert!(notes[1].ends_with("of fast, slow"), "{notes:?}");

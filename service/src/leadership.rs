@@ -144,7 +144,7 @@ impl LeaderLoop {
         loop {
             let elected = async {
                 tokio::time::sleep_until(from).await;
-                turns.elected().await
+                turns.wait(true).await
             };
             tokio::select! {
                 biased;
@@ -229,7 +229,8 @@ impl LeaderLoop {
         tracing::info!(position = %head.map_or(Position::ZERO, |head| head.position), "became leader");
         let writer = WriterId::from_random(random());
         let settings = DeciderSettings { writer, inbox, ..self.settings.clone() };
-        let following = self.lend();
+        // Lent until the decider returns it.
+        let following = std::mem::replace(&mut self.following, JournalFollower::nothing());
         let (journal, clock) = (Arc::clone(&self.journal), Arc::clone(&self.clock));
         let begin =
             DeciderStart { settings, fleet, head, journal, following, queue: self.queue, clock, judged };
@@ -240,11 +241,6 @@ impl LeaderLoop {
             also.context(ComponentStopped("cannot start tasks of the leader"))?;
         }
         Ok((decider, ended))
-    }
-
-    /// Lends the follower of the journal until it is returned.
-    fn lend(&mut self) -> JournalFollower {
-        std::mem::replace(&mut self.following, JournalFollower::nothing())
     }
 }
 
@@ -291,7 +287,7 @@ async fn decide(
         over = &mut ended => Some(over),
         _ = drain.wait_for(|drain| *drain) => None,
         // If the election has ended, the follower reports it.
-        _ = turns.end() => None,
+        _ = turns.wait(false) => None,
     };
     let over = if let Some(over) = early {
         over
@@ -304,16 +300,7 @@ async fn decide(
 }
 
 impl LeadershipSource {
-    /// Waits until this server is elected.
-    async fn elected(&mut self) -> Result<(), ComponentStopped> {
-        self.wait(true).await
-    }
-
-    /// Waits until this server is no longer elected.
-    async fn end(&mut self) -> Result<(), ComponentStopped> {
-        self.wait(false).await
-    }
-
+    /// Waits until this server is elected, or until it no longer is.
     async fn wait(&mut self, is_ours: bool) -> Result<(), ComponentStopped> {
         match self {
             LeadershipSource::Ours if is_ours => Ok(()),

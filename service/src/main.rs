@@ -14,14 +14,11 @@ use chancery::cli::{
     self, CliCommand, ConfigCommand, CredentialArgs, DiscoverCommand, ExecutorArgs, LocalCommand, ReplayArgs,
     UpgradeCheckArgs, UpgradeCommand,
 };
-use chancery::config::{self, JournalLocation, LogFormat, OnLoss, ServiceConfig};
+use chancery::config::{self, JournalLocation, LogFormat, ServiceConfig};
 use chancery::data_dir::ServerDataDir;
 use chancery::executors::{ProcessLimits, RuntimeAccess};
-#[cfg(feature = "kubernetes")]
-use chancery::kubernetes::NodeManifests;
 use chancery::modes::PermissionFix;
 use chancery::open_files::OpenFileLimit;
-use chancery::remote::ExecutorExit;
 use chancery::replay::ReplayTarget;
 use chancery::{demo, doctor, memory, modes, payload, remote, replay, server, upgrade, verify};
 use chancery_cli::{CliError, CliExit, OutputFormat, note};
@@ -47,27 +44,22 @@ fn main() -> ExitCode {
         Some(_) | None => {}
     }
     let cli = cli::parse();
-    let done = cli.config().and_then(|config| match &cli.command {
-        CliCommand::Client(command) => {
-            chancery_cli::run(command, &cli.context(&config), &mut std::io::stdout())
-                .map(|()| ExitCode::SUCCESS)
+    let done = cli.config().and_then(|config| {
+        let (context, out) = (cli.context(&config), &mut std::io::stdout());
+        match &cli.command {
+            CliCommand::Client(command) => chancery_cli::run(command, &context, out)?,
+            CliCommand::Context { what } => chancery_cli::run_contexts(what, &cli.globals, &context, out)?,
+            CliCommand::Config { what: ConfigCommand::Show } => cli::show_config(&config, &context, out)?,
+            CliCommand::Local(command) => {
+                // Before any thread: every command here keeps the contents of plans private.
+                modes::keep_private();
+                return Ok(local(command, config, cli.output()).unwrap_or_else(|error| {
+                    note!("chancery: {error:#}");
+                    error.downcast_ref::<CliError>().map_or(ExitCode::FAILURE, |error| error.exit.into())
+                }));
+            }
         }
-        CliCommand::Context { what } => {
-            chancery_cli::run_contexts(what, &cli.globals, &cli.context(&config), &mut std::io::stdout())
-                .map(|()| ExitCode::SUCCESS)
-        }
-        CliCommand::Config { what: ConfigCommand::Show } => {
-            cli::show_config(&config, &cli.context(&config), &mut std::io::stdout())
-                .map(|()| ExitCode::SUCCESS)
-        }
-        CliCommand::Local(command) => {
-            // Before any thread: every command here keeps the contents of plans private.
-            modes::keep_private();
-            Ok(local(command, config, cli.output()).unwrap_or_else(|error| {
-                note!("chancery: {error:#}");
-                error.downcast_ref::<CliError>().map_or(ExitCode::FAILURE, |error| error.exit.into())
-            }))
-        }
+        Ok(ExitCode::SUCCESS)
     });
     done.unwrap_or_else(|error| {
         if !error.message.is_empty() {
@@ -93,29 +85,28 @@ fn refuse(why: &str) -> ExitCode {
 fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFormat>) -> Result<ExitCode> {
     match command {
         LocalCommand::Dev(flags) | LocalCommand::Serve(flags) => {
-            let mut config = config;
-            config.loss = if flags.accept_loss { OnLoss::Accept } else { OnLoss::Refuse };
-            serve(config, copies(flags.adopt_copy))
+            return serve(config, copies(flags.adopt_copy));
         }
-        LocalCommand::Executor(flags) => execute(flags, &config),
+        LocalCommand::Executor(flags) => return execute(flags, &config),
         LocalCommand::Demo(flags) => {
             let end = if flags.keep { demo::DemoCleanup::Keep } else { demo::DemoCleanup::Clean };
-            demo::run(&demo::DemoOptions { data: flags.data_dir.clone(), end })?;
-            Ok(ExitCode::SUCCESS)
+            demo::run(flags.data_dir.as_deref(), end)?;
         }
-        LocalCommand::Verify { dir } => check(dir.as_deref().unwrap_or(&config.data_dir), output),
-        LocalCommand::Replay(flags) => replay_journal(flags, config, output),
-        LocalCommand::Upgrade { what: UpgradeCommand::Check(flags) } => check_upgrade(flags, &config, output),
+        LocalCommand::Verify { dir } => {
+            return check(dir.as_deref().unwrap_or(&config.data_dir), output);
+        }
+        LocalCommand::Replay(flags) => return replay_journal(flags, config, output),
+        LocalCommand::Upgrade { what: UpgradeCommand::Check(flags) } => {
+            return check_upgrade(flags, &config, output);
+        }
         #[cfg(feature = "kafka")]
         LocalCommand::InitTopics { partitions, replication_factor: copies, .. } => {
             log(&config);
-            let done =
-                runtime()?.block_on(chancery::kafka::commands::init_topics(&config, *partitions, *copies))?;
-            print(&done)?;
-            Ok(ExitCode::SUCCESS)
+            let done = chancery::kafka::commands::init_topics(&config, *partitions, *copies);
+            print(&runtime()?.block_on(done)?)?;
         }
         LocalCommand::Discover { what: DiscoverCommand::Nodes { cluster, credentials } } => {
-            discover_nodes(&config, cluster, credentials)
+            discover_nodes(&config, cluster, credentials)?;
         }
         LocalCommand::Doctor { fix, cluster, namespace, credentials, .. } => {
             anyhow::ensure!(
@@ -129,7 +120,7 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
                 }
                 _ => true,
             };
-            Ok(if is_well && has_access { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            return Ok(if is_well && has_access { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         #[cfg(feature = "kafka")]
         LocalCommand::Import { dir, timeout, .. } => {
@@ -138,7 +129,6 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
             let _entered = runtime.enter();
             let dir = dir.as_deref().unwrap_or(&config.data_dir);
             chancery::kafka::commands::import(&config, dir, *timeout, print)?;
-            Ok(ExitCode::SUCCESS)
         }
         #[cfg(not(feature = "kafka"))]
         LocalCommand::InitTopics { .. } | LocalCommand::Import { .. } => {
@@ -146,19 +136,16 @@ fn local(command: &LocalCommand, config: ServiceConfig, output: Option<OutputFor
         }
         LocalCommand::Openapi => {
             print(&(serde_json::to_string_pretty(&chancery_api::openapi())? + "\n"))?;
-            Ok(ExitCode::SUCCESS)
         }
         LocalCommand::Completion { shell } => {
-            let mut script = Vec::new();
-            cli::completion(*shell, &mut script)?;
+            let script = cli::completion(*shell);
             print(&String::from_utf8(script).context("cannot print script: not UTF-8")?)?;
-            Ok(ExitCode::SUCCESS)
         }
         LocalCommand::Man { dir } => {
             cli::manual_pages(dir).with_context(|| format!("cannot write pages to {}", dir.display()))?;
-            Ok(ExitCode::SUCCESS)
         }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn copies(adopt: bool) -> CopyPolicy {
@@ -189,22 +176,18 @@ fn examine(config: &ServiceConfig, fix: PermissionFix) -> Result<bool> {
 }
 
 #[cfg(feature = "kubernetes")]
-fn discover_nodes(
-    config: &ServiceConfig,
-    cluster: &ClusterName,
-    credentials: &CredentialArgs,
-) -> Result<ExitCode> {
+fn discover_nodes(config: &ServiceConfig, cluster: &ClusterName, credentials: &CredentialArgs) -> Result<()> {
     let discovered = chancery::kubernetes::discover_nodes(&config.fleet, cluster, credentials);
-    let NodeManifests { text, notes } = runtime()?.block_on(discovered)?;
+    let (text, notes) = runtime()?.block_on(discovered)?;
     print(&text)?;
     for line in notes {
         note!("hint: {line}");
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 #[cfg(not(feature = "kubernetes"))]
-fn discover_nodes(_: &ServiceConfig, _: &ClusterName, _: &CredentialArgs) -> Result<ExitCode> {
+fn discover_nodes(_: &ServiceConfig, _: &ClusterName, _: &CredentialArgs) -> Result<()> {
     anyhow::bail!("cannot discover nodes: {}", chancery::executors::NO_KUBERNETES)
 }
 
@@ -286,8 +269,8 @@ fn execute(flags: &ExecutorArgs, config: &ServiceConfig) -> Result<ExitCode> {
     // Threads may wait for a disk that does not answer.
     runtime.shutdown_timeout(LAST_TASKS);
     Ok(match ended? {
-        ExecutorExit::Asked => ExitCode::SUCCESS,
-        ExecutorExit::Stopped(stop) => {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(stop) => {
             let exit = ExecutorArgs::exit(&stop);
             note!("chancery: {:#}", anyhow::Error::new(stop).context("cannot drive cluster"));
             exit
@@ -346,7 +329,7 @@ fn replay_journal(
     let json = is_json(output)?;
     let listener = flags.listen.as_ref().map(|_| replay::listen(config.listen)).transpose()?;
     let dir = flags.dir.as_deref().unwrap_or(&config.data_dir);
-    let journal = ReplayTarget::find(dir, &config.fleet)?.replay(flags.until)?;
+    let journal = ReplayTarget::find(dir, &config.fleet)?.replay(flags.until, |_| ())?;
     print(&if json { format!("{}\n", journal.json()?) } else { journal.text()? })?;
     let contradictions = journal.contradictions();
     let reported = report(&contradictions);

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use rustix::fs::Mode;
 
+use crate::data_dir::if_there;
+
 /// Permission bits of other users than the owner.
 const OTHERS: u32 = 0o077;
 
@@ -42,12 +44,7 @@ pub fn wider(data: &Path, reach: CheckExtent) -> io::Result<Vec<(PathBuf, u32)>>
 
 /// Collects such entries below `path`, at `depth` from the data directory; `executors/FLEET/CLUSTER` has 3.
 fn look(path: &Path, depth: usize, reach: CheckExtent, found: &mut Vec<(PathBuf, u32)>) -> io::Result<()> {
-    let metadata = match path.symlink_metadata() {
-        Ok(metadata) => metadata,
-        // The entry was removed meanwhile.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
+    let Some(metadata) = if_there(path.symlink_metadata())? else { return Ok(()) };
     if !metadata.is_dir() && !metadata.is_file() {
         return Ok(());
     }
@@ -58,17 +55,9 @@ fn look(path: &Path, depth: usize, reach: CheckExtent, found: &mut Vec<(PathBuf,
     if !metadata.is_dir() {
         return Ok(());
     }
-    let entries = match std::fs::read_dir(path) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
+    let Some(entries) = if_there(std::fs::read_dir(path))? else { return Ok(()) };
     for entry in entries {
-        let entry = match entry {
-            Ok(entry) => entry,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        let Some(entry) = if_there(entry)? else { return Ok(()) };
         let name = entry.file_name();
         // A data directory may contain other entries: only these belong to it.
         let is_ours = depth > 0
@@ -80,21 +69,13 @@ fn look(path: &Path, depth: usize, reach: CheckExtent, found: &mut Vec<(PathBuf,
             3 => name == "removed" || name == "forgotten", // tidy: allow(forgotten)
             _ => depth > 4 && ["work", "data", "data.new", "doomed"].iter().any(|own| name == *own),
         };
-        let is_deep = is_store && depth >= 3 && reach == CheckExtent::Start && is_dir(&entry)?;
+        let is_dir = || Ok::<_, io::Error>(if_there(entry.file_type())?.is_some_and(|kind| kind.is_dir()));
+        let is_deep = is_store && depth >= 3 && reach == CheckExtent::Start && is_dir()?;
         if is_ours && !(is_store && is_foreign) && !is_deep {
             look(&entry.path(), depth + 1, reach, found)?;
         }
     }
     Ok(())
-}
-
-/// Whether an entry is a directory; false if it was removed meanwhile.
-fn is_dir(entry: &std::fs::DirEntry) -> io::Result<bool> {
-    match entry.file_type() {
-        Ok(kind) => Ok(kind.is_dir()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 /// Removes all permissions of other users.

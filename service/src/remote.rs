@@ -20,15 +20,6 @@ use crate::config::ServiceConfig;
 use crate::executors::{self, ExecutorIdentity, ProcessLimits, RuntimeAccess};
 use crate::server::{no_port, stop_signal};
 
-/// Reason why the program ended.
-#[derive(Debug)]
-pub enum ExecutorExit {
-    /// Stop was requested. The executor's incarnations continue.
-    Asked,
-    /// Executor must not act, or cannot.
-    Stopped(ExecutorStop),
-}
-
 /// Time before the spec of a cluster is read again.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -72,18 +63,19 @@ async fn serve_metrics(config: &ServiceConfig, listen: SocketAddr, common: Arc<A
     Ok(())
 }
 
-/// Runs an executor until it is asked to stop, or must stop. Serves its metrics if an address is given.
+/// Runs an executor until it is asked to stop, or must stop, which is the inner error: it must not act, or cannot. Its incarnations
+/// continue. Serves its metrics if an address is given.
 pub async fn run(
     config: &ServiceConfig,
     who: ExecutorIdentity,
     root: &Path,
     means: &ProcessLimits,
     metrics: Option<SocketAddr>,
-) -> Result<ExecutorExit> {
+) -> Result<Result<(), ExecutorStop>> {
     let (server, fleet) = (config.server.as_str(), &config.fleet);
     let hosts = AllowedHosts::new(&config.allowed_hosts, None);
     let common = Arc::new(ApiShared::new(config.limits.clone(), hosts));
-    let status = who.status(fleet, &common.metrics);
+    let status = who.status(&common.metrics);
     if let Some(listen) = metrics {
         serve_metrics(config, listen, common).await?;
     }
@@ -103,15 +95,11 @@ pub async fn run(
     if let RuntimeAccess::Kubernetes(access) = &who.runtime {
         let checked = tokio::select! {
             checked = check_namespace(&remote, &who.cluster, &access.namespace) => checked,
-            () = &mut stop => return Ok(ExecutorExit::Asked),
+            () = &mut stop => return Ok(Ok(())),
         };
-        if let Err(stop) = checked {
-            return Ok(ExecutorExit::Stopped(stop));
+        if checked.is_err() {
+            return Ok(checked);
         }
     }
-    let ended = executors::drive((who, status), root, means, None, || remote.connect(), stop).await;
-    Ok(match ended {
-        Ok(()) => ExecutorExit::Asked,
-        Err(stop) => ExecutorExit::Stopped(stop),
-    })
+    Ok(executors::drive((who, status), root, means, None, || remote.connect(), stop).await)
 }

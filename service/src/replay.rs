@@ -39,14 +39,10 @@ impl ReplayTarget {
     pub fn find(dir: &Path, fleet: &FleetName) -> Result<ReplayTarget> {
         let dir = dir.canonicalize().with_context(|| format!("cannot read directory {}", dir.display()))?;
         let fleets = dir.join("fleets");
-        if !fleets.is_dir() {
-            let of_fleet = dir.parent().unwrap_or(&dir);
-            let (snapshots, rows) = (of_fleet.join("snapshots"), of_fleet.join("rows"));
-            return Ok(ReplayTarget { journal: dir, snapshots, rows });
-        }
-        let of_fleet = fleets.join(fleet.as_str());
-        let journal = of_fleet.join("journal");
-        if journal.is_dir() {
+        let is_server = fleets.is_dir();
+        let journal = if is_server { fleets.join(fleet.as_str()).join("journal") } else { dir.clone() };
+        if !is_server || journal.is_dir() {
+            let of_fleet = journal.parent().unwrap_or(&journal);
             let (snapshots, rows) = (of_fleet.join("snapshots"), of_fleet.join("rows"));
             return Ok(ReplayTarget { journal, snapshots, rows });
         }
@@ -63,13 +59,9 @@ impl ReplayTarget {
         )
     }
 
-    /// Folds the journal up to a moment, or to its last record. Progress is written to standard error.
-    pub fn replay(self, until: Option<NamedMoment>) -> Result<ReplayedJournal> {
-        self.replay_each(until, |_| ())
-    }
-
-    /// Folds the journal as [`ReplayTarget::replay`] does. `each` receives the state after each record.
-    pub(crate) fn replay_each(
+    /// Folds the journal up to a moment, or to its last record. `each` receives the state after each record. Progress is
+    /// written to standard error.
+    pub fn replay(
         self,
         until: Option<NamedMoment>,
         mut each: impl FnMut(&FoldedState),
@@ -128,7 +120,8 @@ fn ending_at(frozen: FrozenSegments, until: NamedMoment) -> Result<FrozenSegment
 /// Journal that was folded.
 #[derive(Debug)]
 pub struct ReplayedJournal {
-    directory: PathBuf,
+    /// Directory of the journal.
+    pub(crate) directory: PathBuf,
     snapshots: PathBuf,
     frozen: FrozenSegments,
     replayed: JournalReplay,
@@ -185,11 +178,6 @@ impl ReplayedJournal {
             format!("{error}\n{hint}")
         });
         damage.into_iter().chain(self.replayed.snapshots.iter().filter_map(contradiction)).collect()
-    }
-
-    /// Returns the directory of the journal.
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
     }
 
     /// Returns the state after the last record.

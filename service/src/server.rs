@@ -71,10 +71,10 @@ pub async fn run(config: ServiceConfig, directory: ServerDataDir) -> Result<()> 
     let mut offices = JoinSet::new();
     let (mut apps, mut running) = (BTreeMap::new(), Vec::new());
     for fleet in fleets {
-        let (name, router) = (fleet.name().clone(), fleet.router().clone());
+        let (name, router) = (fleet.name.clone(), fleet.router.clone());
         let (office, turns, app, rest) = fleet.begin(
             &config,
-            ProcessLimits::of(&config, &files, directory.copies()),
+            ProcessLimits::of(&config, &files, directory.copies),
             &common,
             stopped.clone(),
         )?;

@@ -16,6 +16,8 @@ use chancery_cli::note;
 use chancery_decider::random;
 use chancery_journal::private;
 
+use crate::data_dir::if_there;
+
 /// Maximum number of attempts to copy rows that change meanwhile.
 const ATTEMPTS: u32 = 5;
 /// Pause between attempts.
@@ -70,22 +72,18 @@ impl TemporaryRows {
             if attempt > 0 {
                 thread::sleep(PAUSE);
             }
-            let files = match list(rows) {
-                Ok(files) if files.is_empty() => return Ok(None),
-                Ok(files) => files,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                Err(error) => return Err(error).with_context(failed),
-            };
+            let files = if_there(list(rows)).with_context(failed)?.unwrap_or_default();
+            if files.is_empty() {
+                return Ok(None);
+            }
             let copy = TemporaryRows::create()?;
             copy.ensure_space(files.iter().map(|(_, size, _)| size).sum())?;
             let copied =
                 files.iter().try_for_each(|(path, ..)| copy_file(&rows.join(path), &copy.rows.join(path)));
-            match copied {
-                Ok(()) if list(rows).with_context(failed)? == files => return Ok(Some(copy)),
-                Ok(()) => {}
-                // A file that was there has been removed.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error).with_context(failed),
+            // Otherwise, a file that was there has been removed.
+            let is_whole = if_there(copied).with_context(failed)?.is_some();
+            if is_whole && list(rows).with_context(failed)? == files {
+                return Ok(Some(copy));
             }
         }
         bail!(
@@ -123,13 +121,9 @@ impl Drop for TemporaryRows {
 
 /// Removes a directory of rows, the lock last: until then, another process can continue the removal. Two processes may remove one.
 fn remove(directory: &Path) {
-    let is_gone = |result: io::Result<()>| match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
-    };
-    let removed = is_gone(fs::remove_dir_all(directory.join(ROWS)))
-        .and_then(|()| is_gone(fs::remove_file(directory.join(LOCK))))
-        .and_then(|()| is_gone(fs::remove_dir(directory)));
+    let removed = if_there(fs::remove_dir_all(directory.join(ROWS)))
+        .and_then(|_| if_there(fs::remove_file(directory.join(LOCK))))
+        .and_then(|_| if_there(fs::remove_dir(directory)));
     if let Err(error) = removed {
         note!("chancery: cannot remove {}: {error}", directory.display());
     }
@@ -158,10 +152,7 @@ fn list(dir: &Path) -> io::Result<FileList> {
         for entry in fs::read_dir(dir.join(&below))? {
             let entry = entry?;
             let path = below.join(entry.file_name());
-            let meta = match entry.metadata() {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                meta => meta?,
-            };
+            let Some(meta) = if_there(entry.metadata())? else { continue };
             if meta.is_dir() {
                 waiting.push(path);
             } else {

@@ -54,7 +54,7 @@ pub fn check(dir: &Path, fleet: &FleetName, limit: usize) -> Result<CheckedUpgra
         Some(copy) => OpenedRows::open(copy.path()).map_err(|error| format!("{:#}", Error::from(error))),
     };
     let mut compared = None;
-    let replayed = target.replay_each(None, |state| {
+    let replayed = target.replay(None, |state| {
         if let Ok(stored) = &stored
             && stored.at() == state.at
         {
@@ -92,7 +92,7 @@ impl CheckedUpgrade {
 
     /// Returns the result as text for people.
     pub fn text(&self) -> Result<String> {
-        let mut text = format!("journal {}\n", self.replayed.directory().display());
+        let mut text = format!("journal {}\n", self.replayed.directory.display());
         let mut line = |name: &str, value: String| {
             let _ = writeln!(text, "  {name:<9} {value}");
         };

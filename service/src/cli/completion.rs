@@ -1,18 +1,15 @@
 //! `completion`: shell scripts that complete commands, kinds and flags.
 
-use std::io::Write;
-
 use clap::CommandFactory as _;
 use clap_complete::{Shell, generate};
 
 use super::local::CliArgs;
 
-/// Writes the script of a shell.
-pub fn completion(shell: Shell, out: &mut dyn Write) -> std::io::Result<()> {
-    // The generator ends the process if its writer fails; a reader that stops early must not cause that.
+/// Returns the script of a shell. The generator would end the process if it wrote to an output whose reader stops early.
+pub fn completion(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
     generate(shell, &mut CliArgs::command(), "chancery", &mut script);
-    out.write_all(&script)
+    script
 }
 
 #[cfg(test)]
@@ -24,9 +21,7 @@ mod tests {
     #[test]
     fn every_shell_receives_the_commands_and_the_kinds() {
         for shell in Shell::value_variants() {
-            let mut script = Vec::new();
-            completion(*shell, &mut script).expect("a script");
-            let script = String::from_utf8(script).expect("text");
+            let script = String::from_utf8(completion(*shell)).expect("text");
             for word in ["describe", "completion", "watch", "--server", "--version"] {
                 assert!(script.contains(word.trim_start_matches('-')), "{shell}: {word}");
             }

@@ -20,16 +20,12 @@ pub fn config(settings: &ServiceConfig, context: &CliContext, out: &mut dyn Writ
             json_text(&settings.shown().map(one).collect(), out)
         }
         output => {
-            let wide = output == OutputFormat::Wide;
-            let mut rows = TextTable::new(
-                ["NAME", "VALUE", "FROM"]
-                    .into_iter()
-                    .chain(wide.then_some(["ENV", "MEANING"]).into_iter().flatten()),
-            );
+            let count = if output == OutputFormat::Wide { 5 } else { 3 };
+            let heads = ["NAME", "VALUE", "FROM", "ENV", "MEANING"];
+            let mut rows = TextTable::new(heads.into_iter().take(count));
             for (setting, value, origin) in settings.shown() {
-                let cells = [setting.name.to_owned(), value.to_owned(), origin.to_string()];
-                let more = wide.then(|| [setting.env.to_owned(), setting.doc.to_owned()]);
-                rows.add(cells.into_iter().chain(more.into_iter().flatten()));
+                let cells = [setting.name, value, &origin.to_string(), setting.env, setting.doc];
+                rows.add(cells.into_iter().take(count).map(str::to_owned));
             }
             Ok(out.write_all(rows.lines("").as_bytes())?)
         }

@@ -212,12 +212,13 @@ pub struct ServiceConfig {
     pub segment_bytes: u64,
     /// Memory for the store of the read models, in bytes.
     pub store_cache_bytes: u64,
-    /// Minimum number of events between snapshots of the state.
-    pub snapshot_interval_events: u64,
     /// Handling of lost records at start; set only by a flag, never by a persistent setting.
     pub loss: OnLoss,
-    values: Vec<(String, SettingOrigin)>,
+    values: SettingValues,
 }
+
+/// Value of each setting as it was written, with its origin, by name.
+type SettingValues = BTreeMap<&'static str, (String, SettingOrigin)>;
 
 /// Configuration error, with location and reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -276,11 +277,9 @@ impl ServiceConfig {
 
     /// Combines the layers.
     pub fn read(layers: ConfigLayers<'_>) -> Result<ServiceConfig, InvalidConfig> {
-        let mut values = defaults();
-        let mut set = |name: &str, text: String, origin: SettingOrigin| {
-            let index = SETTINGS.iter().position(|setting| setting.name == name);
-            values[index.expect("a name of the table")] = (text, origin);
-        };
+        let default =
+            |setting: &SettingEntry| (setting.name, (setting.default.to_owned(), SettingOrigin::Default));
+        let mut values: SettingValues = SETTINGS.iter().map(default).collect();
         let check = |setting: &SettingEntry, origin: &SettingOrigin, text: &str| match setting.fault(text) {
             Some(fault) => Err(InvalidConfig(format!("invalid {} from {origin}: {fault}", setting.name))),
             None => Ok(()),
@@ -292,44 +291,33 @@ impl ServiceConfig {
             let origin = SettingOrigin::Context(context.name.clone());
             let checked = |(name, text): (&'static str, String)| {
                 check(SettingEntry::of(name).expect("a name of the table"), &origin, &text)?;
-                Ok((name, text, origin.clone()))
+                Ok((name, (text, origin.clone())))
             };
             context.entry.settings().map(checked).collect()
         };
-        for (name, text, origin) in of_context(false)? {
-            set(name, text, origin);
-        }
+        values.extend(of_context(false)?);
         if let Some((path, text)) = open(&layers)? {
             for given in file::read(&path, &text).map_err(InvalidConfig)? {
-                set(given.name, given.text, SettingOrigin::File(path.clone(), given.line));
+                values.insert(given.name, (given.text, SettingOrigin::File(path.clone(), given.line)));
             }
         }
         for setting in SETTINGS {
             if let Some((_, text)) = layers.env.iter().find(|(name, _)| name == setting.env) {
                 check(setting, &SettingOrigin::Env(setting.env), text)?;
-                set(setting.name, text.clone(), SettingOrigin::Env(setting.env));
+                values.insert(setting.name, (text.clone(), SettingOrigin::Env(setting.env)));
             }
         }
-        for (name, text, origin) in of_context(true)? {
-            set(name, text, origin);
-        }
+        values.extend(of_context(true)?);
         for (name, flag, text) in layers.flags {
             let setting = SettingEntry::of(name).ok_or_else(|| InvalidConfig(file::unknown(name)))?;
             check(setting, &SettingOrigin::Flag(flag), &text)?;
-            set(name, text, SettingOrigin::Flag(flag));
+            values.insert(name, (text, SettingOrigin::Flag(flag)));
         }
         ServiceConfig::typed(values).map_err(InvalidConfig)
     }
 
-    fn typed(values: Vec<(String, SettingOrigin)>) -> Result<ServiceConfig, String> {
-        let text = |name: &str| {
-            let index = SETTINGS.iter().position(|setting| setting.name == name);
-            values[index.expect("a name of the table")].0.as_str()
-        };
-        let is_default = |name: &str| {
-            let index = SETTINGS.iter().position(|setting| setting.name == name);
-            index.is_some_and(|index| values[index].1 == SettingOrigin::Default)
-        };
+    fn typed(values: SettingValues) -> Result<ServiceConfig, String> {
+        let text = |name: &str| values[name].0.as_str();
         let bytes = |name| settings::bytes(text(name));
         let count = |name| settings::count(text(name));
         let size =
@@ -350,7 +338,7 @@ impl ServiceConfig {
         let executors = embedded_executors(
             &journal,
             settings::clusters(text("embedded_executors"))?,
-            is_default("embedded_executors"),
+            values["embedded_executors"].1 == SettingOrigin::Default,
         )?;
         let fleet: FleetName = text("fleet").parse().map_err(|error| format!("invalid fleet: {error}"))?;
         let fleets = fleets(settings::fleets(text("fleets"))?, &fleet, &journal)?;
@@ -363,15 +351,13 @@ impl ServiceConfig {
                 export_events: settings::switch(text("kafka.export_events"))?,
                 correct_events: false,
                 skip_inbox: None,
-                inbox: match settings::allowed_intents(text("inbox.allowed_intents"))? {
-                    Some(scope) => {
-                        let actor = text("inbox.actor")
-                            .parse()
-                            .map_err(|error| format!("invalid inbox.actor: {error}"))?;
-                        Some(InboxBinding { actor, allowed_intents: scope })
-                    }
-                    None => None,
-                },
+                inbox: settings::allowed_intents(text("inbox.allowed_intents"))?
+                    .map(|allowed_intents| {
+                        let actor = text("inbox.actor").parse();
+                        let actor = actor.map_err(|error| format!("invalid inbox.actor: {error}"))?;
+                        Ok::<_, String>(InboxBinding { actor, allowed_intents })
+                    })
+                    .transpose()?,
                 allow_unsafe_topics: settings::switch(text("kafka.allow_unsafe_topics"))?,
                 security: KafkaSecurity {
                     tls: settings::switch(text("kafka.tls"))?,
@@ -415,7 +401,6 @@ impl ServiceConfig {
             },
             segment_bytes: bytes("segment_bytes")?,
             store_cache_bytes: bytes("store_cache_bytes")?,
-            snapshot_interval_events: count("snapshot_interval_events")?,
             loss: OnLoss::Refuse,
             values,
         })
@@ -423,19 +408,18 @@ impl ServiceConfig {
 
     /// Returns every setting with its value, as it was written, and the origin of the value.
     pub fn shown(&self) -> impl Iterator<Item = (&'static SettingEntry, &str, &SettingOrigin)> {
-        SETTINGS.iter().zip(&self.values).map(|(setting, (text, origin))| (setting, text.as_str(), origin))
+        SETTINGS.iter().map(|setting| {
+            let (text, origin) = &self.values[setting.name];
+            (setting, text.as_str(), origin)
+        })
     }
 }
 
 /// Returns the address of the server: one of loopback, unless another setting permits any.
-fn listen(values: &[(String, SettingOrigin)]) -> Result<SocketAddr, String> {
-    let of = |name: &str| {
-        let index = SETTINGS.iter().position(|setting| setting.name == name);
-        &values[index.expect("a name of the table")]
-    };
-    let (text, origin) = of("listen");
+fn listen(values: &SettingValues) -> Result<SocketAddr, String> {
+    let (text, origin) = &values["listen"];
     let address = settings::listen(text)?;
-    if address.ip().is_loopback() || settings::switch(&of("allow_unsafe_listen").0)? {
+    if address.ip().is_loopback() || settings::switch(&values["allow_unsafe_listen"].0)? {
         return Ok(address);
     }
     Err(format!(
@@ -530,11 +514,6 @@ pub fn typos(names: impl Iterator<Item = String>) -> Vec<String> {
         Some(format!("unknown variable {name}: did you mean {PREFIX}{meant}?"))
     };
     names.filter_map(slip).collect()
-}
-
-/// Returns the default of every setting.
-fn defaults() -> Vec<(String, SettingOrigin)> {
-    SETTINGS.iter().map(|setting| (setting.default.to_owned(), SettingOrigin::Default)).collect()
 }
 
 /// Returns the file and its text. A file that a flag or the environment names must exist.

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
 use super::{DemoRun, LOG, NOTHING, print_indented, say};
+
+/// Gives a program its input, and waits for its output.
+fn feed(mut child: Child, input: &str) -> Result<Output> {
+    child.stdin.take().context("cannot open input of the program")?.write_all(input.as_bytes())?;
+    Ok(child.wait_with_output()?)
+}
 
 impl DemoRun {
     /// Returns the path of the server's output.
@@ -94,15 +100,7 @@ impl DemoRun {
 
     pub(super) fn apply(&self, manifests: &str) -> Result<()> {
         self.check_interrupted()?;
-        let mut child = self
-            .command(&["apply", "-f", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot run program")?;
-        child.stdin.take().context("cannot open input of the program")?.write_all(manifests.as_bytes())?;
-        let output = child.wait_with_output()?;
+        let output = feed(self.applying().spawn().context("cannot run program")?, manifests)?;
         print_indented(&output.stdout);
         ensure!(
             output.status.success(),
@@ -110,6 +108,13 @@ impl DemoRun {
             String::from_utf8_lossy(&output.stderr).trim()
         );
         Ok(())
+    }
+
+    /// Returns the command that applies manifests from its input.
+    fn applying(&self) -> Command {
+        let mut command = self.command(&["apply", "-f", "-"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
     }
 
     pub(super) fn get(&self, path: &str) -> Result<String> {
@@ -199,7 +204,12 @@ impl DemoRun {
             self.start()?;
         }
         if !self.items("plans")?.is_empty() {
-            self.apply_quietly(NOTHING)?;
+            let output = feed(self.applying().spawn()?, NOTHING)?;
+            ensure!(
+                output.status.success(),
+                "cannot delete replicas: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
             self.until("deletion of all replicas", |demo| {
                 if !demo.items("operations?state=pending_approval")?.is_empty() {
                     let output = demo.command(&["approve", "--plan", "web", "--all"]).output()?;
@@ -215,23 +225,6 @@ impl DemoRun {
             .context("cannot stop server: invalid process id")?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("cannot stop server")?;
         server.wait().context("cannot wait for end of server")?;
-        Ok(())
-    }
-
-    pub(super) fn apply_quietly(&self, manifest: &str) -> Result<()> {
-        let mut child = self
-            .command(&["apply", "-f", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        child.stdin.take().context("cannot open input of the program")?.write_all(manifest.as_bytes())?;
-        let output = child.wait_with_output()?;
-        ensure!(
-            output.status.success(),
-            "cannot delete replicas: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
         Ok(())
     }
 }

@@ -159,9 +159,12 @@ impl EventExporter {
 
     /// Returns the events from offset `from` up to `end`, in their order.
     fn between(&self, from: i64, end: i64) -> Result<Vec<ExportedPosition>> {
-        let mut reader = PartitionReader::open(&self.client, &self.topic, self.partition, from)
-            .map_err(KafkaClientError)
-            .context("cannot read events topic")?;
+        let open = |from| {
+            PartitionReader::open(&self.client, &self.topic, self.partition, from)
+                .map_err(KafkaClientError)
+                .context("cannot read events topic")
+        };
+        let mut reader = open(from)?;
         let mut events = Vec::new();
         let mut last_message = std::time::Instant::now();
         while reader.reached().is_none_or(|reached| reached < end) {
@@ -173,9 +176,7 @@ impl EventExporter {
                     if next >= end {
                         break;
                     }
-                    reader = PartitionReader::open(&self.client, &self.topic, self.partition, next)
-                        .map_err(KafkaClientError)
-                        .context("cannot read events topic")?;
+                    reader = open(next)?;
                 }
                 Err(removed) => return Err(removed.into()),
                 Ok(PollResult::Message(message)) => {
@@ -185,10 +186,8 @@ impl EventExporter {
                     }
                 }
                 Ok(PollResult::Nothing) if last_message.elapsed() > SILENCE => {
-                    bail!(
-                        "cannot read events topic: no message from the brokers for {} s",
-                        SILENCE.as_secs()
-                    );
+                    let silence = SILENCE.as_secs();
+                    bail!("cannot read events topic: no message from the brokers for {silence} s");
                 }
                 Ok(PollResult::Nothing) => {}
             }

@@ -154,7 +154,12 @@ async fn threads_of_moments_have_a_low_priority_and_the_lowest_while_many_record
     assert_eq!([read().await, fold().await], [low, low]);
     assert_eq!(priority(), (others, false));
     let touched = Instant::now();
-    world.touch("node-1", 1_000);
+    // One record, so that a slow machine publishes its events at the same time.
+    let facts = (1..=1_000).map(|cpu| {
+        format!(r#"node.applied.v1 {{"name":"node-1","spec":{{"domain":"d1","resources":{{"cpu":{cpu}}}}}}}"#)
+    });
+    let facts: Vec<_> = facts.collect();
+    world.commit(&facts.iter().map(String::as_str).collect::<Vec<_>>());
     let published = [started, touched, Instant::now()].map(|time| world.app.hub.published_since(time));
     assert_eq!(published, [1_005, 1_000, 0]);
     assert!(read().await.is_some_and(|(_, is_idle)| is_idle));

@@ -290,7 +290,7 @@ fn bad_name(kind: EntityKind, name: &str, reason: &dyn Display) -> CliError {
     CliError::usage(format!("invalid {} name {name:?}: {reason}", kind.word()))
 }
 
-/// Reads a name of the command line, before which its kind may stand.
+/// Reads a name of the command line, with or without its kind, as in `node/n1`.
 pub(super) fn read_in<T: FromStr<Err: Display>>(kind: EntityKind, text: &str) -> Result<T, CliError> {
     read(kind, kind.name_in(text)?)
 }

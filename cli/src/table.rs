@@ -41,7 +41,7 @@ impl TextTable {
         TextTable { hides_heads: true, ..self }
     }
 
-    /// Returns the table with another column, before which `at` columns stand.
+    /// Returns the table with another column, after the first `at`.
     pub(super) fn with_column(
         mut self,
         at: usize,

@@ -340,7 +340,7 @@ fn failed(
     }
 }
 
-/// Aborts the requested start or change of an incarnation: the operation ends now. An incarnation that was to
+/// Aborts the requested start or change of an incarnation: the operation ends now. An incarnation of a requested
 /// start is stopped until its end is proved.
 pub(crate) fn give_up(
     fleet: &FleetState,

@@ -51,20 +51,27 @@ impl Default for DryRunBounds {
 }
 
 /// Bound at which a dry run stopped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReachedBound {
     /// Number of steps of due work.
-    #[error("the maximum number of steps is reached")]
     Steps,
     /// Number of events.
-    #[error("the maximum number of events is reached")]
     Events,
     /// Bytes of events.
-    #[error("the maximum size of all events is reached")]
     Bytes,
     /// Time that the caller grants.
-    #[error("the maximum time is reached")]
     Time,
+}
+
+impl std::fmt::Display for ReachedBound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ReachedBound::Steps => "the maximum number of steps is reached",
+            ReachedBound::Events => "the maximum number of events is reached",
+            ReachedBound::Bytes => "the maximum size of all events is reached",
+            ReachedBound::Time => "the maximum time is reached",
+        })
+    }
 }
 
 /// State and circumstances of a dry run.

@@ -63,15 +63,22 @@ const SKIPS: u32 = 1;
 const AT_ONCE: usize = 50;
 
 /// Loss of a directory in which anything runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum DirectoryLoss {
     /// No directory at the path.
-    #[error("incarnation directory removed")]
     Removed,
     /// Another directory at the path.
-    #[error("incarnation directory replaced")]
     Replaced,
+}
+
+impl fmt::Display for DirectoryLoss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DirectoryLoss::Removed => "incarnation directory removed",
+            DirectoryLoss::Replaced => "incarnation directory replaced",
+        })
+    }
 }
 
 /// Identity of a file or directory, whatever its name.

@@ -118,9 +118,6 @@ fn built() -> &'static PatchedBuild {
         let test = std::env::current_exe().expect("a test has a path");
         let target = test.ancestors().nth(3).expect("tests are in target/<profile>/deps");
         let sources = target.join(PROGRAM);
-        // Tests with Kafka run in another process, and need the same build.
-        let lock = fs::File::create(sources.with_extension("lock")).expect("a file");
-        lock.lock().expect("a lock");
         follow(patched(&root()).path(), &sources);
         let output = run(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .args(["build", "--offline", "--workspace", "--features", "chancery/kafka-tls,chancery/otel"])

@@ -39,7 +39,9 @@ impl<'a> KcatTopic<'a> {
     }
 
     fn write(&self, line: &str) {
-        self.kcat(&["-P", "-X", "acks=all"], &format!("{line}\n")).expect("the record is acknowledged");
+        // A record whose acknowledgement is late is sent again: the broker must not store it twice.
+        let idempotent = ["-P", "-X", "enable.idempotence=true"];
+        self.kcat(&idempotent, &format!("{line}\n")).expect("the record is acknowledged");
     }
 
     fn lines(&self) -> Vec<String> {

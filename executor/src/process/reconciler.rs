@@ -321,7 +321,9 @@ impl IncarnationReconciler {
         let is_here = match &self.hold {
             LockHolder::RestartPending(..) => false,
             LockHolder::Unsupervised(unsupervised) => !unsupervised.is_elsewhere(),
-            _ => true,
+            LockHolder::None | LockHolder::Unknown | LockHolder::Executor(_) | LockHolder::Supervisor(_) => {
+                true
+            }
         };
         let up = self.record.as_ref().filter(|record| record.phase == StartPhase::Started && is_here);
         match (up, self.wanted.as_ref().and_then(|wanted| wanted.spec.as_ref())) {
@@ -380,7 +382,11 @@ impl IncarnationReconciler {
     fn try_conclude(&mut self) -> io::Result<()> {
         let rest = match &mut self.hold {
             LockHolder::Unsupervised(unsupervised) => Some(unsupervised.rest()),
-            _ => None,
+            LockHolder::None
+            | LockHolder::Unknown
+            | LockHolder::Executor(_)
+            | LockHolder::RestartPending(..)
+            | LockHolder::Supervisor(_) => None,
         };
         match &rest {
             Some(RemainingProcesses::Nothing) => self.end_orphans()?,

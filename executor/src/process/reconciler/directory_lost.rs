@@ -57,7 +57,10 @@ impl IncarnationReconciler {
                 match &mut self.hold {
                     LockHolder::Supervisor(socket) => socket.lose(loss),
                     LockHolder::Unsupervised(unsupervised) => unsupervised.end(Duration::ZERO),
-                    _ => {}
+                    LockHolder::None
+                    | LockHolder::Unknown
+                    | LockHolder::Executor(_)
+                    | LockHolder::RestartPending(..) => {}
                 }
             }
         }
@@ -80,7 +83,10 @@ impl IncarnationReconciler {
                 }
                 unsupervised.check_lock()?;
             }
-            _ => {}
+            LockHolder::None
+            | LockHolder::Unknown
+            | LockHolder::Executor(_)
+            | LockHolder::RestartPending(..) => {}
         }
         Ok(())
     }
@@ -147,7 +153,11 @@ impl IncarnationReconciler {
         let (Some(loss), Some(record)) = (self.lost, &mut self.record) else { return Ok(()) };
         let is_over = match &self.hold {
             LockHolder::Unsupervised(_) => rest == Some(&RemainingProcesses::Nothing),
-            _ => record.is_over(),
+            LockHolder::None
+            | LockHolder::Unknown
+            | LockHolder::Executor(_)
+            | LockHolder::RestartPending(..)
+            | LockHolder::Supervisor(_) => record.is_over(),
         };
         if !is_over {
             return Ok(());

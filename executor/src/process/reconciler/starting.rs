@@ -61,8 +61,24 @@ impl IncarnationReconciler {
                     unsupervised.reset(record, order.revision);
                 }
             }
-            // A pending restart is cancelled by `conclude_again`, and processes are never changed.
-            _ => {}
+            // A pending restart is cancelled by `conclude_again`.
+            (
+                ReconcileStep::Stop(_) | ReconcileStep::Reboot,
+                LockHolder::None
+                | LockHolder::Unknown
+                | LockHolder::Executor(_)
+                | LockHolder::RestartPending(..),
+            ) => {}
+            // Processes are never changed.
+            (
+                ReconcileStep::Start
+                | ReconcileStep::Adopt
+                | ReconcileStep::WriteTombstone
+                | ReconcileStep::ReportAgain
+                | ReconcileStep::Refuse(..)
+                | ReconcileStep::Change,
+                _,
+            ) => {}
         }
         Ok(WorkProgress::Begun)
     }

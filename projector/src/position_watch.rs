@@ -148,3 +148,29 @@ impl PositionWatch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_waits_ends_the_pause_and_gets_the_position() {
+        const LONG: Duration = Duration::from_secs(300);
+        let watch = PositionWatch::new(AppliedPosition::default());
+        let reached = AppliedPosition { position: Position::new(3), ..AppliedPosition::default() };
+        let reader = watch.clone();
+        let waiting = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            runtime.block_on(reader.reached(Position::new(3)))
+        });
+        let start = Instant::now();
+        watch.pause(start, start + LONG);
+        assert!(start.elapsed() < LONG, "the pause ended by its timeout");
+        watch.publish(AppliedPosition { position: Position::new(2), ..AppliedPosition::default() });
+        watch.publish(reached.clone());
+        assert_eq!(waiting.join().expect("the thread ends"), Ok(reached));
+    }
+}

@@ -45,6 +45,11 @@ const ATTEMPTS: u32 = 20;
 /// Pause between attempts to open a store.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Number of replaced pages that a flush of the collector frees at least, if no reader holds them (the maximum is 512).
+const COLLECTED: usize = 256;
+/// Number of flushes of the collector until pages replaced before the first one can be freed.
+const ADVANCES: usize = 3;
+
 /// File of sled that contains all rows.
 const FILE: &str = "db";
 
@@ -286,6 +291,7 @@ impl RowStore {
         changes: RowWrites,
         at: Option<&ChainCursor>,
     ) -> Result<UnwrittenBatch<'_>, StoreError> {
+        let keys = changes.0.len();
         let mut batch = sled::Batch::default();
         for (key, value) in changes.0 {
             match value {
@@ -298,7 +304,7 @@ impl RowStore {
         }
         let writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
         self.tree.apply_batch(batch).map_err(failed("write"))?;
-        Ok(UnwrittenBatch { store: self, _writing: writing })
+        Ok(UnwrittenBatch { store: self, keys, _writing: writing })
     }
 
     /// Waits until sled has written everything.
@@ -340,13 +346,26 @@ impl RowStore {
 #[must_use = "the writes must end before another batch is applied"]
 pub(crate) struct UnwrittenBatch<'a> {
     store: &'a RowStore,
+    /// Number of rows and index entries that the batch wrote.
+    keys: usize,
     _writing: MutexGuard<'static, ()>,
 }
 
 impl UnwrittenBatch<'_> {
-    /// Waits until sled has written the batch.
+    /// Waits until sled has written the batch, and frees the pages that the batch replaced.
     pub(crate) fn wait(self) -> Result<(), StoreError> {
-        self.store.written()
+        self.store.written()?;
+        free_replaced_pages(self.keys);
+        Ok(())
+    }
+}
+
+/// Frees the memory of pages that sled has replaced. Each written key replaces its whole page, and sled leaves the old
+/// one to the collector of `crossbeam_epoch`, which works only at every 128th access of one thread: a burst of writes
+/// that nothing reads would keep gigabytes.
+fn free_replaced_pages(keys: usize) {
+    for _ in 0..ADVANCES + keys / COLLECTED {
+        crossbeam_epoch::pin().flush();
     }
 }
 

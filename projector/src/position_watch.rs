@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_waits_ends_the_pause_and_gets_the_position() {
-        const LONG: Duration = Duration::from_secs(300);
+        const LONG: Duration = Duration::from_mins(5);
         let watch = PositionWatch::new(AppliedPosition::default());
         let reached = AppliedPosition { position: Position::new(3), ..AppliedPosition::default() };
         let reader = watch.clone();

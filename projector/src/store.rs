@@ -45,10 +45,10 @@ const ATTEMPTS: u32 = 20;
 /// Pause between attempts to open a store.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Number of replaced pages that a flush of the collector frees at least, if no reader holds them (the maximum is 512).
-const COLLECTED: usize = 256;
-/// Number of flushes of the collector until pages replaced before the first one can be freed.
-const ADVANCES: usize = 3;
+/// Number of written keys for each flush of the collector. A flush frees up to 512 replaced pages.
+const KEYS_PER_FLUSH: usize = 256;
+/// Number of flushes after which the collector can free the pages that were replaced before the first one.
+const FIRST_FLUSHES: usize = 3;
 
 /// File of sled that contains all rows.
 const FILE: &str = "db";
@@ -355,7 +355,10 @@ impl UnwrittenBatch<'_> {
     /// Waits until sled has written the batch, and frees the pages that the batch replaced.
     pub(crate) fn wait(self) -> Result<(), StoreError> {
         self.store.written()?;
-        free_replaced_pages(self.keys);
+        let keys = self.keys;
+        // Other stores of the process can write meanwhile.
+        drop(self);
+        free_replaced_pages(keys);
         Ok(())
     }
 }
@@ -364,7 +367,7 @@ impl UnwrittenBatch<'_> {
 /// one to the collector of `crossbeam_epoch`, which works only at every 128th access of one thread: a burst of writes
 /// that nothing reads would keep gigabytes.
 fn free_replaced_pages(keys: usize) {
-    for _ in 0..ADVANCES + keys / COLLECTED {
+    for _ in 0..FIRST_FLUSHES + keys / KEYS_PER_FLUSH {
         crossbeam_epoch::pin().flush();
     }
 }
